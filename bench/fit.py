@@ -16,20 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.case import AUTO, Case, Value, format_value, telling_axes
+from bench.axis import Value
+from bench.case import Case, format_value, telling_axes
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError
-from bench.flags import (
-    Parser,
-    add_axes,
-    command,
-    describe,
-    parse_percent,
-    parse_whole,
-    read_axes,
-    refuse_flags,
-)
+from bench.flags import Parser, add_axes, command, describe, parse_percent, parse_whole, read_axes
+from bench.grid import AUTO
 from bench.preset import Preset
 from bench.render.cells import whole_cell
 from bench.render.model import NOTHING, Cell, Head, Table
@@ -49,7 +42,6 @@ from bench.workloads import IMAGES
 PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
 """Those that are tried where none is given."""
 
-_WITHOUT = ("batch_size", *APART)
 _MIB = 2**20
 _WIDTH = 140  # columns where there is no terminal to ask and COLUMNS is not set
 
@@ -57,6 +49,7 @@ _WIDTH = 140  # columns where there is no terminal to ask and COLUMNS is not set
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.fit",
+        absent=dict.fromkeys(("batch_size", *APART), "it chooses what its runs measure"),
         usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
         description=describe(__doc__),
     )
@@ -85,7 +78,6 @@ def build_parser() -> Parser:
         "each takes one value or several, and each combination is searched; default precisions: "
         f"{names['cuda']} on a GPU, {names['cpu']} on a CPU; without images in --data-dir, "
         "synthetic ones, which take as much memory",
-        _WITHOUT,
     )
     add_running(parser)
     return parser
@@ -98,7 +90,6 @@ def main(argv: Sequence[str]) -> int:
     Returns 0; 1 where none was found, a search ended without an answer or the disk is full; 2 for a
     usage error; 130 or 143 where it was stopped.
     """
-    refuse_flags(argv, _WITHOUT, "bench.fit chooses what its runs measure; leave it out")
     given = build_parser().parse(argv)
     step, margin = parse_whole("--step", given.step, 1, 10_000), _read_margin(given.margin)
     most = None if given.probes is None else parse_whole("--probes", given.probes, 1, 10_000)
@@ -128,7 +119,7 @@ def _read_margin(text: str) -> float:
 
 
 def _read_options(given: argparse.Namespace, command: str) -> Options:
-    axes = read_axes(given, _WITHOUT)
+    axes = read_axes(given)
     devices = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     known = dict.fromkeys(name for device in devices for name in PRECISIONS[str(device)])
     # not as if they were given as flags: what this machine cannot run is then a row that says so

@@ -13,9 +13,11 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.case import AXES, Value, axis_flag, parse_values
+from bench.axis import Trait, Value
+from bench.case import AXES, axis_flag, list_affecting
 from bench.data import SYNTHETIC
 from bench.errors import UsageError, nearest
+from bench.grid import parse_values
 from bench.text import capitalize, clean
 from bench.workloads import IMAGES
 
@@ -71,11 +73,13 @@ class Parser(argparse.ArgumentParser):
     """argparse, raising `UsageError` instead of printing its whole usage.
 
     ``--help`` leaves out the flags whose help is `Rare`. A flag is written out and given once,
-    unless its action is made to be repeated.
+    unless its action is made to be repeated. The axes of ``absent`` have no flag, and are refused
+    with the reason given there.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, absent: Mapping[str, str] | None = None, **settings: Any) -> None:
         super().__init__(**{"formatter_class": _Short, "allow_abbrev": False, **settings})
+        self.absent = absent or {}
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self._whole_help}")
@@ -83,6 +87,7 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse ``argv``. Raises UsageError: a flag is unknown, with the nearest right one if any
         is near, is given twice, or lacks its value."""
+        self._refuse_absent(argv)
         self._refuse_repeated(argv)
         given, unknown = self.parse_known_args(argv)
         if unknown:
@@ -95,6 +100,13 @@ class Parser(argparse.ArgumentParser):
     @property
     def _whole_help(self) -> str:
         return _ALL if _ALL in self._option_string_actions else "--help"
+
+    def _refuse_absent(self, argv: Sequence[str]) -> None:
+        given, command = {word.partition("=")[0] for word in argv}, self.prog.split()[-1]
+        for flag, why in ((axis_flag(name), why) for name, why in self.absent.items()):
+            # bench.check has a --steps of its own
+            if flag in given and flag not in self._option_string_actions:
+                raise UsageError(f"{flag}: {command} does not take it, because {why}; leave it out")
 
     def _refuse_repeated(self, argv: Sequence[str]) -> None:
         seen = set[argparse.Action]()
@@ -124,60 +136,37 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
     return list(chain.from_iterable(joined.values()))
 
 
-def add_axes(
-    parser: argparse.ArgumentParser, description: str, without: Collection[str] = ()
-) -> None:
-    """Add a flag that takes one value or several for every axis but those of ``without``;
-    ``--help`` shows those that `bench.case.describe_axis` calls common."""
-    parser.add_argument(
-        _ALL, action=_HelpAll, nargs=0, help="show all settings; --help shows the most used"
-    )
+def add_axes(parser: Parser, description: str) -> None:
+    """Add a flag that takes one value or several for every axis but those that the parser has not;
+    ``--help`` shows those that are common."""
+    axes = {name: axis for name, axis in AXES.items() if name not in parser.absent}
+    if not all(axis.common for axis in axes.values()):
+        parser.add_argument(
+            _ALL, action=_HelpAll, nargs=0, help="show all settings; --help shows the most used"
+        )
     group = parser.add_argument_group("axes", description)
-    for name, axis in AXES.items():
-        if name in without:
-            continue
+    parser.set_defaults(axes=list(axes))
+    for name, axis in axes.items():
         # an on/off flag needs no value: --evaluate is --evaluate on
-        some = "*" if axis.metadata["switch"] else "+"
-        text = axis.metadata["help"].replace("%", "%%")
+        some = "*" if axis.switch else "+"
+        text = axis.help.replace("%", "%%")
         group.add_argument(
-            axis_flag(name),
-            nargs=some,
-            metavar="VALUE",
-            help=text if axis.metadata["common"] else Rare(text),
+            axis_flag(name), nargs=some, metavar="VALUE", help=text if axis.common else Rare(text)
         )
 
 
-def refuse_flags(argv: Sequence[str], names: Collection[str], why: str) -> None:
-    """Refuse the flags of axes that a command has not, for a better reason than that. Raises
-    UsageError: one is given; ``why`` says what it means, and what to do."""
-    for flag in map(axis_flag, names):
-        if any(word.partition("=")[0] == flag for word in argv):
-            raise UsageError(f"{flag}: {why}")
-
-
-CIFAR_ONLY = ("input", "classes")
-"""Axes that a command has not which trains networks on images of CIFAR's shape, and workloads."""
-
-
-def refuse_other_images(argv: Sequence[str], command: str) -> None:
-    """Refuse other images than those of CIFAR's shape and classes. Raises UsageError: a flag of
-    `CIFAR_ONLY` is given."""
-    why = f"{command} has images of 3x32x32; leave it out, give a --workload, or use bench.sweep"
-    refuse_flags(argv, CIFAR_ONLY, why)
-
-
-def read_axes(given: argparse.Namespace, without: Collection[str] = ()) -> dict[str, list[Value]]:
+def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     """The axes given as flags of `add_axes`, parsed. Raises UsageError: a value is not one its axis
     can take, or axes do not go together."""
     axes: dict[str, list[Value]] = {
         name: [
             value for text in texts or ["on"] for value in parse_values(name, text, axis_flag(name))
         ]
-        for name in AXES
-        if name not in without and (texts := getattr(given, name)) is not None
+        for name in given.axes
+        if (texts := getattr(given, name)) is not None
     }
     refuse_beside_workload(axes)
-    if {"input", "classes"} & axes.keys():
+    if any(rule.decided == "dataset" for name in axes for rule in AXES[name].applies):
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
     return axes
 
@@ -186,7 +175,7 @@ def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
     """Refuse the axes that a user's workload decides by itself. Raises UsageError: one is given
     beside it."""
     if any(name != IMAGES for name in axes.get("workload", [])):
-        for name in ("model", "dataset", "input", "classes"):
+        for name in ("model", *list_affecting(Trait.DATA)):
             if name in axes:
                 raise UsageError(
                     f"--workload brings its own {name}; leave out {axis_flag(name)}, or --workload"

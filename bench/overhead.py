@@ -18,11 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from bench.case import Case, Value, grid
+from bench.axis import Value
+from bench.case import Case
 from bench.environment import ask, has_cuda
 from bench.errors import UsageError
 from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import Parser, add_axes, command, describe, read_axes
+from bench.grid import grid
 from bench.record import BESIDE, Measurement, Status
 from bench.sweep.preflight import gather_inputs, list_examined
 

@@ -8,41 +8,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from bench.case import (
-    AXES,
-    FOLLOWS,
-    MICRO_BATCH,
-    WORKER_SETTINGS,
-    Case,
-    Value,
-    axis_flag,
-    grid,
-    parse_micro_batch,
-    parse_values,
-    refuse_auto,
-)
+from bench.axis import Value
+from bench.case import AXES, Case
 from bench.errors import UsageError, nearest
-from bench.precision import PRECISIONS
+from bench.grid import MICRO_BATCH, grid, parse_micro_batch, parse_values, refuse_auto
 
 _FOLDER = files("bench") / "presets"
-
-
-_USED = (
-    ("loss_scale", "a loss scale", "scales_loss"),
-    ("opt_level", "an opt level", "apex"),
-    ("fp8_recipe", "an fp8 recipe", "float8"),
-)
-"""Axes that only some precisions use, and by which of their fields."""
-
-_LOADED: tuple[tuple[tuple[str, ...], Callable[[Case], bool], str], ...] = (
-    (
-        FOLLOWS["loader"],
-        lambda case: case.loader != Case.loader,
-        "the device makes all batches; add --loader torch",
-    ),
-    (WORKER_SETTINGS, lambda case: case.workers > 0, "there are no workers; add --workers 4"),
-)
-"""Axes that only some loaders use, which cases do, and what is said where none does."""
 
 
 @dataclass(frozen=True)
@@ -58,43 +29,18 @@ class Preset:
         find: Callable[[Case, str], Sequence[int]] = refuse_auto,
     ) -> list[Case]:
         """Expand to cases; ``flags`` override the grids, ``defaults`` fill what neither names, by
-        axis, and ``find`` is as in `bench.case.grid`.
+        axis, and ``find`` is as in `bench.grid.grid`.
 
-        Raises UsageError: a loss scale, opt level or fp8 recipe is asked for, and no chosen
-        precision uses one.
+        Raises UsageError: settings do not go together, or none of the cases has an axis that is
+        asked for. A preset's own is not asked for where a flag decides whether it applies.
         """
         blocks = [{**defaults, **_leave_out_other(block, flags), **flags} for block in self.grids]
-        families: list[Case] = []
-
-        def note(family: Case, text: str) -> Sequence[int]:
-            families.append(family)
-            return find(family, text)
-
-        cases = list(dict.fromkeys(case for block in blocks for case in grid(block, note)))
-        for axis, what, attribute in _USED:
-            using = [name for name, p in PRECISIONS.items() if getattr(p, attribute)]
-            # a preset's own is not asked for where a flag names other precisions
-            asked = axis in flags or (
-                "precision" not in flags and any(axis in block for block in self.grids)
-            )
-            planned = [case.precision for case in [*cases, *families]]
-            if asked and not any(precision in using for precision in planned):
-                chosen = ", ".join(dict.fromkeys(planned))
-                raise UsageError(
-                    f"{what} is given, but none of the precisions measured uses one ({chosen}); "
-                    f"add --precision {' or '.join(using)}"
-                )
-        for settings, uses, lack in _LOADED:
-            given = [axis for axis in settings if any(axis in block for block in blocks)]
-            if given and not any(map(uses, [*cases, *families])):
-                raise UsageError(f"{axis_flag(given[0])} is given, but {lack}")
-        scaled = any(case.lr_scaling != "none" for case in [*cases, *families])
-        if any("base_batch" in block for block in blocks) and not scaled:
-            raise UsageError(
-                "a base batch is given, but no learning rate is scaled by it; "
-                "add --lr-scaling linear or sqrt"
-            )
-        return cases
+        asked = [
+            name
+            for name, axis in AXES.items()
+            if name in flags or not any(rule.decided in flags for rule in axis.applies)
+        ]
+        return grid(*blocks, find=find, asked=asked)
 
 
 def _leave_out_other(

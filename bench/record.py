@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from bench.case import AXES, Case
+from bench.axis import Axis, Trait
+from bench.case import AXES, Case, list_affecting
 from bench.text import Explained, count
 from bench.work import Kind
 
@@ -743,11 +744,11 @@ _OUTCOME = (
 )
 
 
-def make_axis_column(axis: Field[Any]) -> Column:
+def make_axis_column(axis: Axis) -> Column:
     """Describe the column that an axis has in a records file."""
     # what may be empty is text: a loss scale is a number, the name of a rule or nothing
     kind = str if axis.default is None else type(axis.default)
-    return Column(axis.name, kind, axis.metadata["help"], since=axis.metadata["since"])
+    return Column(axis.name, kind, axis.help, since=axis.since)
 
 
 def _columns(kind: type) -> Iterator[Column]:
@@ -788,7 +789,7 @@ RANK_COLUMNS: dict[str, Column] = _by_name(
 
 _OWNERS = {
     "device": ("device",),
-    "dataset": ("dataset", "input", "classes"),
+    "dataset": list_affecting(Trait.DATA),
     "model": ("model", "input", "classes"),
     "start": ("start",),
 }

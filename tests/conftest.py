@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.planted.sweeps import Folders
 
 # a shell's background job ignores Ctrl-C, and would hand that on to every process a test starts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -49,6 +53,7 @@ def why_no_cuda() -> str:
 LONGEST = (
     "test_card.py",
     "test_readme.py",
+    "test_golden.py",
     "test_lanes.py",
     "test_parallel.py",
     "test_search.py",
@@ -60,15 +65,12 @@ LONGEST = (
     "test_checkpoint.py",
     "test_html.py",
     "test_sweep.py",
-    "test_formats.py",
-    "test_effects.py",
     "test_fingerprint.py",
     "test_scales.py",
     "test_memory_limit.py",
     "test_extension.py",
     "test_crosscheck.py",
     "test_compare.py",
-    "test_scaling.py",
     "test_derive.py",
     "test_profile.py",
     "test_merge.py",
@@ -117,6 +119,14 @@ def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
 def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of this process end without their report, which takes longer than a small one."""
     monkeypatch.setattr("bench.sweep.__main__.print_report", lambda *folders: None)
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """Folders of the sweeps of tests/planted, by name; each is written when it is asked for."""
+    from tests.planted.sweeps import Folders
+
+    return Folders(tmp_path_factory.mktemp("planted"))
 
 
 @pytest.fixture(scope="session")

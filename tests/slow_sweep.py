@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.executors import EXECUTORS, Event, Job
+from bench.executors import EXECUTORS, Event, Job, Kind
 from bench.executors.fake import FakeExecutor
 from bench.record import Outcome, Step
 from bench.store import writer
@@ -49,6 +49,6 @@ class SlowFile(io.FileIO):
 
 
 if __name__ == "__main__":
-    EXECUTORS["fake"] = "__main__:SlowFake"
+    EXECUTORS["fake"] = Kind("__main__:SlowFake", trains=False)
     writer.io.FileIO = SlowFile  # type: ignore[misc]
     sys.exit(sweep.main())

@@ -434,7 +434,10 @@ def test_memory_can_be_what_counts(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--price", "free"], "--price 'free': give a number above 0"),
         (["--batch-size", "32..auto"], "--batch-size 32..auto: give numbers"),
         (["--format", "xml"], "--format 'xml'"),
-        (["--until", "1%"], "--until: bench.advise decides how much is measured"),
+        (
+            ["--until", "1%"],
+            "--until: bench.advise does not take it, because it decides",
+        ),
         (["--lanes", "2"], "--lanes: bench.advise measures one case at a time"),
         (["--margin", "1"], "--margin '1'"),
         (["--model", "nothing:here"], "nothing"),

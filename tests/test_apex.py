@@ -18,11 +18,12 @@ from torch import Tensor
 from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts, small, training
 
 from bench.apex import Apex, Interface, choose_interface, find_apex, refuse_apex
-from bench.case import Case, grid
+from bench.case import Case
 from bench.data import prepare
 from bench.errors import UnsupportedError
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
+from bench.grid import grid
 from bench.precision import OPT_LEVELS, find_formats, set_flags
 from bench.record import Status
 from bench.store.reader import read_records

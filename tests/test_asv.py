@@ -26,9 +26,10 @@ from asv_runner.discovery import disc_benchmarks
 from bench.asv import host as asv_host
 from bench.asv import importer as asv_import
 from bench.asv.host import describe_grid, expand, lay_out, place
-from bench.case import Case, grid
+from bench.case import Case
 from bench.errors import UsageError
 from bench.executors import fake
+from bench.grid import grid
 from bench.preset import load_preset, parse_preset, preset_names
 from bench.record import BESIDE, Status
 from bench.sweep.__main__ import main as run_sweep

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records_for_tests import make_record
 
 from bench.case import Case
 from bench.compare.comparison import read_side
@@ -20,6 +19,7 @@ from bench.store.reader import read_cases, read_history, read_records
 from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweep
+from tests.planted.records import make_run
 
 CASE = Case(batch_size=64, dataset="synthetic", device="cpu")
 UNKNOWN: dict[str, Any] = dict.fromkeys(
@@ -44,16 +44,16 @@ def frame_of(*records: Record) -> pd.DataFrame:
 
 
 MIXED = (
-    make_record(CASE, gpu="X", status=Status.ERROR, attempt=1),
-    make_record(CASE, gpu="X", epoch_time_s=10.0, attempt=2),
-    make_record(CASE, gpu="X", epoch_time_s=11.0, repeat=2),
+    make_run(CASE, gpu="X", status=Status.ERROR, attempt=1),
+    make_run(CASE, gpu="X", epoch_time_s=10.0, attempt=2),
+    make_run(CASE, gpu="X", epoch_time_s=11.0, repeat=2),
     # --mix: another card answers the same runs
-    make_record(CASE, gpu="Y", status=Status.INTERRUPTED, attempt=3),
-    make_record(CASE, gpu="Y", epoch_time_s=20.0, attempt=4),
+    make_run(CASE, gpu="Y", status=Status.INTERRUPTED, attempt=3),
+    make_run(CASE, gpu="Y", epoch_time_s=20.0, attempt=4),
     # a first attempt that ended before it knew its machine
-    make_record(CASE, repeat=3, status=Status.KILLED, attempt=1, **UNKNOWN),
-    make_record(CASE, repeat=3, gpu="Y", epoch_time_s=21.0, attempt=2),
-    make_record(CASE, gpu="Y", epoch_time_s=22.0, sentinel=True),
+    make_run(CASE, repeat=3, status=Status.KILLED, attempt=1, **UNKNOWN),
+    make_run(CASE, repeat=3, gpu="Y", epoch_time_s=21.0, attempt=2),
+    make_run(CASE, gpu="Y", epoch_time_s=22.0, sentinel=True),
 )
 COUNT = ["row 1", "row 2", "row 4", "row 6"]
 
@@ -80,31 +80,31 @@ def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: 
 
 
 def test_the_last_attempt_counts_whatever_its_place_and_outcome() -> None:
-    first, second = make_record(CASE), make_record(CASE, status=Status.OOM, attempt=2)
+    first, second = make_run(CASE), make_run(CASE, status=Status.OOM, attempt=2)
     assert keep_latest(frame_of(second, first))["record_id"].tolist() == ["row 0"]
 
 
 def test_another_environment_is_no_attempt_at_the_same_run() -> None:
-    rows = [make_record(CASE, attempt=1), make_record(CASE, attempt=2, torch="2.14.0")]
+    rows = [make_run(CASE, attempt=1), make_run(CASE, attempt=2, torch="2.14.0")]
     assert len(keep_latest(frame_of(*rows))) == 2
-    variables = [make_record(CASE, attempt=1, variables="X=1"), make_record(CASE, attempt=2)]
+    variables = [make_run(CASE, attempt=1, variables="X=1"), make_run(CASE, attempt=2)]
     assert len(keep_latest(frame_of(*variables))) == 2  # none set is an answer
 
 
 @pytest.mark.parametrize("known_first", [True, False])
 def test_what_a_run_did_not_get_to_know_is_no_environment(known_first: bool) -> None:
-    known = make_record(CASE, attempt=2 - known_first, model_source="abc", variables="X=1")
-    lost = make_record(CASE, attempt=1 + known_first, status=Status.KILLED, **UNKNOWN)
+    known = make_run(CASE, attempt=2 - known_first, model_source="abc", variables="X=1")
+    lost = make_run(CASE, attempt=1 + known_first, status=Status.KILLED, **UNKNOWN)
     kept = keep_latest(frame_of(known, lost))
     assert kept["status"].tolist() == ["killed" if known_first else "ok"]
-    unread = make_record(CASE, attempt=1 + known_first, variables="X=1")  # knows all but the model
+    unread = make_run(CASE, attempt=1 + known_first, variables="X=1")  # knows all but the model
     assert len(keep_latest(frame_of(known, unread))) == 1
 
 
 def test_what_is_unknown_comes_from_the_next_row_else_from_the_last() -> None:
     rows = frame_of(
-        make_record(CASE, gpu="X"), make_record(CASE, **UNKNOWN), make_record(CASE, gpu="Y"),
-        make_record(CASE, **UNKNOWN), make_record(replace(CASE, batch_size=8), **UNKNOWN),
+        make_run(CASE, gpu="X"), make_run(CASE, **UNKNOWN), make_run(CASE, gpu="Y"),
+        make_run(CASE, **UNKNOWN), make_run(replace(CASE, batch_size=8), **UNKNOWN),
     )  # fmt: skip
     group = pd.Series([0, 0, 0, 0, 1])
     assert fill_unknown(rows, group)["gpu"].tolist() == ["X", "Y", "Y", "Y", ""]
@@ -112,16 +112,16 @@ def test_what_is_unknown_comes_from_the_next_row_else_from_the_last() -> None:
 
 def test_mixed_is_what_differs_within_a_case() -> None:
     other = replace(CASE, batch_size=8)
-    assert find_mixed(frame_of(make_record(CASE), make_record(other, torch="2.14.0"))) == []
-    rows = frame_of(make_record(CASE), make_record(CASE, repeat=2, torch="2.14.0", gpu="Y"))
+    assert find_mixed(frame_of(make_run(CASE), make_run(other, torch="2.14.0"))) == []
+    rows = frame_of(make_run(CASE), make_run(CASE, repeat=2, torch="2.14.0", gpu="Y"))
     assert find_mixed(rows) == ["gpu", "torch"]
-    lost = make_record(CASE, repeat=2, status=Status.ERROR, **UNKNOWN)
-    assert find_mixed(frame_of(make_record(CASE), lost)) == []
+    lost = make_run(CASE, repeat=2, status=Status.ERROR, **UNKNOWN)
+    assert find_mixed(frame_of(make_run(CASE), lost)) == []
 
 
 ROWS = st.lists(
     st.builds(
-        lambda batch, repeat, attempt, gpu, sentinel: make_record(
+        lambda batch, repeat, attempt, gpu, sentinel: make_run(
             replace(CASE, batch_size=batch),
             repeat=repeat,
             attempt=attempt,

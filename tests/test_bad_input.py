@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from records_for_tests import make_record
 
 from bench.compare import __main__
 from bench.executors import fake
@@ -22,6 +21,7 @@ from bench.report import __main__ as report
 from bench.store.cells import RECORDS, STEPS
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
+from tests.planted.records import make_run
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 
@@ -65,7 +65,7 @@ FLAGS = [
     (["--batch-size"], "--batch-size: expected at least one argument; see --help"),
     (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
     (["--precision", "FP16"], "--precision 'FP16': right values: fp32, tf32, fp16"),
-    (["--loss-scale", "128"], "none of the precisions measured uses one (fp32); add --precision"),
+    (["--loss-scale", "128"], "none of the precisions measured scales a loss; add --precision"),
     (["--loss-scale", "0"], "--loss-scale '0': a loss scale is a finite number above 0, 'dynamic'"),
     (["--loss-scale", "nan"], "--loss-scale 'nan': a loss scale is a finite number above 0"),
     (["--loss-scale", "dynamc"], "--loss-scale 'dynamc': a loss scale is"),
@@ -94,7 +94,7 @@ FLAGS = [
     (["--classes", "a"], "--classes 'a': a number of classes is a whole number from 2 to 65536"),
     (
         ["--dataset", "cifar10", "--input", "3x64x64"],
-        "--input 3x64x64 is for synthetic images, not --dataset cifar10; give --dataset synthetic",
+        "--input is given, but it is for synthetic images; add --dataset synthetic",
     ),
     (["--optimizer", "own"], "--optimizer own is that of a --workload; give one, or leave it out"),
     (["--preset", "quik"], "--preset 'quik': did you mean 'quick'?"),
@@ -178,7 +178,7 @@ PRESETS = [
     (b"[[grid]]\nlr = -inf", "lr '-inf': a learning rate is a finite number above 0"),
     (b"[[grid]]\nevaluate = 1", "evaluate '1': a boolean value is 'on' or 'off'"),
     (b"[[grid]]\nprecision = 'half'", "precision 'half': right values: fp32, tf32, fp16"),
-    (b"[[grid]]\nloss_scale = 128\nprecision = 'bf16'", "a loss scale is given, but"),
+    (b"[[grid]]\nloss_scale = 128\nprecision = 'bf16'", "--loss-scale is given, but"),
     (b"[[grid]]\nseed = 1\nseed = 2", "not TOML: Cannot overwrite a value"),
     (b"[[grid]\n", "not TOML: Expected"),
     (b"batch_size: 64", "not TOML: Expected '='"),
@@ -202,7 +202,7 @@ def test_presets(
     flags = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic"]
     if b"loss_scale" not in text:
         flags += ["--precision", "fp32"] if b"precision" not in text else []
-    where = [] if "a loss scale" in parts[0] else [str(file)]
+    where = [] if "--loss-scale" in parts[0] else [str(file)]
     expect(capsys, sweep.main, [*flags, "--config", str(file)], *where, *parts)
 
 
@@ -355,8 +355,8 @@ RECORDS_FILES = [
 def good(tmp_path: Path) -> Path:
     folder = tmp_path / "good"
     with Store(folder) as store:
-        store.append(make_record(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)])
-        store.append(make_record(repeat=2))
+        store.append(make_run(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)])
+        store.append(make_run(repeat=2))
     return folder
 
 

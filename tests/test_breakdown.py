@@ -28,7 +28,7 @@ from bench.study.summaries import latest, read
 from bench.study.sweeps import read_sweeps
 from bench.why.__main__ import main as why
 from bench.work import Kind
-from tests.steps_for_tests import RATES, make_row, write_profiled
+from tests.planted.steps import RATES, make_row, write_profiled
 
 Printed = pytest.CaptureFixture[str]
 

@@ -10,21 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.axis import COMPILES
 from bench.case import (
     AXES,
-    COMPILES,
     NAMED,
     Case,
-    check_axes,
-    check_batches,
     format_value,
-    grid,
     micro_batch,
     parse_value,
     spell_cases,
     telling_axes,
 )
 from bench.errors import UsageError
+from bench.grid import check_axes, check_batches, grid
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
 from bench.store.reader import parse_cases
 
@@ -85,7 +83,7 @@ def test_slugs_name_files_and_tell_cases_apart(one: Case, other: Case) -> None:
 
 def test_every_axis_is_a_field_with_its_own_help_and_parser() -> None:
     assert list(AXES) == [field.name for field in fields(Case)]
-    assert len({axis.metadata["help"] for axis in AXES.values()}) == len(AXES)
+    assert len({axis.help for axis in AXES.values()}) == len(AXES)
     for name, axis in AXES.items():
         if axis.default is not None:
             assert parse_value(name, axis.default, name) == axis.default

@@ -21,13 +21,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apex_for_tests import install
-from records_for_tests import make_record
 from torch import Tensor, nn
 from training_for_tests import CPU, OURS, batch, in_parts, training
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.executors import Event, Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
+from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Environment, EpochRow, Status
 from bench.store.reader import read_epochs, read_records, read_steps
@@ -47,6 +47,7 @@ from bench.worker.checkpoints import BEST, LAST, NOT_REPEATABLE, Checkpoints, fi
 from bench.worker.measurement import Findings, measure
 from bench.worker.messages import PhaseEntered
 from bench.workloads import Loss, Network, Workload
+from tests.planted.records import make_run
 
 HERE = Path(__file__).parent
 
@@ -712,11 +713,11 @@ def test_a_run_that_has_its_row_starts_anew(tmp_path: Path) -> None:
     assert identity["torch"] == "2.13"
     assert identity["precision"] == "fp32"
     interrupt(case, kept.folder, 2, **identity)
-    kept.finish(make_record(case, status=Status.INTERRUPTED))
+    kept.finish(make_run(case, status=Status.INTERRUPTED))
     kept.open()
     assert (kept.folder / LAST).exists()
     assert run(case, kept.folder, **identity).measurement.resumed_epochs == 2
-    record = make_record(case)
+    record = make_run(case)
     kept.finish(record)
     assert (kept.folder / "record_id").read_text() == record.record_id + "\n"
     kept.open()
@@ -728,5 +729,5 @@ def test_the_folder_of_checkpoints_is_there_only_where_some_are(tmp_path: Path) 
     kept = KeptRun(tmp_path / "checkpoints" / "run", "1")
     kept.folder.mkdir(parents=True)
     kept.folder.rmdir()
-    kept.finish(make_record(make_case()))
+    kept.finish(make_run(make_case()))
     assert list(tmp_path.iterdir()) == []

@@ -95,7 +95,7 @@ def test_a_help_fits_a_screen(
     assert max(map(len, lines)) <= 100
 
 
-@pytest.mark.parametrize("module", ["sweep", "search", "fit", "check", "crosscheck", "overhead"])
+@pytest.mark.parametrize("module", ["sweep", "search", "fit", "check", "overhead"])
 def test_all_settings_are_in_the_long_help(
     module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

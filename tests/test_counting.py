@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.data.batches import MadeBatches
+from bench.grid import grid
 from bench.models import build_model
 from bench.precision import PRECISIONS
 from bench.training.building import make_training

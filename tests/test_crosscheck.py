@@ -253,7 +253,10 @@ def test_the_poller_sees_a_process_grow() -> None:
             ["--model", "package:factory"],
             "can only train dpn92, dpn26, dpn-small; give your own as a --workload",
         ),
-        (["--channels-last"], "--channels-last: the bare loop supports --model, --workload, "),
+        (
+            ["--channels-last"],
+            "--channels-last: bench.crosscheck does not take it, because the bare loop ",
+        ),
         (["--workload", "examples.resnet:tiny"], "--workload brings its own model"),
     ],
 )

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import COMPILES, Case, parse_value
+from bench.axis import COMPILES
+from bench.case import Case, parse_value
 from bench.diagnosis.advice import (
     CURES,
     LEVERS,
@@ -45,7 +46,7 @@ from bench.record import KernelTime, WorkRow, write_kernels
 from bench.timeline import shorten_kernel
 from bench.verdict import Ratio
 from bench.work import Kind
-from tests.steps_for_tests import CPU_RATES, RATES, make_row, make_side, make_step
+from tests.planted.steps import CPU_RATES, RATES, make_row, make_side, make_step
 
 PRODUCTS = make_row(Kind.MATMUL, "mm", 10.0, flop=0.45e12, bytes=1e9)
 TRAFFIC = make_row(Kind.ELEMENTWISE, "relu", 10.0, bytes=36e9)

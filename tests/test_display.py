@@ -8,42 +8,25 @@ from pathlib import Path
 import pytest
 
 from bench.case import Case, telling_axes
-from bench.record import Environment, Measurement, Record, Status, Step
+from bench.record import Record, Status, Step
 from bench.sweep.display import Display, write_curve
 from bench.worker.messages import PhaseEntered, StepTaken
+from tests.planted.records import make_record
 
 CASE = Case(precision="fp16", loss_scale=128.0, batch_size=512, fraction=0.2, dataset="synthetic")
 
 
 def record(status: Status = Status.OK, reason: str = "", executor: str = "subprocess") -> Record:
     measured = status in (Status.OK, Status.DIVERGED)
-    m = Measurement(
+    return make_record(
+        CASE,
+        status=status,
+        reason=reason,
+        executor=executor,
         epoch_time_s=11.002 if measured else None,
         peak_device_bytes=14 * 2**30 if measured else None,
         train_loss=2.0531 if status is Status.OK else None,
         train_accuracy=0.2905 if measured else None,
-    )
-    return Record(
-        "id",
-        CASE,
-        1,
-        0,
-        False,
-        False,
-        "",
-        "",
-        0,
-        1,
-        status,
-        reason,
-        False,
-        executor,
-        "",
-        "",
-        0,
-        "",
-        m,
-        Environment(),
     )
 
 

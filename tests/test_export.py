@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records_for_tests import make_record
 
 from bench.case import AXES, Case
 from bench.export import __main__ as command
@@ -30,6 +29,7 @@ from bench.report import watch
 from bench.store.cells import RECORDS, STEPS
 from bench.store.writer import Store
 from bench.study.sweeps import read_sweep
+from tests.planted.records import make_run
 
 ROOT = Path(__file__).parents[1]
 EXTRAPOLATED = Case(fraction=0.5, dataset="synthetic", model="dpn-small", device="cpu")
@@ -226,7 +226,7 @@ def measure(record_id: str, **values: Any) -> Record:
     given = {"case": EXTRAPOLATED, "epoch_time_s": 12.5, "measured_steps": STEP_COUNT}
     given |= {"peak_process_bytes": 2**31, "warmup_steady": True, "warmup_steps": 3}
     given |= {"step_time_median_s": 0.25, "step_time_mad_s": 0.001}
-    return make_record(**{**given, **values, "record_id": record_id})
+    return make_run(**{**given, **values, "record_id": record_id})
 
 
 def write_sweep(folder: Path, *records: Record) -> Path:
@@ -284,7 +284,7 @@ def test_every_outcome_arrives(place: Place, tmp_path: Path) -> None:
     records = [
         measure(f"id-{number}", status=status, reason=f"why {status}")
         if status in MEASURED
-        else make_record(record_id=f"id-{number}", status=status, reason=f"why {status}")
+        else make_run(record_id=f"id-{number}", status=status, reason=f"why {status}")
         for number, status in enumerate(Status)
     ]
     records += [measure("last", sentinel=True), measure("search", probe=True)]
@@ -427,7 +427,7 @@ def test_hostile_text(place: Place, tmp_path: Path) -> None:
     long = "x" * 20_000
     folder = tmp_path / f"{HOSTILE[:8]} 'sweep' $(x)"
     records = [
-        make_record(
+        make_run(
             EXTRAPOLATED,
             record_id="a1",
             status=Status.ERROR,
@@ -510,7 +510,7 @@ def test_tensorboards_hparams_plugin_lists_the_records(tmp_path: Path) -> None:
     from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
     place = Place("tensorboard", tmp_path / "out")
-    oom = make_record(EXTRAPOLATED, record_id="b2", status=Status.OOM, reason="no room")
+    oom = make_run(EXTRAPOLATED, record_id="b2", status=Status.OOM, reason="no room")
     place.export(write_sweep(tmp_path / "sweep", measure("a1"), oom))
     runs = EventMultiplexer().AddRunsFromDirectory(str(place.out))
     runs.Reload()
@@ -583,7 +583,7 @@ def test_times_of_points_follow_the_steps(tmp_path: Path) -> None:
 
 
 def test_a_switch_that_was_not_read_is_left_out(tmp_path: Path) -> None:
-    failed = make_record(EXTRAPOLATED, record_id="b2", status=Status.OOM)
+    failed = make_run(EXTRAPOLATED, record_id="b2", status=Status.OOM)
     known, unknown = read(write_sweep(tmp_path, measure("a1"), failed))
     assert known.readings["warmup_steady"] is True
     assert "warmup_steady" not in unknown.readings

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.case import Case
+from tests.planted.records import ran, write_sweep
+
 ROOT = Path(__file__).parents[1]
 TINY = '''
 from torch import nn
@@ -55,6 +58,49 @@ def _tell(found: Material) -> list[Sheet]:
 
 SLOWEST = Section("slowest", "Which case takes longest?", _tell)
 '''
+TWO = '''
+"""Which of two optimizers is faster."""
+
+from bench.questions.material import Material
+from bench.render.cells import ratio_cell
+from bench.render.section import Column, Section, Sheet
+from bench.study.pairs import find_changes
+
+
+def _tell(found: Material) -> list[Sheet]:
+    times = found.cases.set_index("cell")["epoch_time_s"]
+    changes = list(find_changes("optimizer", found.cases, found.machines))
+    pairs = [(change.after, times[p.a] / times[p.b]) for change in changes for p in change.pairs]
+    columns = [
+        Column("after", "optimizer", "the second of a pair", lambda pair: pair[0], wrap=True),
+        Column("speed", "speed-up", "over the first", lambda pair: ratio_cell(pair[1])),
+    ]
+    return [Sheet("Two optimizers", columns, pairs)]
+
+
+TWO = Section("optimizers", "Which optimizer is faster?", _tell)
+'''
+
+ECHO = '''
+"""An executor that says the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.executors import Event, Executor, Job
+from bench.record import Measurement, Outcome, Status
+
+
+class EchoExecutor(Executor):
+    """Its epochs take as many seconds as a batch has images."""
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        time = float(job.case.batch_size)
+        return Outcome(Status.OK, "", Measurement(epoch_time_s=time, measured_time_s=time))
+'''
 
 
 class Copy:
@@ -77,8 +123,8 @@ class Copy:
     def write(self, file: str, text: str) -> None:
         (self.folder / "bench" / file).write_text(text.lstrip())
 
-    def run(self, *arguments: str) -> str:
-        """Run a command of the copy; what it prints."""
+    def run(self, *arguments: str, refused: bool = False) -> str:
+        """Run a command of the copy; what it prints, or says where it is to refuse."""
         done = subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=self.folder,
@@ -87,8 +133,8 @@ class Copy:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == (2 if refused else 0), done.stderr
+        return done.stderr if refused else done.stdout
 
     def records(self, sweep: str) -> list[dict[str, str]]:
         with (self.folder / sweep / "records.csv").open() as file:
@@ -105,12 +151,11 @@ def add_precision(copy: Copy) -> None:
     copy.insert("precision.py", "        Precision(", f"        {entry}")
 
 
-def add_axis(copy: Copy) -> None:
+def add_axis(copy: Copy, line: str) -> None:
     text = re.sub(r"^SCHEMA = (\d+)$", lambda m: f"SCHEMA = {int(m[1]) + 1}",
                   (copy.folder / "bench/record.py").read_text(), flags=re.MULTILINE)  # fmt: skip
     copy.write("record.py", text)
-    about = '0.9, parse_number("a momentum", 0), "SGD momentum", since=3'
-    copy.insert("case.py", "    device: str", f"    momentum: float = describe_axis({about})")
+    copy.insert("case.py", "    device: str", line)
 
 
 def add_model(copy: Copy) -> None:
@@ -123,10 +168,11 @@ def add_output(copy: Copy) -> None:
     copy.write("report/list.py", LIST)
 
 
-def add_section(copy: Copy) -> None:
-    copy.insert("report/document.py", "    EFFECTS,", "    SLOWEST,")
-    copy.insert("report/document.py", "SECTIONS", "from bench.questions.slowest import SLOWEST")
-    copy.write("questions/slowest.py", SLOWEST)
+def add_section(copy: Copy, name: str = "SLOWEST", text: str = SLOWEST) -> None:
+    file = name.lower()
+    copy.insert("report/document.py", "    EFFECTS,", f"    {name},")
+    copy.insert("report/document.py", "SECTIONS", f"from bench.questions.{file} import {name}")
+    copy.write(f"questions/{file}.py", text)
 
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--out", "out"]
@@ -134,7 +180,8 @@ FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--ou
 
 @pytest.mark.slow
 def test_an_axis(copy: Copy) -> None:
-    add_axis(copy)
+    about = '0.9, parse_number("a momentum", 0), "SGD momentum", since=3'
+    add_axis(copy, f"    momentum: float = describe_axis({about})")
     assert "--momentum" in copy.run("bench.sweep", "--help-all")
     axes = ["--precision", "fp32", "--batch-size", "64", "--momentum", "0.5", "0.9"]
     text = copy.run("bench.sweep", *FAKE, *axes)
@@ -144,6 +191,80 @@ def test_an_axis(copy: Copy) -> None:
     assert ">momentum</th>" in page
     (copy.folder / "mine.toml").write_text("[[grid]]\nmomentum = [0.25]\n")
     assert "momentum 0.25" in copy.run("bench.sweep", "--config", "mine.toml", "--dry-run")
+
+
+ROUNDING = """
+    rounding: str = describe_axis("even", one_of(("odd", "even", "up")), "how halves are rounded",
+        since=3, affects=(LEARNING,), follows="precision", applies=(_SCALES,), baseline=True,
+        order=("odd", "even", "up").index, anchored=False, beside={"evaluate": (True,)},
+        absent={"check": "its bounds are of one rounding"})"""
+ASK = """
+from bench.case import Case
+from bench.study.pairs import list_free
+from bench.sweep.anchors import make_anchor
+from bench.sweep.sharing import _AXES
+from bench.wall.records import APART
+case = Case(precision="fp16", loss_scale=128.0, rounding="up")
+names = [APART, _AXES["proof"], list_free("precision")]
+print(make_anchor(case).rounding, *("rounding" in held for held in names))
+"""
+
+
+@pytest.mark.slow
+def test_an_axis_of_some_cases(copy: Copy) -> None:
+    """All that is said at its field holds everywhere: it is named in no other place."""
+    add_axis(copy, ROUNDING)
+    fp32, both = ["--precision", "fp32"], ["--precision", "fp32", "fp16"]
+    axes = ["--batch-size", "64", "--rounding", "up", "even", "odd"]
+    said = copy.run("bench.sweep", *FAKE, *fp32, *axes, refused=True)
+    assert "error: --rounding is given, but none of the precisions measured scales a loss" in said
+    said = copy.run("bench.sweep", *FAKE, *both, *axes, "--evaluate", refused=True)
+    assert "--rounding up with --evaluate on is not measured; leave out one" in said
+    text = copy.run("bench.sweep", *FAKE, *both, *axes)
+    ran = [(row["precision"], row["rounding"]) for row in copy.records("out")]
+    assert sorted({*ran}) == [("fp16", "even"), ("fp16", "odd"), ("fp16", "up"), ("fp32", "even")]
+    assert re.findall(r"^ +(?:fp\d+ +)?(odd|even|up) ", text, re.MULTILINE) == [
+        *("even", "odd", "even", "up")
+    ]
+    text = copy.run("bench.report", "out", "--full")
+    assert re.findall(r"rounding: (.*?) +≈1.00×.* –  not measured", text) == [
+        *("even → odd", "even → up")  # with no losses, which matter to it, of a part of an epoch
+    ]
+    (copy.folder / "mine.toml").write_text("[[grid]]\nprecision = 'fp16'\nrounding = 'odd'\n")
+    assert "rounding odd" in copy.run("bench.sweep", "--config", "mine.toml", "--dry-run")
+    for axis in (["rounding", "even", "up"], ["precision", "fp32", "fp16"]):
+        text = copy.run("bench.compare", "out", "--axis", *axis)
+        assert "in out: 1 case in both" in text
+        assert "Not compared" not in text
+    for command, why in {
+        "check": "because its bounds are of one rounding",
+        "crosscheck": "because the bare loop supports --model",
+        "fit": "because it chooses what its runs measure",
+    }.items():
+        said = copy.run(f"bench.{command}", "--rounding", "up", refused=True)
+        assert f"--rounding: bench.{command} does not take it, {why}" in said
+    (copy.folder / "ask.py").write_text(ASK)
+    assert copy.run("ask") == "even True False True\n"
+
+
+@pytest.mark.slow
+def test_an_executor(copy: Copy) -> None:
+    """It runs a case; the machine is looked at and measured, and images are had, as for others."""
+    copy.insert(
+        "executors/__init__.py",
+        '    "fake"',
+        '    "echo": Kind("bench.executors.echo:EchoExecutor"),',
+    )
+    copy.write("executors/echo.py", ECHO)
+    flags = ["--executor", "echo", *FAKE[2:], "--precision", "fp32", "--batch-size", "64", "128"]
+    copy.run("bench.sweep", *flags, "--repeats", "1")
+    rows = copy.records("out")
+    assert [(row["executor"], float(row["epoch_time_s"])) for row in rows] == [
+        *(("echo", 64.0), ("echo", 128.0))
+    ]
+    assert rows[0]["torch"]
+    said = copy.run("bench.sweep", *flags, "--lanes", "2", refused=True)
+    assert "--lanes 2: this executor has one lane; leave it out" in said
 
 
 @pytest.mark.slow
@@ -166,6 +287,29 @@ def test_an_output_and_a_section(copy: Copy) -> None:
     assert tables[1]["level"] == "detail"
     ((_, time),) = tables[1]["rows"]
     assert time["value"] == max(case["epoch_time_s"] for case in told["cases"])
+
+
+@pytest.mark.slow
+def test_a_question_of_pairs(copy: Copy) -> None:
+    """Two optimizers with all else equal: each batch size is a pair, told in every format."""
+    add_section(copy, "TWO", TWO)
+    times = {("adamw", 64): 90.0, ("sgd", 64): 60.0, ("adamw", 128): 80.0, ("sgd", 128): 40.0}
+    cases = [Case(optimizer=name, batch_size=size) for name, size in times]
+    rows = [
+        row for case, time in zip(cases, times.values(), strict=True) for row in ran(case, (time,))
+    ]
+    write_sweep(copy.folder / "out", rows)
+    told = json.loads(copy.run("bench.report", "out", "--format", "json"))
+    (table,) = [table for table in told["tables"] if table["name"] == "optimizers"]
+    assert [[cell["text"] for cell in row] for row in table["rows"]] == [
+        ["sgd", "1.50"],
+        ["sgd", "2.00"],
+    ]
+    for format in ("text --full", "md", "html"):
+        said = copy.run("bench.report", "out", "--format", *format.split())
+        _, found, rest = said.partition("Two optimizers")
+        assert found, format
+        assert re.search(r"sgd.*?1\.50.*?sgd.*?2\.00", rest, re.DOTALL), format
 
 
 @pytest.mark.slow

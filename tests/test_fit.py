@@ -15,13 +15,14 @@ import pytest
 
 from bench import fit
 from bench.card.phases import count_runs
-from bench.case import Case, grid, parse_values
+from bench.case import Case
 from bench.compare.comparison import read_side
 from bench.data import prepare
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor, Memory
 from bench.flags import join_flags
+from bench.grid import grid, parse_values
 from bench.questions.batch_sizes import find_searches
 from bench.record import Outcome, Status
 from bench.store.reader import read_history, read_records
@@ -242,7 +243,10 @@ def test_the_report_and_a_later_sweep_keep_the_margin(
         ([*LIMIT, "--step", "0"], "--step '0'"),
         ([*LIMIT, "--margin", "5"], "such as 2%"),
         ([*LIMIT, "--margin", "100%"], "less than 100%"),
-        ([*LIMIT, "--batch-size", "64"], "bench.fit chooses what its runs measure"),
+        (
+            [*LIMIT, "--batch-size", "64"],
+            "because it chooses what its runs measure",
+        ),
     ],
 )
 def test_usage(

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.case import Case, grid, list_micro_batches, telling_axes
+from bench.case import Case, list_micro_batches, telling_axes
 from bench.data import DatasetInfo
 from bench.environment import Platform
 from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import examine, name_subject
+from bench.grid import grid
 from bench.precision import (
     EMULATE_FP8,
     FP8_INSTALL,
@@ -50,7 +51,7 @@ from bench.worker.channel import Channel
 from bench.worker.measurement import Findings, measure
 from bench.workloads import Workload
 from examples import transformer
-from tests.report.made_up import make_record, measured, write_sweep
+from tests.planted.records import make_record, measured, write_sweep
 
 pytest.importorskip("torchao")
 
@@ -452,9 +453,7 @@ def test_a_recipe_is_fp8_s_alone() -> None:
         "fp8 · batch size 128",
         "fp8 · fp8 recipe rowwise · batch size 128",
     ]
-    with pytest.raises(
-        UsageError, match=r"an fp8 recipe is given, but none .* add --precision fp8"
-    ):
+    with pytest.raises(UsageError, match=r"--fp8-recipe is given, but none .* add --precision fp8"):
         Preset("mine", "", ({},)).cases({"fp8_recipe": ["rowwise"]}, {"device": ["cpu"]})
 
 

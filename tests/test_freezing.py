@@ -17,9 +17,10 @@ from apex_for_tests import install
 from torch import Tensor, nn
 from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts, small, training
 
-from bench.case import Case, grid, parse_value
+from bench.case import Case, parse_value
 from bench.errors import UsageError
 from bench.fingerprint import examine, read_fingerprint
+from bench.grid import grid
 from bench.models import build_model
 from bench.models.freezing import freeze
 from bench.precision import PRECISIONS, find_formats, set_flags

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from records_for_tests import make_record
 
 from bench.case import AXES, Case
 from bench.errors import UsageError
@@ -18,6 +17,7 @@ from bench.record import COLUMNS, STEP_COLUMNS, Step
 from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_history, read_records, read_steps
 from bench.store.writer import Store
+from tests.planted.records import make_run
 
 EXAMPLES = int(os.environ.get("BENCH_FUZZ", "50"))
 FUZZ = settings(
@@ -39,7 +39,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     with Store(folder) as store:
         for n in range(1, 4):
             case = Case(precision="fp16", loss_scale="dynamic", batch_size=64 * n)
-            record = make_record(case, repeat=n, epoch_time_s=1.5 * n, reason="=é", notes="a,b")
+            record = make_run(case, repeat=n, epoch_time_s=1.5 * n, reason="=é", notes="a,b")
             store.append(record, [Step(0, 8, 2.5, 1, 0.1), Step(1, 8, None, 2, 0.1)])
     return (folder / RECORDS).read_bytes(), (folder / "steps.csv").read_bytes()
 

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from training_for_tests import CPU, batch, training
 
-from bench.case import Case, Value, grid
+from bench.axis import Value
+from bench.case import Case
 from bench.data import prepare
 from bench.errors import UsageError
+from bench.grid import grid
 from bench.training import graphs
 from bench.training.graphs import WARMUP_STEPS
 from bench.training.loop import Epoch, Training, train_epoch

@@ -21,7 +21,7 @@ import pytest
 from test_sweep import FAKE, FP32, rows, run
 from workers_for_tests import find_workers
 
-from bench import fit
+from bench import executors, fit
 from bench.case import Case
 from bench.environment import ProcessAnswer
 from bench.errors import UnsupportedError, UsageError
@@ -1240,10 +1240,10 @@ def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: pytest.MonkeyPatch) 
 
     seen = []
     monkeypatch.setattr(
-        room, "ask", lambda *_, **k: seen.append((k["variables"], os.sched_getaffinity(0)))
+        executors, "ask", lambda *_, **k: seen.append((k["variables"], os.sched_getaffinity(0)))
     )
     monkeypatch.setattr(
-        room, "measure_rates", lambda *a: seen.append((a[2], os.sched_getaffinity(0)))
+        executors, "measure_rates", lambda *a: seen.append((a[2], os.sched_getaffinity(0)))
     )
     executor = SubprocessExecutor(Settings())
     executor.examine(lane, ["cuda"], [], 60.0)

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_for_tests import CPU, batch, training
 
-from bench.case import Case, check_batches
+from bench.case import Case
 from bench.errors import UsageError
+from bench.grid import check_batches
 from bench.optimization import SCHEDULES
 from bench.training.building import make_training
 from bench.training.loop import train_epoch

@@ -22,7 +22,7 @@ import torch
 from loads_for_tests import ITEM_S, PIDS
 from torch import nn
 
-from bench.case import Case, check_axes, grid
+from bench.case import Case
 from bench.data import DatasetInfo, loader, prepare
 from bench.data.batches import Batches, Divided
 from bench.data.loader import LoadedBatches, Loading, load_images, load_items, measure_rate
@@ -32,6 +32,7 @@ from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify
 from bench.fingerprint import Fingerprint, build_network, name_subject, try_workload
+from bench.grid import check_axes, grid
 from bench.preset import load_preset
 from bench.processes import read_cpu_time
 from bench.record import Outcome, Status

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records_for_tests import make_record
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.errors import UsageError
 from bench.executors import fake
+from bench.grid import grid
 from bench.merge import union
 from bench.merge.__main__ import main as merge
 from bench.record import EpochRow, RankRow, Status, Step, WorkRow
@@ -36,6 +36,7 @@ from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.sweep.shards import choose_part, estimate_cost, split_costs
+from tests.planted.records import make_run
 
 ROOT = Path(__file__).parents[1]
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -436,7 +437,7 @@ def test_runs_made_twice_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def write_folder(folder: Path, record_id: str, seed: int, **values: Any) -> Path:
     """A folder with one record, rows of it in every other table, its log and its trace."""
-    record = make_record(
+    record = make_run(
         Case(seed=seed), record_id=record_id, log=f"{LOGS}/same.log", epoch_time_s=1.0, **values
     )
     mark = float(seed + 1)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records_for_tests import make_record
 
 from bench.case import Case
 from bench.errors import UsageError
@@ -19,12 +18,13 @@ from bench.store.reader import read_cases, read_records, read_steps
 from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweep
+from tests.planted.records import make_run
 
 
 def write_schema_1(folder: Path, **cells: str) -> Path:
     """A sweep of one row as schema 1 wrote it: without the columns of schema 2."""
     with Store(folder) as store:
-        store.append(make_record(Case(seed=7), repeat=3, epoch_time_s=3.5))
+        store.append(make_run(Case(seed=7), repeat=3, epoch_time_s=3.5))
     file = folder / RECORDS
     with file.open() as lines:
         (row,) = csv.DictReader(lines)
@@ -86,7 +86,7 @@ def test_what_was_compiled_was_so_in_the_default_mode(tmp_path: Path) -> None:
     assert case.compile == "default"
     assert read_records(tmp_path)["compile"].tolist() == ["default"]
     with Store(tmp_path) as store:
-        store.append(make_record(Case(seed=8, compile="max-autotune")))
+        store.append(make_run(Case(seed=8, compile="max-autotune")))
     with file.open() as lines:
         found = [row["compile"] for row in csv.DictReader(lines)]
     assert found == ["default", "max-autotune"]
@@ -104,12 +104,12 @@ def test_repeats_of_schema_1_shared_their_seed(tmp_path: Path) -> None:
 def test_writing_on_makes_the_file_todays(tmp_path: Path) -> None:
     file = write_schema_1(tmp_path, neighbours=TWO)
     with Store(tmp_path) as store:
-        store.append(make_record(Case(seed=8)))
+        store.append(make_run(Case(seed=8)))
     assert file.read_text().partition("\n")[0].split(",") == list(COLUMNS)
     frame = read_records(tmp_path)
     assert frame["schema"].tolist() == [SCHEMA, SCHEMA]
     assert frame["neighbours_computing"].fillna(-1).tolist() == [2, -1]
-    assert frame["run_seed"].tolist() == [7, 0]
+    assert frame["run_seed"].tolist() == [7, 8]
 
 
 def test_the_committed_sweep_is_read() -> None:
@@ -126,13 +126,13 @@ def test_the_committed_sweep_is_read() -> None:
 def test_steps_of_an_older_schema_are_written_on(tmp_path: Path) -> None:
     """Their scales stay unknown; a column that was always there is missed as before."""
     with Store(tmp_path) as store:
-        store.append(make_record(Case()), [Step(0, 8, 2.5, 1, 0.5, 64.0)])
+        store.append(make_run(Case()), [Step(0, 8, 2.5, 1, 0.5, 64.0)])
     file = tmp_path / STEPS
     older = [line.rsplit(",", 2)[0] for line in file.read_text().splitlines()]
     file.write_text("\n".join(older) + "\n")
     assert read_steps(tmp_path)["loss_scale"].isna().all()
     with Store(tmp_path) as store:
-        store.append(make_record(Case(seed=1)), [Step(0, 8, 2.5, 1, 0.5, 128.0)])
+        store.append(make_run(Case(seed=1)), [Step(0, 8, 2.5, 1, 0.5, 128.0)])
     assert read_steps(tmp_path)["loss_scale"].fillna(0).tolist() == [0, 128]
     file.write_text("\n".join(line.rpartition(",")[0] for line in older) + "\n")
     with pytest.raises(UsageError, match="column 'time_s' is missing"):

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from training_for_tests import CPU, LR, batch, small, training
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
+from bench.grid import grid
 from bench.optimization import OPTIMIZERS
 from bench.precision import POLICIES
 from bench.rehearsal.dispatch import Rule, Watch

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from ranks_for_tests import SLEEP_S
 from workers_for_tests import find_workers
 
-from bench.case import Case, check_axes, check_batches, divide_items, grid, whole_batch
+from bench.case import Case, divide_items, whole_batch
 from bench.data import DatasetInfo, prepare
 from bench.data.batches import Batches, MadeBatches, Share, plan_steps
 from bench.data.loader import Loading, load_images
@@ -34,6 +34,7 @@ from bench.executors import ranks as room
 from bench.executors import subprocess as parent
 from bench.executors.ranks import Ranks, share_cores
 from bench.executors.subprocess import SubprocessExecutor
+from bench.grid import check_axes, check_batches, grid
 from bench.record import Measurement, Outcome, RankRow, Status
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest
@@ -517,7 +518,7 @@ SHORT = replace(DDP, model="models_for_tests:good", batch_size=2048, world_size=
 def test_several_gpus_need_a_way_to_train_on_them() -> None:
     """Also where ``--parallel none`` is said, which would drop the size in silence."""
     for parallel in ({}, {"parallel": ["none"]}):
-        with pytest.raises(UsageError, match="--world-size 2 is of training on several GPUs"):
+        with pytest.raises(UsageError, match="--world-size is given, but it is of"):
             grid({"device": ["cpu"], "world_size": [1, 2], **parallel})
     both = grid({"device": ["cpu"], "world_size": [1, 2], "parallel": ["none", "ddp"]})
     assert [(c.parallel, c.world_size) for c in both] == [("none", 1), ("ddp", 1), ("ddp", 2)]

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.case import Case, grid
+from bench.case import Case
+from bench.grid import grid
 from bench.models import build_model
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records, read_work

@@ -23,7 +23,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from records_for_tests import make_record
 
 from bench.__main__ import COMMANDS as PROGRAMS
 from bench.card.folder import FIGURE, Card, find_published
@@ -35,6 +34,7 @@ from bench.precision import PRECISIONS
 from bench.record import Record, Status
 from bench.store.writer import Store
 from bench.sweep import options
+from tests.planted.records import make_run
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -78,8 +78,7 @@ def find_measured(results: Path) -> Card | None:
 def write_axes() -> str:
     defaults = {name: format_value(getattr(Case, name)) or "–" for name in AXES}
     return "\n" + "".join(
-        f"- `{axis_flag(name)}` ({defaults[name]}): {axis.metadata['help']}\n"
-        for name, axis in AXES.items()
+        f"- `{axis_flag(name)}` ({defaults[name]}): {axis.help}\n" for name, axis in AXES.items()
     )
 
 
@@ -226,7 +225,7 @@ def test_a_card_s_table_is_of_whole_epochs_with_their_accuracy(tmp_path: Path) -
         case = Case(precision=precision, loss_scale=scale, device="cuda", **{**recipe, **axes})
         timed = {"epoch_time_s": time_s, "images_per_s": 50_000 / time_s}
         known = {"gpu": "NVIDIA H200", "torch": "2.11", "cudnn": "91900"}
-        return make_record(case, **known, **timed, test_accuracy=accuracy)
+        return make_run(case, **known, **timed, test_accuracy=accuracy)
 
     rows = [make("fp32", 44.0, **part), make("fp16", 13.0, **part), make("tf32", 22.0, **part)]
     rows += [make("fp16", 14.0, **part, optimizer="sgd", lr=0.01)]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.errors import UsageError
+from bench.grid import grid
 from bench.record import Status
 from bench.store.plans import find_width, plan_runs
 from bench.store.reader import Past, Run
@@ -60,7 +61,7 @@ def test_other_precisions_than_a_preset_s_do_not_need_its_loss_scales() -> None:
         ("bf16-amp", 256),
     ]
     asked = parse_arguments([*flags, "--precision", "fp32", "--loss-scale", "64"])
-    with pytest.raises(UsageError, match="a loss scale is given, but none of the precisions"):
+    with pytest.raises(UsageError, match="--loss-scale is given, but none of the precisions"):
         choose_cases(asked)
 
 

@@ -25,10 +25,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.executors import fake
 from bench.executors.fake import FakeExecutor
 from bench.flags import join_flags
+from bench.grid import grid
 from bench.halving import METRICS, Halving, read_halving
 from bench.optimization import OPTIMIZERS
 from bench.questions.halving import (
@@ -292,7 +293,10 @@ def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
         ("--reduction 1", "--reduction '1': give a whole number, from 2 to 1000"),
         ("--samples 1", "--samples '1': give a whole number, from 2 to 10000"),
         ("--time-limit 0", "--time-limit '0': give a number of seconds above 0"),
-        ("--loss-scale 8", "a loss scale is given, but none of the precisions measured uses one"),
+        (
+            "--loss-scale 8",
+            "none of the precisions measured scales a loss",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_one_line(
@@ -593,7 +597,8 @@ def test_the_commands_that_confirm_run_the_very_case(
             "optimizer": [optimizer],
             "epochs": [3],
             "device": ["cpu"],
-        }
+        },
+        asked=(),
     )
     words = shlex.split(shlex.join(spell_case(case)))
     options = parse_sweep([*words, "--repeats", "5"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from records_for_tests import make_record
 
 from bench.case import AXES, SAME_QUESTION, Case
 from bench.flags import join_flags
@@ -18,6 +17,7 @@ from bench.store.writer import Store
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.loop import Loop
 from bench.sweep.sharing import _AXES, Sharing
+from tests.planted.records import make_run
 
 CASE = Case("dpn-small", "synthetic", batch_size=32, device="cpu")
 LINE = WorkRow("matmul", "mm", "float32", 3, 3200.0, 1064.0, None, None, "", 100.0, 2.0)
@@ -40,7 +40,7 @@ MEASURED: dict[str, Any] = {
 
 
 def found(case: Case = CASE, **values: Any) -> Record:
-    return make_record(case, **{"record_id": "first", **MEASURED, **values})
+    return make_run(case, **{"record_id": "first", **MEASURED, **values})
 
 
 def ask(sharing: Sharing, case: Case = CASE, **environment: Any) -> Known:

@@ -21,9 +21,9 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from records_for_tests import make_record
 
-from bench import case, record
+from bench import record
+from bench.axis import Axis, parse_number
 from bench.case import AXES, Case
 from bench.errors import UsageError
 from bench.record import (
@@ -55,6 +55,7 @@ from bench.store.reader import (
 from bench.store.writer import Store, StoreError
 from bench.text import clean
 from bench.work import Kind
+from tests.planted.records import make_run
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -104,7 +105,7 @@ def test_a_record_is_read_back_in_every_column(tmp_path: Path) -> None:
     for i, field in enumerate((*fields(Measurement), *fields(Environment))):
         kind = COLUMNS[field.name].type
         values[field.name] = {int: i, float: i + 0.1, str: f"text {i}", bool: i % 2 == 0}[kind]
-    wanted = make_record(
+    wanted = make_run(
         Case(precision="fp16", loss_scale="dynamic", evaluate=True, lr=0.1 + 0.2),
         status=Status.DIVERGED,
         reason="the loss was inf",
@@ -127,7 +128,7 @@ def test_a_record_is_read_back_in_every_column(tmp_path: Path) -> None:
 
 
 def test_empty_cells_are_nan_and_empty_text(tmp_path: Path) -> None:
-    frame = read_records(write(tmp_path, make_record(), make_record(epoch_time_s=2.0)))
+    frame = read_records(write(tmp_path, make_run(), make_run(epoch_time_s=2.0)))
     assert math.isnan(frame["epoch_time_s"][0])
     assert frame["epoch_time_s"][1] == 2.0
     assert frame["notes"].tolist() == ["", ""]
@@ -142,7 +143,7 @@ def test_any_text_is_read_back_and_is_no_formula(
 ) -> None:
     folder = tmp_path_factory.mktemp("text")
     texts = {"reason": text, "gpu": start + text, "notes": more, "cpu": start + start + more}
-    file = write(folder, make_record(**texts))
+    file = write(folder, make_run(**texts))
     read = read_records(file).iloc[0]
     for name, value in texts.items():
         assert read[name] == clean(value), name
@@ -165,7 +166,7 @@ def test_any_number_is_read_back_or_left_out_with_its_reason(
 ) -> None:
     """One NaN written as such would make the whole file one that is refused."""
     folder = tmp_path_factory.mktemp("numbers")
-    read = read_records(write(folder, make_record(**numbers, missing="a: b"))).iloc[0]
+    read = read_records(write(folder, make_run(**numbers, missing="a: b"))).iloc[0]
     assert read["missing"].startswith("a: b")
     for name, number in numbers.items():
         if math.isfinite(number) and number >= 0:
@@ -183,7 +184,7 @@ def check_rows(
     assert list(frame.columns) == list(columns)
     assert len(frame) == len(rows)
     for read, row in zip(frame.itertuples(index=False), rows, strict=True):
-        assert read.record_id == make_record().record_id
+        assert read.record_id == make_run().record_id
         for name, value in asdict(row).items():
             cell, text = getattr(read, name), columns[name].type is str
             taken = text or (value is not None and 0 <= value < math.inf)
@@ -207,7 +208,7 @@ def check_rows(
 def test_steps_are_read_back(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) -> None:
     folder = tmp_path_factory.mktemp("steps")
     with Store(folder) as opened:
-        opened.append(make_record(), steps)
+        opened.append(make_run(), steps)
     frame = read_steps(folder)
     check_rows(frame, steps, STEP_COLUMNS)
 
@@ -236,7 +237,7 @@ def test_epochs_are_read_back(
 ) -> None:
     folder = tmp_path_factory.mktemp("epochs")
     with Store(folder) as opened:
-        opened.append(make_record(), epochs=epochs)
+        opened.append(make_run(), epochs=epochs)
     frame = read_epochs(folder)
     check_rows(frame, epochs, EPOCH_COLUMNS)
 
@@ -259,26 +260,26 @@ def test_epochs_are_read_back(
 def test_work_is_read_back(tmp_path_factory: pytest.TempPathFactory, work: list[WorkRow]) -> None:
     folder = tmp_path_factory.mktemp("work")
     with Store(folder) as opened:
-        opened.append(make_record(), work=work)
+        opened.append(make_run(), work=work)
     frame = read_work(folder)
     check_rows(frame, work, WORK_COLUMNS)
 
 
 def test_epochs_have_a_file_only_where_a_case_trains_several(tmp_path: Path) -> None:
     with Store(tmp_path) as opened:
-        opened.append(make_record(), [STEP])
+        opened.append(make_run(), [STEP])
         assert not (tmp_path / EPOCHS).exists()
         assert read_epochs(tmp_path).empty
-        opened.append(make_record(repeat=2), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
+        opened.append(make_run(repeat=2), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
     with Store(tmp_path) as opened:
-        opened.append(make_record(repeat=3), [STEP], [EpochRow(0, 1.5, None, 0.5)])
+        opened.append(make_run(repeat=3), [STEP], [EpochRow(0, 1.5, None, 0.5)])
     assert read_epochs(tmp_path)["time_s"].tolist() == [1.0, 1.5]
 
 
 def test_a_torn_epoch_is_set_aside(tmp_path: Path) -> None:
     file = tmp_path / EPOCHS
     with Store(tmp_path) as opened:
-        opened.append(make_record(), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
+        opened.append(make_run(), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
     whole = file.read_bytes()
     file.write_bytes(whole + b"a-record,1,2.")
     assert len(read_epochs(tmp_path)) == 1
@@ -290,7 +291,7 @@ def test_a_torn_epoch_is_set_aside(tmp_path: Path) -> None:
 
 def test_epochs_are_checked_like_records(tmp_path: Path) -> None:
     with Store(tmp_path) as opened:
-        opened.append(make_record(), [STEP], [EpochRow(0, 1.25, 2.0, 0.5)])
+        opened.append(make_run(), [STEP], [EpochRow(0, 1.25, 2.0, 0.5)])
     file = tmp_path / EPOCHS
     file.write_bytes(file.read_bytes().replace(b"1.25", b"-1"))
     with pytest.raises(UsageError, match=r"epochs\.csv:2: column 'time_s': '-1': a finite number"):
@@ -316,10 +317,10 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
     case = Case(batch_size=64)
     write(
         tmp_path,
-        make_record(case, status=Status.ERROR),
-        make_record(case, status=Status.OK, attempt=2),
-        make_record(case, repeat=2, status=Status.OOM, inferred=True),
-        make_record(case, sentinel=True, status=Status.TIMEOUT),
+        make_run(case, status=Status.ERROR),
+        make_run(case, status=Status.OK, attempt=2),
+        make_run(case, repeat=2, status=Status.OOM, inferred=True),
+        make_run(case, sentinel=True, status=Status.TIMEOUT),
     )
     assert read_history(read_records(tmp_path)) == {
         (case, 1, False): Past(Status.OK, 2, False),
@@ -329,9 +330,9 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
 
 
 def test_opening_again_appends(tmp_path: Path) -> None:
-    write(tmp_path, make_record())
+    write(tmp_path, make_run())
     first = lines(tmp_path / RECORDS)
-    write(tmp_path, make_record(repeat=2))
+    write(tmp_path, make_run(repeat=2))
     assert lines(tmp_path / RECORDS)[:2] == first[:2]
     assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
     assert len(read_steps(tmp_path)) == 2
@@ -352,7 +353,7 @@ def test_rows_are_on_disk_when_append_returns(
     with Store(tmp_path) as opened:
         assert str(tmp_path) in [name for name, _ in synced], "the names of new files too"
         synced.clear()
-        opened.append(make_record(), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
+        opened.append(make_run(), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
         assert str(tmp_path) in [name for name, _ in synced], "the name of epochs.csv too"
         synced = [pair for pair in synced if pair[0] != str(tmp_path)]
         del synced[1]  # the header of epochs.csv
@@ -379,7 +380,7 @@ def test_rows_are_on_disk_when_append_returns(
     ids=["start", "digit", "quote", "character", "zeros", "many zeros", "hole"],
 )
 def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, name: str, torn: bytes) -> None:
-    write(tmp_path, make_record(), make_record(repeat=2))
+    write(tmp_path, make_run(), make_run(repeat=2))
     file = tmp_path / name
     whole = file.read_bytes()
     file.write_bytes(whole + torn)
@@ -392,7 +393,7 @@ def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, name: str, torn: 
         assert aside.name in report
         assert aside.read_bytes() == torn
         assert file.read_bytes() == whole
-        opened.append(make_record(repeat=3), [STEP])
+        opened.append(make_run(repeat=3), [STEP])
     assert read_records(tmp_path)["repeat"].tolist() == [1, 2, 3]
     assert len(read_steps(tmp_path)) == 3
     with Store(tmp_path) as opened:
@@ -402,7 +403,7 @@ def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, name: str, torn: 
 @pytest.mark.slow
 def test_torn_at_every_byte(tmp_path: Path) -> None:
     """Wherever the power goes, the rows before are there and the file can be written on."""
-    file = write(tmp_path / "whole", make_record(), make_record(repeat=2, reason="é"))
+    file = write(tmp_path / "whole", make_run(), make_run(repeat=2, reason="é"))
     data = file.read_bytes()
     ends = [i for i, byte in enumerate(data) if byte == ord("\n")]
     for cut in range(0, len(data), 41):
@@ -411,7 +412,7 @@ def test_torn_at_every_byte(tmp_path: Path) -> None:
         (folder / RECORDS).write_bytes(data[:cut])
         rows = max(0, sum(end < cut for end in ends) - 1)
         assert len(read_records(folder)) == rows
-        write(folder, make_record(repeat=3))
+        write(folder, make_run(repeat=3))
         assert read_records(folder)["repeat"].tolist() == [*range(1, rows + 1), 3]
 
 
@@ -441,16 +442,16 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
 @pytest.mark.parametrize("room", [0, 1, 40, 90, 130, 300])
 def test_a_full_disk_leaves_the_rows_before(tmp_path: Path, disk: type[Disk], room: int) -> None:
     with Store(tmp_path) as opened:
-        opened.append(make_record(), [STEP])
+        opened.append(make_run(), [STEP])
         before = {name: (tmp_path / name).read_bytes() for name in (RECORDS, STEPS)}
         disk.room = room
         with pytest.raises(StoreError, match="No space left on device; the rows before are intact"):
-            opened.append(make_record(repeat=2), [STEP])
+            opened.append(make_run(repeat=2), [STEP])
         assert (tmp_path / RECORDS).read_bytes() == before[RECORDS]
         assert (tmp_path / STEPS).read_bytes().startswith(before[STEPS])
         assert read_records(tmp_path)["repeat"].tolist() == [1]
         disk.room = 10**9
-        opened.append(make_record(repeat=2), [STEP])
+        opened.append(make_run(repeat=2), [STEP])
     assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
     read_steps(tmp_path)
 
@@ -462,11 +463,11 @@ def test_a_disk_that_cannot_even_cut_off_the_torn_line(
         raise OSError(5, os.strerror(5))
 
     with Store(tmp_path) as opened:
-        opened.append(make_record())
+        opened.append(make_run())
         disk.room = 50
         monkeypatch.setattr(disk, "truncate", refuse)
         with pytest.raises(StoreError):
-            opened.append(make_record(repeat=2))
+            opened.append(make_run(repeat=2))
     disk.room = 10**9
     with Store(tmp_path) as opened:
         assert len(opened.set_aside) == 1
@@ -521,7 +522,7 @@ def test_a_second_writer_is_told_who_holds_the_folder(tmp_path: Path) -> None:
 
 def test_a_second_writer_may_wait(tmp_path: Path) -> None:
     first = Store(tmp_path)
-    first.append(make_record())
+    first.append(make_run())
     told: list[str] = []
 
     def hear(who: str) -> None:  # from here on the second waits, however slow the machine is
@@ -529,7 +530,7 @@ def test_a_second_writer_may_wait(tmp_path: Path) -> None:
         threading.Timer(0.3, first.__exit__, (None, None, None)).start()
 
     with Store(tmp_path, wait_s=200, on_wait=hear) as second:
-        second.append(make_record(repeat=2))
+        second.append(make_run(repeat=2))
     assert told == [f"pid {os.getpid()} on {socket.gethostname()}"]
     assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
 
@@ -556,7 +557,7 @@ def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     with Store(tmp_path) as opened:
-        opened.append(make_record())
+        opened.append(make_run())
     assert len(read_records(tmp_path)) == 1
 
 
@@ -574,10 +575,10 @@ def test_files_are_closed(tmp_path: Path) -> None:
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
         pytest.skip("needs /proc")
-    write(tmp_path, make_record())
+    write(tmp_path, make_run())
     before = len(list(descriptors.iterdir()))
     for _ in range(20):
-        write(tmp_path, make_record())
+        write(tmp_path, make_run())
         with pytest.raises(UsageError):
             Store(tmp_path / RECORDS)
     assert len(list(descriptors.iterdir())) <= before
@@ -606,7 +607,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None
 def test_an_older_file_is_read_without_touching_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write(tmp_path, make_record(epoch_time_s=3.5))
+    file = write(tmp_path, make_run(epoch_time_s=3.5))
     before = file.read_bytes()
     declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
     frame = read_records(tmp_path)
@@ -620,7 +621,7 @@ def test_a_new_column_never_shifts_old_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of an older schema that is written on."""
-    old = make_record(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
+    old = make_run(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
     write(tmp_path, old)
     declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "batch_size")
     plain = writer.flatten
@@ -632,7 +633,7 @@ def test_a_new_column_never_shifts_old_ones(
             for name in writer.FILES[RECORDS]
         },
     )
-    write(tmp_path, make_record(Case(lr=0.5), repeat=2, epoch_time_s=4.5))
+    write(tmp_path, make_run(Case(lr=0.5), repeat=2, epoch_time_s=4.5))
     frame = read_records(tmp_path)
     assert frame["lr"].tolist() == [0.25, 0.5]
     assert frame["epoch_time_s"].tolist() == [3.5, 4.5]
@@ -647,9 +648,8 @@ def test_a_new_column_never_shifts_old_ones(
 def test_a_new_axis_takes_its_default_in_older_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, make_record())
-    axis = case.describe_axis(1.5, case.parse_number("a momentum", 0), "momentum", since=NEXT)
-    axis.name = "momentum"
+    write(tmp_path, make_run())
+    axis = Axis(1.5, parse_number("a momentum", 0), "momentum", since=NEXT, name="momentum")
     monkeypatch.setitem(AXES, "momentum", axis)
     monkeypatch.setattr(Case, "momentum", 1.5, raising=False)
     declare(monkeypatch, record.make_axis_column(axis), "lr")
@@ -661,7 +661,7 @@ def test_a_new_axis_takes_its_default_in_older_files(
 def test_a_column_that_an_old_file_should_have_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write(tmp_path, make_record())
+    file = write(tmp_path, make_run())
     declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
     edit(file, lambda rows: rows[0].update(schema=str(NEXT)))
     expect(tmp_path, ":1: column 'fan_speed' is missing")
@@ -670,13 +670,12 @@ def test_a_column_that_an_old_file_should_have_is_missed(
 def test_what_brought_a_column_is_said_where_it_is_described() -> None:
     since = {f.metadata.get("since", 1) for f in fields(Measurement)}
     assert since <= set(range(1, SCHEMA + 1))
-    axis = case.describe_axis(1, int, "x", since=NEXT)
-    axis.name = "x"
+    axis = Axis(1, int, "x", since=NEXT, name="x")
     assert record.make_axis_column(axis).since == NEXT
 
 
 def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
-    file = write(tmp_path, make_record())
+    file = write(tmp_path, make_run())
 
     def bring(rows: list[dict[str, str]]) -> None:
         rows[0].update(schema=str(SCHEMA + 1), warp_speed="9")
@@ -685,7 +684,7 @@ def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
     expect(tmp_path, f"schema {SCHEMA + 1} is newer than the {SCHEMA} this harness reads", "update")
     before = file.read_bytes()
     with pytest.raises(UsageError, match="is newer"):
-        write(tmp_path, make_record())
+        write(tmp_path, make_run())
     assert file.read_bytes() == before
 
 
@@ -693,7 +692,7 @@ def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_columns_may_stand_in_any_order(tmp_path: Path) -> None:
-    file = write(tmp_path, make_record(Case(lr=0.5), epoch_time_s=2.5))
+    file = write(tmp_path, make_run(Case(lr=0.5), epoch_time_s=2.5))
 
     def reverse(rows: list[dict[str, str]]) -> None:
         rows[0] = dict(reversed(rows[0].items()))
@@ -745,7 +744,7 @@ WRONG_CELLS = [
 def test_a_wrong_cell_is_named_by_file_line_and_column(
     tmp_path: Path, name: str, text: str, right: str
 ) -> None:
-    file = write(tmp_path, *(make_record(repeat=n, epoch_time_s=1.0) for n in (1, 2, 3)))
+    file = write(tmp_path, *(make_run(repeat=n, epoch_time_s=1.0) for n in (1, 2, 3)))
     edit(file, lambda rows: rows[1].update({name: text}))
     expect(tmp_path, f"{file}:3: column '{name}': {text!r}"[:60], right)
 
@@ -790,13 +789,13 @@ WRONG_FILES = [
 def test_a_file_that_is_none_is_refused_by_line(
     tmp_path: Path, why: str, change: Callable[[bytes], bytes], parts: list[str]
 ) -> None:
-    file = write(tmp_path, make_record(reason="é"), make_record(repeat=2))
+    file = write(tmp_path, make_run(reason="é"), make_run(repeat=2))
     file.write_bytes(change(file.read_bytes()))
     expect(tmp_path, f"{file}:", *parts)
 
 
 def test_steps_are_checked_alike(tmp_path: Path) -> None:
-    write(tmp_path, make_record())
+    write(tmp_path, make_run())
     file = tmp_path / STEPS
     good = file.read_bytes()
     for change, part in (
@@ -822,7 +821,7 @@ def test_there_is_nothing(tmp_path: Path) -> None:
 
 def test_a_long_file_is_checked_for_long_lines(tmp_path: Path) -> None:
     """The check for one long line does not take a long file for one."""
-    file = write(tmp_path, make_record())
+    file = write(tmp_path, make_run())
     header, row, _ = lines(file)
     rows = 1_500_000 // len(row)
     file.write_bytes(b"\n".join((header, *[row] * rows, b"")))
@@ -832,5 +831,5 @@ def test_a_long_file_is_checked_for_long_lines(tmp_path: Path) -> None:
 def test_a_scale_that_sank_to_zero_is_a_reading(tmp_path: Path) -> None:
     """After some 165 overflows in a row torch's scale is 0, which no axis may be."""
     with Store(tmp_path) as store:
-        store.append(make_record(), [Step(0, 64, None, 0, 0.1, 0.0)])
+        store.append(make_run(), [Step(0, 64, None, 0, 0.1, 0.0)])
     assert read_steps(tmp_path)["loss_scale"].tolist() == [0.0]

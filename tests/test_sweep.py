@@ -529,7 +529,7 @@ def test_other_images_are_not_mixed(
     run(out, "8")
     plain = Images.prepare
     monkeypatch.setattr(
-        Images, "prepare", lambda images: replace(plain(images), fingerprint="feedface")
+        Images, "prepare", lambda images, _: replace(plain(images), fingerprint="feedface")
     )
     run(out, "8", rc=2)
     assert "dataset_fingerprint was" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from bench.wall.records import (
     read_walls,
 )
 from bench.wall.search import Ask, Ending, Goal, Probe, Standing, decide, list_sizes
-from tests.records_for_tests import make_record
+from tests.planted.records import make_run
 
 SIZES = range(8, 50_001, 8)
 SILENT = (Status.ERROR, Status.TIMEOUT, Status.KILLED)
@@ -397,7 +397,7 @@ def write_search(folder: Path, probes: list[Probe], **environment: object) -> No
     with Store(folder) as store:
         for number, probe in enumerate(probes):
             store.append(
-                make_record(
+                make_run(
                     make_probe(FAMILY, probe.batch_size, probe.long),
                     record_id=f"{number:016x}",
                     probe=True,
@@ -448,7 +448,7 @@ def read_rows(family: Case, *rows: dict[str, Any]) -> Trial:
         size, status = columns.pop("batch_size"), columns.pop("status", Status.OK)
         case = make_probe(family, size, columns.pop("long", False))
         columns = {"gpu_memory_bytes": 100 * GIB, "train_images": 50_000, **columns}
-        trial.add(flatten(make_record(case, status=status, probe=True, **columns)))
+        trial.add(flatten(make_run(case, status=status, probe=True, **columns)))
     return trial
 
 

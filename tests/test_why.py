@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,8 @@ from bench.study.sweeps import read_sweeps
 from bench.sweep.__main__ import main as sweep_main
 from bench.why.__main__ import main
 from bench.work import Kind
-from tests.records_for_tests import make_record
-from tests.steps_for_tests import make_profiled, make_row, make_step, write_profiled
+from tests.planted.records import make_run
+from tests.planted.steps import make_profiled, make_row, make_step, write_profiled
 
 
 def make_network(precision: str, times: float = 1.0, idle: float = 2.0) -> Step:
@@ -170,20 +169,6 @@ def test_words_come_first_then_the_reasons_then_the_way(
     assert "| casts to another number format |" in markdown
 
 
-def test_without_full_tables_are_short_and_nothing_is_said_twice(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main([str(CARD), "--where", "batch_size=512"]) == 0
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 100
-    tables = [part.split("\n\n")[0].splitlines() for part in text.split("─\n")[1:]]
-    assert [sum(not line.startswith("  ") for line in lines) for lines in tables] == [5] * 6
-    assert "By cause" not in text
-    assert text.count("On an NVIDIA H200") == 2, "fp16 and bf16-amp have the same advice"
-    assert re.search(r"\n other +76\.4 +53\.1 +-23\.3 +1\.44\n the whole step", text)
-    assert "--full shows all rows" in text
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -213,7 +198,7 @@ def test_without_a_profile_it_says_how_to_get_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store(tmp_path / "plain") as store:
-        store.append(make_record(Case(), step_time_median_s=0.1, epoch_time_s=1.0))
+        store.append(make_run(Case(), step_time_median_s=0.1, epoch_time_s=1.0))
     assert main([str(tmp_path / "plain")]) == 2
     assert "add --profile and run the same command again" in capsys.readouterr().err
 
@@ -272,53 +257,6 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
                 assert float(str(cells["ceiling"])) >= float(str(cells["speedup"])), row
                 held += 1
     assert held >= 4
-
-
-def test_another_kernel_for_batch_norm_is_why_bf16_is_slower_than_fp16(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """22 of the 23 ms between them, on an H100."""
-    where = ("--where", "batch_size=512")
-    (found,) = explain(CARD, "--axis", "precision", "fp16", "bf16-amp", *where, capsys=capsys)
-    words = " ".join(found["words"])
-    assert "bf16-amp runs native_batch_norm_backward (26.6 ms at 1.1 TB/s)" in words
-    assert "where fp16 runs cudnn_batch_norm_backward (18 ms at 1.63 TB/s)" in words
-    assert "compile" not in words
-    first = found["reasons"][0]
-    assert first["cause"] == "below_copy"
-    assert first["after_s"] - first["before_s"] == pytest.approx(22e-3, abs=1e-3)
-    (back,) = explain(CARD, "--axis", "precision", "bf16-amp", "fp16", *where, capsys=capsys)
-    assert "where bf16-amp runs native_batch_norm_backward" in " ".join(back["words"])
-
-
-def test_advice_that_was_measured_to_be_slower_is_not_given(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (found,) = explain(
-        CARD, "--from", "fp32", "--to", "fp16", "--where", "batch_size=512", capsys=capsys
-    )
-    words = " ".join(found["words"])
-    assert "--channels-last on was 0.79× as fast, which is slower (fp16-amp" in words
-    assert "--compile default was 1.62× as fast (fp16, batch size 512, both with" in words
-    assert "multiple of 8" not in str(found)
-
-
-def test_what_was_lost_is_told_beside_what_was_gained(capsys: pytest.CaptureFixture[str]) -> None:
-    """The parts of a gain add up to more than it where something else took longer."""
-    flags = ("--from", "fp32", "--to", "bf16-amp", "--where", "batch_size=128")
-    (found,) = explain(CARD, *flags, capsys=capsys)
-    words = " ".join(found["words"])
-    assert "Of the 60.6 ms gained: 100 % 1×1 convolutions" in words
-    assert "; lost at the same time: 24 % between operations (3.79 → 18.3 ms)." in words
-
-
-def test_a_gpu_that_waits_for_its_program_is_told_in_the_first_sentence(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (found,) = explain(
-        CARD, "--from", "fp32", "--to", "fp16", "--where", "batch_size=128", capsys=capsys
-    )
-    assert "fp16 keeps the GPU busy for only 33.9 of 45 ms" in found["words"][0]
 
 
 def test_a_gpu_that_waits_is_told_beside_every_speed_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,7 +338,7 @@ def test_compare_explains_only_what_both_sweeps_profiled(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store(tmp_path / "plain") as store:
-        store.append(make_record(make_case("fp32"), step_time_median_s=0.1, epoch_time_s=1.0))
+        store.append(make_run(make_case("fp32"), step_time_median_s=0.1, epoch_time_s=1.0))
     plain = tmp_path / "plain"
     assert compare([str(sweep), str(plain), "--why"]) == 2
     assert f"no case has a profile in {plain}" in capsys.readouterr().err

@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.case import grid, parse_value, telling_axes
+from bench.case import parse_value, telling_axes
 from bench.data.batches import MadeBatches, count_items
 from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import WorkloadFacts, build_network, examine, try_workload
 from bench.flags import join_flags
+from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.report.__main__ import main as report
 from bench.sweep.__main__ import main as sweep

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from records_for_tests import make_record
 from test_gpu import GPU, FakeNvml
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.diagnosis.expectation import describe_expectation, expect, find_step_floor
 from bench.diagnosis.rates import CALL, find_losses, write_losses, write_rate
@@ -50,6 +49,7 @@ from bench.gpu.cards import Card
 from bench.gpu.device import Depth, Reading, Unreadable
 from bench.gpu.nvml import open_device
 from bench.gpu.peaks import list_peaks
+from bench.grid import grid
 from bench.precision import Arithmetic
 from bench.questions.notices import warn
 from bench.record import (
@@ -85,6 +85,7 @@ from bench.training.yardstick import (
     time_task,
     use_threads,
 )
+from tests.planted.records import make_run
 
 CPU = torch.device("cpu")
 FORMATS = list_arithmetics(CPU)
@@ -595,7 +596,7 @@ DEVICE: dict[str, Any] = {"gpu": None, "driver": None, "cpu": "C", "torch_thread
 def write_sweep(folder: Path, **values: Any) -> Path:
     times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "measured_steps": 9}
     with Store(folder) as store:
-        store.append(make_record(Case(device="cpu"), **{**DEVICE, **times, **values}))
+        store.append(make_run(Case(device="cpu"), **{**DEVICE, **times, **values}))
     return folder
 
 

@@ -28,21 +28,13 @@ from bench.advise.space import (
     refuse,
 )
 from bench.advise.standing import Standing, strip
-from bench.case import (
-    AXES,
-    SAME_QUESTION,
-    Case,
-    Value,
-    check_axes,
-    default_lr,
-    parse_number,
-    parse_value,
-)
+from bench.axis import Value, parse_number
+from bench.case import Case, list_absent, parse_value
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_axes, command, describe, parse_percent, read_axes, refuse_flags
-from bench.precision import PRECISIONS
+from bench.flags import Parser, add_axes, command, describe, parse_percent, read_axes
+from bench.grid import grid
 from bench.preset import Preset
 from bench.store.writer import StoreError
 from bench.sweep.display import Display
@@ -51,18 +43,15 @@ from bench.sweep.options import Options, add_running, read_running
 from bench.sweep.preflight import Inputs, default_out, describe_config, read_past
 from bench.sweep.session import hire_crew, open_loop, start_executor
 from bench.text import clean, parse_bytes
-from bench.workloads import IMAGES
 
 BUDGET = "10m"
 MARGIN = "1%"
-
-WITHOUT = (*SAME_QUESTION, "epochs", "checkpoint", "parallel", "world_size")
-"""Axes that advice has no flag for: it decides how much is measured, on one GPU."""
 
 
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.advise",
+        absent=list_absent("advise"),
         usage="%(prog)s [--model NAME] [--now AXIS=VALUE,…] [--budget TIME] [--out DIR] […]",
         description=describe(__doc__),
         epilog="Return code: 0 with an answer, 3 without one, 2 for a usage error.",
@@ -105,7 +94,6 @@ def build_parser() -> Parser:
         "one value fixes a setting, several are the ones to be tried; without a flag, "
         + ", ".join(dict.fromkeys(name for levers in LEVERS.values() for name in levers))
         + " and batch_size are tried",
-        WITHOUT,
     )
     add_running(parser)
     return parser
@@ -119,8 +107,6 @@ def main(argv: Sequence[str]) -> int:
     143 where it was stopped.
     """
     began = monotonic()
-    why = "bench.advise decides how much is measured, on one GPU; leave it out"
-    refuse_flags(argv, WITHOUT, why)
     given = build_parser().parse(argv)
     if given.goal not in GOALS:
         raise UsageError(f"--for {given.goal!r}: {nearest(given.goal, [*GOALS])}")
@@ -182,7 +168,7 @@ def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
     Raises UsageError: an axis is unknown, a value is not one that it can take, or settings do not
     go together.
     """
-    axes = read_axes(given, WITHOUT)
+    axes = read_axes(given)
     present: dict[str, Any] = {name: values[0] for name, values in axes.items()}
     # of several that are to be tried, the default is the present one, if it is among them
     usual = {name: getattr(Case, name) for name, values in axes.items() if len(values) > 1}
@@ -193,22 +179,14 @@ def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
     for part in filter(None, (word.strip() for word in given.now.split(","))):
         name, sign, text = part.partition("=")
         name = name.strip().replace("-", "_")
-        if name not in AXES or name in WITHOUT or not sign:
-            known = [axis for axis in AXES if axis not in WITHOUT]
-            raise UsageError(f"--now {part[:40]!r}: give AXIS=VALUE; {nearest(name, known)}")
+        if name not in given.axes or not sign:
+            raise UsageError(f"--now {part[:40]!r}: give AXIS=VALUE; {nearest(name, given.axes)}")
         present[name] = parse_value(name, text.strip(), f"--now {name}")
     present.setdefault("device", "cuda" if has_cuda() else "cpu")
-    if present.get("workload", IMAGES) != IMAGES:
-        present |= {"model": present["workload"], "dataset": "own"}
-    elif "dataset" not in present and not given.data_url and find_layout(given.data_dir) is None:
+    if "dataset" not in present and not given.data_url and find_layout(given.data_dir) is None:
         present["dataset"] = SYNTHETIC
-    precision = PRECISIONS[present.get("precision", Case.precision)]
-    scale = present.get("loss_scale", precision.default_loss_scale)
-    present["loss_scale"] = scale if precision.scales_loss else None
-    present.setdefault("lr", default_lr(present.get("optimizer", Case.optimizer)))
-    now = strip(Case(**present))
-    check_axes(now)
-    return now, axes
+    (now,) = grid({name: [value] for name, value in present.items()}, asked=())
+    return strip(now), axes
 
 
 def find(

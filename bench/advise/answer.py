@@ -22,7 +22,8 @@ from bench.advise.standing import (
     Trial,
     list_changes,
 )
-from bench.case import AXES, Case, Value, format_value
+from bench.axis import Value
+from bench.case import AXES, Case, format_value
 from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
 from bench.study.axes import name_setting

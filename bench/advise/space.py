@@ -8,9 +8,11 @@ from itertools import product
 from pathlib import Path
 
 from bench.advise.standing import strip
-from bench.case import AXES, FOLLOWS, Case, Value, grid
+from bench.axis import Value
+from bench.case import AXES, FOLLOWS, Case
 from bench.environment import usable_cpus
 from bench.errors import UsageError
+from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.scale_map import find_window, read_scale_map
 from bench.sweep.preflight import Inputs
@@ -115,7 +117,8 @@ def make_setting(
             del fixed[name]
             if name in given:
                 fixed[name] = given[name][0]
-    (setting,) = grid({name: [value] for name, value in (fixed | dict(changes)).items()})
+    chosen = {name: [value] for name, value in (fixed | dict(changes)).items()}
+    (setting,) = grid(chosen, asked=())
     return strip(setting)
 
 

@@ -11,7 +11,8 @@ from statistics import fmean, median, variance
 from typing import TYPE_CHECKING
 
 from bench.advise.belief import Belief, believe, relate
-from bench.case import AXES, SAME_QUESTION, Case, find_leader, go_together
+from bench.case import AXES, SAME_QUESTION, Case
+from bench.grid import go_together
 from bench.interval import CONFIDENCE, find_quantile
 from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
@@ -134,7 +135,7 @@ class Result:
 def list_changes(setting: Case, other: Case) -> list[str]:
     """The axes in which a setting differs from another, less what follows from others of them."""
     axes = [name for name in AXES if getattr(setting, name) != getattr(other, name)]
-    return [name for name in axes if find_leader(name) not in axes]
+    return [name for name in axes if AXES[name].follows not in axes]
 
 
 def strip(case: Case) -> Case:

@@ -24,7 +24,8 @@ from asv.console import log
 from asv.environment import Environment
 from asv.util import ProcessError, UserError, check_output
 
-from bench.case import AXES, Case, Value, format_value
+from bench.axis import Value
+from bench.case import AXES, Case, format_value
 from bench.environment import has_cuda
 from bench.errors import UsageError
 from bench.flags import join_flags

@@ -19,12 +19,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.case import AXES, SAME_QUESTION, Case, Value, format_value, free_axes, grid, telling_axes
+from bench.axis import Value
+from bench.case import AXES, Case, format_value, list_absent, telling_axes
 from bench.check.checks import CHECKS, Checked, Finding, Result, answer
 from bench.data import DatasetInfo
 from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.flags import CIFAR_ONLY, Parser, add_axes, command, read_axes, refuse_other_images
+from bench.flags import Parser, add_axes, command, read_axes
+from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
 from bench.sweep.preflight import gather_inputs, list_examined
@@ -44,30 +46,12 @@ _SUMMARY = (
 )
 
 
-_WITHOUT = (
-    *CIFAR_ONLY,
-    *SAME_QUESTION,
-    "accumulate",
-    "memory_limit",
-    "cuda_graphs",
-    "lr_scaling",
-    "base_batch",
-    "lr_warmup",
-    "schedule",
-    "epochs",
-    "freeze",
-    "start",
-    *free_axes("loader"),
-)
-"""Axes without a flag here: a check trains a few steps of whole batches, all at --lr, of a whole
-network from scratch."""
-
-
 def build_parser() -> Parser:
     names = "".join(f"\n  {check.name:<14}{check.shows}" for check in CHECKS.values())
     parser = Parser(
         prog="python -m bench.check",
         usage="%(prog)s [--precision NAME …] [--AXIS VALUE …] [--out DIR] […]",
+        absent=list_absent("check"),
         description=_SUMMARY,
         epilog=f"checks:{names}",
     )
@@ -90,7 +74,6 @@ def build_parser() -> Parser:
         parser,
         "one value or several; network and images default to those of a sweep, which on a CPU are "
         "dpn-small and synthetic images, and the batch size there to 64",
-        without=_WITHOUT,
     )
     return parser
 
@@ -98,13 +81,12 @@ def build_parser() -> Parser:
 @command
 def main(argv: Sequence[str]) -> int:
     """Check; returns 0, 1 where a check failed, 2 for a usage error, before anything is trained."""
-    refuse_other_images(argv, "bench.check")
     given = build_parser().parse(argv)
     steps = _parse_steps(given.steps)
     for name in given.skip:
         if name not in CHECKS:
             raise UsageError(f"--skip {name!r}: {nearest(name, list(CHECKS))}")
-    axes = read_axes(given, without=_WITHOUT)
+    axes = read_axes(given)
     cases = choose_cases(axes)
     out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
     screen = sys.stderr if given.json else sys.stdout

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import verdict
-from bench.case import AXES, RECIPE, SAME_QUESTION, Case, free_axes, telling_axes
+from bench.axis import Trait
+from bench.case import AXES, SAME_QUESTION, Case, free_axes, list_affecting, telling_axes
 from bench.compare import conditions
 from bench.compare.conditions import CONDITIONS, HOST_BOUND, TREND, Condition, Count, Summarized
 from bench.diagnosis.explanation import Change
@@ -467,7 +468,8 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
 def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
     one, two = comparison.parts(match)
     known = one.known and two.known
-    if known and metric.seeded and comparison.axis in RECIPE and one.share == two.share < 1:
+    learnt = metric.seeded and comparison.axis in list_affecting(Trait.LEARNING)
+    if known and learnt and one.share == two.share < 1:
         return "less than an epoch does not show what it does to learning; use --fraction 1"
     # times are of an epoch or a step, memory is a peak; all else is of the measured steps
     of_part = metric.seeded or metric is METRICS["energy_j"]

@@ -7,16 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice, product
 
-from bench.case import (
-    AXES,
-    NAMED,
-    SAME_QUESTION,
-    Value,
-    find_leader,
-    format_value,
-    parse_value,
-    spell_value,
-)
+from bench.axis import Value
+from bench.case import AXES, NAMED, SAME_QUESTION, format_value, parse_value, spell_value
 from bench.compare.comparison import Comparison, Side
 from bench.errors import UsageError, nearest
 from bench.study.axes import name_setting
@@ -80,8 +72,8 @@ def _ask_for_values(sides: Sequence[Side], axis: str) -> str:
 
 def list_values(side: Side, axis: str) -> list[Value]:
     """The values of an axis in a sweep, in order; without that of cases it does not apply to."""
-    values = dict.fromkeys(getattr(case, axis) for case in side.cases)
-    return [value for value in values if value is not None or not find_leader(axis)]
+    values = dict.fromkeys(getattr(case, axis) for case in side.cases if AXES[axis].holds(case))
+    return list(values)
 
 
 def _write(values: Iterable[Value], most: int = 8) -> str:
@@ -90,12 +82,13 @@ def _write(values: Iterable[Value], most: int = 8) -> str:
 
 
 def _take(side: Side, axis: str, value: Value) -> Side:
-    """The runs of a sweep whose case has this value."""
+    """The runs of a sweep whose case has this value, and that the axis applies to."""
     title = name_setting(axis, spell_value(value))
-    kept = [i for i, case in enumerate(side.cases) if getattr(case, axis) == value]
+    held = AXES[axis].holds
+    kept = [i for i, c in enumerate(side.cases) if getattr(c, axis) == value and held(c)]
     return replace(
         side,
-        name=format_value(value) if AXES[axis].metadata["switch"] else title,
+        name=format_value(value) if AXES[axis].switch else title,
         title=title,
         records=side.records.iloc[kept].reset_index(drop=True),
         cases=[side.cases[i] for i in kept],

@@ -25,28 +25,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.case import AXES, Case, Value, axis_flag, free_axes, grid
+from bench.axis import Value
+from bench.case import AXES, Case, axis_flag
 from bench.data import SYNTHETIC
 from bench.environment import ask, has_cuda
 from bench.errors import UsageError
 from bench.executors import Executor, Job, Settings, build_executor
-from bench.flags import (
-    CIFAR_ONLY,
-    Parser,
-    add_axes,
-    command,
-    describe,
-    read_axes,
-    refuse_other_images,
-)
+from bench.flags import Parser, add_axes, command, describe, read_axes
+from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Status
 from bench.sweep.preflight import gather_inputs, list_examined
 from bench.workloads import IMAGES
 
 HERE = Path(__file__).parent
-_WITHOUT = (*CIFAR_ONLY, *free_axes("loader"))
-"""Axes without a flag here: the bare loop makes its batches on the device."""
+_SUPPORTED = ("model", "workload", "precision", "batch_size", "fraction", "device")
+"""Axes that the bare loop knows; any other it would leave out, and measure another case."""
 
 BOUND = 0.01
 """Harness and bare loop are to agree within this.
@@ -177,23 +171,21 @@ def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judge
 def main(argv: Sequence[str]) -> int:
     """Cross-check; returns 0 where both agree, and on a CPU, which can only rehearse; 1 where they
     do not; 2 for a usage error."""
-    refuse_other_images(argv, "bench.crosscheck")
+    *flags, last = map(axis_flag, _SUPPORTED)
+    why = f"the bare loop supports {', '.join(flags)} and {last}"
     parser = Parser(
         prog="python -m bench.crosscheck",
+        absent=dict.fromkeys((name for name in AXES if name not in _SUPPORTED), why),
         usage="%(prog)s [--AXIS VALUE] [--pairs N] [--json]",
         description=describe(__doc__),
     )
     parser.add_argument("--pairs", type=int, default=3, metavar="N", help="pairs to measure (3)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    add_axes(
-        parser,
-        "of the case; default on a GPU: dpn92, bf16-amp, batch 256, fraction 0.2",
-        without=_WITHOUT,
-    )
+    add_axes(parser, "of the case; default on a GPU: dpn92, bf16-amp, batch 256, fraction 0.2")
     given = parser.parse(argv)
     if given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
-    axes = read_axes(given, without=_WITHOUT)
+    axes = read_axes(given)
     case = choose_case(axes)
     inputs = gather_inputs([case], ask([case.device], list_examined([case])), axes)
     platform, data = inputs.platforms[case.device], inputs.data(case)
@@ -238,10 +230,6 @@ def main(argv: Sequence[str]) -> int:
     return 0 if agree or rehearsal else 1
 
 
-_SUPPORTED = ("model", "workload", "precision", "batch_size", "fraction", "device")
-"""Axes that the bare loop knows."""
-
-
 def choose_case(axes: dict[str, list[Value]]) -> Case:
     """The one case to measure. Raises UsageError: several are given, or one that the bare loop
     cannot train."""
@@ -263,15 +251,6 @@ def choose_case(axes: dict[str, list[Value]]) -> Case:
     if case.precision not in PRECISIONS_HERE:
         right = " or ".join(PRECISIONS_HERE)
         raise UsageError(f"--precision {case.precision}: the bare loop can only train {right}")
-    dataset = SYNTHETIC if case.workload == IMAGES else case.dataset
-    plain = replace(Case(dataset=dataset), **{name: getattr(case, name) for name in _SUPPORTED})
-    if case != plain:
-        other = next(name for name in AXES if getattr(case, name) != getattr(plain, name))
-        flags = list(map(axis_flag, _SUPPORTED))
-        raise UsageError(
-            f"{axis_flag(other)}: the bare loop supports {', '.join(flags[:-1])} and {flags[-1]}; "
-            "leave it out"
-        )
     return case
 
 

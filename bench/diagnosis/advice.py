@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from bench.case import Case, Value, axis_flag, format_value, go_together
+from bench.axis import Value
+from bench.case import AXES, Case, axis_flag, format_value
 from bench.diagnosis.explanation import Advice, Alternatives, Cause
+from bench.grid import go_together
 from bench.precision import PRECISIONS
 
 
@@ -82,7 +84,6 @@ CURES: dict[Cause, Cure] = {
 """Every cause, and what may mend it."""
 
 _ABSENT_AXES: dict[str, Callable[[Case], bool]] = {
-    "workers": lambda case: case.loader == "device",
     "cudnn_benchmark": lambda case: case.device == "cpu",
     "cuda_graphs": lambda case: not go_together(replace(case, cuda_graphs=True, profile=False)),
 }
@@ -123,7 +124,8 @@ def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Adv
     """What may mend a cause in a case, with what was measured of it."""
     for option in CURES[cause].options:
         old = getattr(case, option.axis)
-        if not _ABSENT_AXES.get(option.axis, lambda _: False)(case) and _is_open(option, old):
+        absent = _ABSENT_AXES.get(option.axis, lambda _: False)(case)
+        if AXES[option.axis].holds(case) and not absent and _is_open(option, old):
             tried = _find_tried(option, case, alternatives)
             yield tried or _find_lever(option, case) or Advice(option.flag)
     if CURES[cause].other:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.case import Case, Value
+from bench.axis import Value
+from bench.case import Case
 from bench.diagnosis.breakdown import Breakdown
 from bench.diagnosis.ceiling import Beaten, Ceiling
 from bench.diagnosis.step import Step

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from bench.case import Case, grid
+from bench.case import Case
 from bench.diagnosis.step import Rates, Step
 from bench.errors import UsageError
+from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.processes import run_module
 from bench.record import WorkRow

@@ -9,19 +9,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
 
 from bench.case import Case
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo, prepare, progress_bar
 from bench.data.progress import Progress
-from bench.environment import ProcessAnswer
+from bench.doctor.rates import measure_rates
+from bench.environment import ProcessAnswer, ask
+from bench.errors import UnsupportedError, UsageError
+from bench.processes import hold_to
 from bench.record import EpochRow, Known, Outcome, Yardstick
 from bench.worker.messages import PhaseEntered, StepTaken
 
-EXECUTORS: dict[str, str] = {
-    "subprocess": "bench.executors.subprocess:SubprocessExecutor",
-    "ray": "bench.executors.ray.executor:RayExecutor",
-    "fake": "bench.executors.fake:FakeExecutor",
+
+@dataclass(frozen=True)
+class Kind:
+    """An executor as ``module:class``, and what has to be known of it before it is loaded."""
+
+    place: str
+    trains: bool = True  # else nothing is looked at or measured, and its rows are no measurements
+    here: bool = True  # its lanes are of this machine: before it starts, it can say which, and a
+    # run can be asked after each epoch whether to go on; else --address says where they are
+
+
+EXECUTORS: dict[str, Kind] = {
+    "subprocess": Kind("bench.executors.subprocess:SubprocessExecutor"),
+    "ray": Kind("bench.executors.ray.executor:RayExecutor", here=False),
+    "fake": Kind("bench.executors.fake:FakeExecutor", trains=False),
 }
 
 
@@ -107,14 +120,24 @@ ALL = 0
 """A number of lanes: one for each GPU; on a CPU, one for each core."""
 
 
-class Executor(Protocol):
+class Executor:
     """Offers lanes, and turns cases into outcomes, one at a time on each lane.
 
-    The methods that take a lane may be called by several threads at once, each for another lane. A
-    worker dies with the thread that started it, so a lane has one thread as long as it is open.
+    It has to `run` a case. All else is here as on this machine with one lane, for what has no
+    others. The methods that take a lane may be called by several threads at once, each for another
+    lane. A worker dies with the thread that started it, so a lane has one thread as long as it is
+    open.
     """
 
-    def __init__(self, settings: Settings) -> None: ...
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def run(
+        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
+    ) -> Outcome:
+        """Run one case on ``job.lane`` to its end, or to `interrupted` soon after ``stopping()``.
+        It never raises: every failure is an outcome. ``on_event`` is called in the same thread."""
+        raise NotImplementedError
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
         """Open the lanes that cases on ``device`` ("cuda" or "cpu") may run on; once, first of all.
@@ -123,14 +146,19 @@ class Executor(Protocol):
         machine is a single lane that is pinned to nothing and has no name. Raises UsageError: there
         are not that many; it says how many there are.
         """
+        if wanted not in (None, ALL, 1):
+            raise UsageError(f"--lanes {wanted}: this executor has one lane; leave it out")
+        return (Lane(),)
 
     def join_lanes(self) -> Sequence[Lane]:
         """Lanes that came since the last call, on nodes that joined late or in place of lost ones.
         A lane whose case was `lost` is gone. It is listed here if it comes back."""
+        return ()
 
     def lose_lanes(self) -> Sequence[Lane]:
         """Lanes that went away since the last call while nothing ran on them; `join_lanes` lists
         them if they come back."""
+        return ()
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """The lane for a case of ``size`` GPUs (on a CPU, shares of cores) that ``lane`` is to run.
@@ -143,6 +171,9 @@ class Executor(Protocol):
             ShortageError: there are, or were, but some are gone or in use.
             UsageError: the lane's machine failed to say; the case is an `error`.
         """
+        if size > 1:
+            raise UnsupportedError(f"world size {size}: this executor runs a case on one GPU")
+        return lane
 
     def examine(
         self,
@@ -154,21 +185,21 @@ class Executor(Protocol):
     ) -> ProcessAnswer:
         """Ask about devices and models where the lane is, as `bench.environment.ask` does; ``look``
         is called only where the process that answers runs on this machine."""
+        with hold_to(lane.cores):
+            return ask(devices, models, timeout_s=timeout_s, look=look, variables=lane.variables)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
         """Have images on the lane's machine; its ``folder`` is that of a job on this lane. Raises
         UsageError: they cannot be had or read."""
+        with progress_bar() as progress:
+            return images.prepare(progress)
 
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
     ) -> Yardstick:
         """Measure what the lane can do now, as `bench.doctor.rates.measure_rates` does."""
-
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
-        """Run one case on ``job.lane`` to its end, or to `interrupted` soon after ``stopping()``.
-        It never raises: every failure is an outcome. ``on_event`` is called in the same thread."""
+        with hold_to(lane.cores):
+            return measure_rates(device, seconds, lane.variables, expected)
 
     def kill(self) -> None:
         """End whatever runs on any lane, at once. Called by a signal handler."""
@@ -178,7 +209,7 @@ class Executor(Protocol):
 
 
 def build_executor(name: str, settings: Settings) -> Executor:
-    return load_executor(EXECUTORS[name], settings)
+    return load_executor(EXECUTORS[name].place, settings)
 
 
 def load_executor(place: str, settings: Settings) -> Executor:

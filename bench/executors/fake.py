@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.case import AXES, Case, Value, parse_value
-from bench.data import DatasetInfo
+from bench.axis import Value
+from bench.case import AXES, Case, parse_value
 from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
-from bench.executors import Event, Images, Job, Lane, Settings
-from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status, Yardstick
+from bench.executors import Event, Executor, Job, Lane, Settings
+from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.text import parse_bytes
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
@@ -84,12 +84,13 @@ def _is_number(text: str) -> bool:
     return text.replace(".", "", 1).isdigit()
 
 
-class FakeExecutor:
+class FakeExecutor(Executor):
     """Answers each case at once: ok, or the status the rules in `ANSWERS` give it; where `MEMORY`
     is set, a case that takes more than there is is out of memory. Raises UsageError: a rule is
     none, or the model of memory, or a lane."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self._rules = [_parse_rule(rule) for rule in os.environ.get(ANSWERS, "").split()]
         memory = os.environ.get(MEMORY)
         self._memory = None if memory is None else Memory.parse(memory)
@@ -110,9 +111,6 @@ class FakeExecutor:
     def join_lanes(self) -> Sequence[Lane]:
         lanes, self._lost = self._lost, []
         return lanes
-
-    def lose_lanes(self) -> Sequence[Lane]:
-        return ()
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         if size == 1 or not self._cards:
@@ -136,14 +134,6 @@ class FakeExecutor:
     ) -> ProcessAnswer:
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
         return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
-
-    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        return images.prepare()
-
-    def rate(
-        self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
-    ) -> Yardstick:
-        return Yardstick()
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
@@ -181,10 +171,6 @@ class FakeExecutor:
             if getattr(case, axis) == value:
                 return answer
         return Status.OK
-
-    def kill(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def _parse_lanes(text: str) -> list[tuple[str, str]]:

@@ -20,11 +20,9 @@ from pathlib import Path
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
 from bench.case import Case
-from bench.data import DatasetInfo, progress_bar
-from bench.doctor.rates import measure_rates
-from bench.environment import ProcessAnswer, ask, usable_cpus
+from bench.environment import usable_cpus
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import ALL, Event, Images, Job, Lane, Settings
+from bench.executors import ALL, Event, Executor, Job, Lane, Settings
 from bench.executors.process import Worker
 from bench.executors.ranks import Ranks, see_all, share_cores
 from bench.executors.server import Servers
@@ -33,8 +31,7 @@ from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import Device, Several, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
-from bench.processes import hold_to
-from bench.record import MEASURED, REFUSED, Outcome, Status, Yardstick, write_missing
+from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.text import count
 from bench.worker.messages import END, GO_ON, EpochEnded, Finished, Message, PhaseEntered
 
@@ -46,12 +43,12 @@ _AWAITS_LOADER = re.compile(r"utils/data/dataloader\.py\", line \d+ in __next__"
 """Whether the stacks of a worker show that it waits for a batch of torch's DataLoader."""
 
 
-class SubprocessExecutor:
+class SubprocessExecutor(Executor):
     """Runs each case in a worker of its own. The parent reads the card while the worker trains.
     Lanes are GPUs, or equal shares of the cores that this process may use."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._workers: list[Worker | Ranks] = []
         self._servers = Servers(settings.cold)
         self._compiled: tempfile.TemporaryDirectory[str] | None = None
@@ -71,12 +68,6 @@ class SubprocessExecutor:
                 f"{len(cards)}"
             )
         return name_lanes(cards[: wanted or len(cards)])
-
-    def join_lanes(self) -> Sequence[Lane]:
-        return ()
-
-    def lose_lanes(self) -> Sequence[Lane]:
-        return ()
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """The lane's GPU and others of its kind, or the cores of this process in equal shares."""
@@ -104,27 +95,6 @@ class SubprocessExecutor:
             )
         name = "+".join(f"gpu{card.index}" for card in alike[:size]) if lane.name else ""
         return Lane(name, tuple(card.uuid for card in alike[:size]))
-
-    def examine(
-        self,
-        lane: Lane,
-        devices: Sequence[str],
-        models: Sequence[str],
-        timeout_s: float,
-        look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
-    ) -> ProcessAnswer:
-        with hold_to(lane.cores):
-            return ask(devices, models, timeout_s=timeout_s, look=look, variables=lane.variables)
-
-    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        with progress_bar() as progress:
-            return images.prepare(progress)
-
-    def rate(
-        self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
-    ) -> Yardstick:
-        with hold_to(lane.cores):
-            return measure_rates(device, seconds, lane.variables, expected)
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
@@ -194,7 +164,7 @@ class SubprocessExecutor:
         with Monitor(device) as monitor:
             try:
                 worker = start_worker(
-                    job, self.choose_cache(job), self._settings.timeout_s, self._servers
+                    job, self.choose_cache(job), self.settings.timeout_s, self._servers
                 )
             except UnsupportedError as error:
                 return Outcome(Status.UNSUPPORTED, str(error)), False
@@ -243,11 +213,11 @@ class SubprocessExecutor:
             seen = monitor.close(
                 answer.measurement.peak_reserved_bytes,
                 answer.measurement.warmup_reserved_bytes,
-                self._settings.allow_shared,
+                self.settings.allow_shared,
             )
         if worker.note:
             seen.notes.append(worker.note)
-        outcome = _conclude(answer, seen, self._settings.allow_shared)
+        outcome = _conclude(answer, seen, self.settings.allow_shared)
         if done is not None and job.case.epochs > 1 and outcome.status not in MEASURED:
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
         return outcome, answer.transient
@@ -255,7 +225,7 @@ class SubprocessExecutor:
     def _listen(self, worker: Worker | Ranks, stopping: Callable[[], bool]) -> Iterator[Message]:
         """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.
         Raises MessageError: the worker wrote what is no message."""
-        phase, deadline = "set-up", time.monotonic() + self._settings.timeout_s
+        phase, deadline = "set-up", time.monotonic() + self.settings.timeout_s
         for message in worker.messages():
             if stopping():
                 yield Finished(Status.INTERRUPTED, "the sweep was stopped")
@@ -264,7 +234,7 @@ class SubprocessExecutor:
                 stacks = worker.dump_stacks()
                 waited = ", waiting for its DataLoader" if _AWAITS_LOADER(stacks) else ""
                 reason = (
-                    f"{phase} took longer than {self._settings.timeout_s:g} s{waited}; "
+                    f"{phase} took longer than {self.settings.timeout_s:g} s{waited}; "
                     "raise --timeout; the log has the stacks"
                 )
                 yield Finished(Status.TIMEOUT, reason)
@@ -273,7 +243,7 @@ class SubprocessExecutor:
                 yield message
             if isinstance(message, PhaseEntered):
                 # only now: the worker may have been held at a gate until here
-                phase, deadline = message.phase, time.monotonic() + self._settings.timeout_s
+                phase, deadline = message.phase, time.monotonic() + self.settings.timeout_s
 
 
 def name_lanes(cards: Sequence[Card]) -> list[Lane]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, NAMED, Case, Value, spell_value
+from bench.axis import Value
+from bench.case import AXES, NAMED, Case, spell_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, EPOCH_COLUMNS, MEASURED, Environment, Measurement, Record, Status
 from bench.store.reader import read_cases

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from bench.case import AXES
 from bench.record import RELIABLE
 from bench.study.axes import (
     Machines,
@@ -23,10 +24,6 @@ from bench.text import name_first
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-NO_QUESTION = ("seed",)
-"""Axes that are varied to see a spread, not for what they do."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) ->
     changes = [
         change
         for axis in find_varying(ended)
-        if axis not in NO_QUESTION
+        if axis not in AXES or not AXES[axis].spread
         for change in find_changes(axis, ended, machines)
     ]
     found: list[dict[str, Estimate]] = [{} for _ in changes]

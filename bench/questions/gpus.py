@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from bench.case import FOLLOWS, LEGACY, Case, format_value
+from bench.case import AXES, FOLLOWS, Case, format_value
 from bench.limits import MIN_REPEATS
 from bench.precision import PRECISIONS
 from bench.questions.lines import Line, Point, Tax, find_taxes
@@ -213,7 +213,7 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
             f"The GPUs of different numbers are not linked alike ({name_links(links)}), so that a "
             f"drop may be that of a slower link. {doubt.fix}"
         )
-    if any(row.parallel in LEGACY for row in rows):
+    if any(row.parallel in AXES["parallel"].legacy for row in rows):
         yield "dp is torch's DataParallel, which torch itself advises against; use --parallel ddp."
 
 

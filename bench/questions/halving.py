@@ -147,7 +147,7 @@ def tell_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
         Column("trial", "trial", "in the order in which they were drawn",
                lambda trial: trial.number),
         *(
-            Column(name, name_axis(name), AXES[name].metadata["help"],
+            Column(name, name_axis(name), AXES[name].help,
                    partial(write_axis, name))
             for name in axes
         ),

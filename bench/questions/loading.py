@@ -206,7 +206,7 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
         Column("workers", "workers", "processes that load; 0: the training process itself",
                lambda line: int(line[1].workers) if line[2] else None, always=True),
         *(
-            Column(axis, name_axis(axis), AXES[axis].metadata["help"],
+            Column(axis, name_axis(axis), AXES[axis].help,
                    partial(_write_setting, axis))
             for axis in settings
         ),

@@ -133,19 +133,19 @@ M = TypeVar("M", bound=Material)
 
 
 def gather(
-    make: Callable[..., M],
     sweeps: Sequence[Sweep],
     reference: Sweep | None = None,
     where: Sequence[Filter] = (),
     by: str = "",
+    make: Callable[..., M] = Material,  # type: ignore[assignment]
 ) -> M:
     """Read the cases of some sweeps.
 
     Args:
-        make: takes the fields of `Material`.
         reference: published figures, if any.
         where: which cases it is about; all of them by default.
         by: the axis by which the overview is grouped, if it varies.
+        make: takes the fields of `Material`.
 
     Raises:
         UsageError: ``where`` leaves nothing.

@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from bench.case import AXES, Case
+from bench.axis import Trait
+from bench.case import AXES, Case, list_affecting
 from bench.interval import CONFIDENCE
 from bench.record import Status
 from bench.render.cells import ESTIMATE, iterate, name_case, outcome, take_first
@@ -168,7 +169,7 @@ def describe_machine(machine: str, rows: pd.DataFrame) -> str:
 
 def _dataset_note(rows: pd.DataFrame) -> str:
     said = []
-    images_of = ["dataset", "input", "classes"]
+    images_of = [*list_affecting(Trait.DATA)]
     for (dataset, shape, classes), part in rows.groupby(images_of, sort=False):
         if dataset == OWN:
             continue

@@ -9,7 +9,8 @@ from functools import cached_property
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, SAME_QUESTION, Case, Value, format_value, free_axes, spell_value
+from bench.axis import Value
+from bench.case import AXES, SAME_QUESTION, Case, format_value, free_axes, spell_value
 from bench.diagnosis.advice import CURES
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, Case, Value
+from bench.axis import Value
+from bench.case import AXES, Case
 from bench.diagnosis.evidence import write_ms
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
@@ -120,7 +121,7 @@ def axis_column(
         number: whether it stands to the right; by default if it is one.
     """
     # on the command line the help of an axis says images, and means items
-    told = "where it ran" if axis == MACHINE else AXES[axis].metadata["help"]
+    told = "where it ran" if axis == MACHINE else AXES[axis].help
 
     def say(one: Any) -> Cell:
         row = take(one)

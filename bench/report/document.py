@@ -166,7 +166,7 @@ def build(
     Raises:
         UsageError: ``where`` leaves nothing.
     """
-    return gather(partial(Report, home=home or Path.cwd()), sweeps, reference, where, by)
+    return gather(sweeps, reference, where, by, partial(Report, home=home or Path.cwd()))
 
 
 def _count_outcomes(cases: pd.DataFrame) -> str:

@@ -35,7 +35,7 @@ def render(report: Report) -> str:
             for said in report.warnings
         ],
         "tables": [_table(table) for table in report.tables],
-        "effects": [_effect(effect) for effect in report.effects],
+        "effects": [describe_effect(effect) for effect in report.effects],
         "explanations": [lay_out(why) for why in report.pairs],
         "notes": report.notes,
         "outcomes": report.outcomes,
@@ -45,7 +45,7 @@ def render(report: Report) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _effect(effect: Effect) -> dict[str, Any]:
+def describe_effect(effect: Effect) -> dict[str, Any]:
     """A change with what it does to each metric, as `Metric.lay_out` has it."""
     return {
         "axis": effect.axis,

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from bench.data import load
 from bench.environment import ask, refuse_missing, with_inputs
 from bench.errors import UsageError
-from bench.flags import command, refuse_other_images
+from bench.flags import command
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
 from bench.render.text import WIDTH, draw_table, style_text
@@ -25,7 +25,6 @@ from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbour
 @command
 def main(argv: Sequence[str]) -> int:
     """Make a map, or show one."""
-    refuse_other_images(argv, "bench.scales")
     given = build_parser().parse(argv)
     if given.show is not None:
         scales = read_scale_map(given.show)

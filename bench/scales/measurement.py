@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.case import Value, format_value, parse_value
+from bench.axis import Value
+from bench.case import format_value, parse_value
 from bench.data import Dataset
 from bench.data.batches import stream
 from bench.precision import PRECISIONS, is_dynamic, set_flags

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.case import Case, axis_flag, format_value, parse_value
+from bench.case import Case, axis_flag, format_value, list_absent, parse_value
 from bench.data import find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
@@ -112,7 +112,12 @@ class Options:
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="python -m bench.scales", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = Parser(
+        prog="python -m bench.scales",
+        absent=list_absent("scales"),
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+    )
     what = parser.add_argument_group("what to look at")
     what.add_argument(
         "--precision", nargs="+", default=["fp16"], metavar="NAME", help="number formats (fp16)"

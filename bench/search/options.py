@@ -9,34 +9,17 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.case import (
-    AXES,
-    FOLLOWS,
-    Case,
-    Value,
-    axis_flag,
-    default_lr,
-    format_value,
-    parse_value,
-    refuse_auto,
-)
+from bench.axis import Value
+from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_absent, parse_value
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_axes, describe, parse_whole, read_axes, refuse_flags
+from bench.executors import EXECUTORS
+from bench.flags import Parser, add_axes, describe, parse_whole, read_axes
+from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
 from bench.preset import Preset
 from bench.sweep.options import Options, add_running, plan_cases, read_running
-
-WITHOUT = {
-    "fraction": "trials train whole epochs",
-    "steps": "trials train whole epochs",
-    "until": "trials train whole epochs",
-    "checkpoint": "a trial that was interrupted begins anew",
-    "profile": "bench.sweep profiles the settings that were found",
-    **dict.fromkeys(("parallel", *FOLLOWS["parallel"]), "each trial trains on one GPU"),
-}
-"""Axes that a search has no flag for, and why."""
 
 EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
 
@@ -51,9 +34,6 @@ own."""
 DIGITS = 3
 """Significant digits of a learning rate that is drawn: a tenth of a percent changes nothing, and
 people have to write it."""
-
-LOCAL = ("subprocess", "fake")
-"""The executors whose lanes can ask after each epoch whether to go on."""
 
 _MOST_SAMPLES = 10_000
 
@@ -137,6 +117,7 @@ def _draw(
 def build_parser(docstring: str | None) -> Parser:
     parser = Parser(
         prog="python -m bench.search",
+        absent=list_absent("search"),
         usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
         description=describe(docstring),
     )
@@ -176,23 +157,20 @@ def build_parser(docstring: str | None) -> Parser:
         f"rates are drawn alike on a log scale; defaults: --epochs {EPOCHS}, --batch-size {names}, "
         f"--loss-scale {scales} for the precisions that scale a loss, and --lr from a tenth to ten "
         "times the optimizer's own; --seed is also that of the draw",
-        WITHOUT,
     )
     add_running(parser)
     return parser
 
 
 def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search:
-    for name, why in WITHOUT.items():
-        refuse_flags(argv, [name], f"bench.search does not take it, because {why}; leave it out")
     given = build_parser(docstring).parse(argv)
-    if given.executor not in LOCAL:
+    if given.executor in EXECUTORS and not EXECUTORS[given.executor].here:
         raise UsageError(
             f"--executor {given.executor}: bench.search decides while trials run, which it does on "
             "this machine alone; leave it out"
         )
     rates = _take_range(given)
-    axes = read_axes(given, WITHOUT)
+    axes = read_axes(given)
     halving = _read_halving(given, axes)
     for size in axes.get("batch_size", []):
         if isinstance(size, str):

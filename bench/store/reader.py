@@ -17,7 +17,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from bench.case import AXES, Case, Value, format_value, parse_value
+from bench.axis import Value
+from bench.case import AXES, Case, format_value, parse_value
 from bench.errors import UsageError
 from bench.record import (
     COLUMNS,

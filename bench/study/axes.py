@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.case import (
-    AXES,
-    BARE,
-    COMPILES,
-    FOLLOWS,
-    LEGACY,
-    SAME_QUESTION,
-    Case,
-    find_leader,
-    format_value,
-    main_loss_scale,
-    order_scale,
-)
-from bench.precision import FP8_RECIPES, PRECISIONS
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, main_loss_scale, mark_legacy
 from bench.study.summaries import SOURCE
-from bench.text import parse_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +25,7 @@ ORDER = (
 model."""
 
 NUMBERS = frozenset(
-    name for name in AXES if name == "loss_scale" or type(getattr(Case, name)) in (int, float)
+    name for name in AXES if name == "loss_scale" or type(AXES[name].default) in (int, float)
 )
 """Axes whose values are numbers, upwards; a dynamic loss scale comes last."""
 
@@ -60,7 +45,7 @@ def find_varying(cases: pd.DataFrame) -> tuple[str, ...]:
             several = len(cases[list(SOURCE)].drop_duplicates()) > 1
         else:
             several = len(set(cases[name].tolist())) > 1
-            if several and find_leader(name) == "precision":
+            if several and AXES[name].follows == "precision":
                 several = bool((cases.groupby("precision")[name].nunique() > 1).any())
         if several:
             varying.append(name)
@@ -81,9 +66,7 @@ def name_value(axis: str, value: Any, machines: Machines) -> str:
     """Write a value of an axis, of `take_values`, for people."""
     if axis == MACHINE:
         return machines[value]
-    if axis == "parallel" and value in LEGACY:
-        return f"{value} (legacy)"
-    return format_value(value) or "none"
+    return mark_legacy(axis, format_value(value)) or "none"
 
 
 def name_setting(axis: str, text: str) -> str:
@@ -92,7 +75,7 @@ def name_setting(axis: str, text: str) -> str:
     >>> name_setting("precision", "fp32"), name_setting("compile", "off"), name_setting("lr", "0.1")
     ('fp32', 'compile off', 'lr 0.1')
     """
-    return text if axis in (MACHINE, *BARE) else f"{name_axis(axis)} {text}"
+    return text if axis == MACHINE or AXES[axis].plain else f"{name_axis(axis)} {text}"
 
 
 def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
@@ -102,30 +85,10 @@ def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
     scales and no limit last, off before on, anything else as it first ran.
     """
     distinct = list(dict.fromkeys(values))
-    if axis == "precision":
-        return sorted(distinct, key=list(PRECISIONS).index)
-    if axis in _KEYS:
-        return sorted(distinct, key=_KEYS[axis])
-    if axis in AXES and isinstance(getattr(Case, axis), (bool, int, float)):
-        return sorted(distinct)
-    return distinct
-
-
-def _order_share(text: str) -> tuple[bool, float]:
-    """A key that sorts warm-ups: steps, then shares of all steps."""
-    return text.endswith("%"), float(text.removesuffix("%"))
-
-
-_KEYS: Mapping[str, Callable[[str], Any]] = {
-    "loss_scale": order_scale,
-    "opt_level": str,
-    "fp8_recipe": list(FP8_RECIPES).index,
-    "compile": list(COMPILES).index,
-    "memory_limit": lambda text: parse_bytes(text) if text else math.inf,
-    "steps": lambda text: int(text) if text else math.inf,
-    "lr_warmup": _order_share,
-}
-"""By what values that are text, as CSV spells them, are sorted; without a limit comes last."""
+    if axis == MACHINE:
+        return distinct
+    order, default = AXES[axis].order, AXES[axis].default
+    return sorted(distinct, key=order) if order or isinstance(default, int | float) else distinct
 
 
 def rank(cases: pd.DataFrame, axis: str) -> pd.Series:

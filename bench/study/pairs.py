@@ -14,7 +14,8 @@ from itertools import compress, pairwise, product, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.case import AXES, FOLLOWS, RECIPE, SAME_QUESTION, free_axes
+from bench.axis import Trait
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, free_axes, list_affecting
 from bench.record import COMPARABLE
 from bench.store.attempts import number_groups
 from bench.study.axes import (
@@ -32,24 +33,6 @@ from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-BASELINES = {
-    "precision": "fp32",
-    "memory_limit": "",
-    "freeze": "none",
-    "start": "",
-    "parallel": "none",
-    "grad_compression": "none",
-}
-"""What the other values of an axis are compared with, where it ran; else the first value.
-
-Of numbers, each is compared with the next below it.
-"""
-
-
-KEPT = ("world_size",)
-"""Axes that follow another and are a question of their own: what is compared agrees in them."""
 
 
 class Pair(NamedTuple):
@@ -101,7 +84,8 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
         cases = keep_main(cases, number_groups(cases, equal))
     keys, places = number_groups(cases, equal).tolist(), rank(cases, axis).tolist()
     values = dict(zip(places, take_values(cases, axis), strict=True))
-    wanted = BASELINES.get(axis)
+    about = AXES.get(axis)  # of `MACHINE` there is none
+    wanted = format_value(about.default) if about and about.baseline else None
     first = next((place for place, value in values.items() if value == wanted), 0)
     groups: dict[int, dict[int, dict[Any, list[_Line]]]] = {}
     for key, place, line in zip(keys, places, _list_lines(cases), strict=True):
@@ -162,7 +146,7 @@ def _rate_parts(ends: tuple[_Line, _Line]) -> tuple[bool, float, float]:
 
 
 def _pair(axis: str, key: int, a: _Line, b: _Line) -> Pair:
-    early = a.part < 1 and axis in RECIPE
+    early = a.part < 1 and axis in list_affecting(Trait.LEARNING)
     alike = a.told == b.told and (not a.own or a.draws == b.draws)
     return Pair(
         a.cell,
@@ -177,16 +161,16 @@ def _pair(axis: str, key: int, a: _Line, b: _Line) -> Pair:
 
 def list_free(axis: str) -> set[str]:
     """The axes in which cases that are compared by ``axis`` may differ."""
-    return {axis, *(set(free_axes(axis)) - set(KEPT)), *SAME_QUESTION}
+    kept = {name for name, about in AXES.items() if about.kept}
+    return {axis, *(set(free_axes(axis)) - kept), *SAME_QUESTION}
 
 
-OWN_DRAWS = ("accumulate", "loader")
-"""Axes by which the data of a user's workload differ, so that losses cannot be compared: micro-
-batches are drawn each by itself, and a DataLoader has a dataset instead."""
+OWN_DRAWS = list_affecting(Trait.DRAWS)
+"""Axes by which the data of a user's workload differ, so that losses cannot be compared."""
 
-SAME_LOSS = ("part", "dataset", "input", "classes")
+SAME_LOSS = ("part", *list_affecting(Trait.DATA))
 """What cases must agree on for their losses to be compared: as much of an epoch, the images. Before
-its end they may not differ in their `RECIPE` either."""
+its end they may not differ in what is learnt either."""
 
 
 def keep_alike(

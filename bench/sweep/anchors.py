@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.anchors import ALONE, BUSY, AnchorVerdict, LaneReading, Pace, Session, read_pace
-from bench.case import FOLLOWS, Case
+from bench.case import AXES, Case
 from bench.executors import Lane
 from bench.limits import is_shared
 from bench.record import REFUSED, RELIABLE, Outcome, Record
@@ -23,12 +23,8 @@ within 0.5 %, and to within 2 % where they vary by 5 %."""
 def make_anchor(case: Case) -> Case:
     """The first steps of a case, with nothing measured beside them, on one GPU, and batches from
     the plain loader: one that waits for a DataLoader compares CPUs and disks."""
-    apart = (
-        *("epochs", "fraction", "until", "evaluate", "checkpoint", "profile"),
-        *("compile", "cuda_graphs"),
-    )
-    alone = ("parallel", *FOLLOWS["parallel"], "loader", *FOLLOWS["loader"])
-    return replace(case, **{name: getattr(Case, name) for name in (*apart, *alone)}, steps=STEPS)
+    apart = {name: axis.default for name, axis in AXES.items() if not axis.anchored}
+    return replace(case, **apart | {"steps": STEPS})
 
 
 def choose_anchors(cases: Sequence[Case]) -> list[Case]:

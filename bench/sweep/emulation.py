@@ -59,7 +59,7 @@ def foresee_emulation(cases: Sequence[Case], options: Options) -> tuple[list[str
     the device, or a model is broken.
     """
     devices = list(dict.fromkeys(case.device for case in cases if _may_be_emulated(case)))
-    if not devices or options.executor == "fake":
+    if not devices or not options.trains:
         return [], 0.0
     cases = [case for case in cases if case.device in devices]
     answer = ask(devices, list_examined(cases), timeout_s=options.timeout_s)

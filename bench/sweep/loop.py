@@ -195,7 +195,7 @@ class Loop:
 
     def _recall(self, ticket: Ticket, inputs: Inputs) -> Known:
         """What a ticket need not find anew; a further attempt is to find everything."""
-        if ticket.attempt > 1 or self.options.executor == "fake":
+        if ticket.attempt > 1 or not self.options.trains:
             return Known()
         case = ticket.run[0]
         return self._sharing.recall(case, inputs.describe(case))
@@ -246,7 +246,7 @@ class Loop:
             session=self.session,
         )
         self._write(record, outcome)
-        if self.options.executor != "fake":
+        if self.options.trains:
             self._sharing.learn(record, outcome.work)
         self._hold_rates(lane, record, outcome.work)
         self._keep_run(ticket).finish(record)
@@ -292,7 +292,7 @@ class Loop:
         """Measure what a lane can do, and say what is slow there, before its first case; and again
         where a step was faster than the rates allow, and then the better of both counts."""
         expected = self._expected.pop((lane.name, device), {})
-        if ((lane.name, device) in self.rated and not expected) or self.options.executor == "fake":
+        if ((lane.name, device) in self.rated and not expected) or not self.options.trains:
             return
         first = all(device != other for _, other in self.rated)
         self.rated.add((lane.name, device))

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.case import COMPILES, MICRO_BATCH, PARALLELS, Case, Value, fill_auto
+from bench.axis import COMPILES, PARALLELS, Value
+from bench.case import Case
 from bench.data import DATASETS
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
 from bench.executors import ALL, EXECUTORS, Settings
 from bench.flags import Parser, Rare, add_axes, read_axes
+from bench.grid import MICRO_BATCH, fill_auto
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
@@ -75,6 +77,10 @@ class Options:
     @property
     def settings(self) -> Settings:
         return Settings(self.timeout_s, self.allow_shared, self.address, self.cold)
+
+    @property
+    def trains(self) -> bool:
+        return EXECUTORS[self.executor].trains
 
     def resume(self, out: Path) -> str:
         given = "--out" in self.given
@@ -247,7 +253,7 @@ def read_running(
     value is wrong."""
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
-    if given.address and given.executor != "ray":
+    if given.address and EXECUTORS[given.executor].here:
         raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
     lanes, quiet = _parse_lanes(given.lanes)
     return Options(

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
-from bench.case import Case, check_axes, check_batches, format_value, spell_cases, telling_axes
+from bench.axis import Trait
+from bench.case import Case, format_value, list_affecting, spell_cases, telling_axes
 from bench.data import DatasetInfo, count_classes, count_images, progress_bar
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
@@ -23,6 +24,7 @@ from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
 from bench.gpu.nvml import find_neighbours
+from bench.grid import check_axes, check_batches
 from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
@@ -170,7 +172,7 @@ def find_inputs(
     known, cases = cases, [*cases, *families]
     starts, subjects = hash_starts(cases), list(dict.fromkeys(map(name_subject, cases)))
     devices = _names(cases, "device")
-    if options.executor == "fake":
+    if not options.trains:
         check_models(cases)
         answer = executor.examine(lane, devices, [], options.timeout_s)
         unseen = Inputs(
@@ -290,7 +292,7 @@ def _refuse_shared(platforms: Mapping[str, Platform], options: Options, lane: La
     """Refuse the cards of this machine that others use, unless --allow-shared is given."""
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid
-        if uuid and not options.allow_shared and not lane.host and options.executor != "fake":
+        if uuid and not options.allow_shared and not lane.host and options.trains:
             refuse_neighbours(uuid)
 
 
@@ -364,7 +366,7 @@ def try_models(plan: Plan, options: Options) -> Inputs:
         for case in cases
         if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
     ]
-    if options.executor == "fake":
+    if not options.trains:
         check_models(own)
     elif own:
         answer = ask([], list_examined(own), timeout_s=options.timeout_s)
@@ -499,7 +501,7 @@ def read_past(
 
     for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
         environment = inputs.describe(case)
-        here = find_alike(case, ("device", "dataset", "input", "classes"))
+        here = find_alike(case, ("device", *list_affecting(Trait.DATA)))
         changed: list[str] = []
         for name in COMPARABLE:
             now = clean(getattr(environment, name) or "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
-from bench.case import AXES, MICRO_BATCH, Case, axis_flag, default_lr, format_value
-from bench.executors import build_executor
-from bench.precision import PRECISIONS
+from bench.case import AXES, Case, axis_flag, fill_value, format_value
+from bench.executors import EXECUTORS, build_executor
+from bench.grid import MICRO_BATCH
 from bench.preset import preset_names
 from bench.store.plans import plan_runs
 from bench.sweep.emulation import foresee_emulation
@@ -34,7 +34,7 @@ def preview(plan: Plan, options: Options) -> int:
 
 
 def _refuse_lanes(cases: Sequence[Case], options: Options) -> None:
-    if options.executor == "ray":
+    if not EXECUTORS[options.executor].here:
         return  # what it has is known once a cluster was joined or started
     with closing(build_executor(options.executor, options.settings)) as executor:
         lanes, out = open_lanes(executor, cases, options), options.out
@@ -122,10 +122,6 @@ def _name_sources(plan: Plan, options: Options) -> list[str]:
 
 def _is_default(case: Case, name: str) -> bool:
     """Whether an axis has the value that it would have if nothing said otherwise."""
-    if name == "lr":
-        return case.lr == default_lr(case.optimizer)
-    if name == "loss_scale":
-        return case.loss_scale == PRECISIONS[case.precision].default_loss_scale
     if name in ("model", "dataset") and case.workload != IMAGES:
         return True
-    return bool(getattr(case, name) == getattr(Case, name))
+    return bool(getattr(case, name) == fill_value(name, case))

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.case import Case, Value
+from bench.axis import Value
+from bench.case import Case
 from bench.record import REPEATED, Outcome, Status
 from bench.store.reader import Past, Run
 from bench.text import write_seconds

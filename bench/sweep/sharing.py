@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case, count_probed, format_value, micro_batch
+from bench.axis import Trait
+from bench.case import Case, count_probed, format_value, list_affecting, micro_batch
 from bench.errors import UsageError
 from bench.precision import PRECISIONS
 from bench.record import (
@@ -33,28 +34,12 @@ from bench.store.reader import list_work, read_cases, read_records, read_work
 from bench.text import clean
 from bench.work import add_items
 
-PROOF, FLOP, WORK = "proof", "flop", "work"
+PROOF, FLOP, WORK = map(str, (Trait.PROOF, Trait.FLOP, Trait.WORK))
 
-_LEARNING = ("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs", "seed")
-_MEASURING = ("checkpoint", *SAME_QUESTION)
 _SIZES = ("batch_size", "accumulate")  # see `_make_key`
 
-_AXES: dict[str, tuple[str, ...]] = {
-    part: tuple(name for name in AXES if name not in indifferent)
-    for part, indifferent in {
-        # layers are run by themselves: without a loss, an optimizer or a loader
-        PROOF: {
-            *(*_LEARNING, *_MEASURING, *_SIZES, "loss_scale", "skip_overflow", "optimizer"),
-            *("loader", *FOLLOWS["loader"]),
-        },
-        # counted op by op, without the workers of a loader
-        WORK: {
-            *(*_LEARNING, *_MEASURING, "batch_size", "compile", "cudnn_benchmark"),
-            *("memory_limit", "workers", "persistent_workers", "prefetch"),
-        },
-    }.items()
-} | {FLOP: ("model", "dataset", "workload", "input", "classes", "freeze")}
-"""The axes that each part depends on; of a new one it is taken that proof and work do."""
+_AXES = {part: list_affecting(Trait(part)) for part in (PROOF, WORK, FLOP)}
+"""The axes that each part depends on."""
 
 _MACHINE = (*COMPARABLE, "gpu_uuid", "torch_threads", "train_images")
 """Columns of an environment that each part is taken to depend on."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from bench.case import Case, default_lr
+from bench.axis import Trait
+from bench.case import AXES, Case, default_lr, list_affecting
 from bench.record import MEASURED, Status
 from bench.store.attempts import fill_unknown, number_groups
 from bench.store.reader import read_cases
@@ -26,10 +27,7 @@ reaches its peak within the warm-up; what grows later than 16 steps a sweep show
 _LESS = 0.05
 """Part of a card's memory by which what others leave may differ from probe to probe."""
 
-APART: tuple[str, ...] = (
-    *("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule"),
-    *("epochs", "fraction", "steps", "until", "evaluate", "checkpoint", "profile", "seed", "start"),
-)
+APART = tuple(name for name in AXES if name not in list_affecting(Trait.FIT))
 """Axes that do not change how large a batch fits: no family has a value of its own."""
 
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
-from bench.case import Case, check_axes, check_batches
+from bench.case import Case
 from bench.errors import UsageError
+from bench.grid import check_axes, check_batches
 from bench.record import MEASURED, REFUSED, Status
 from bench.text import Explained
 from bench.wall.line import MemoryLine, fit_line

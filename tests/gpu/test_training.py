@@ -30,12 +30,14 @@ from training_for_tests import (
 )
 
 from bench.apex import find_apex, refuse_apex
-from bench.case import Case, Value, grid
+from bench.axis import Value
+from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.environment import Platform, probe
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.nvml import open_device
+from bench.grid import grid
 from bench.models import build_model
 from bench.precision import FP8_INSTALL, OPT_LEVELS, PRECISIONS, find_torchao, set_flags
 from bench.record import Outcome, Status

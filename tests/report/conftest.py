@@ -6,31 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up import make_fake_cards, make_profiled, make_quick, make_switches
+
+from tests.planted.sweeps import CARDS, Folders
 
 
 @pytest.fixture(scope="session")
-def fake_cards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders of `make_fake_cards`."""
-    return make_fake_cards(tmp_path_factory.mktemp("fake"))
-
-
-@pytest.fixture(scope="session")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `make_quick`."""
-    return make_quick(tmp_path_factory.mktemp("quick"))
-
-
-@pytest.fixture(scope="session")
-def switches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `make_switches`."""
-    return make_switches(tmp_path_factory.mktemp("switches"))
-
-
-@pytest.fixture(scope="session")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `make_profiled`."""
-    return make_profiled(tmp_path_factory.mktemp("profiled"))
+def fake_cards(planted: Folders) -> list[Path]:
+    """Three sweeps of three cards, in which every outcome occurs."""
+    return [planted[f"card-{number}"] for number, _ in enumerate(CARDS, 1)]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,6 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import make_record, measured, write_sweep
 
 from bench.anchors import (
     ALONE,
@@ -35,6 +34,7 @@ from bench.record import Record, Status
 from bench.study import summaries
 from bench.study.sweeps import Sweep, read_sweep
 from bench.sweep.anchors import describe_anchors
+from tests.planted.records import make_record, measured, write_sweep
 
 CASE = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small")
 SHORT = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small", steps=30)
@@ -267,18 +267,6 @@ def test_rows_beside_others_are_doubted_where_their_lane_was_slowed(tmp_path: Pa
     assert "--lanes quiet" in notice.text
 
 
-def test_unequal_lanes_are_doubted(tmp_path: Path) -> None:
-    opening, closing = session(0.12, 0.12, 0.12)
-    frame = summaries.read([sweep_of(tmp_path, [*opening, run("a", 1), run("b", 2), *closing])])
-    cases = frame[frame["anchor"] == ""]
-    assert cases["unequal"].tolist() == [True, True]
-    assert not cases["disturbed"].any()
-    (notice,) = (n for n in warn(frame, summaries.summarize(summaries.latest(frame)))
-                 if n.label == "Unequal lanes")  # fmt: skip
-    assert "--repeats 5 or more, which are spread over the lanes" in notice.text
-    assert "(up to 20.0 %)" in notice.text
-
-
 def test_each_start_of_a_sweep_has_its_own_anchors(tmp_path: Path) -> None:
     """A start without anchors is judged by none, and one that ended while they ran by its own.
 
@@ -340,27 +328,3 @@ def test_an_anchor_that_others_disturbed_says_nothing(tmp_path: Path) -> None:
     of_a, of_b = describe_anchors(alone, busy)
     assert of_a.startswith("a: not known what the other lanes change; other programs computed")
     assert of_b.startswith("b: a step takes 1.000 × as long")
-
-
-def test_the_table_of_lanes(tmp_path: Path, report: Callable[..., tuple[int, str, str]]) -> None:
-    opening, closing = session(0.1, 0.11, 0.11)
-    write_sweep(tmp_path / "x", [*opening, run("a", 1), run("b", 2), *closing])
-    code, said, errors = report(tmp_path / "x", "--full")
-    assert code == 0, errors
-    _, found, table = said.partition("Lanes: the same short case on each")
-    assert found
-    lines = [line.split() for line in table.splitlines()]
-    (a,) = (line for line in lines if line[:1] == ["a"])
-    assert a[1:5] == ["Some", "CPU,", "1", "cores"]
-    assert a[5:8] == ["100.0", "110.0", "110.0"]
-    assert a[8:10] == ["+10.0", "±"]
-    assert "a step of the slowest lane against one of the fastest, each alone: +0.0" in table
-    assert "fp32" in said
-    assert "30" not in said.partition("Overview")[2].partition("What each")[0], "no anchor there"
-
-
-@pytest.mark.slow
-def test_a_sweep_of_one_lane_has_no_such_table(
-    quick: Path, report: Callable[..., tuple[int, str, str]]
-) -> None:
-    assert "Lanes:" not in report(quick, "--full")[1]

@@ -10,7 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from made_up import HOST_S, RATES, WORK
 
 from bench.case import Case
 from bench.questions.reasons import EXPLAINED, choose_pairs, tell_changes, tell_reasons
@@ -25,6 +24,7 @@ from bench.report.figures.sketches import SKETCHES
 from bench.store.cells import WORK as WORK_FILE
 from bench.study.sweeps import read_sweeps
 from bench.work import Kind
+from tests.planted.sweeps import HOST_S, RATES, WORK, Folders
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -38,8 +38,8 @@ STEP_MS = {precision: busy + 2 for precision, busy in BUSY_MS.items()}
 
 
 @pytest.fixture(scope="module")
-def page(profiled: Path) -> Report:
-    return build(read_sweeps([profiled]))
+def page(planted: Folders) -> Report:
+    return build(read_sweeps([planted["profiled"]]))
 
 
 def find(report: Report, name: str) -> Table:
@@ -93,10 +93,10 @@ def test_operations_stand_beside_what_the_machine_can_do(page: Report) -> None:
 
 
 @pytest.mark.slow
-def test_cases_without_a_profile_have_no_table(profiled: Path, tmp_path: Path) -> None:
+def test_cases_without_a_profile_have_no_table(planted: Folders, tmp_path: Path) -> None:
     kept = {"none": (), "one": ("fp32-b512",), "three": ("fp32", "bf16-amp-b512")}
     for name, records in kept.items():
-        forget_times(profiled, tmp_path / name, records)
+        forget_times(planted["profiled"], tmp_path / name, records)
     bare, one, three = (build(read_sweeps([tmp_path / name])) for name in kept)
     names = {table.name for table in bare.tables}
     assert not names & {"time", "operations", "why"}
@@ -149,9 +149,9 @@ def find_least_ms(precision: str) -> float:
 
 @pytest.mark.slow
 def test_without_profiles_the_bound_is_the_same(
-    page: Report, profiled: Path, tmp_path: Path
+    page: Report, planted: Folders, tmp_path: Path
 ) -> None:
-    forget_times(profiled, tmp_path / "none")
+    forget_times(planted["profiled"], tmp_path / "none")
     table = find(build(read_sweeps([tmp_path / "none"])), "possible")
     assert "of median steps" in table.notes[0]
     full = read_rows(table)[-1]
@@ -164,8 +164,8 @@ def test_without_profiles_the_bound_is_the_same(
 
 
 @pytest.mark.slow
-def test_a_wrong_yardstick_is_told_instead_of_a_bound(profiled: Path, tmp_path: Path) -> None:
-    forget_times(profiled, tmp_path / "none")
+def test_a_wrong_yardstick_is_told_instead_of_a_bound(planted: Folders, tmp_path: Path) -> None:
+    forget_times(planted["profiled"], tmp_path / "none")
     file = tmp_path / "none" / "records.csv"
     slow = {"rate_float32": "1e9"}  # of a card that was shared with something else meanwhile
     with file.open(newline="") as opened:
@@ -288,8 +288,8 @@ def test_both_figures_are_drawn_with_names_and_numbers(page: Report) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_the_figures(profiled: Path, report: Run, tmp_path: Path) -> None:
-    code, _, _ = report(profiled, "--figures", tmp_path, "--reference", "none")
+def test_the_command_writes_the_figures(planted: Folders, report: Run, tmp_path: Path) -> None:
+    code, _, _ = report(planted["profiled"], "--figures", tmp_path, "--reference", "none")
     assert code == 0
     assert (tmp_path / "waterfall.svg").is_file()
     assert (tmp_path / "roofline.png").is_file()

@@ -12,18 +12,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from made_up import (
-    EFFECTS,
-    GIB,
-    REFERENCE,
-    ROOT,
-    make_card,
-    make_record,
-    make_steps,
-    make_switches,
-    measured,
-    write_sweep,
-)
 from PIL import Image
 
 from bench.case import Case
@@ -42,6 +30,8 @@ from bench.report.figures.groups import HELD, view_report
 from bench.report.figures.panels import draw_figures, inline, plan_figures, tabulate
 from bench.report.figures.sketches import SKETCHES
 from bench.study.sweeps import read_sweep, read_sweeps
+from tests.planted.records import GIB, REFERENCE, ROOT, make_record, measured, write_sweep
+from tests.planted.sweeps import EFFECTS, Folders, make_card, make_steps
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -54,9 +44,9 @@ def cards(fake_cards: list[Path]) -> Report:
 
 
 @pytest.fixture(scope="module")
-def switches(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def switches(planted: Folders) -> Report:
     """Three networks on two devices, two precisions, two batch sizes, two switches."""
-    return build(read_sweeps([make_switches(tmp_path_factory.mktemp("switches"))]))
+    return build(read_sweeps([planted["switches"]]))
 
 
 def take(report: Report, name: str) -> list[tuple[str, pd.DataFrame]]:
@@ -71,7 +61,7 @@ def test_every_precision_has_a_colour_and_a_marker() -> None:
 
 
 @pytest.mark.slow
-def test_a_new_precision_needs_one_entry(quick: Path) -> None:
+def test_a_new_precision_needs_one_entry(planted: Folders) -> None:
     """Registered where the others are, before anything is drawn; then reported with a figure."""
     code = (
         "import sys\n"
@@ -93,7 +83,10 @@ def test_a_new_precision_needs_one_entry(quick: Path) -> None:
         "assert len(set(COLOURS.values())) > 6\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code, str(quick)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", code, str(planted["quick"])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 0, run.stderr
 
@@ -226,7 +219,7 @@ def test_a_single_batch_size_is_drawn_by_precision(tmp_path: Path) -> None:
     assert ">batch size<" not in svg
 
 
-def test_names_of_the_front_cover_no_point(quick: Path) -> None:
+def test_names_of_the_front_cover_no_point(planted: Folders) -> None:
     """The label of a case stands beside its point, and on no other."""
     from matplotlib.figure import Figure
 
@@ -446,8 +439,10 @@ def test_invalid_cases_are_not_drawn(cards: Report) -> None:
 
 
 @pytest.mark.slow
-def test_files_are_written_and_say_what_they_show(quick: Path, tmp_path: Path, report: Run) -> None:
-    code, _, _ = report(quick, "--figures", tmp_path / "f", "-o", tmp_path / "r.txt")
+def test_files_are_written_and_say_what_they_show(
+    planted: Folders, tmp_path: Path, report: Run
+) -> None:
+    code, _, _ = report(planted["quick"], "--figures", tmp_path / "f", "-o", tmp_path / "r.txt")
     assert code == 0
     names = {path.stem for path in (tmp_path / "f").iterdir()}
     assert {"epoch-time", "memory", "speed-up", "loss-curve", "step-time"} <= names
@@ -460,8 +455,8 @@ def test_files_are_written_and_say_what_they_show(quick: Path, tmp_path: Path, r
 
 
 @pytest.mark.slow
-def test_inlined_drawings_bring_no_colour_of_their_own(quick: Path) -> None:
-    report = build(read_sweeps([quick]))
+def test_inlined_drawings_bring_no_colour_of_their_own(planted: Folders) -> None:
+    report = build(read_sweeps([planted["quick"]]))
     for figure in draw_figures(report):
         for panel in figure.panels:
             svg = inline(panel.svg)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from made_up import CARDS, REFERENCE, make_record, make_switches, measured, write_sweep
 
 from bench.case import Case
 from bench.report.html import keep_whole
@@ -25,6 +24,8 @@ from bench.scale_map import (
     Way,
 )
 from bench.scales.folder import write_map
+from tests.planted.records import REFERENCE, make_record, measured, write_sweep
+from tests.planted.sweeps import CARDS, Folders
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -66,10 +67,7 @@ class Pages(dict[str, Path]):
 
 @pytest.fixture(scope="module")
 def pages(
-    tmp_path_factory: pytest.TempPathFactory,
-    quick: Path,
-    fake_cards: list[Path],
-    profiled: Path,
+    tmp_path_factory: pytest.TempPathFactory, planted: Folders, fake_cards: list[Path]
 ) -> Pages:
     """A page of each: a quick sweep, cards, published figures, many cases or axes, profiles."""
     folder = tmp_path_factory.mktemp("pages")
@@ -87,13 +85,13 @@ def pages(
     return Pages(
         folder,
         {
-            "quick": lambda: [quick],
+            "quick": lambda: [planted["quick"]],
             "cards": lambda: fake_cards,
             "reference": lambda: [REFERENCE],
             "long": lambda: [write_sweep(folder / "400 records", rows, added)],
-            "switches": lambda: [make_switches(folder)],
-            "noisy": lambda: [make_switches(folder / "noisy", noise=0.05)],
-            "profiled": lambda: [profiled],
+            "switches": lambda: [planted["switches"]],
+            "noisy": lambda: [planted["noisy-switches"]],
+            "profiled": lambda: [planted["profiled"]],
             "scales": lambda: [make_scale_map(write_sweep(folder / "scales", rows[:40]))],
         },
     )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import GIB, ROOT, make_record, measured, write_sweep
 
 from bench.case import AXES, Case, format_value
 from bench.questions.notices import warn
@@ -20,6 +18,7 @@ from bench.study import doubts, summaries
 from bench.study.drift import Steadiness, find_drifts
 from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as run_sweep
+from tests.planted.records import GIB, ROOT, make_record, measured, write_sweep
 
 FP32 = Case()
 WHERE = ("sweep", "A card")
@@ -78,44 +77,6 @@ def test_a_sentinel_is_held_against_the_attempts_that_count(tmp_path: Path) -> N
     assert drift.change == pytest.approx(0)
 
 
-@pytest.mark.slow
-def test_one_lucky_pair_does_not_make_a_machine_steady(tmp_path: Path) -> None:
-    """The sentinel equals the first run to the last digit; the other runs do not."""
-    lucky = read(tmp_path / "lucky", [*runs((100, 88, 108)), close(100, 12)])
-    assert "Steady within 2 %" not in notices_of(lucky)
-    assert "Drift not known" in notices_of(lucky)
-    single = read(tmp_path / "single", [*runs((100,)), close(100, 12)])
-    assert "its only run" in notices_of(single)["Drift not known"]
-    steady = read(tmp_path / "steady", [*runs((100, 100.3, 99.8, 100.1, 100)), close(100.2, 12)])
-    assert "Steady within 2 %" in notices_of(steady)
-
-
-def test_drift_is_not_forgotten_when_values_are_added_to_a_sweep(tmp_path: Path) -> None:
-    first = [*runs((100, 100.4, 99.8)), close(86, 12)]
-    assert "14.0 % less" in notices_of(read(tmp_path / "a", first))["Drift"]
-    added = [*first, ran(50, case=Case(batch_size=256)), close(94.4, 14, attempt=2)]
-    frame = read(tmp_path / "b", added)
-    assert [drift.started_at[11:13] for drift in find_drifts(frame)[WHERE]] == ["12", "14", "14"]
-    text = notices_of(frame)["Drift"]
-    assert "14.0 % less than the median of its 3 runs" in text
-    assert "2026-11-20 12:00 UTC" in text
-    assert "largest change of 2 such runs" in text
-
-
-def test_a_sentinel_is_held_against_the_one_before(tmp_path: Path) -> None:
-    """Each is within 2 % of the runs, but the second is 3 % above the first."""
-    records = [*runs((100, 100.1, 99.9)), close(98.5, 12), close(101.5, 14, attempt=2)]
-    text = notices_of(read(tmp_path, records))["Drift"]
-    assert "3.0 % longer than the one of 2026-11-20 12:00 UTC" in text
-
-
-def test_a_spread_of_more_than_all_is_not_said_in_numbers(tmp_path: Path) -> None:
-    frame = read(tmp_path, [*runs((31.9, 30.4, 78.7)), close(91.5, 12)])
-    text = notices_of(frame)["Drift not known"]
-    assert "took 186.8 % longer" in text
-    assert "the spread of the runs themselves may explain any change" in text
-
-
 def test_a_sentinel_of_another_card_is_no_drift(tmp_path: Path) -> None:
     other = {**measured(300, GIB), "gpu": "A card", "torch": "2.12", "sentinel": True}
     frame = read(tmp_path, [*runs((100, 100.1, 99.9)), make_record(FP32, **other)])
@@ -142,46 +103,6 @@ def test_a_sentinel_alone_is_not_held_against_runs_beside_others(tmp_path: Path)
     """That they took 10 % longer is what lanes change in each other."""
     made = [ran(110 + n / 10, n, lane="a", lanes_beside=1) for n in (1, 2, 3)]
     assert find_drifts(read(tmp_path, [*made, close(100, 12, lane="a")])) == {}
-
-
-def test_the_committed_cpu_sweep_is_called_what_it_is() -> None:
-    """Five of six cases spread by more than 2 %, and +17 % against such runs proves no drift."""
-    frame = summaries.read([read_sweep(CPU_SWEEP)])
-    found = notices_of(frame)
-    assert found["Spread"].startswith(
-        "The times of 5 of the 6 cases with repeats spread by more than ±2 %"
-    )
-    assert "17.0 % longer than the median of its 3 runs" in found["Drift not known"]
-    assert (
-        "3 runs of one seed end with the same loss to the last digit in 6 of 6"
-        in (found["Determinism"])
-    )
-
-
-def test_repeats_of_one_seed_are_a_check_of_determinism(tmp_path: Path) -> None:
-    same, other = Case(), Case(batch_size=256)
-    rows = [
-        ran(100, i, case, train_loss=loss, run_seed=0)
-        for case, losses in ((same, (2.05, 2.05, 2.05)), (other, (2.05, 2.05012, 2.05)))
-        for i, loss in enumerate(losses, 1)
-    ]
-    text = notices_of(read(tmp_path / "same", rows))["Determinism"]
-    assert (
-        "same loss to the last digit in 1 of 2 cases; in the others they differ by up to 0.00012"
-        in text
-    )
-    seeds = [ran(100, i, train_loss=2.05, run_seed=i) for i in (1, 2, 3)]
-    assert "Determinism" not in notices_of(read(tmp_path / "seeds", seeds))
-
-
-def test_what_the_same_command_runs_again_needs_no_flag(tmp_path: Path) -> None:
-    cut = ran(1, case=Case(batch_size=8), status=Status.INTERRUPTED, epoch_time_s=None)
-    lost = replace(cut, case=Case(batch_size=16), status=Status.LOST)
-    text = notices_of(read(tmp_path, [*runs((1, 1, 1)), cut, lost]))["No result"]
-    assert text.endswith("1 interrupted, 1 lost. The same command runs them again.")
-    failed = replace(cut, case=Case(batch_size=32), status=Status.ERROR)
-    text = notices_of(read(tmp_path / "failed", [*runs((1, 1, 1)), cut, failed]))["No result"]
-    assert text.endswith("Run them again with --retry error.")
 
 
 FAKE = ["--executor", "fake", "--precision", "fp32", "fp16", "--batch-size", "8", "16"]

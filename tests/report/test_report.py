@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up import REFERENCE, ROOT, make_record, measured
 
 from bench.case import Case
 from bench.report.__main__ import FORMATS
 from bench.store.writer import Store
+from tests.planted.records import REFERENCE, ROOT, make_record, measured
 
 Run = Callable[..., tuple[int, str, str]]
 

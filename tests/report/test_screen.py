@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import (
-    REFERENCE,
-    ROOT,
-    make_card,
-    make_gpus,
-    make_profiled,
-    make_record,
-    make_scaling,
-    make_switches,
-    measured,
-    write_sweep,
-)
 from rich.cells import cell_len
 
 from bench.case import Case
@@ -44,9 +30,10 @@ from bench.render.model import (
 from bench.render.text import LINES, WIDTH, draw, render
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
+from tests.planted.documents import Made
+from tests.planted.records import make_record, measured, write_sweep
+from tests.planted.sweeps import Folders, make_card
 
-SNAPSHOTS = Path(__file__).with_name("snapshots")
-RESULTS = sorted(path.parent for path in (ROOT / "results").glob("*/records.csv"))
 JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
 CARD = {"gpu": "A card", "torch": "2.13"}
 
@@ -75,67 +62,9 @@ def ran(case: Case, *times: float, **values: Any) -> list[Record]:
     ]
 
 
-@pytest.mark.parametrize("folder", [*RESULTS, REFERENCE], ids=lambda path: path.stem)
-def test_what_is_committed_fits_a_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set UPDATE_SNAPSHOTS=1 to write them anew, and read the diff."""
-    monkeypatch.chdir(ROOT)
-    said = screen_of(read(folder))
-    assert not JARGON.search(said)
-    assert said.count("extrapolated") == 0, "the first line says from how much"
-    file = SNAPSHOTS / f"screen-{folder.stem}.text"
-    text = "".join(f"{line.rstrip()}\n" for line in said.splitlines())
-    if os.environ.get("UPDATE_SNAPSHOTS"):
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
-
-
-def test_a_screen_lays_out_no_more_than_it_shows() -> None:
-    report = read(REFERENCE)
-    render(report)
-    assert [table.name for table in report.opening] == ["overview"]
-    assert not {"tables", "notes", "environments"} & {*vars(report)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [make_profiled, make_scaling, make_switches, make_gpus])
-def test_every_kind_of_sweep_fits_a_screen(make: Any, tmp_path: Path) -> None:
-    report = read(make(tmp_path / "sweep"))
-    for width in (40, 80, WIDTH, 200):
-        said = screen_of(report, width)
-        assert not JARGON.search(said)
-        assert "--full" in said
-    assert len(render(report, full=True).splitlines()) > LINES
-
-
-@pytest.mark.slow
-def test_several_machines_and_odd_outcomes_fit_a_screen(fake_cards: list[Path]) -> None:
-    said = screen_of(read(*fake_cards))
-    assert said.startswith("card-1, card-2, card-3: NVIDIA H200, NVIDIA RTX 6000 Ada and 1 more")
-    assert "more rows are left out; --full shows all." in said
-
-
 WORDS = st.text(max_size=400) | st.sampled_from(
     ["a" * 300, "· " * 90, "長い" * 80, "x, y; z. " * 40]
 )
-
-
-@dataclass(frozen=True)
-class Made:
-    """A document of parts that are given."""
-
-    title: str
-    subject: str
-    constants: tuple[str, ...]
-    answers: tuple[Answer, ...]
-    warnings: tuple[Notice, ...]
-    tables: tuple[Table, ...]
-    notes: tuple[str, ...]
-    outcomes: str
-    next_step: NextStep | None
-
-    @property
-    def opening(self) -> tuple[Table, ...]:
-        return tuple(table for table in self.tables if table.level is not Level.DETAIL)
 
 
 @st.composite
@@ -280,14 +209,14 @@ def test_the_next_step_is_the_stored_command_with_what_helps(
         assert "bench.report" in step_of(folder, *records, command=broken).command
 
 
-def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path) -> None:
+def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted: Folders) -> None:
     for name in ("a", "b"):
         records = [*ran(Case(), 100, 100.1, 99.9), *ran(FP16, 50, 50.1, 49.9)]
         write_sweep(tmp_path / name, records, COMMAND)
     both = read(tmp_path / "a", tmp_path / "b").next_step
     assert both is not None
     assert both.command.startswith("python -m bench.compare ")
-    sweeps = read_sweeps([make_profiled(tmp_path / "p")])
+    sweeps = read_sweeps([planted["profiled"]])
     why = choose_next(sweeps, build(sweeps).cases)
     assert why is not None
     assert why.command.startswith("python -m bench.why ")

@@ -18,7 +18,17 @@ from typing import Any
 from bench.data import DatasetInfo
 from bench.environment import ProcessAnswer, find_variables, hash_code
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import ALL, EXECUTORS, Event, Images, Job, Lane, Settings, ShortageError
+from bench.executors import (
+    ALL,
+    EXECUTORS,
+    Event,
+    Executor,
+    Images,
+    Job,
+    Lane,
+    Settings,
+    ShortageError,
+)
 from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
@@ -73,16 +83,16 @@ class _Failures:
     number: int = 1
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Runs each case in a worker on a node of a cluster, which an actor there starts and watches.
     Ray tries nothing again by itself, as it would hide attempts: a lost lane is a lost case. Raises
     UsageError: there is no cluster, as `Cluster` has it."""
 
-    stations = EXECUTORS["subprocess"]
+    stations = EXECUTORS["subprocess"].place
     """The executor that stations run cases by; tests have another."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._cluster = Cluster(settings.address)
         self._device, self._most = "", ALL
         self._opening: list[Post] = []
@@ -385,7 +395,7 @@ class RayExecutor:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        whole = self._device == "cpu" and not self._settings.allow_shared
+        whole = self._device == "cpu" and not self.settings.allow_shared
         actor = (
             ray.remote(Station)
             .options(
@@ -396,7 +406,7 @@ class RayExecutor:
                 max_concurrency=5,  # what watches, what runs, and what releases, stops and kills it
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
             )
-            .remote(self.stations, self._settings, str(Path.cwd()), find_variables(os.environ))
+            .remote(self.stations, self.settings, str(Path.cwd()), find_variables(os.environ))
         )
         return Post(actor, node, actor.describe.remote(), actor.watch.remote())
 
@@ -414,7 +424,7 @@ class RayExecutor:
             except ray.exceptions.RayError as error:
                 self._give_up(post, _explain(error))
                 continue
-            if why := refuse(place, self._settings.allow_shared):
+            if why := refuse(place, self.settings.allow_shared):
                 self._give_up(post, why, _TRIES)
                 continue
             self._failures.pop(post.node.id, None)

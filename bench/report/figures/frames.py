@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from bench.case import FOLLOWS
+from bench.axis import Trait
+from bench.case import FOLLOWS, list_affecting
 from bench.diagnosis.sentences import name_part
 from bench.precision import PRECISIONS
 from bench.questions import batch_sizes
@@ -40,7 +41,7 @@ MOST_CHARACTERS = 54  # of a row's name: more would run into the number at its e
 MOST_PARTS = 9  # of a step with a row of their own; those that changed least are summed
 LEAST_SHARE = 0.01  # of a step: a kind of work, or its change, below it is not drawn by itself
 
-LEARNING = ("optimizer", "lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs")
+LEARNING = list_affecting(Trait.RATE)
 """Axes that a learning rate follows from; the batch size too, where it is scaled by that."""
 
 BATCH, EPOCH, GPUS = "batch size", "epoch (%)", "GPUs"

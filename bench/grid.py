@@ -1,0 +1,358 @@
+"""Which cases a grid has, what goes together in one, and what batches fit its data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from bench.axis import OWN_GRAPHS, Trait, Value, parse_whole
+from bench.case import (
+    AXES,
+    Case,
+    axis_flag,
+    divide_items,
+    format_value,
+    list_affecting,
+    micro_batch,
+    parse_value,
+    whole_batch,
+)
+from bench.errors import UsageError
+from bench.optimization import count_warmup_steps
+from bench.precision import PRECISIONS, is_dynamic
+from bench.workloads import IMAGES, OWN
+
+AUTO = "auto"
+"""The batch size that is yet to be found: the largest that fits, less a margin."""
+
+_RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9}|auto)")
+
+
+def _batch_range(low: int, high: str) -> list[Value]:
+    """The powers of two of ``32..1024``; ``32..auto`` stays as it is."""
+    if low < 1 or low & (low - 1):
+        raise ValueError("a range is of powers of two and starts with one, such as 32..1024")
+    if high == AUTO:
+        return [f"{low}..{AUTO}"]
+    if int(high) < low:
+        raise ValueError("a range goes upwards, such as 32..1024")
+    return list(_double(low, int(high)))
+
+
+def _double(low: int, high: int) -> Iterator[int]:
+    while low <= high:
+        yield low
+        low *= 2
+
+
+def fill_auto(text: str, largest: int, recommended: int) -> list[int]:
+    """The batch sizes that ``auto`` or ``32..auto`` stands for once the largest is known.
+
+    >>> fill_auto("auto", 600, 560), fill_auto("128..auto", 600, 560)
+    ([560], [128, 256, 512, 560])
+    """
+    low, dots, _ = text.rpartition("..")
+    return sorted({*(_double(int(low), largest) if dots else ()), recommended})
+
+
+def parse_values(name: str, value: object, where: str) -> list[Value]:
+    """Read what a flag or a preset gives for axis ``name``: a value, or for batch sizes several.
+
+    ``32..1024`` is the powers of two between; ``auto`` and ``32..auto`` are left to be found.
+    Raises UsageError as `parse_value`.
+    """
+    if name == "batch_size" and value == AUTO:
+        return [AUTO]
+    if name == "batch_size" and (found := _RANGE.fullmatch(str(value))):
+        try:
+            return _batch_range(int(found[1]), found[2])
+        except ValueError as error:
+            raise UsageError(f"{where} {value!r}: {error}") from None
+    return [parse_value(name, value, where)]
+
+
+MICRO_BATCH = "micro_batch"
+"""A key of `grid` beside the axes: the most images of a micro-batch, which gives `accumulate`."""
+
+parse_micro_batch = parse_whole("a micro-batch")
+
+
+def refuse_auto(family: Case, text: str) -> list[int]:
+    """What a command makes of ``auto`` that does not look for the largest batch. Raises UsageError:
+    always."""
+    raise UsageError(
+        f"--batch-size {text}: only bench.sweep looks for the largest batch; give a number, such "
+        "as one that bench.fit recommends"
+    )
+
+
+def grid(
+    *blocks: Mapping[str, Sequence[Value]],
+    find: Callable[[Case, str], Sequence[int]] = refuse_auto,
+    asked: Collection[str] | None = None,
+) -> list[Case]:
+    """Every combination of the axes of each block, in order, the batch size varying fastest; each
+    case once.
+
+    Where an axis does not apply (`Axis.applies`) it is at its default; where it has no value, it
+    has that of `fill_value`. A user's workload has no images of ours, and its name for a model.
+
+    Args:
+        blocks: the values of axes by name; `MICRO_BATCH` may be among them.
+        find: is given the other settings and ``auto`` or ``32..auto``, and says which batch sizes
+            are meant.
+        asked: the axes that some case must have, if any value of a block is not its default; those
+            of the blocks, if not given.
+
+    Raises:
+        UsageError: settings do not go together, or an axis is asked for that applies to no case.
+    """
+    families: list[Case] = []
+
+    def note(family: Case, text: str) -> Sequence[int]:
+        families.append(family)
+        return find(family, text)
+
+    cases = list(dict.fromkeys(case for block in blocks for case in _expand(block, note)))
+    for name, axis in AXES.items():
+        given = {value for block in blocks for value in block.get(name, ())} - {axis.default}
+        if not given or (asked is not None and name not in asked):
+            continue
+        having: Sequence[Case] = [*cases, *families]
+        for rule in axis.applies:
+            having = [case for case in having if rule.holds(case)]
+            if not having:
+                raise UsageError(f"{axis_flag(name)} is given, but {rule.lack}; add {rule.mend}")
+    return cases
+
+
+def _expand(
+    axes: Mapping[str, Sequence[Value]], find: Callable[[Case, str], Sequence[int]]
+) -> Iterator[Case]:
+    axes = dict(axes)
+    micro: Any = axes.pop(MICRO_BATCH, [None])
+    if micro != [None] and "accumulate" in axes:
+        raise UsageError("--micro-batch and --accumulate are both given; use one")
+    order = sorted(axes, key=lambda name: (name == "batch_size", list(AXES).index(name)))
+    for limit, *values in product(micro, *(axes[name] for name in order)):
+        settings: dict[str, Any] = dict(zip(order, values, strict=True))
+        sizes: Sequence[Any] = [settings.pop("batch_size", Case.batch_size)]
+        text = sizes[0] if isinstance(sizes[0], str) else None
+        if text and limit is not None:
+            raise UsageError(
+                f"--batch-size {text} and --micro-batch are both given: in micro-batches of one "
+                "size every batch fits; give batch sizes as numbers"
+            )
+        family = _settle(settings)
+        if text:
+            family = replace(family, batch_size=Case.batch_size * family.accumulate)
+            check_axes(family)
+            sizes = [n for n in find(family, text) if go_together(replace(family, batch_size=n))]
+        for size in sizes:
+            made = family.accumulate if limit is None else -(-size // limit)
+            case = replace(family, batch_size=size, accumulate=made)
+            check_axes(case)
+            yield case
+
+
+def _settle(settings: Mapping[str, Any]) -> Case:
+    """The case with these settings where they apply."""
+    case = Case(**settings)
+    if case.workload != IMAGES:
+        ours = {name: AXES[name].default for name in list_affecting(Trait.DATA)}
+        case = replace(case, **ours | {"model": case.workload, "dataset": OWN})
+    for name, axis in AXES.items():
+        value = getattr(case, name)
+        if not axis.holds(case):
+            value = axis.default
+        elif axis.fill and settings.get(name) is None:
+            value = axis.fill(case)
+        if value != getattr(case, name):
+            case = replace(case, **{name: value})
+    return case
+
+
+def go_together(case: Case) -> bool:
+    try:
+        check_axes(case)
+    except UsageError:
+        return False
+    return True
+
+
+def check_axes(case: Case) -> None:
+    """Refuse settings that do not go together. Raises UsageError: it says which, and what to leave
+    out."""
+    if case.accumulate > case.batch_size:
+        raise UsageError(
+            f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches; "
+            "lower --accumulate"
+        )
+    made = -(-case.batch_size // micro_batch(case))
+    if made != case.accumulate:
+        # as many as are needed for micro-batches of one size always come out
+        smaller = micro_batch(case) - 1
+        works = [made, *([-(-case.batch_size // smaller)] if smaller > 1 else [])]
+        raise UsageError(
+            f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches, "
+            f"all but the last of one size; give --accumulate {' or '.join(map(str, works))}"
+        )
+    cut = case.fraction < 1 or case.steps is not None or case.until is not None
+    if case.epochs > 1 and cut:
+        raise UsageError(
+            f"--epochs {case.epochs} trains whole epochs; leave out --fraction, --steps and --until"
+        )
+    if case.dataset == OWN and case.workload == IMAGES:
+        raise UsageError(f"--dataset {OWN} is that of a --workload; give one, or another dataset")
+    if case.optimizer == OWN and case.workload == IMAGES:
+        raise UsageError(f"--optimizer {OWN} is that of a --workload; give one, or leave it out")
+    if case.schedule == "onecycle" and case.lr_warmup != "0":
+        raise UsageError("--schedule onecycle has its own warm-up; leave out --lr-warmup")
+    for name, axis in AXES.items():
+        if axis.applies and (value := getattr(case, name)) != axis.default:
+            for rule in (rule for rule in axis.applies if not rule.holds(case)):
+                flag = axis_flag(name)
+                text = f"{flag} {format_value(value)}: {rule.lack}"
+                raise UsageError(f"{text}; give {rule.mend}, or leave out {flag}")
+    _check_devices(case)
+    if case.accumulate > 1 and case.compile in OWN_GRAPHS and case.device != "cpu":
+        raise UsageError(  # pytorch issue 169545
+            f"--accumulate {case.accumulate} with --compile {case.compile} fails in torch: its "
+            "graphs write over the gradients that are summed; give --compile default"
+        )
+    if case.cuda_graphs:
+        _check_capture(case)
+    for name, axis in AXES.items():
+        for other, values in axis.beside.items():
+            if getattr(case, name) != axis.default and (held := getattr(case, other)) in values:
+                text = format_value(getattr(case, name))
+                raise UsageError(
+                    f"{axis_flag(name)} {text} with {axis_flag(other)} {format_value(held)} is not "
+                    "measured; leave out one"
+                )
+    if PRECISIONS[case.precision].apex and case.optimizer != "sgd":
+        raise UsageError(f"--precision {case.precision} trains with SGD only; give --optimizer sgd")
+
+
+def _check_devices(case: Case) -> None:
+    """Refuse what needs a GPU, or several, and has not. Raises UsageError: it says what."""
+    precision, cpu = PRECISIONS[case.precision], case.device == "cpu"
+    if case.parallel == "dp" and cpu:
+        raise UsageError("--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes")
+    if case.sync_bn and cpu:
+        raise UsageError("--sync-bn needs GPUs, as torch's SyncBatchNorm does; leave it out")
+    if case.parallel != Case.parallel and precision.apex:
+        raise UsageError(
+            f"--precision {case.precision} trains on one GPU; leave out --parallel {case.parallel}"
+        )
+    if case.parallel == "dp" and precision.float8:
+        raise UsageError("--precision fp8 with --parallel dp is not measured; give --parallel ddp")
+    if case.pin_memory and cpu:
+        raise UsageError(
+            "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"
+        )
+
+
+def _check_capture(case: Case) -> None:
+    """Refuse what a step cannot have that is captured as a CUDA graph. Raises UsageError: it says
+    what."""
+    if case.device == "cpu":
+        why = "--device cpu cannot be: a CPU has none"
+    elif is_dynamic(case.loss_scale):
+        why = (
+            f"--loss-scale {case.loss_scale} cannot be, because that scale is kept on the host; "
+            "give one such as 128"
+        )
+    elif case.optimizer in (OWN, "lars"):
+        why = f"--optimizer {case.optimizer} cannot be: torch captures fused steps; "
+        why += "give sgd or adamw"
+    else:
+        return
+    raise UsageError(f"--cuda-graphs with {why}")
+
+
+def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
+    """Refuse a batch size or a warm-up that does not fit the dataset.
+
+    Args:
+        train_images: of the dataset; for a workload, the items of its data.
+        batchnorm: whether the network may have BatchNorm, which needs two images in a batch.
+
+    Raises:
+        UsageError: the batch is larger than the dataset, a batch or micro-batch, or what a GPU has
+            of one, holds one image and there may be BatchNorm, or the learning rate's warm-up is
+            longer than the training.
+    """
+    item = "image" if case.workload == IMAGES else "item"
+    whole = whole_batch(case)
+    if case.world_size > 1:
+        if why := _refuse_shares(case, train_images, batchnorm):
+            near = (case.batch_size + sign * by for by in range(1, 100) for sign in (-1, 1))
+            works = (
+                n
+                for n in near
+                if n >= case.accumulate
+                and go_together(other := replace(case, batch_size=n))
+                and not _refuse_shares(other, train_images, batchnorm)
+            )
+            advice = f"; {n} should work" if (n := next(works, 0)) else ""
+            raise UsageError(f"{why}{advice}")
+        count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(train_images / whole))
+        return
+    if case.batch_size > train_images:
+        raise UsageError(
+            f"batch size {case.batch_size} is above the dataset's {train_images} {item}s; "
+            f"use at most {train_images}"
+        )
+    last, size = train_images % case.batch_size, micro_batch(case)
+    if batchnorm and case.batch_size == 1:
+        raise UsageError(
+            f"batch size 1 is one {item}, and BatchNorm needs two; use at least 2, or a network "
+            "without BatchNorm"
+        )
+    if batchnorm and last == 1:
+        raise UsageError(
+            f"batch size {case.batch_size} leaves a last batch of one {item} of {train_images}, "
+            f"and BatchNorm needs two; {case.batch_size - 1} or {case.batch_size + 1} should work"
+        )
+    for items, what in ((case.batch_size, "batch"), (last, "last batch")):
+        if batchnorm and items and (size == 1 or items % size == 1):
+            raise UsageError(
+                f"--accumulate {case.accumulate} leaves a micro-batch of one {item} in a {what} of "
+                f"{items}, and BatchNorm needs two; choose another number"
+            )
+    count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(train_images / case.batch_size))
+
+
+def _refuse_shares(case: Case, train_images: int, batchnorm: bool) -> str:
+    """Why so many images cannot be divided over several GPUs; empty where they can."""
+    item = "image" if case.workload == IMAGES else "item"
+    where = "GPUs" if case.device == "cuda" else "processes"
+    whole = whole_batch(case)
+    each = f"batch size {case.batch_size} on each of {case.world_size} {where}"
+    if whole > train_images:
+        return (
+            f"{each} is {whole} {item}s a step, above the dataset's {train_images}; use at most "
+            f"{train_images // case.world_size}"
+        )
+    last, size = divide_items(case, train_images % whole), micro_batch(case)
+    if not batchnorm:
+        return ""
+    if case.sync_bn:
+        # each of its layers waits for the same layer of all the others
+        counts = {math.ceil(items / size) for items in last}
+        if any(last) and (0 in last or len(counts) > 1):
+            return (
+                f"{each} leaves a last batch of {sum(last)} {item}s, which not all of them compute "
+                "in as many micro-batches, and --sync-bn needs that"
+            )
+        return ""
+    for items in (case.batch_size, *last):
+        if items and (items == 1 or size == 1 or items % size == 1):
+            part = "micro-batch" if case.accumulate > 1 and items > 1 else "batch"
+            return f"{each} leaves one of them a {part} of one {item}, and BatchNorm needs two"
+    return ""

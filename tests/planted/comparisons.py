@@ -1,0 +1,541 @@
+"""Pairs of small sweeps, each of which a comparison has one thing to say of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from bench.case import Case
+from bench.record import Environment, Measurement, Record, Status
+from tests.planted.records import make_record
+
+CASE = Case(dataset="synthetic", device="cpu")
+SMALL = replace(CASE, batch_size=64)
+FP16 = replace(CASE, precision="fp16", loss_scale=128.0)
+BF16 = replace(CASE, precision="bf16-amp")
+APEX = replace(CASE, precision="fp16-apex", loss_scale=128.0)
+HERE = Environment(torch="2.13.0", python="3.12.1", host="lab", train_images=50000)
+CARD = replace(HERE, gpu="NVIDIA X", driver="580.1")
+
+BASE = (20.0, 20.1, 19.9, 20.04, 19.96)
+SLOWER = tuple(1.08 * t for t in BASE)
+FASTER = tuple(0.8 * t for t in BASE)
+TWICE = tuple(2 * t for t in BASE)
+
+
+def at(case: Case, **axes: Any) -> Case:
+    """The case with other values of some axes."""
+    return replace(case, **axes)
+
+
+def record(case: Case, repeat: int, time_s: float | None = 10.0, **fields: Any) -> Record:
+    """A row as the fake executor's sweeps write it."""
+    name = f"{case.slug()}-{repeat}-{fields.get('attempt', 1)}-{fields.get('sentinel')}"
+    values: dict[str, Any] = {"record_id": name, "executor": "fake", "environment": HERE}
+    values["measurement"] = Measurement(epoch_time_s=time_s)
+    return make_record(case, repeat=repeat, **{**values, **fields})
+
+
+def runs(case: Case, times: Iterable[float], **fields: Any) -> list[Record]:
+    """A row of each time."""
+    return [record(case, i, time, **fields) for i, time in enumerate(times, 1)]
+
+
+def with_values(case: Case, column: str, *values: float | None) -> list[Record]:
+    """A row of each value of another column."""
+    rows = [record(case, i) for i in range(1, 1 + len(values))]
+    return [
+        replace(row, measurement=Measurement(**{column: value}))
+        for row, value in zip(rows, values, strict=True)
+    ]
+
+
+def losses(values: Sequence[float], seeds: Sequence[int]) -> list[Record]:
+    """A row of each training loss and seed."""
+    return [
+        record(CASE, i, run_seed=s, measurement=Measurement(train_loss=v, peak_device_bytes=2**30))
+        for i, (v, s) in enumerate(zip(values, seeds, strict=True), 1)
+    ]
+
+
+def with_losses(
+    case: Case, losses: Sequence[float], seeds: Iterable[int] = range(9)
+) -> list[Record]:
+    """The same with the error of a test."""
+    return [
+        record(
+            case,
+            i,
+            run_seed=seed,
+            measurement=Measurement(train_loss=loss, test_accuracy=1 - loss / 4, epoch_time_s=1.0),
+        )
+        for i, (loss, seed) in enumerate(zip(losses, seeds, strict=False), 1)
+    ]
+
+
+def measured(**values: Any) -> list[Record]:
+    """Runs under known conditions, with other values of some."""
+    common = {"power_limit_w": 700.0, "sm_clock_mhz": 1980.0, "memory_clock_mhz": 3201.0}
+    common |= {"step_time_first_s": 0.1, "step_time_last_s": 0.1, "measured_steps": 390}
+    m = Measurement(**{**common, "warmup_steps": 40, "warmup_steady": True, **values})
+    return [
+        record(CASE, i, environment=CARD, measurement=replace(m, epoch_time_s=t))
+        for i, t in enumerate(BASE, 1)
+    ]
+
+
+def on(gpu: str, times: Iterable[float], attempt: int = 1, **environment: str) -> list[Record]:
+    """Runs on a GPU."""
+    here = replace(CARD, gpu=gpu, **environment)
+    return [
+        replace(row, record_id=f"{row.record_id}-{gpu}-{environment}")
+        for row in runs(CASE, times, environment=here, attempt=attempt)
+    ]
+
+
+def measured_on(case: Case, fraction: float, times: Sequence[float]) -> list[Record]:
+    """Runs of a part of an epoch, with all that is compared."""
+    case = at(case, fraction=fraction)
+    return [
+        record(
+            case,
+            i,
+            measurement=Measurement(
+                epoch_time_s=t, train_loss=2 + i / 100, energy_j=t, peak_process_bytes=2**30
+            ),
+        )
+        for i, t in enumerate(times, 1)
+    ]
+
+
+def trained(case: Case, steps: int, of: int, times: Sequence[float]) -> list[Record]:
+    """Runs with --steps, of an epoch of so many."""
+    rows = measured_on(at(case, steps=steps), 1.0, times)
+    for row in rows:
+        row.measurement.measured_steps, row.measurement.steps_per_epoch = min(steps, of), of
+    return rows
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Sweeps, and what a comparison of them is asked.
+
+    Attributes:
+        about: what is to be seen.
+        command: the arguments of `bench.compare`; the sweeps have their names.
+        sweeps: the rows of each.
+    """
+
+    about: str
+    command: str
+    sweeps: Mapping[str, Sequence[Record]]
+
+
+def plant(about: str, command: str, **sweeps: Iterable[Record]) -> Comparison:
+    """A comparison, with --full."""
+    return Comparison(about, command, {name: list(rows) for name, rows in sweeps.items()})
+
+
+def both(gpu: str, a: Sequence[float], b: Sequence[float]) -> list[Record]:
+    """fp32 and bf16-amp on a GPU."""
+    other = [replace(row, case=BF16, record_id=f"b{row.record_id}") for row in on(gpu, b)]
+    return on(gpu, a) + other
+
+
+def end(statuses: str) -> list[Record]:
+    """Runs that ended so, with all that is compared."""
+    m = Measurement(peak_device_bytes=2**30, train_loss=2.0)
+    return [
+        record(CASE, i, status=Status(s), measurement=replace(m, epoch_time_s=t, energy_j=t))
+        for i, (s, t) in enumerate(zip(statuses.split(), BASE, strict=False), 1)
+    ]
+
+
+def noisy(case: Case, last: bool, environment: Environment) -> list[Record]:
+    """Runs of which everything is doubted."""
+    noise: dict[str, Any] = {"other_cores": 3.0, "warmup_steps": 4, "warmup_steady": False}
+    return [
+        record(
+            at(case, channels_last=last),
+            i,
+            environment=environment,
+            measurement=Measurement(
+                epoch_time_s=time * (1 + i / 7), train_loss=2 + i / 9, test_accuracy=i / 9, **noise
+            ),
+        )
+        for i, time in enumerate(BASE, 1)
+    ]
+
+
+JITTER = (1, 1.001, 0.999)
+LOSSES = (2.00, 2.20, 1.90, 2.10, 2.05)
+NEAR = [x * y for x, y in zip(LOSSES, (1.001, 1.004, 0.998, 1.000, 1.003), strict=True)]
+GUESSING = [2.309, 2.310, 2.308]
+WORDS = {
+    name: [
+        record(CASE, i, measurement=Measurement(
+            epoch_time_s=10 * factor * x, peak_process_bytes=int(2**30 * factor),
+            train_loss=2 * factor * x, energy_j=500 * factor * x,
+        ))
+        for i, x in enumerate(JITTER, 1)
+    ]
+    for name, factor in (("a", 1), ("b", 1.1))
+}  # fmt: skip
+FULL = at(CASE, batch_size=512)
+MIXED = on("X", BASE) + on("Y", TWICE, attempt=2)
+ATTIC = replace(HERE, host="attic", torch="2.9.1", train_images=40000)
+LEVELS = [at(APEX, opt_level=level) for level in ("O2", "O1")]
+ALIKE = {"other_cores": 0.0, "neighbours_computing": 0}
+STEPS = [*trained(CASE, 20, 400, BASE), *trained(CASE, 30, 400, BASE)]
+AT_64 = at(BF16, batch_size=64)
+EQUALLY_FAR = [
+    *with_losses(CASE, LOSSES), *with_losses(BF16, NEAR), *with_losses(SMALL, LOSSES),
+    *with_losses(AT_64, [1.1 * x for x in NEAR]), *with_losses(at(CASE, batch_size=32), LOSSES),
+    *with_losses(at(BF16, batch_size=32), [1.018 * x for x in NEAR]),
+]  # fmt: skip
+
+COMPARISONS = {
+    "everything": plant(
+        "Something of everything.",
+        "a b",
+        a=runs(CASE, BASE) + runs(SMALL, BASE[:1]) + runs(FP16, BASE) + runs(FULL, BASE),
+        b=[*runs(CASE, SLOWER, environment=replace(HERE, torch="2.9.1")), *runs(SMALL, BASE[:1]),
+           *(record(FULL, i, None, status=Status.OOM, inferred=i > 1) for i in range(1, 4))],
+    ),
+    "higher": plant("Each metric has its words: slower, more, higher.", "a b", **WORDS),
+    "lower": plant("Faster, less, lower.", "b a", **WORDS),
+    "errors": plant(
+        "Accuracies are compared as errors: half, lower.",
+        "a b --metric train_top1_error",
+        a=with_values(CASE, "train_accuracy", 0.20, 0.21, 0.19),
+        b=with_values(CASE, "train_accuracy", 0.60, 0.61, 0.59),
+    ),
+    "errors of a seed": plant(
+        "One seed in B: no verdict.",
+        "a b --metric train_top1_error",
+        a=with_values(CASE, "train_accuracy", 0.20, 0.21, 0.19),
+        b=[replace(row, run_seed=0)
+           for row in with_values(CASE, "train_accuracy", 0.60, 0.61, 0.59)],
+    ),
+    "attempts": plant(
+        "Latest attempts count and sentinels do not: 5 runs of 20 s.",
+        "a a",
+        a=[record(CASE, 1, 20.0, attempt=2), *runs(CASE, BASE)[1:],
+           record(CASE, 2, 99.0, sentinel=True), record(CASE, 1, None, status=Status.ERROR)],
+    ),
+    "zero": plant(
+        "Of a zero there is no ratio; one of A's values is missing.",
+        "a b", a=with_values(CASE, "energy_j", 5, 6, 7, None),
+        b=with_values(CASE, "energy_j", 5, 0, 7),
+    ),
+    "no value": plant(
+        "B has none.", "a b", a=with_values(CASE, "energy_j", 5, 6, 7),
+        b=with_values(CASE, "energy_j", None, None, None),
+    ),
+    "a seed more": plant(
+        "Seeds that one side lacks are left out: higher, over three.",
+        "a b --metric train_loss",
+        a=losses([1.0, 1.3, 0.9, 99.0], [0, 1, 2, 3]), b=losses([1.2, 1.5, 1.1], [0, 1, 2]),
+    ),
+    "a seed of one side": plant(
+        "B was interrupted before its third seed, which is far off: the first two are equal, and "
+        "the means are theirs.",
+        "a b --metric train_loss",
+        a=losses([2.0, 2.1, 1.0], [0, 1, 2]), b=losses([2.0, 2.1], [0, 1]),
+    ),
+    "equal losses": plant(
+        "Equal in every seed they are the same.", "a a --metric train_loss",
+        a=losses([2.0, 2.3, 1.9], [0, 1, 2]),
+    ),
+    "equal losses of other seeds": plant(
+        "Of other seeds that is not certain.",
+        "a b --metric train_loss",
+        a=losses([2.0, 2.3, 1.9], [0, 1, 2]), b=losses([2.0, 2.3, 1.9], [3, 4, 5]),
+    ),
+    "conditions": plant(
+        "All conditions differ; those that spoil times are warned of.",
+        "a b", a=measured(),
+        b=measured(power_limit_w=350.0, sm_clock_mhz=1935.0, memory_clock_mhz=2619.0,
+                   throttle_during="hardware thermal slowdown", neighbours_computing=1,
+                   other_cores=0.5, warmup_steady=False, step_time_last_s=0.104),
+    ),
+    "at the limit": plant(
+        "The power limit differs by 1 W, and B was at it; neither spoils times.",
+        "a b", a=measured(),
+        b=measured(power_limit_w=699.0, throttle_during="software power cap"),
+    ),
+    "unknown limit": plant("Of B it is not known.", "a b", a=measured(),
+                           b=measured(power_limit_w=None)),
+    "alike": plant(
+        "Clocks within 1 %, an idle neighbour, a voltage, a tenth of a core, a profile on one side "
+        "are no difference.",
+        "a b", a=measured(**ALIKE),
+        b=measured(**{**ALIKE, "sm_clock_mhz": 1965.0, "memory_clock_mhz": 3202.0,
+                      "other_cores": 0.1, "throttle_during": "voltage reliability",
+                      "busy_s": 0.07, "step_time_median_s": 0.1}),
+    ),
+    "clocks of others": plant(
+        "Another precision runs at another clock: that is no difference of the machine.",
+        "a b", a=measured(),
+        b=measured() + [replace(row, case=FP16) for row in measured(sm_clock_mhz=1400.0)],
+    ),
+    "one of two cards": plant(
+        "Runs of one case on two cards are not pooled: compared with its own, same.",
+        "a b", a=MIXED, b=on("X", BASE),
+    ),
+    "other of two cards": plant("Faster than twice its time.", "a b", a=MIXED, b=on("Y", BASE)),
+    "two cards": plant("Each with its like.", "a a", a=MIXED),
+    "neither card": plant(
+        "None has an equal, and the gate could judge nothing.",
+        "a b --fail-on slower", a=MIXED, b=on("Z", BASE),
+    ),
+    "newer driver": plant(
+        "What varies beside the GPU does not part its cases.",
+        "a b", a=on("X", BASE, driver="1") + on("Y", TWICE, driver="2"),
+        b=on("X", BASE, driver="3"),
+    ),
+    "two drivers": plant(
+        "Two drivers of one GPU are two environments, and neither is B's.",
+        "a b", a=on("X", BASE, driver="1") + on("X", TWICE, driver="2"),
+        b=on("X", BASE, driver="3"),
+    ),
+    "driver of a case": plant(
+        "What differs from case to case alone is not pooled.",
+        "a b", a=on("X", BASE, driver="1")
+        + [replace(row, case=SMALL) for row in on("X", BASE, driver="2")],
+        b=on("X", BASE, driver="3"),
+    ),
+    "unknown machine": plant(
+        "A run that failed before it knew its machine is of no other: fixed.",
+        "a b",
+        a=[*on("X", BASE[:4]), record(CASE, 5, None, status=Status.ERROR,
+                                      environment=Environment())],
+        b=on("X", BASE),
+    ),
+    "diverged": plant(
+        "What diverged counts for time and memory alone.",
+        "a b", a=end("ok ok ok ok ok"), b=end("diverged diverged diverged diverged diverged"),
+    ),
+    "invalid": plant(
+        "What is invalid counts for nothing.",
+        "a b", a=end("ok ok ok ok ok"), b=end("invalid invalid invalid invalid invalid"),
+    ),
+    "one side": plant(
+        "Cases on one side are listed, and fail a gate.",
+        "a b --fail-on missing",
+        a=runs(CASE, BASE) + runs(SMALL, BASE), b=runs(CASE, BASE) + runs(FP16, BASE),
+    ),
+    "no common case": plant(
+        "The axis that parts them is named.", "a b", a=runs(CASE, BASE),
+        b=runs(at(CASE, lr=0.1), BASE),
+    ),
+    "two axes apart": plant(
+        "No command could answer.", "a b", a=runs(CASE, BASE), b=runs(at(SMALL, lr=1.0), BASE),
+    ),
+    "environments": plant(
+        "Differing ones come first, and what must agree before the rest.",
+        "a b", a=runs(CASE, BASE), b=[*runs(CASE, BASE[:3], environment=ATTIC), record(CASE, 4)],
+    ),
+    "a mixed environment": plant(
+        "A side that mixes what must agree says so even where the other mixes the same.",
+        "b b", b=[*runs(CASE, BASE[:3], environment=ATTIC), record(CASE, 4)],
+    ),
+    "two networks": plant(
+        "Two networks on both sides are no difference.",
+        "a a",
+        a=chain.from_iterable(
+            runs(at(CASE, model=model), BASE, environment=replace(HERE, model_source=source))
+            for model, source in (("dpn-small", "a"), ("dpn92", "b"))),
+    ),
+    "an edited network": plant(
+        "Of one network, with --mix, two are.",
+        "a b --mix",
+        **{
+            name: [
+                replace(row, environment=replace(HERE, model_source=source))
+                for row, source in zip(runs(CASE, BASE), sources, strict=True)
+            ]
+            for name, sources in (("a", "cbbbb"), ("b", "bbbbb"))
+        },
+    ),
+    "part of an epoch": plant(
+        "Doubtful rows are labelled: extrapolated.", "a a",
+        a=runs(at(CASE, fraction=0.5), BASE, executor="published"),
+    ),
+    "plain": plant(
+        "Others are not.", "a a", a=runs(at(CASE, dataset="cifar10"), BASE, executor="x"),
+    ),
+    "fake on one side": plant("A label on one side names it.", "a b", a=runs(CASE, BASE),
+                              b=runs(CASE, BASE, executor="subprocess")),
+    "axis": plant(
+        "Two values of an axis within a sweep: 1.25× and the same; one case has no partner.",
+        "a --axis precision fp32 bf16-amp",
+        a=[*runs(CASE, BASE), *runs(BF16, FASTER), *runs(SMALL, BASE), *runs(AT_64, BASE),
+           *runs(at(BF16, batch_size=32), BASE), *runs(FP16, TWICE)],
+    ),
+    "axis back": plant(
+        "The other way around, with a gate.",
+        "a --axis precision bf16-amp fp32 --fail-on slower",
+        a=[*runs(CASE, BASE), *runs(BF16, FASTER), *runs(SMALL, BASE), *runs(AT_64, BASE)],
+    ),
+    "axis over two sweeps": plant(
+        "The first value is of A, the second of B.",
+        "a b --axis precision fp32 bf16-amp",
+        a=[*runs(CASE, BASE), *runs(FP16, BASE)], b=[*runs(BF16, FASTER), *runs(CASE, TWICE)],
+    ),
+    "a switch": plant(
+        "A switch is named by its state.",
+        "a --axis compile off on --fail-on faster",
+        a=[*runs(CASE, BASE), *runs(at(CASE, compile="default"), FASTER)],
+    ),
+    "main loss scale": plant(
+        "Of several loss scales the main one is compared: the default where it was run.",
+        "a --axis precision fp32 fp16",
+        a=[*runs(CASE, BASE), *runs(SMALL, BASE),
+           *runs(at(FP16, loss_scale=64.0), [*BASE, *BASE, *BASE]),
+           *runs(FP16, [12.8 * t for t in BASE]), *runs(at(FP16, skip_overflow=True), TWICE),
+           *runs(at(FP16, loss_scale=256.0, batch_size=64), FASTER)],
+    ),
+    "commonest loss scale": plant(
+        "Without the default, the commonest of the sweep, not of each batch size.",
+        "a --axis precision fp32 fp16",
+        a=[*runs(CASE, BASE), *runs(SMALL, BASE),
+           *(row for case in (at(FP16, loss_scale=64.0), at(FP16, loss_scale=256.0),
+                              at(FP16, loss_scale=64.0, batch_size=64))
+             for row in runs(case, BASE))],
+    ),
+    "opt levels": plant(
+        "Of fp16-apex the runs without an opt level stand for it; the others are named.",
+        "a --axis precision fp32 fp16-apex",
+        a=[*runs(CASE, BASE), *runs(LEVELS[0], FASTER), *runs(APEX, BASE),
+           *runs(LEVELS[1], FASTER)],
+    ),
+    "a fraction": plant(
+        "It need not match for times, but for losses and energy.",
+        "a --axis precision", a=[*measured_on(CASE, 1.0, BASE), *measured_on(BF16, 0.25, FASTER)],
+    ),
+    "equal fractions": plant(
+        "They are matched first, and then all is compared.",
+        "a --axis precision",
+        a=[*measured_on(CASE, 1.0, BASE), *measured_on(CASE, 0.25, BASE),
+           *measured_on(BF16, 0.25, FASTER)],
+    ),
+    "a fraction of two": plant(
+        "So over two sweeps.", "a b", a=measured_on(CASE, 1.0, BASE),
+        b=measured_on(CASE, 0.25, SLOWER),
+    ),
+    "steps": plant(
+        "A few steps are part of an epoch.",
+        "a --axis precision", a=[*measured_on(CASE, 1.0, BASE), *trained(BF16, 20, 400, FASTER)],
+    ),
+    "steps of two": plant("They are marked.", "a a", a=trained(CASE, 20, 400, BASE)),
+    "more steps than there are": plant(
+        "A whole epoch.",
+        "a --axis precision", a=[*trained(CASE, 500, 400, BASE), *measured_on(BF16, 1.0, FASTER)],
+    ),
+    "equal images": plant(
+        "40 steps at batch size 64 are of as many images as 20 at 128; what was learnt by then is "
+        "no effect of the batch size.",
+        "a --axis batch_size 128 64",
+        a=[*STEPS, *trained(SMALL, 20, 800, BASE), *trained(SMALL, 40, 800, BASE)],
+    ),
+    "unequal images": plant(
+        "None is equal: the largest, whose losses are not compared.",
+        "a --axis batch_size 128 64", a=[*STEPS, *trained(SMALL, 20, 800, BASE)],
+    ),
+    "each number of steps": plant(
+        "Whole epochs, a few steps, and more steps than there are, each with its like; of 30 one "
+        "side ran out of memory.",
+        "a --axis precision",
+        a=[*chain.from_iterable(
+            (*measured_on(case, 1.0, times), *trained(case, 20, 400, times),
+             *trained(case, 500, 400, times))
+            for case, times in ((CASE, BASE), (BF16, FASTER))),
+           *trained(at(CASE, steps=30), 30, 400, BASE),
+           record(at(BF16, steps=30), 1, None, status=Status.OOM)],
+    ),
+    "machines": plant(
+        "Values run on several machines are matched by machine: faster, slower.",
+        "a --axis precision",
+        a=both("X", BASE, FASTER) + both("Y", TWICE, tuple(4 * t for t in BASE)),
+    ),
+    "models": plant(
+        "Two models are different networks on purpose.",
+        "a --axis model mynet:large mynet:small",
+        a=chain.from_iterable(
+            runs(at(CASE, model=model), times, environment=replace(HERE, model_structure=model))
+            for model, times in (("mynet:small", FASTER), ("mynet:large", BASE))),
+    ),
+    "nothing but the axis": plant(
+        "They share no batch size.",
+        "a --axis precision", a=[*runs(CASE, BASE), *runs(AT_64, BASE)],
+    ),
+    "equivalence": plant(
+        "Of losses and errors: equivalent, worse, cannot tell, and what would.",
+        "a --axis precision", a=EQUALLY_FAR,
+    ),
+    "strict equivalence": plant(
+        "Within 0.1 %: cannot tell, worse, worse.",
+        "a --axis precision --metric train_loss --equivalence-margin 0.1%", a=EQUALLY_FAR,
+    ),
+    "guessing": plant(
+        "ln 10 is 2.303: equal losses of networks that guess show nothing; a network that learnt "
+        "against one that guesses is a finding all the same.",
+        "a --axis precision",
+        a=[*with_losses(CASE, GUESSING), *with_losses(BF16, GUESSING),
+           *with_losses(SMALL, [x - 0.8 for x in GUESSING]), *with_losses(AT_64, GUESSING),
+           *with_losses(at(CASE, batch_size=32), [x - 0.1 for x in GUESSING]),
+           *with_losses(at(BF16, batch_size=32), [x - 0.1 for x in GUESSING])],
+    ),
+    "equivalence of a part": plant(
+        "It is of part of an epoch.",
+        "a --axis precision --metric train_loss",
+        a=chain.from_iterable(with_losses(at(case, fraction=0.5), LOSSES)
+                              for case in (CASE, BF16)),
+    ),
+    "equivalence of a seed": plant(
+        "One seed cannot show it; five would.",
+        "a --axis precision --metric train_loss",
+        a=[*with_losses(CASE, LOSSES, [0] * 5), *with_losses(BF16, LOSSES, [0] * 5)],
+    ),
+    "gate": plant(
+        "A gate that finds something.", "a b --fail-on slower:5%", a=runs(CASE, BASE),
+        b=runs(CASE, SLOWER),
+    ),
+    "gate of wild times": plant(
+        "0.45, from 0.02 to 8.6, is no proof that nothing became 5 % slower.",
+        "a b --fail-on slower:5%",
+        a=runs(CASE, [30.0, 600.0, 330.0]), b=runs(CASE, [65.0, 37.0, 318.0]),
+    ),
+    "gate of wild and calm": plant(
+        "Of two cases one could be judged.",
+        "a b --fail-on slower:5%",
+        a=runs(CASE, [30.0, 600.0, 330.0]) + runs(SMALL, BASE),
+        b=runs(CASE, [65.0, 37.0, 318.0]) + runs(SMALL, BASE),
+    ),
+    "gate of no value": plant(
+        "Nothing was measured that the gate speaks of.",
+        "a a --fail-on lower --metric epoch_time_s test_loss", a=runs(CASE, BASE),
+    ),
+    "gate of some": plant(
+        "It says how many cases it could not judge.",
+        "a a --fail-on slower",
+        a=[*runs(CASE, BASE), *runs(SMALL, BASE[:1]), *runs(at(CASE, batch_size=32), BASE[:1])],
+    ),
+    "gate of single runs": plant(
+        "Nothing could be judged.",
+        "a b --fail-on slower:5% --fail-on unjudged",
+        a=runs(CASE, BASE[:1]), b=runs(CASE, SLOWER[:1]),
+    ),
+    "every table": plant(
+        "Every kind of table and line: environments, conditions, losses, equivalence, spoilt ones.",
+        "a --axis channels_last",
+        a=[row for case in (CASE, at(SMALL, compile="default"), at(BF16, model="a.networks:large"))
+           for last in (False, True)
+           for row in noisy(case, last, replace(HERE, gpu="NVIDIA GeForce RTX 4090 Laptop GPU",
+                                                torch="2.11.0+cu130") if last else HERE)],
+    ),
+}  # fmt: skip
+"""By name."""

@@ -1,0 +1,118 @@
+"""Records as a sweep stores them, in few words, and the folder of a sweep that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.case import Case
+from bench.record import (
+    Environment,
+    EpochRow,
+    Measurement,
+    RankRow,
+    Record,
+    Status,
+    Step,
+    WorkRow,
+)
+from bench.store.writer import Store
+
+GIB = 2**30
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "results" / "reference" / "rtx-titan-2019.csv"
+
+Row = (
+    Record
+    | tuple[Record, list[Step]]
+    | tuple[Record, list[Step], list[EpochRow]]
+    | tuple[Record, list[Step], list[EpochRow], list[WorkRow]]
+    | tuple[Record, list[Step], list[EpochRow], list[WorkRow], list[RankRow]]
+)
+"""A record, and what stands beside it where it comes with it."""
+
+IMAGINARY = {
+    "gpu": "NVIDIA Imaginary",
+    "driver": "580.1",
+    "torch": "2.13.0",
+    "code": "0123456789ab",
+    "dataset_fingerprint": "fedcba9876543210",
+    "train_images": 50_000,
+}
+"""The machine of `make_run`."""
+
+
+def make_record(case: Case, **values: Any) -> Record:
+    """A record of ``case``: fields of Record, Measurement and Environment by name, or either whole.
+
+    Of a case that ended well in one attempt at its first repeat, unless they say otherwise.
+    """
+
+    def take(kind: type) -> dict[str, Any]:
+        return {name: values.pop(name) for name in list(values) if name in kind.__annotations__}
+
+    values.setdefault("measurement", Measurement(**take(Measurement)))
+    values.setdefault("environment", Environment(**take(Environment)))
+    repeat, attempt = values.setdefault("repeat", 1), values.setdefault("attempt", 1)
+    identity: dict[str, Any] = {
+        "record_id": f"{case.slug()}-r{repeat}-a{attempt}{'-s' if values.get('sentinel') else ''}",
+        "run_seed": case.seed + repeat - 1,
+        "sentinel": False,
+        "probe": False,
+        "anchor": "",
+        "lane": "",
+        "lanes_beside": 0,
+        "status": Status.OK,
+        "reason": "",
+        "inferred": False,
+        "executor": "subprocess",
+        "started_at": "2026-11-20T10:00:00+00:00",
+        "finished_at": "2026-11-20T10:01:00+00:00",
+        "retries": 0,
+        "log": "",
+    }
+    return Record(**{**identity, **values}, case=case)
+
+
+def make_run(case: Case | None = None, **values: Any) -> Record:
+    """The same on a machine that is known, with an identifier as a sweep gives it."""
+    identifier = f"{values.get('repeat', 1):08x}{values.get('attempt', 1):08x}"
+    return make_record(case or Case(), **{**IMAGINARY, "record_id": identifier, **values})
+
+
+def write_sweep(folder: Path, rows: Iterable[Row], command: str | None = None) -> Path:
+    """Write records, and what stands beside them where they come with it, as a sweep's folder."""
+    with Store(folder) as store:
+        for row in rows:
+            store.append(*(row if isinstance(row, tuple) else (row,)))
+        if command is not None:
+            store.write_config({"command": command})
+    return folder
+
+
+def measured(time_s: float, memory: float, images: int = 50000, **values: Any) -> dict[str, Any]:
+    """The measurement of a case that ended well, of an epoch of ``images``."""
+    return {
+        "epoch_time_s": time_s,
+        "measured_time_s": time_s,
+        "measured_images": images,
+        "images_per_s": images / time_s,
+        "warmup_steps": 40,
+        "warmup_steady": True,
+        "peak_device_bytes": int(memory),
+        "peak_reserved_bytes": int(memory * 0.95),
+        "peak_allocated_bytes": int(memory * 0.9),
+        "train_images": images,
+        "test_images": 10000,
+        **values,
+    }
+
+
+def ran(case: Case, times: Sequence[float], gib: float = 4, **values: Any) -> list[Record]:
+    """Repeats of a case on one card, each with an epoch time in s."""
+    card = {"gpu": "A card", "torch": "2.13"}
+    return [
+        make_record(case, repeat=i, **{**card, **measured(time, gib * GIB), **values})
+        for i, time in enumerate(times, 1)
+    ]

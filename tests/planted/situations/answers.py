@@ -1,0 +1,216 @@
+"""What is said first, and beside the numbers of the overview."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bench.case import Case
+from bench.record import Status
+from tests.planted.records import make_record, measured, ran
+from tests.planted.situations.situation import (
+    FP16,
+    FP32,
+    LOST,
+    SHARED,
+    at,
+    change,
+    plant,
+)
+
+FAST = {"slow": ran(FP32, (200, 201, 199), 10), "fast": ran(FP16, (100, 100.5, 99.5), 6)}
+AT_BEST = ran(Case(precision="bf16-amp", batch_size=256), (57, 57.1, 56.9), 8)
+AT_WORST = ran(at(256, FP32)[0], (148, 148.1, 147.9), 10)
+SMALL = at(64, FP32)[0]
+DOUBTED = [ran(Case(batch_size=64 + i), (50 + i,), 6, **SHARED) for i in range(5)]
+CLOSE = ran(FP16, (100, 100.5, 99), 6)
+
+ANSWERS = {
+    "trusted": plant(
+        "The fastest that can be trusted, and what was faster.",
+        "answers",
+        *FAST.values(), ran(Case(precision="bf16"), (50,), 6, **SHARED),
+    ),
+    "none trusted": plant(
+        "Every case has a warning.", "answers", ran(Case(precision="bf16"), (50,), 6, **SHARED),
+    ),
+    "fastest": plant("All can be trusted.", "answers", *FAST.values()),
+    "baseline doubted": plant(
+        "The fp32 times have warnings.",
+        "answers",
+        change(ran(FP32, (200, 201, 199), 10), 0, warmup_steady=False), FAST["fast"],
+    ),
+    "no baseline": plant("There is no fp32 case to compare with.", "answers", FAST["fast"]),
+    "single runs": plant(
+        "Nothing is called the fastest.", "answers", ran(FP32, (200,), 10), ran(FP16, (100,), 6),
+    ),
+    "two runs": plant(
+        "Of two equal cases both runs of one are below both of the other one time in three: none "
+        "is the fastest.",
+        "answers", ran(FP32, (200, 201), 10), ran(FP16, (100, 100.5), 6),
+    ),
+    "slow baseline": plant(
+        "2.60× at a batch size at which fp32 is far from its best, 1.56× over its best.",
+        "answers", AT_BEST, AT_WORST, ran(SMALL, (89, 89.1, 88.9), 5),
+    ),
+    "baseline at its best": plant(
+        "fp32 is at its best there: said once.",
+        "answers", AT_BEST, AT_WORST, ran(SMALL, (150, 150.1, 149.9), 5),
+    ),
+    "slow baseline doubted": plant(
+        "That fp32 time has a warning; the other has not.",
+        "answers",
+        AT_BEST, ran(at(256, FP32)[0], (148, 148.1, 147.9), 10, **SHARED),
+        ran(SMALL, (89, 89.1, 88.9), 5),
+    ),
+    "all baselines doubted": plant(
+        "No fp32 time is without a warning.",
+        "answers", AT_BEST, ran(at(256, FP32)[0], (148, 148.1, 147.9), 10, **SHARED),
+    ),
+    "five doubted": plant(
+        "Three are named, and two more cases counted.",
+        "answers", *DOUBTED, ran(FP32, (60, 60.1, 59.9), 6),
+    ),
+    "four doubted": plant(
+        "A single one more is named.",
+        "answers", *DOUBTED[:4], ran(FP32, (60, 60.1, 59.9), 6),
+    ),
+    "overlap": plant(
+        "Runs that overlap are not told apart.",
+        "answers",
+        CLOSE, ran(Case(precision="bf16"), (101, 103, 99.8), 6),
+        ran(at(256, FP32)[0], (101, 102, 103), 6),
+    ),
+    "noisy rival": plant(
+        "What is noisy is no slower for certain.",
+        "answers", CLOSE, ran(Case(precision="tf32"), (103, 130, 90), 6),
+    ),
+    "single rival": plant(
+        "A single run is taken to have the spread of the fastest case: 101.5 s is within it.",
+        "answers", ran(FP16, (100, 101, 98), 6), ran(Case(precision="bf16"), (101.5,), 6),
+    ),
+    "slower rival": plant(
+        "104 s is not.",
+        "answers", ran(FP16, (100, 101, 98), 6), ran(Case(precision="bf16"), (104,), 6),
+    ),
+    "no time": plant(
+        "No case was timed.",
+        "answers", [make_record(FP32, **LOST, status=Status.ERROR, reason="boom")],
+    ),
+}  # fmt: skip
+
+LOSSES_OF_THREE = ran(FP16, (88.8, 76.6, 90.4), 6)
+for number, loss in enumerate((2.05, 2.04, 2.11)):
+    change(LOSSES_OF_THREE, number, train_loss=loss)
+PART = Case(fraction=0.1)
+WITHIN = {"epoch_time_low_s": 29.8, "epoch_time_high_s": 31.2, "train_loss": 2.0}
+
+BASELINES: dict[str, list[tuple[dict[str, Any], float, dict[str, Any]]]] = {
+    # name: axes, time and values of the fp32 cases that are there
+    "none_another_card": [({}, 200, {"gpu": "Another card"})],
+    "none_another_torch": [({}, 200, {"torch": "2.12"})],
+    "none_another_driver": [({}, 200, {"driver": "999"})],
+    "none_fake": [({}, 200, {"executor": "fake"})],
+    "none_invalid": [({}, 200, {"status": Status.INVALID, "reason": "throttled"})],
+    "none_failed": [({}, 200, {"status": Status.OOM, "epoch_time_s": None, "images_per_s": None})],
+    "none_another_batch": [({"batch_size": 256}, 200, {})],
+    "none_lr": [({"lr": 0.1}, 200, {})],
+    "none_cudnn": [({"cudnn_benchmark": True}, 200, {})],
+    "none_compile": [({"compile": "default"}, 200, {})],
+    "none_layout": [({"channels_last": True}, 200, {})],
+    "none_seed": [({"seed": 1}, 200, {})],
+    "none_dataset": [({"dataset": "synthetic"}, 200, {})],
+    "of_the_larger_part": [({"fraction": 0.1}, 300, {}),
+                           ({"fraction": 0.5, "evaluate": True}, 200, {})],
+    "of_the_same": [({}, 200, {})],
+}  # fmt: skip
+SPED_UP = [
+    row
+    for name, cases in BASELINES.items()
+    for row in (
+        *(
+            row
+            for axes, time, values in cases
+            for row in ran(Case(model=f"m:{name}", **axes), (time,), **values)
+        ),
+        *ran(replace(FP16, model=f"m:{name}"), (80,)),
+    )
+]
+for name, axes, values in (
+    ("of_a_skipping", {"skip_overflow": True}, {}),
+    ("of_a_diverged", {}, {"status": Status.DIVERGED}),
+):
+    SPED_UP += ran(Case(model=f"m:{name}"), (200,))
+    SPED_UP += ran(replace(FP16, model=f"m:{name}", **axes), (80,), **values)
+
+OVERVIEW = {
+    "a column an axis": plant(
+        "A column for what varies; what is the same is said once, above; fractions have a mark.",
+        "constants overview",
+        *(ran(replace(FP16, compile=mode, channels_last=last, cudnn_benchmark=True, fraction=part),
+              (100,))
+          for mode, last, part in (("off", False, 0.1), ("default", False, 0.2), ("off", True, 0.3),
+                                   ("default", True, 1.0))),
+    ),
+    "fractions": plant(
+        "Where nothing else tells rows apart, the fraction has a column.",
+        "overview", ran(FP32, (100,)), ran(replace(FP32, fraction=0.5), (99,)),
+    ),
+    "speed-ups": plant(
+        "fp16 is 2.50 times as fast as fp32 where they are of the same, and nothing where not.",
+        "overview", SPED_UP,
+    ),
+    "edited network": plant(
+        "The same case of an edited network, added with --mix: both are named.",
+        "overview",
+        *([make_record(FP32, model_source=source, **{**measured(time, 5), "torch": "2.13"})]
+          for source, time in (("821e784d0000", 10), ("d97f8d210000", 30))),
+    ),
+    "two versions": plant(
+        "The same case on two versions of torch.",
+        "overview",
+        *([make_record(FP32, torch=torch, **measured(time, 5))]
+          for torch, time in (("2.12", 10), ("2.13", 30))),
+    ),
+    "three runs": plant("A median stands with its range.", "overview notes", LOSSES_OF_THREE),
+    "five runs": plant(
+        "From five on the ends are an interval with its coverage.",
+        "overview notes", ran(FP16, (90, 91, 92, 93, 94), 6),
+    ),
+    "within a run": plant(
+        "An interval within a run.", "overview notes", ran(PART, (30.5,), 6, **WITHIN),
+    ),
+    "within and between": plant(
+        "An interval within a run, and a range of two.",
+        "overview notes", ran(PART, (30.5,), 6, **WITHIN), ran(at(256, FP32)[0], (9, 10), 6),
+    ),
+    "memory saved": plant(
+        "Of all memory and of the tensors: 40 % each.",
+        "overview notes", ran(FP32, (200,), 10), ran(FP16, (100,), 6),
+    ),
+    "memory on a cpu": plant(
+        "Python, torch and the dataset are in it.",
+        "notes",
+        *(ran(replace(case, device="cpu"), (time,), gib)
+          for case, time, gib in ((FP32, 200, 10), (FP16, 100, 6))),
+    ),
+    "class folders": plant(
+        "Class folders are not the archive; accuracy on synthetic images is called synthetic.",
+        "overview notes",
+        ran(FP32, (10,), dataset_source="folders", train_images=300, train_accuracy=0.3),
+        ran(Case(dataset="synthetic"), (9,), train_accuracy=0.3),
+    ),
+    "machines": plant(
+        "Two cards stand side by side.",
+        "machines",
+        ran(FP32, (200,)), ran(FP16, (100,)), ran(FP32, (20,), gpu="B card"),
+        ran(FP16, (10,), gpu="B card"),
+    ),
+    "file of weights": plant(
+        "A file of weights is said above its rows, and has no column.",
+        "overview",
+        *([make_record(Case(freeze=freeze, start=start), epoch_time_s=9.0, train_loss=2.0)]
+          for freeze in ("none", "backbone")
+          for start in (None, "/a/sweep/with/checkpoints/fp32-b128-2ad912a4-1/best.pt")),
+    ),
+}  # fmt: skip

@@ -1,0 +1,155 @@
+"""Epochs, checkpoints and loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from bench.case import Case
+from bench.record import EpochRow, Record, Status
+from bench.workloads import OWN
+from tests.planted.records import GIB, make_record, measured
+from tests.planted.situations.situation import FP16, FP32, MIB, at, learn, once, plant
+
+TRAINED = Case(epochs=3, evaluate=True, precision="bf16-amp")
+
+
+def trained(case: Case, times: Sequence[float], repeat: int = 1, **values: Any) -> list[Any]:
+    """A run of some epochs, whose losses fall by a tenth from each to the next."""
+    record = make_record(case, repeat=repeat, **{**measured(fmean(times), GIB), **values})
+    rows = [
+        EpochRow(i, time, 2 - i / 10, 0.25 + i / 8, 1.5 - i / 10, 0.5 + i / 8, 1.0)
+        for i, time in enumerate(times)
+    ]
+    return [(record, [], rows)]
+
+
+def forget(rows: list[Any]) -> list[Any]:
+    """The same without evaluation, and without one training loss."""
+    for epoch in rows[0][2]:
+        epoch.test_loss = epoch.test_accuracy = epoch.eval_time_s = None
+    rows[0][2][1].train_loss = None
+    return rows
+
+
+LONG = replace(TRAINED, epochs=4)
+
+EPOCHS = {
+    "three": plant(
+        "Each epoch has a row under its case.",
+        "epochs notes",
+        trained(TRAINED, [10, 10.1, 10.1]), trained(at(256, TRAINED)[0], [8, 8, 8]),
+    ),
+    "trends": plant(
+        "A trend above what counts as steady is said; noise is none.",
+        "epochs",
+        trained(LONG, [10, 10.5, 11, 11.5]), trained(at(256, LONG)[0], [8, 7.4, 7.1, 6.5]),
+        trained(at(512, LONG)[0], [8, 9.5, 7.9, 9]),
+    ),
+    "two": plant("Two are no trend.", "epochs", trained(replace(TRAINED, epochs=2), [10, 20])),
+    "many": plant(
+        "A table too long ends between cases: 30 of 45 rows.",
+        "epochs",
+        *(trained(replace(TRAINED, epochs=15, batch_size=size), [10] * 15)
+          for size in (64, 128, 256)),
+    ),
+    "repeats": plant(
+        "Repeats are shown by their median: 10.10, 10, 10; what diverged is not of them.",
+        "epochs",
+        *(trained(TRAINED, [t, 10, 10], repeat) for repeat, t in enumerate([10, 10.1, 99], 1)),
+        trained(TRAINED, [1, 1, 1], 4, status=Status.DIVERGED),
+    ),
+    "without evaluation": plant(
+        "Its columns are left out; what was not measured is a dash.",
+        "epochs", forget(trained(TRAINED, [10, 10, 10])),
+    ),
+    "one": plant(
+        "One epoch is in the overview alone.",
+        "overview epochs notes", [once(replace(TRAINED, epochs=1), 10)],
+    ),
+    "short energy": plant(
+        "Each epoch has two ends at which the sensor is read: 3 s in three epochs are short.",
+        "doubts", trained(TRAINED, [1, 1, 1], energy_j=100.0, measured_time_s=3.0),
+    ),
+    "long energy": plant(
+        "6 s are not.",
+        "doubts", trained(TRAINED, [1, 1, 1], energy_j=100.0, measured_time_s=6.0),
+    ),
+}  # fmt: skip
+
+
+def checkpointed(precision: str, repeat: int = 1, **values: Any) -> list[Record]:
+    """A run that saved and loaded a checkpoint."""
+    costs = {"checkpoint_bytes": 3 * MIB, "checkpoint_save_s": 0.5, "checkpoint_load_s": 0.25}
+    case = Case(precision=precision, checkpoint=True)
+    return [once(case, 10.0, repeat=repeat, **{**costs, "resume_exact": True, **values})]
+
+
+CHECKPOINTS = {
+    "costs": plant(
+        "Each case has what its checkpoint takes; resumes are exact, not known, or differ.",
+        "checkpoints doubts",
+        checkpointed("fp32"), checkpointed("fp32", 2, checkpoint_save_s=0.7),
+        checkpointed("bf16", checkpoint_bytes=2 * MIB),
+        checkpointed("tf32", resume_exact=None, missing="resume_exact: this device does not repeat "
+                     "a step bitwise; energy_j: this is a CPU"),
+        checkpointed("bf16-amp"),
+        checkpointed("bf16-amp", 2, resume_exact=False, resume_difference="loss of step 2"),
+    ),
+    "none": plant("Without checkpoints there is no table.", "checkpoints", [once(FP32, 10.0)]),
+}  # fmt: skip
+
+BY_TORCH = replace(FP16, loader="torch", workers=2)
+OWN_DATA = {"dataset": OWN, "workload": "m:f", "model": "m:f"}
+
+
+def loaded(case: Case, ratio: float = 1.0, **values: Any) -> list[Record]:
+    """Five runs of a case on a CPU of four cores, at so many times the time of no loader."""
+    found = {"loader_first_batch_s": 0.5, "loader_samples_per_s": 3000.0}
+    found = {} if case.loader == "device" else found
+    return [
+        once(case, ratio * time_s, repeat=number, cpu="X, 4 cores", **found, **values)
+        for number, time_s in enumerate((30.0, 30.1, 29.9, 30.05, 29.95), 1)
+    ]
+
+
+LOADING = {
+    "workers": plant(
+        "The share is what the device does not take: 75, 50, 0.1 and -25 % of it; the loader no "
+        "longer matters from 4 on. More workers than cores are doubted. A case died, and others "
+        "differ in something else.",
+        "loading doubts",
+        loaded(FP16),
+        *(loaded(replace(BY_TORCH, workers=n), ratio)
+          for n, ratio in ((0, 4.0), (2, 2.0), (4, 1.001), (5, 0.8))),
+        [make_record(replace(BY_TORCH, workers=8), status=Status.KILLED, cpu="X, 4 cores",
+                     reason="a DataLoader worker died")],
+        *(loaded(case, 3.0) for case in (replace(BY_TORCH, lr=0.5), at(64, FP16)[0],
+                                         replace(BY_TORCH, compile="default"))),
+    ),
+    "no pair": plant(
+        "Cases that differ in more are no pair.",
+        "loading", loaded(FP16), loaded(at(64, BY_TORCH)[0]),
+    ),
+    "own data": plant(
+        "Losses of a user's own data are not compared between loaders: 1 of 2 pairs.",
+        "effects",
+        *(learn(case, [2 + n / 9 for n in range(3)])
+          for case in (FP16, BY_TORCH, replace(FP16, **OWN_DATA), replace(BY_TORCH, **OWN_DATA))),
+    ),
+    **{
+        f"{steps} steps of {parts}": plant(
+            f"Four workers prepare eight micro-batches ahead: {'half' if enough else 'more'}.",
+            "doubts",
+            loaded(replace(BY_TORCH, workers=4, accumulate=parts), measured_steps=steps,
+                   steps_per_epoch=100),
+        )
+        for parts, steps, enough in ((1, 15, False), (1, 16, True), (2, 7, False), (2, 8, True))
+    },
+    "all steps": plant(
+        "A whole epoch is what it is.",
+        "doubts", loaded(replace(BY_TORCH, workers=4), measured_steps=15, steps_per_epoch=15),
+    ),
+}  # fmt: skip

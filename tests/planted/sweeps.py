@@ -1,0 +1,509 @@
+"""Whole sweeps to report on, in which what there is to say is known; nothing was measured.
+
+`SWEEPS` names them, and `Folders` writes each, once it is asked for, as a real sweep writes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.case import Case
+from bench.record import EpochRow, RankRow, Record, Status, Step, WorkRow
+from bench.work import Kind
+from tests.planted.records import GIB, Row, make_record, measured, write_sweep
+
+CARDS = {  # name: (memory, speed against the first)
+    "NVIDIA H200": (150_754_820_096, 1.0),
+    "NVIDIA RTX 6000 Ada": (51_527_024_640, 2.3),
+    "Tesla <V100> | 32_GB & \\co": (34_079_637_504, 3.9),
+}
+
+SPEEDUP = {"fp32": 1.0, "tf32": 1.9, "fp16": 3.1, "fp16-amp": 3.0, "bf16": 2.7, "bf16-amp": 2.6}
+
+
+def make_card(name: str) -> dict[str, Any]:
+    """The environment of one of `CARDS`."""
+    return {
+        "gpu": name,
+        "gpu_uuid": f"GPU-{list(CARDS).index(name)}",
+        "gpu_memory_bytes": CARDS[name][0],
+        "driver": "580.95.05",
+        "torch": "2.13.0+cu130",
+        "cuda": "13.0",
+        "cudnn": "91900",
+        "code": "abc123",
+        "dataset_fingerprint": "feed",
+        "train_images": 50000,
+        "test_images": 10000,
+    }
+
+
+def make_steps(case: Case, time_s: float, accuracy: float) -> list[Step]:
+    """A learning curve that falls, of 50 logged steps."""
+    steps = []
+    for i in range(50):
+        loss = 2.3 - 0.7 * (i / 50) + 0.05 * math.sin(9 * i)
+        hits = int(case.batch_size * accuracy * (0.5 + i / 50))
+        time = time_s / 390 * (1 + 0.04 * math.sin(7 * i))
+        steps.append(Step(i, 1000, loss, 1000 * hits // case.batch_size, time))
+    return steps
+
+
+def list_card(name: str) -> Iterator[Row]:
+    """A sweep of one of `CARDS` in which every outcome occurs."""
+    (total, slower), card = CARDS[name], make_card(name)
+    for precision, speedup in SPEEDUP.items():
+        scales = {"fp16": (64.0, 128.0, 256.0), "fp16-amp": ("dynamic", 128.0)}.get(
+            precision, (None,)
+        )
+        for scale in scales:
+            for batch in (128, 256, 512, 640, 1024, 2048):
+                if scale in (64.0, 256.0) and batch != 512:
+                    continue
+                case = Case(precision=precision, loss_scale=scale, batch_size=batch)
+                needs = GIB * (1.5 + batch * (0.055 if speedup < 2 else 0.027))
+                time_s = 42 * slower / speedup * (0.85 + 25 / batch)
+                common = {**card, "executor": "fake"}
+                if needs > total * 0.95:
+                    yield make_record(
+                        case,
+                        status=Status.OOM,
+                        reason="OutOfMemoryError: 2.1 GiB",
+                        inferred=batch == 2048,
+                        **common,
+                    )
+                    continue
+                for repeat in (1, 2, 3):
+                    wobble = 1 + 0.006 * (repeat - 2)
+                    values = measured(
+                        time_s * wobble,
+                        needs,
+                        train_loss=2.0 + batch / 2000,
+                        train_accuracy=0.30 - batch / 20000,
+                        step_time_median_s=time_s / 390,
+                        step_time_mad_s=time_s / 390 * 0.01,
+                        energy_j=480 * time_s,
+                        flop_per_image=12.25e9,
+                        arithmetic="float32",
+                        overflow_steps=0 if scale else None,
+                    )
+                    record = make_record(case, repeat=repeat, **{**common, **values})
+                    yield (record, make_steps(case, time_s, 0.3)) if repeat == 1 else record
+    yield from _list_odd(card, slower)
+    first = Case(precision="fp32", batch_size=128)
+    yield make_record(
+        first,
+        sentinel=True,
+        **{**card, "executor": "fake"},
+        **_keep(measured(43.9 * slower, 9 * GIB), card),
+    )
+
+
+def _keep(values: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in card}
+
+
+def _list_odd(card: dict[str, Any], slower: float) -> list[Record]:
+    def odd(batch: int, status: Status, reason: str, **values: Any) -> Record:
+        case = Case(precision="bf16", batch_size=batch)
+        return make_record(
+            case, status=status, reason=reason, executor="fake", **{**card, **values}
+        )
+
+    time = _keep(measured(20 * slower, 5 * GIB), card)
+    return [
+        odd(
+            129,
+            Status.DIVERGED,
+            "the loss was inf or NaN from step 12 of 391",
+            first_bad_step=12,
+            **time,
+        ),
+        odd(
+            130,
+            Status.INVALID,
+            "throttled: hardware thermal slowdown",
+            throttle_during="hardware thermal slowdown",
+            **time,
+        ),
+        odd(
+            131,
+            Status.OK,
+            "",
+            neighbours="pid 4242 (python): 2100000000 B",
+            neighbours_computing=1,
+            **time,
+        ),
+        odd(132, Status.OK, "", **{**time, "warmup_steady": False}),
+        odd(133, Status.OOM_SUSPECTED, "CUDNN_STATUS_NOT_INITIALIZED with 1 % of memory free"),
+        odd(134, Status.UNSUPPORTED, "bfloat16 is emulated on this card"),
+        odd(135, Status.TIMEOUT, "the epoch ran past 600 s"),
+        odd(136, Status.KILLED, "SIGKILL from outside the sweep"),
+        odd(137, Status.INTERRUPTED, "Ctrl-C"),
+        odd(
+            138,
+            Status.ERROR,
+            "RuntimeError: <script>alert('x')</script> | a\\b $x_1$ [red]not red[/red] =1+1",
+        ),
+    ]
+
+
+def list_quick() -> Iterator[Row]:
+    """What the quick preset leaves on a CPU: synthetic images, part of an epoch, single runs."""
+    for precision, factor in (("fp32", 1.0), ("bf16-amp", 1.6)):
+        for batch in (64, 128, 256):
+            case = Case(
+                model="dpn-small", dataset="synthetic", precision=precision, batch_size=batch,
+                fraction=0.05, device="cpu",
+            )  # fmt: skip
+            time_s = factor * (20 + 400 / batch)
+            yield (
+                make_record(
+                    case,
+                    cpu="AMD EPYC 9B14, 2 cores",
+                    torch="2.13.0+cpu",
+                    code="abc123",
+                    dataset_fingerprint="5eed",
+                    **{
+                        **measured(time_s, 0, 10000),
+                        "measured_images": 512,
+                        "peak_device_bytes": None,
+                        "peak_reserved_bytes": None,
+                        "peak_allocated_bytes": None,
+                        "peak_process_bytes": int(GIB * (0.6 + batch / 400)),
+                        "train_loss": 2.1,
+                        "train_accuracy": 0.25,
+                    },
+                ),
+                make_steps(case, time_s, 0.25)[:8],
+            )
+
+
+MODELS = {"dpn92": 1.0, "dpn26": 0.5, "dpn-small": 0.1}
+"""Networks of `list_switches`, and the time of each against the first."""
+
+EFFECTS = {"precision": 1 / 1.6, "compile": 1 / 1.25, "channels_last": 1.0}
+"""What each change of `list_switches` does to the epoch time, exactly but for the noise."""
+
+
+def list_switches(noise: float = 0.002, batches: int = 2, repeats: int = 3) -> Iterator[Row]:
+    """Three networks on a card and a CPU, two precisions, two switches, some batch sizes.
+
+    Each axis acts on its own, so that its effect is known: `EFFECTS`. Repeats wobble by ``noise``
+    in turn: the first is below, the second at and the third above, so that medians are exact.
+    """
+    places = (
+        ("cuda", make_card("NVIDIA H200"), 1.0),
+        ("cpu", {**make_card("NVIDIA H200"), "gpu": "", "gpu_uuid": "", "gpu_memory_bytes": None,
+                 "driver": "", "cuda": "", "cudnn": "", "cpu": "AMD EPYC"}, 60.0),
+    )  # fmt: skip
+    settings = [
+        (place, model, precision, batch, compiled, last, repeat)
+        for place in places
+        for model in MODELS
+        for precision in ("fp32", "bf16-amp")
+        for batch in [64 * 2**i for i in range(batches)]
+        for compiled in (False, True)
+        for last in (False, True)
+        for repeat in range(1, repeats + 1)
+    ]
+    for (device, card, slower), model, precision, batch, compiled, last, repeat in settings:
+        case = Case(
+            model=model, precision=precision, batch_size=batch,
+            compile="default" if compiled else "off", channels_last=last, device=device,
+        )  # fmt: skip
+        time_s = 40 * slower * MODELS[model] * (1 + 32 / batch) * (1 + noise * (repeat - 2))
+        time_s *= EFFECTS["precision"] if precision != "fp32" else 1
+        time_s *= EFFECTS["compile"] if compiled else 1
+        values = measured(time_s, 2 * GIB * (1 + batch / 64), train_loss=2.0 + 0.01 * repeat)
+        if device == "cpu":
+            values |= {"peak_device_bytes": None, "peak_reserved_bytes": None,
+                       "peak_allocated_bytes": None, "peak_process_bytes": GIB}  # fmt: skip
+        values |= {"setup_time_s": 2.0, "warmup_time_s": 30.0 if compiled else 3.0}
+        yield make_record(case, repeat=repeat, **{**_keep(card, values), **values})
+
+
+SPEEDS = {
+    "fp32": {32: 400, 64: 700, 128: 975, 256: 1000, 257: 800, 512: 1010, 1024: 1005},
+    "fp16": {32: 500, 64: 950, 128: 1700, 256: 2400, 512: 3000, 1024: 3500, 2048: 4000},
+}
+"""Images/s by batch size of `list_scaling`: fp32 has a knee at 128 and a cliff after 256, fp16
+goes on rising."""
+
+LINES = {"fp32": (1.5 * GIB, 40 * 2**20), "fp16": (1.25 * GIB, 22 * 2**20)}
+"""Bytes that no batch size changes, and bytes an image, of `list_scaling`."""
+
+
+def list_scaling(repeats: int = 3, noise: float = 0.004) -> Iterator[Record]:
+    """Two precisions over batch sizes on a card of 48 GiB, up to what does not fit.
+
+    Repeats wobble by ``noise`` around `SPEEDS` in turn, so that medians are exact; memory is
+    exactly on `LINES`.
+    """
+    card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
+    for precision, speeds in SPEEDS.items():
+        fixed, image = LINES[precision]
+        for batch, speed in speeds.items():
+            case = make_scaled_case(precision, batch)
+            for repeat in range(1, repeats + 1):
+                values = measured(
+                    50000 / speed / (1 + noise * (repeat - (repeats + 1) / 2)),
+                    fixed + image * batch,
+                    train_loss=2.0 + batch / 2000,
+                )
+                yield make_record(case, repeat=repeat, **{**card, **values})
+        full = make_scaled_case(precision, 2 * max(speeds))
+        yield make_record(full, status=Status.OOM, reason="OutOfMemoryError", **card)
+
+
+def make_scaled_case(precision: str, batch: int, **axes: Any) -> Case:
+    """A case of `list_scaling`."""
+    scale = 128.0 if precision == "fp16" else None
+    return Case(precision=precision, loss_scale=scale, batch_size=batch, **axes)
+
+
+def make_probe(
+    precision: str,
+    batch: int,
+    status: Status = Status.OK,
+    retries: int = 0,
+    steps: int = 4,
+    **values: Any,
+) -> Record:
+    """A probe of the largest batch, beside `list_scaling`; its epoch time is nonsense."""
+    fixed, image = LINES[precision]
+    card = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
+    if status is Status.OK:
+        ended = measured(1.0, fixed + image * batch, alloc_retries=retries, **values)
+        values = {**ended, "setup_process_bytes": int(fixed)}
+    case = make_scaled_case(precision, batch, steps=steps)
+    return make_record(case, probe=True, status=status, **{**card, **values})
+
+
+PROBES = [
+    make_probe("fp32", 32),
+    make_probe("fp32", 512),
+    make_probe("fp32", 1192, Status.OOM),
+    make_probe("fp32", 1184, retries=3),
+    make_probe("fp32", 1184, retries=3, steps=16),
+]
+"""A search that ends at 1184."""
+
+
+RATES = {
+    "rate_float32": 50e12,
+    "rate_tfloat32": 350e12,
+    "rate_float16": 700e12,
+    "rate_bfloat16": 700e12,
+    "rate_copy": 4e12,
+    "call_time_s": 5e-6,
+}
+"""What the card of `list_profiled` was measured to do."""
+
+WORK = {
+    (Kind.CONVOLUTION_1X1, "1×1, 304→512"): (180, 11.76e9, 117e6, 192, 26.5),
+    (Kind.GROUPED, "3×3, 32 groups of 3→3"): (90, 0.48e9, 28e6, 60, 40),
+    (Kind.NORMALISATION, "native_batch_norm_backward"): (98, 0, 190e6, 60, 28),
+    (Kind.ELEMENTWISE, "threshold_backward"): (240, 0, 146e6, 40, 18),
+    (Kind.CONCATENATION, "slice_backward"): (60, 0, 97e6, 14, 8),
+    (Kind.CAST, "copy"): (160, 0, 0, 0, 7),
+    (Kind.OPTIMIZER, "_foreach_add"): (12, 0, 0, 1.4, 1.4),
+    (Kind.LOSS, "nll_loss_forward"): (4, 0, 1e3, 0.1, 0.1),
+}
+"""A step of `list_profiled`: calls, FLOP and bytes an item at fp32, and milliseconds of 512 items
+at fp32 and at bf16-amp."""
+
+HOST_S = 0.03
+"""What the program needs to start all operations of such a step: no step is shorter."""
+
+
+def list_profiled(repeats: int = 3) -> Iterator[Row]:
+    """Profiled steps of fp32 and bf16-amp, at a batch size that fills the card and one too small.
+
+    At batch size 512 the card waits for nothing; at 32 it waits for the program in bf16-amp. The
+    grouped convolution is no faster in bfloat16 than it would be without tensor cores.
+    """
+    card = {**make_card("NVIDIA H200"), **RATES}
+    for precision, batch in [(p, b) for p in ("fp32", "bf16-amp") for b in (32, 512)]:
+        half = precision != "fp32"
+        work = [
+            WorkRow(
+                str(kind),
+                operation,
+                ("float32→bfloat16" if kind is Kind.CAST else "bfloat16") if half else "float32",
+                calls,
+                flop * batch,
+                bytes * batch / (2 if half else 1),
+                ms[half] / 1e3 * batch / 512,
+            )
+            for (kind, operation), (calls, flop, bytes, *ms) in WORK.items()
+            if ms[half]
+        ]
+        busy_s = sum(row.time_s or 0 for row in work)
+        step_s = max(busy_s, HOST_S) + 0.002
+        case = Case(precision=precision, batch_size=batch, profile=True)
+        for repeat in range(1, repeats + 1):
+            this_s = step_s * (1 + 0.002 * (repeat - 2))
+            values = measured(this_s * 50000 / batch, GIB * (2 + batch / 40))
+            values |= {
+                "step_time_median_s": this_s,
+                "step_time_mad_s": this_s * 0.002,
+                "step_bytes": round(sum(row.bytes or 0 for row in work)),
+                "flop_per_image": sum(row.flop or 0 for row in work) / batch,
+                "arithmetic": "bfloat16" if half else "float32",
+                "profiled_steps": 5,
+                "profiled_step_s": this_s * 1.2,
+                "busy_s": busy_s,
+                "input_wait_s": 0.0,
+                "sync_wait_s": 0.0,
+            }
+            record = make_record(case, repeat=repeat, **{**card, **values})
+            yield record, [], [], work
+
+
+GRADIENTS = {"fp32": 4, "fp16": 2, "bf16-amp": 4}
+"""Bytes of a gradient."""
+
+PARAMETERS = 34_000_000
+
+
+def time_step(precision: str, batch: int, gpus: int) -> tuple[float, float]:
+    """A made-up step on some GPUs, in s: with gradients exchanged, and without.
+
+    The exchange sends 2 (N - 1) / N of the gradients at 10 GB/s beside the second half of the step.
+    """
+    alone = batch * 0.8e-3 / SPEEDUP[precision]
+    sent = 2 * (gpus - 1) / gpus * GRADIENTS[precision] * PARAMETERS
+    return alone + max(0.0, sent / 10e9 - alone / 2), alone
+
+
+def make_gpus_records(
+    precision: str,
+    batch: int,
+    gpus: int,
+    repeats: int = 3,
+    late: float = 0.0,
+    links: str = "NV18",
+    **axes: Any,
+) -> list[tuple[Record, list[Step], list[EpochRow], list[WorkRow], list[RankRow]]]:
+    """Repeats of a case on some GPUs, of which the last works longer by the share ``late``."""
+    axes = {"parallel": "ddp" if gpus > 1 else "none", **axes}
+    case = Case(
+        precision=precision,
+        batch_size=batch,
+        world_size=gpus,
+        loss_scale=128.0 if precision == "fp16" else None,
+        **axes,
+    )
+    card = make_card("NVIDIA H200")
+    made = []
+    for repeat in range(1, repeats + 1):
+        wobble = 1 + 0.002 * (repeat - (repeats + 1) / 2)
+        sync, alone = (time * wobble for time in time_step(precision, batch, gpus))
+        values = measured(sync * 50_000 / (batch * gpus), GIB * (2 + batch / 50))
+        values |= {"step_time_median_s": sync, "step_time_mad_s": sync / 100}
+        ranks: list[RankRow] = []
+        if case.parallel == "ddp":
+            pairs = [(a, b) for a in range(gpus) for b in range(a + 1, gpus)]
+            values |= {
+                "comm_backend": "nccl 2.27.5",
+                "links": ", ".join(f"{a}-{b} {links}" for a, b in pairs),
+                "wire_bytes": GRADIENTS[precision] * PARAMETERS,
+                "buckets": 5,
+                "sync_step_s": sync,
+                "no_sync_step_s": alone,
+                "exposed_error_s": alone / 100,
+                "slowest_rank": gpus - 1 if gpus > 1 else None,
+            }
+            works = [alone / 2 * (1 + 0.001 * rank) for rank in range(gpus)]
+            works[-1] *= 1 + late
+            ranks = [RankRow(n, f"GPU-{n}", values["epoch_time_s"], w) for n, w in enumerate(works)]
+        record = make_record(case, repeat=repeat, **{**card, **values})
+        made.append((record, [], [], [], ranks))
+    return made
+
+
+def list_gpus(repeats: int = 3) -> Iterator[Row]:
+    """Three precisions on 1 to 8 GPUs, by weak scaling and by strong; one of the 8 straggles."""
+    for precision in GRADIENTS:
+        for gpus in (1, 2, 4, 8):
+            late = 0.08 if gpus == 8 else 0.0
+            sizes = dict.fromkeys((64, 512 // gpus))
+            for batch in sizes:
+                yield from make_gpus_records(precision, batch, gpus, repeats, late)
+
+
+def list_published() -> Iterator[Row]:
+    """The published cases on a made-up card: repeats, out of memory, a divergence."""
+    card = {**make_card("NVIDIA H200"), "gpu": "Made-up card"}
+    for precision, scale, factor in (
+        ("fp32", None, 1.0),
+        ("fp16", 128.0, 0.4),
+        ("fp16", 64.0, 0.4),
+    ):
+        for batch in (128, 256, 512, 640):
+            if scale == 64.0 and batch != 512:
+                continue
+            case = Case(precision=precision, loss_scale=scale, batch_size=batch)
+            if batch == 640:
+                yield make_record(case, status=Status.OOM, reason="no memory left", **card)
+                continue
+            for repeat in (1, 2):
+                values = measured(
+                    factor * (100 + 1000 / batch) + 0.2 * repeat,
+                    GIB * (2 + batch / 50 * (1 if scale is None else 0.5)),
+                    train_loss=2.05,
+                    train_accuracy=0.291,
+                    overflow_steps=None if scale is None else 3,
+                )
+                diverged = scale == 64.0 and repeat == 2
+                status = Status.DIVERGED if diverged else Status.OK
+                yield make_record(case, repeat=repeat, status=status, **{**card, **values})
+
+
+def list_recommended() -> Iterator[Row]:
+    """A search, and the batch size that it recommends, timed."""
+    fixed, image = LINES["fp32"]
+    yield from PROBES
+    yield make_record(make_scaled_case("fp32", 1128), **measured(50.0, fixed + image * 1128))
+
+
+SWEEP = "python -m bench.sweep"
+
+SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
+    **{
+        f"card-{number}": (
+            partial(list_card, name),
+            f"{SWEEP} --executor fake --out results/{number - 1}",
+        )
+        for number, name in enumerate(CARDS, 1)
+    },
+    "quick": (list_quick, f"{SWEEP} --preset quick --out results/quick"),
+    "made-up": (list_published, None),
+    "switches": (list_switches, f"{SWEEP} --preset mine"),
+    "noisy-switches": (partial(list_switches, noise=0.05), f"{SWEEP} --preset mine"),
+    "scaling": (list_scaling, SWEEP),
+    "probed": (lambda: [*list_scaling(), *PROBES], SWEEP),
+    "recommended": (lambda: [*list_scaling(), *list_recommended()], SWEEP),
+    "fit": (lambda: PROBES[:-1], None),
+    "profiled": (list_profiled, f"{SWEEP} --profile"),
+    "gpus": (list_gpus, f"{SWEEP} --parallel none ddp"),
+}
+"""The rows of each, and the command that is said to have measured them."""
+
+
+class Folders(dict[str, Path]):
+    """The folders of `SWEEPS`, each written when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        rows, command = SWEEPS[name]
+        self[name] = write_sweep(self._folder / name, rows(), command)
+        return self[name]
