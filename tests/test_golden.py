@@ -293,6 +293,13 @@ def test_report(name: str, reports: Callable[[str], Report]) -> None:
         compare(f"reports/{name}.{format}", FORMATS[format](reports(name)))
 
 
+def test_a_screen_lays_out_no_more_than_it_shows() -> None:
+    report = build([read_sweep(REFERENCE)])
+    render(report)
+    assert [table.name for table in report.opening] == ["overview"]
+    assert not {"tables", "notes", "environments"} & {*vars(report)}
+
+
 @pytest.mark.parametrize("width", ["40", "80", "", "200"])
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_screen_fits(
