@@ -202,6 +202,8 @@ def judge_lanes(records: pd.DataFrame) -> dict[str, pd.Series]:
     found = {
         name: pd.Series(math.nan, index=records.index) for name in ("interference", "lane_spread")
     }
+    if not (records["anchor"] != "").any():
+        return found
     beside = records["lanes_beside"].astype(float) > 0
     for key, session in find_sessions(records).items():
         here = (records["session"] == key) & (records["lane"] != "") & (records["anchor"] == "")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any
 
 from bench.axis import (
@@ -259,6 +260,16 @@ class Case:
         "where to train (default: cuda if there is a GPU)", common=True, plain=True)
     # fmt: on
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(list_values(self))  # 3 µs, and a sweep looks each of its runs up ten times
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Case], tuple[Value, ...]]:
+        return Case, list_values(self)  # without the hash, which another process has otherwise
+
     @property
     def compiled(self) -> bool:
         return self.compile != Case.compile
@@ -285,6 +296,9 @@ class Case:
 
 
 AXES: dict[str, Axis] = {f.name: replace(f.metadata["axis"], name=f.name) for f in fields(Case)}
+
+list_values: Callable[[Case], tuple[Value, ...]] = attrgetter(*AXES)
+"""The values of all axes of a case, in the order of `AXES`."""
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
     leader: tuple(name for name, axis in AXES.items() if axis.follows == leader)
@@ -347,9 +361,9 @@ def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
 def telling_axes(cases: Iterable[Case], but: str = "") -> list[str]:
     """The axes to name each of ``cases`` by, without ``but``: `NAMED`, and whatever else varies
     among them. A workload is named by its model."""
-    known = set(cases)
-    varying = (n for n in AXES if n in NAMED or len({getattr(case, n) for case in known}) > 1)
-    return [name for name in varying if name not in ("workload", but)]
+    columns = zip(AXES, zip(*map(list_values, cases), strict=True), strict=False)
+    varying = {name for name, values in columns if len(set(values)) > 1}
+    return [n for n in AXES if n in {*varying, *NAMED} and n not in ("workload", but)]
 
 
 def _name_value(name: str, value: Value) -> str | None:
@@ -381,6 +395,13 @@ def format_value(value: Value) -> str:
         return "on" if value else "off"
     # every digit: a case read back from its row must be the case that wrote it
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def spell_cases(cases: Iterable[Case]) -> list[dict[str, str]]:
+    """The axes of each case as `format_value` writes them: of each axis every value once."""
+    columns = zip(*map(list_values, cases), strict=True)
+    texts = [map({v: format_value(v) for v in {*held}}.__getitem__, held) for held in columns]
+    return [dict(zip(AXES, row, strict=True)) for row in zip(*texts, strict=True)]
 
 
 def spell_value(value: Value) -> str:

@@ -135,12 +135,12 @@ def find(
 ) -> tuple[dict[Case, Wall], int, Path]:
     """Find the largest batch of each family by at most so many probes, into --out or a new folder;
     what was found, the number of the signal that stopped it or 0, and the folder."""
-    families = plan_cases(options, {}).families
+    plan = plan_cases(options, {})
     with start_executor(options) as executor:
         why = "and a batch that fits one may not fit another"
-        hardware = examine_alike(executor, [], options, why, families)
+        hardware = examine_alike(executor, [], options, why, plan.families)
         inputs = hardware.inputs
-        families = plan_cases(options, {}, inputs.settle).families
+        families = plan.settle(inputs.settle).families
         out = options.out or default_out(inputs.platforms)
         with open_loop(hardware, executor, out, options) as loop:
             comparable, _ = read_past(out, families, options, inputs)

@@ -290,6 +290,7 @@ def test_every_benchmark_runs(
     few = {"few": (400, 5)}
     monkeypatch.setattr("benchmarks.report_scale.SWEEPS", few)
     monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", (tuple(few), ("text",)))
+    monkeypatch.setattr("benchmarks.sweep_scale.CASES", 4)
     monkeypatch.setattr("benchmarks.rehearsal.PRECISIONS", ("fp32",))
     figures, caches = {}, {}
     for benchmark in disc_benchmarks(str(ROOT / "benchmarks")):
@@ -306,6 +307,7 @@ def test_every_benchmark_runs(
         "rehearsal.track_launches",
         "report_scale.ReportScale.track_peak_bytes",
         "report_scale.ReportScale.track_time_s",
+        "sweep_scale.track_cpu_s",
     }
     # a fake has no energy, predicts nothing, and starts no process
     untold = {name for name, figure in figures.items() if not math.isfinite(figure)}

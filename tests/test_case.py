@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import fields, replace
 
 import pytest
@@ -10,10 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.axis import COMPILES
-from bench.case import AXES, NAMED, Case, format_value, micro_batch, parse_value, telling_axes
+from bench.case import (
+    AXES,
+    NAMED,
+    Case,
+    format_value,
+    micro_batch,
+    parse_value,
+    spell_cases,
+    telling_axes,
+)
 from bench.errors import UsageError
 from bench.grid import check_axes, check_batches, grid
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
+from bench.store.reader import parse_cases
 
 POSITIVE = st.floats(min_value=5e-324, max_value=1.7e308)
 
@@ -76,6 +87,19 @@ def test_every_axis_is_a_field_with_its_own_help_and_parser() -> None:
     for name, axis in AXES.items():
         if axis.default is not None:
             assert parse_value(name, axis.default, name) == axis.default
+
+
+def test_a_case_takes_no_hash_to_another_process() -> None:
+    case = Case(lr=0.25)
+    assert {case: 1}[pickle.loads(pickle.dumps(case))] == 1
+    assert vars(case).keys() - vars(pickle.loads(pickle.dumps(case))).keys() == {"_hash"}
+
+
+@given(st.lists(CASES, max_size=9))
+def test_cases_are_spelled_as_each_of_their_values_is(cases: list[Case]) -> None:
+    spelled = [{name: format_value(getattr(case, name)) for name in AXES} for case in cases]
+    assert spell_cases(cases) == spelled
+    assert parse_cases({name: [texts[name] for texts in spelled] for name in AXES}) == cases
 
 
 def test_a_case_is_a_key() -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from bench.questions.material import Material, gather
 from bench.questions.notes import describe_constants, write_notes
 from bench.questions.notices import warn
 from bench.render import latex, markdown
-from bench.render.model import Document, Table
+from bench.render.model import Table
 from bench.render.text import LINES, WIDTH, render
 from bench.report import jsonfile
 from bench.report.document import SECTIONS, Report, build
@@ -33,6 +33,7 @@ from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
 from bench.text import clean
 from bench.why.__main__ import main as explain
 from tests.planted.comparisons import COMPARISONS
+from tests.planted.documents import Made
 from tests.planted.records import ROOT, write_sweep
 from tests.planted.situations import SITUATIONS
 from tests.planted.situations.situation import Situation
@@ -89,7 +90,7 @@ def take_tables(found: Material, situation: Situation) -> Iterator[Table]:
 def tell(found: Material, situation: Situation) -> Iterator[str]:
     """The parts of a report that tell of a situation."""
     parts = situation.parts
-    document = Document(
+    document = Made(
         situation.about,
         "",
         tuple(describe_constants(found.cases, found.varying)) if "constants" in parts else (),
@@ -233,6 +234,7 @@ def reports(planted: Folders) -> Callable[[str], Report]:
                 patch.chdir(ROOT if name in RESULTS else folders[0].parent)
                 asked = [path.relative_to(Path.cwd()) for path in folders]
                 made[name] = build(read_sweeps(asked), read_sweep(REFERENCE))
+                assert made[name].next_step  # which names the folder from here
         return made[name]
 
     return make
@@ -269,9 +271,15 @@ def lay_out_json(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
+def cut_tables(report: Report) -> Made:
+    """A report with its first two tables only."""
+    parts = {field.name: getattr(report, field.name) for field in fields(Made)}
+    return Made(**parts | {"tables": report.tables[:2]})
+
+
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": lambda report: render(report, full=True),
-    "opening": lambda report: render(replace(report, tables=report.tables[:2]), full=True),
+    "opening": lambda report: render(cut_tables(report), full=True),
     "screen": render,
     "md": markdown.render,
     "latex": latex.render,
@@ -283,6 +291,13 @@ FORMATS: dict[str, Callable[[Report], str]] = {
 def test_report(name: str, reports: Callable[[str], Report]) -> None:
     for format in REPORTS[name][1].split():
         compare(f"reports/{name}.{format}", FORMATS[format](reports(name)))
+
+
+def test_a_screen_lays_out_no_more_than_it_shows() -> None:
+    report = build([read_sweep(REFERENCE)])
+    render(report)
+    assert [table.name for table in report.opening] == ["overview"]
+    assert not {"tables", "notes", "environments"} & {*vars(report)}
 
 
 @pytest.mark.parametrize("width", ["40", "80", "", "200"])

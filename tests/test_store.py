@@ -474,6 +474,14 @@ def test_a_disk_that_cannot_even_cut_off_the_torn_line(
         assert read_records(tmp_path)["repeat"].tolist() == [1]
 
 
+def test_a_config_is_read_as_it_stands(tmp_path: Path) -> None:
+    with Store(tmp_path) as opened:
+        for command in ("a", "b"):
+            opened.write_config({"command": command})
+            opened.read_config()["command"] = "changed"
+            assert opened.read_config() == {"command": command}
+
+
 def test_a_config_that_cannot_be_written(tmp_path: Path) -> None:
     with Store(tmp_path) as opened:
         opened.write_config({"command": "a"})

@@ -334,8 +334,10 @@ def test_resuming_runs_what_is_left(out: Path, capsys: pytest.CaptureFixture[str
     assert frame["batch_size"].tolist() == [8, 16, 32]
     assert frame["record_id"].tolist()[:2] == before["record_id"].tolist()
     assert "1 to run, 2 already there" in capsys.readouterr().err
+    written = (out / "config.json").stat().st_mtime_ns
     run(out, "8", "16", "32")
     assert "0 to run, 3 already there" in capsys.readouterr().err
+    assert (out / "config.json").stat().st_mtime_ns == written
 
 
 def test_an_interrupted_run_is_to_run_and_not_already_there(

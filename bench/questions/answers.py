@@ -28,6 +28,7 @@ from bench.render.cells import (
     write_ratio,
 )
 from bench.render.model import MOST_SECTIONS, Answer
+from bench.store.attempts import number_groups
 from bench.study import doubts, summaries
 from bench.study.axes import (
     find_varying,
@@ -49,7 +50,7 @@ def answer(found: Material) -> Iterator[Answer]:
     fake = len(found.cases) and (found.cases["kind"] == "fake").all()
     summary = [
         *([NOT_MEASURED] if fake else []),
-        *_summarize_effects(found.effects, found.cases),
+        *(_summarize_effects(found.effects, found.cases) if _has_switch(found) else ()),
         *_tell_repeats(found.cases),
     ]
     answers = list(_answer_each(found))
@@ -103,6 +104,15 @@ def _tell_repeats(cases: pd.DataFrame) -> Iterator[str]:
         runs = "Single runs" if single else f"Fewer than {MIN_REPEATS} runs"
         which = "all cases" if few.all() else f"{few.sum():,} of {len(timed):,} cases"
         yield f"{runs} in {which}, so small differences may be chance; use --repeats {MIN_REPEATS}."
+
+
+def _has_switch(found: Material) -> bool:
+    """Whether anything varies that `_summarize_effects` tells of: all effects may take seconds."""
+    return "precision" in found.varying or any(
+        "off" in map(format_value, set(found.cases[axis].tolist()))
+        for axis in found.varying
+        if axis in AXES
+    )
 
 
 def _summarize_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> Iterator[str]:
@@ -282,9 +292,8 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
         theirs &= timed[name] == getattr(row, name)
     free = (*free_axes("precision"), *SAME_QUESTION, "batch_size")
     settings = [name for name in AXES if name not in free]
-    same = theirs & (timed["environment"] == row.environment)
-    for name in settings:
-        same &= timed[name] == getattr(row, name)
+    alike = number_groups(timed, ["environment", *settings])
+    same = theirs & (alike == alike[timed["cell"] == row.cell].iloc[0])
     if not same.any():
         return _against_other_fp32(row, timed[theirs], settings)
     about = mark_part(row)

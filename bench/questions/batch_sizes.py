@@ -110,6 +110,8 @@ def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search
     Args:
         records: of `summaries.read`: the probes, and the cases that may have retried.
     """
+    if not records["probe"].any():
+        return []
     asked = {sweep.name: sweep for sweep in sweeps}
     return [
         Search(str(sweep), str(machine), *found)
@@ -179,10 +181,12 @@ def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
     Args:
         axis: what the cases of a ``_family`` differ in, by which they are sorted.
     """
-    order = cases.assign(_lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != "")
+    order = cases[["_family", axis, "part"]].assign(
+        _lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != ""
+    )
     by = [axis, "_lost", "_cut", "part"]
     order = order.sort_values(by, ascending=[True, True, True, False], kind="stable")
-    return order.drop_duplicates(["_family", axis]).drop(columns=["_lost", "_cut"])
+    return cases.loc[order.drop_duplicates(["_family", axis]).index]
 
 
 # ------------------------------------------------------------------------------------------ speed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.diagnosis.explanation import Explanation
@@ -16,7 +16,7 @@ from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.record import RELIABLE
 from bench.render.cells import Row, iterate
 from bench.scale_map import ScaleMap, read_scale_map
-from bench.store.attempts import number_groups
+from bench.store.attempts import keep, number_groups
 from bench.study import axes, summaries
 from bench.study.axes import MACHINE, Machines, list_naming_axes
 from bench.study.doubts import list_below
@@ -34,6 +34,7 @@ class Material:
     """What a report is about, and what several of its sections ask of it.
 
     Attributes:
+        reference: published figures, some of which may stand beside cases.
         everything: of `summaries.read`.
         records: of these, those that ``--where`` asks for.
         rows: the runs that count, of `summaries.latest`.
@@ -46,6 +47,7 @@ class Material:
     """
 
     sweeps: Sequence[Sweep]
+    reference: Sweep | None
     everything: pd.DataFrame
     records: pd.DataFrame
     rows: pd.DataFrame
@@ -71,6 +73,16 @@ class Material:
         return list_below(self.cases)
 
     @cached_property
+    def beside(self) -> pd.DataFrame:
+        """The cases with what was published of each, of `summaries.set_beside`."""
+        published, names = self.rows.head(0), ["model", "dataset"]
+        if self.reference:
+            asked = self.cases[names].drop_duplicates()
+            if not asked.merge(self.reference.records[names]).empty:
+                published = summaries.latest(summaries.read([self.reference]))
+        return summaries.set_beside(self.cases, summaries.summarize(published))
+
+    @cached_property
     def probes(self) -> pd.DataFrame:
         return self.records[self.records["probe"].astype(bool)]
 
@@ -83,8 +95,8 @@ class Material:
         return take_seeds(take_readings(LOSS, self.rows))
 
     @cached_property
-    def effects(self) -> list[Effect]:
-        return find_effects(self.rows, self.cases, self.machines)
+    def effects(self) -> tuple[Effect, ...]:
+        return tuple(find_effects(self.rows, self.cases, self.machines))
 
     @cached_property
     def searches(self) -> list[Search]:
@@ -117,18 +129,23 @@ class Material:
         return tuple(filter(None, (read_scale_map(sweep.file.parent) for sweep in self.sweeps)))
 
 
+M = TypeVar("M", bound=Material)
+
+
 def gather(
     sweeps: Sequence[Sweep],
     reference: Sweep | None = None,
     where: Sequence[Filter] = (),
     by: str = "",
-) -> Material:
+    make: Callable[..., M] = Material,  # type: ignore[assignment]
+) -> M:
     """Read the cases of some sweeps.
 
     Args:
-        reference: published figures to stand beside the cases that have one.
+        reference: published figures, if any.
         where: which cases it is about; all of them by default.
         by: the axis by which the overview is grouped, if it varies.
+        make: takes the fields of `Material`.
 
     Raises:
         UsageError: ``where`` leaves nothing.
@@ -137,22 +154,18 @@ def gather(
 
     everything = summaries.read(sweeps)
     rows = summaries.latest(everything)
-    published = rows.head(0)
-    told = reference.records if reference else rows.head(0)
-    names = ["model", "dataset"]
-    common = rows[names].drop_duplicates().merge(told[names])
-    if reference and not common.empty:  # to read it takes a fifth of a report
-        published = summaries.latest(summaries.read([reference]))
-    tried = summaries.set_beside(summaries.summarize(rows), summaries.summarize(published))
+    tried = summaries.summarize(rows)
     steps = read_steps(rows, sweeps)
     cases, records = select(tried, where), select(everything, where)
-    rows = rows[rows["cell"].isin(cases["cell"])]
+    rows = keep(rows, rows["cell"].isin(cases["cell"]))
     probes = records[records["probe"].astype(bool)]
     machines = label_machines(pd.concat([p[list(summaries.SOURCE)] for p in (cases, probes)]))
     order = _order_columns(cases, by)
     cases = axes.sort_cases(cases, order).reset_index(drop=True)
     cases = cases.join(_find_start(rows), on="cell")
-    found = Material(sweeps, everything, records, rows, cases, machines, order, by, tried, steps)
+    found = make(
+        sweeps, reference, everything, records, rows, cases, machines, order, by, tried, steps
+    )
     cases["losses"] = cases["cell"].map(lambda cell: found.losses.get(cell, {}))
     return found
 

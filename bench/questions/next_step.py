@@ -13,7 +13,6 @@ from bench.questions.halving import confirm
 from bench.questions.notices import list_asked, list_failed
 from bench.record import REPEATED, Status
 from bench.render.model import NextStep
-from bench.study.gaps import describe_gaps
 from bench.study.summaries import find_wide
 from bench.study.sweeps import Sweep
 
@@ -81,7 +80,7 @@ def _confirm(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
 
 def _finish(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
     shard = sweep.plan and sweep.plan.shard
-    left = cases["status"].isin(list(REPEATED)).any() or (not shard and any(describe_gaps(sweep)))
+    left = cases["status"].isin(list(REPEATED)).any() or (not shard and sweep.gaps)
     return _change(sweep) if left else []
 
 

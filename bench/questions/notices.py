@@ -16,7 +16,6 @@ from bench.render.model import Level, Notice
 from bench.store.attempts import find_unknown
 from bench.study.doubts import DOUBTS, Doubt, list_below
 from bench.study.drift import Drift, Steadiness, find_drifts, write_moment
-from bench.study.gaps import describe_gaps
 from bench.study.summaries import find_wide, latest
 from bench.study.sweeps import Sweep
 from bench.text import capitalize, name_first, write_range
@@ -47,7 +46,7 @@ def warn(
             doubted[doubt.fatal].append(_describe_doubt(doubt, rows, doubt.name in below))
     drifts = find_drifts(records if everything is None else everything)
     return [
-        *(Notice("Incomplete", *gap) for sweep in sweeps for gap in describe_gaps(sweep)),
+        *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(rows),
         *doubted[True],
         *_describe_spread(cases),
@@ -195,6 +194,8 @@ def _list(values: Iterable[str]) -> str:
 
 def _mixtures(rows: pd.DataFrame) -> list[Notice]:
     label, warnings = "Mixed environments", []
+    axes = {axis for of in COMPARABLE.values() for axis in of}
+    rows = rows[["sweep", *COMPARABLE, *axes]]
     for sweep, part in rows.groupby("sweep", sort=False):
         mixed = _differences(part)
         if mixed:
@@ -218,6 +219,8 @@ def _differences(rows: pd.DataFrame) -> dict[str, str]:
     """The columns of `COMPARABLE` in which rows differ, and their values for people."""
     said = {}
     for name, axes in COMPARABLE.items():
+        if rows[name].nunique() < 2:
+            continue
         known = rows[~find_unknown(rows, name)]
         different = known.groupby(list(axes))[name].transform("nunique") > 1
         if different.any():

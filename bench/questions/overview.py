@@ -195,7 +195,7 @@ MACHINES = Section("machines", "How fast is the same case on each machine?", _te
 
 
 def _tell_published(found: Material) -> Iterator[Sheet]:
-    cases, machines = found.cases, found.machines
+    cases, machines = found.beside, found.machines
     beside = cases[(cases["published_status"] != "") & (cases["device"] == "cuda")]
     for axis in ("compile", "cuda_graphs", "channels_last"):  # unknown in 2019
         beside = beside[beside[axis] == getattr(Case, axis)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Protocol
 
 MOST_SECTIONS = 8
 """Machines, and networks on each, that a report opens with; more would not be read."""
@@ -138,26 +139,43 @@ class NextStep:
     command: str
 
 
-@dataclass(frozen=True)
-class Document:
-    """What stands in a document, in the order in which it is read.
+class Document(Protocol):
+    """What stands in a document, in the order in which it is read; each part may be made late."""
 
-    Attributes:
-        subject: what was measured, in one line.
-        constants: what is the same in every case, as sentences.
-        warnings: those that are not good, most serious first.
-        next_step: the one that would help most; None where none is known.
-        tables: overview, effects, what compiling costs, and those beside other figures.
-        notes: what must never part from the numbers of all the tables.
-        outcomes: how many cases and runs there are, and how they ended.
-    """
+    @property
+    def title(self) -> str: ...
 
-    title: str
-    subject: str
-    constants: tuple[str, ...]
-    answers: tuple[Answer, ...]
-    warnings: tuple[Notice, ...]
-    tables: tuple[Table, ...]
-    notes: tuple[str, ...]
-    outcomes: str
-    next_step: NextStep | None
+    @property
+    def subject(self) -> str:
+        """What was measured, in one line."""
+
+    @property
+    def constants(self) -> Sequence[str]:
+        """What is the same in every case, as sentences."""
+
+    @property
+    def answers(self) -> Sequence[Answer]: ...
+
+    @property
+    def next_step(self) -> NextStep | None:
+        """The one that would help most; None where none is known."""
+
+    @property
+    def warnings(self) -> Sequence[Notice]:
+        """Those that are not good, most serious first."""
+
+    @property
+    def opening(self) -> Sequence[Table]:
+        """Those of the tables that a first screen shows something of."""
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """Overview, effects, what compiling costs, and those beside other figures."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What must never part from the numbers of all the tables."""
+
+    @property
+    def outcomes(self) -> str:
+        """How many cases and runs there are, and how they ended."""

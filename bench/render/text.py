@@ -136,17 +136,13 @@ def _list_screen(report: Document, console: Console) -> list[Text]:
     if report.next_step:
         top += [style_text(""), *_list_step(report.next_step, width, console)]
     bottom = [style_text(join_doubts(notices, width), "yellow") for notices in doubted]
-    shown = 0
-    for table in (table for table in report.tables if table.level is Level.TABLE):
+    for table in (table for table in report.opening if table.level is Level.TABLE):
         room = LINES - len(top) - len(bottom) - ENDING_LINES - 2
         if room >= LEAST_TABLE:
             top += [style_text(""), *_cut_table(table, width, room, console)]
-            shown += 1
     left = {
         "sentence": len(sentences) - len(told),
-        "table": len(report.tables) - shown,
         "doubt": len(report.warnings) - sum(map(len, doubted)),
-        "note": len(report.notes),
     }
     bottom += _list_ending(report.outcomes, left, width)
     return [*top, style_text(""), *bottom]
@@ -154,7 +150,7 @@ def _list_screen(report: Document, console: Console) -> list[Text]:
 
 def _choose_sentences(report: Document) -> list[str]:
     """The sentences of all answers, what matters most first: one of each before a second of any."""
-    told = [[" ".join(t.words)] for t in report.tables if t.level is Level.ANSWER and t.words]
+    told = [[" ".join(t.words)] for t in report.opening if t.level is Level.ANSWER and t.words]
     for answer in report.answers:
         about = f"{answer.about}: " if len(report.answers) > 1 else ""
         told.append([about + sentence for sentence in answer.sentences])
@@ -213,9 +209,12 @@ def join_doubts(notices: Sequence[Notice], width: int) -> str:
 
 
 def _list_ending(outcomes: str, left: Mapping[str, int], width: int) -> list[Text]:
-    """How many cases there are, how they ended, and what else there is."""
-    more = ", ".join(count(number, f"more {thing}") for thing, number in left.items() if number)
-    said = [outcomes, *([f"{MORE} shows {more}."] if more else [])]
+    """How many cases there are, how they ended, and what else there is.
+
+    Tables and notes are not counted: to lay them out takes longer than the screen.
+    """
+    more = [count(number, f"more {thing}") for thing, number in left.items() if number]
+    said = [outcomes, f"{MORE} shows {', '.join([*more, 'all tables and all notes'])}."]
     if _measure(" ".join(said)) <= width:
         said = [" ".join(said)]
     return [style_text(_cut(line, width)) for line in said]

@@ -98,7 +98,9 @@ def _build(options: argparse.Namespace) -> Report:
 
     reference = None
     if options.reference is None:
-        reference = read_sweep(REFERENCE) if REFERENCE.is_file() else None
+        # a first screen shows nothing of it
+        told = options.full or options.figures or options.format != "text"
+        reference = read_sweep(REFERENCE) if told and REFERENCE.is_file() else None
     elif options.reference != "none":
         reference = read_sweep(Path(options.reference))
     home = (options.output or Path("report")).resolve().parent

@@ -38,7 +38,7 @@ def render(report: Report) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     names = column_names()
     writer.writerow(names)
-    columns = [report.cases[name].tolist() for name in names]
+    columns = [report.beside[name].tolist() for name in names]
     writer.writerows(map(write_cell, row) for row in zip(*columns, strict=True))
     return buffer.getvalue()
 

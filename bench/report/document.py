@@ -1,29 +1,27 @@
-"""The report, free of any format: its tables. Built once."""
+"""The report, free of any format: what its parts are, each made once, when it is asked for."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.diagnosis.explanation import Explanation
 from bench.questions.answers import answer
 from bench.questions.batch_tables import ACCUMULATION, GROWTH, LARGEST, MATCHED, SPEEDS, WALLS
 from bench.questions.breakdowns import BREAKDOWNS, OPERATIONS
 from bench.questions.changes import EFFECTS
 from bench.questions.checkpoints import CHECKPOINTS
-from bench.questions.effects import Effect
 from bench.questions.epochs import EPOCHS
 from bench.questions.gpus import SCALING, TAX
 from bench.questions.halving import RUNGS, SEARCH
 from bench.questions.lanes import LANES
 from bench.questions.learning import LEARNING
-from bench.questions.lines import Line
 from bench.questions.loading import LOADING
 from bench.questions.loss_scales import SCALES
-from bench.questions.material import gather
+from bench.questions.material import Material, gather
 from bench.questions.next_step import choose_next
 from bench.questions.notes import describe_constants, describe_subject, write_notes
 from bench.questions.notices import warn
@@ -39,10 +37,9 @@ from bench.questions.reasons import EXPLAINED, PAIRS, POSSIBLE
 from bench.questions.startup import PARTS, PRICES
 from bench.record import Status
 from bench.render.cells import outcome
-from bench.render.model import Document, Table
+from bench.render.model import Answer, Level, NextStep, Notice, Table
 from bench.render.section import Section
 from bench.render.units import count_table_in, find_units
-from bench.scale_map import ScaleMap
 from bench.study.filters import Filter
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first
@@ -83,31 +80,75 @@ SECTIONS: tuple[Section, ...] = (
 
 
 @dataclass(frozen=True)
-class Report(Document):
-    """A document on sweeps, and what its figures and its files of numbers are made from.
+class Report(Material):
+    """What was found in some sweeps, laid out as a `Document`; each part when it is asked for.
 
     Attributes:
-        records: of `summaries.read`, those that ``--where`` asks for.
-        cases: of `summaries.summarize`, in the order of the overview.
-        axes: those in which the cases differ, in the order of the overview's columns.
-        explanations: each precision against fp32, of the cases with profiles.
-        lines: cases on one GPU and on several, of weak and of strong scaling.
-        scale_maps: those that `bench.scales` stored in the folders of the sweeps.
         home: the folder that it is for; links start there.
     """
 
-    sweeps: Sequence[Sweep]
-    reference: Sweep | None
-    records: pd.DataFrame
-    cases: pd.DataFrame
-    machines: Mapping[tuple[str, str], str]
-    axes: tuple[str, ...]
-    effects: tuple[Effect, ...]
-    explanations: tuple[Explanation, ...]
-    environments: Table
-    scale_maps: tuple[ScaleMap, ...]
-    lines: tuple[Line, ...]
     home: Path
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Those in which the cases differ, in the order of the overview's columns."""
+        return self.varying
+
+    @cached_property
+    def title(self) -> str:
+        return name_first([sweep.name for sweep in self.sweeps], 3)
+
+    @cached_property
+    def subject(self) -> str:
+        return describe_subject(self.title, self.cases, self.axes, self.machines)
+
+    @cached_property
+    def constants(self) -> tuple[str, ...]:
+        return tuple(describe_constants(self.cases, self.axes))
+
+    @cached_property
+    def answers(self) -> tuple[Answer, ...]:
+        return tuple(answer(self))
+
+    @cached_property
+    def warnings(self) -> tuple[Notice, ...]:
+        return tuple(notice for notice in self._notices if not notice.good)
+
+    @cached_property
+    def opening(self) -> tuple[Table, ...]:
+        return self._lay_out(s for s in SECTIONS if s.level is not Level.DETAIL)
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        return self._lay_out(SECTIONS)
+
+    @cached_property
+    def environments(self) -> Table:
+        return ENVIRONMENT.fill(tell_environment(self))
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        good = (notice.line for notice in self._notices if notice.good)
+        return (*write_notes(self.cases, self.axes), *good)
+
+    @cached_property
+    def outcomes(self) -> str:
+        return _count_outcomes(self.cases)
+
+    @cached_property
+    def next_step(self) -> NextStep | None:
+        return choose_next(self.sweeps, self.cases)
+
+    @cached_property
+    def _notices(self) -> list[Notice]:
+        shown = (self.steps[cell] for cell in self.cases["cell"] if cell in self.steps)
+        known = warn(self.records, self.cases, self.everything, self.sweeps)
+        return [*known, *doubt_profiles(shown)]
+
+    def _lay_out(self, sections: Iterable[Section]) -> tuple[Table, ...]:
+        units = find_units(self.cases)
+        tables = (table for section in sections for table in section.tabulate(self))
+        return tuple(count_table_in(table, units) for table in tables)
 
 
 def build(
@@ -117,7 +158,7 @@ def build(
     where: Sequence[Filter] = (),
     by: str = "",
 ) -> Report:
-    """Derive everything once and lay it out, as `gather` takes it.
+    """Derive what several parts need, as `gather` takes it.
 
     Args:
         home: the folder the document is for; links start there.
@@ -125,41 +166,7 @@ def build(
     Raises:
         UsageError: ``where`` leaves nothing.
     """
-    found = gather(sweeps, reference, where, by)
-    cases, units = found.cases, find_units(found.cases)
-    tables = [table for section in SECTIONS for table in section.tabulate(found)]
-    shown = (found.steps[cell] for cell in cases["cell"] if cell in found.steps)
-    notices = [
-        *warn(found.records, cases, found.everything, sweeps),
-        *doubt_profiles(shown),
-    ]
-    title = name_first([sweep.name for sweep in sweeps], 3)
-    return Report(
-        title=title,
-        subject=describe_subject(title, cases, found.varying, found.machines),
-        sweeps=sweeps,
-        reference=reference,
-        records=found.records,
-        cases=cases,
-        machines=found.machines,
-        axes=found.varying,
-        constants=tuple(describe_constants(cases, found.varying)),
-        answers=tuple(answer(found)),
-        warnings=tuple(notice for notice in notices if not notice.good),
-        effects=tuple(found.effects),
-        explanations=tuple(found.pairs),
-        tables=tuple(count_table_in(table, units) for table in tables),
-        notes=(
-            *write_notes(cases, found.varying),
-            *(notice.line for notice in notices if notice.good),
-        ),
-        outcomes=_count_outcomes(cases),
-        next_step=choose_next(sweeps, cases),
-        environments=ENVIRONMENT.fill(tell_environment(found)),
-        scale_maps=found.scale_maps,
-        lines=tuple(found.lines),
-        home=home or Path.cwd(),
-    )
+    return gather(sweeps, reference, where, by, partial(Report, home=home or Path.cwd()))
 
 
 def _count_outcomes(cases: pd.DataFrame) -> str:

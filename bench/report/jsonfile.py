@@ -22,7 +22,7 @@ def render(report: Report) -> str:
     """The report as JSON; empty cells are null, and nothing is rounded."""
     names = column_names()
     described = describe_columns()
-    columns = [map(_value, report.cases[name].tolist()) for name in names]
+    columns = [map(_value, report.beside[name].tolist()) for name in names]
     document = {
         "title": report.title,
         "subject": report.subject,
@@ -36,7 +36,7 @@ def render(report: Report) -> str:
         ],
         "tables": [_table(table) for table in report.tables],
         "effects": [describe_effect(effect) for effect in report.effects],
-        "explanations": [lay_out(why) for why in report.explanations],
+        "explanations": [lay_out(why) for why in report.pairs],
         "notes": report.notes,
         "outcomes": report.outcomes,
         "columns": {name: described[name] for name in names if name in described},

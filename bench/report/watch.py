@@ -42,6 +42,8 @@ def watch(build: Callable[[], Report], paths: Sequence[Path], full: bool = False
     console = Console()
     for _ in follow(paths):
         report = build()
+        with console.capture() as drawn:
+            draw(report, console, full)
         console.clear()  # only once the new one is ready: no blank screen in between
-        draw(report, console, full)
+        console.file.write(drawn.get())
         console.print(f"records: {len(report.records):,}; Ctrl-C ends", style="dim")

@@ -18,15 +18,29 @@ if TYPE_CHECKING:
 _LARGEST = 2**62  # the product of all axes' levels may be more, and then does not fit 64 bits
 
 
+ASKED = "asked"
+"""A column that tells cases apart by a number, where a frame has it: 50 axes take as many looks."""
+
+FEW = 1000
+"""Rows up to which a look at each cell is faster than to number them."""
+
+
 def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
     """Number the rows so that two have one number exactly where they agree on ``names``."""
     import numpy as np
     import pandas as pd
 
+    names = [*names]
+    if ASKED in frame and {*AXES} <= {*names}:
+        names = [ASKED, *(name for name in names if name not in AXES)]
     codes, levels = np.zeros(len(frame), dtype=np.int64), 1
     for name in names:
-        places, uniques = pd.factorize(frame[name], use_na_sentinel=False)
-        if len(uniques) < 2:  # most axes of most sweeps
+        column = frame[name]
+        quick = column.dtype == object or len(column) < FEW
+        if quick and len(set(column.tolist())) < 2:  # as most axes of most sweeps
+            continue
+        places, uniques = pd.factorize(column, use_na_sentinel=False)
+        if len(uniques) < 2:
             continue
         if levels * len(uniques) > _LARGEST:
             codes, found = pd.factorize(codes)
@@ -44,7 +58,12 @@ def keep_cases(records: pd.DataFrame) -> pd.DataFrame:
     loss after two epochs is none of a case of nine.
     """
     aside = records["sentinel"].astype(bool) | records["probe"].astype(bool)
-    return records[~aside & (records["anchor"] == "") & ~find_truncated(records)]
+    return keep(records, ~aside & (records["anchor"] == "") & ~find_truncated(records))
+
+
+def keep(rows: pd.DataFrame, which: pd.Series) -> pd.DataFrame:
+    """Some rows, mostly all: they are not copied then, which of 100,000 takes 0.1 s."""
+    return rows.copy(deep=False) if which.all() else rows[which]
 
 
 def find_truncated(records: pd.DataFrame) -> pd.Series:
@@ -88,11 +107,14 @@ def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
     (``--mix``) are no attempts at the same run.
     """
     where = ["sweep"] if "sweep" in records else []
-    rows = records.sort_values("attempt", kind="stable")
-    run = number_groups(rows, [*where, *AXES, "repeat", "sentinel", "probe", "anchor"])
+    which = [*where, *AXES, "repeat", "sentinel", "probe", "anchor"]
+    needed = {*which, *COMPARABLE, "attempt", ASKED}
+    rows = records[[name for name in records if name in needed]]
+    rows = rows.sort_values("attempt", kind="stable")
+    run = number_groups(rows, which)
     attempts = fill_unknown(rows, run).assign(run=run)
     group = number_groups(attempts, attempts.columns)
-    return rows[~group.duplicated(keep="last")].sort_index()
+    return keep(records, ~group.duplicated(keep="last").reindex(records.index))
 
 
 def find_mixed(rows: pd.DataFrame) -> list[str]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import variance
 from typing import Any
 
-from bench.case import AXES, Case
+from bench.case import Case, spell_cases
 from bench.errors import UsageError
 from bench.interval import find_reach
 from bench.record import Status
-from bench.store.reader import Past, Run, parse_axis
+from bench.store.reader import Past, Run, parse_cases
 from bench.text import replace_file
 
 JOINED = "merged.json"
@@ -143,7 +143,11 @@ class Plan:
         if self.cases is None:
             return None
         try:
-            return plan_runs([_read_case(texts) for texts in self.cases], self.repeats)
+            cells = {
+                name: [texts.get(name, default) for texts in self.cases]
+                for name, default in spell_cases([Case()])[0].items()
+            }
+            return plan_runs(parse_cases(cells), self.repeats)
         except (UsageError, TypeError):
             return None
 
@@ -153,10 +157,6 @@ def _is_shard(text: object) -> bool:
         return isinstance(text, str) and bool(parse_shard(text))
     except UsageError:
         return False
-
-
-def _read_case(texts: Mapping[str, str]) -> Case:
-    return Case(**{name: parse_axis(name, texts[name]) for name in AXES if name in texts})  # type: ignore[arg-type]
 
 
 def read_plans(folder: Path) -> dict[str, Plan]:

@@ -675,8 +675,5 @@ def list_below(cases: pd.DataFrame) -> list[str]:
 
 def trusted(cases: pd.DataFrame) -> pd.Series:
     """Which cases ended well and raise no fatal doubt."""
-    sound = cases["status"] == Status.OK.value
-    for doubt in DOUBTS.values():
-        if doubt.fatal:
-            sound &= ~cases[doubt.name]
-    return sound & cases["epoch_time_s"].notna()
+    doubted = cases[[doubt.name for doubt in DOUBTS.values() if doubt.fatal]].any(axis=1)
+    return (cases["status"] == Status.OK.value) & ~doubted & cases["epoch_time_s"].notna()

@@ -66,6 +66,8 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     Args:
         records: of `read`, in the order in which they ran.
     """
+    if not records["sentinel"].any():
+        return {}
     timed = records[records["status"].isin([s.value for s in MEASURED])]
     timed = timed[timed["epoch_time_s"].notna()]
     sentinel = timed["sentinel"].astype(bool)

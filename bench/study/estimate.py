@@ -140,7 +140,9 @@ def share_seeds(
     for pair in cells:
         shared = every or set(seeds[pair[0]]) & set(seeds[pair[1]])
         for side, cell in zip(sides, pair, strict=True):
-            side.append({s: r for s, r in seeds[cell].items() if not shared or s in shared})
+            held = seeds[cell]
+            whole = not shared or held.keys() <= shared
+            side.append(held if whole else {s: r for s, r in held.items() if s in shared})
     return sides
 
 
@@ -148,7 +150,7 @@ def average_seeds(held: Sequence[Seeds]) -> dict[int, tuple[float, float]]:
     """Over several cells, the mean of each seed that all of them ran: of values, of logarithms."""
     shared = set(held[0]).intersection(*held[1:]) if held else set()
     return {
-        seed: (fmean(cell[seed][0] for cell in held), fmean(cell[seed][1] for cell in held))
+        seed: (fmean([cell[seed][0] for cell in held]), fmean([cell[seed][1] for cell in held]))
         for seed in sorted(shared)
     }
 
@@ -160,10 +162,12 @@ def list_means(seeds: Seeds) -> dict[int, list[float]]:
 
 def list_shifts(a: Sequence[Seeds], b: Sequence[Seeds]) -> list[float]:
     """By how much each pair of `share_seeds` differs: the mean logarithm after less that before."""
-    return [
-        fmean(log for _, log in y.values()) - fmean(log for _, log in x.values())
-        for x, y in zip(a, b, strict=True)
-    ]
+    return [_average(y, 1) - _average(x, 1) for x, y in zip(a, b, strict=True)]
+
+
+def _average(seeds: Seeds, what: int) -> float:
+    """The mean over seeds, of which there is mostly one: of the value, or of its logarithm."""
+    return fmean([reading[what] for reading in seeds.values()])
 
 
 def _judge_seeds(
@@ -186,7 +190,7 @@ def _judge_seeds(
         shifts, (a, b) = list_shifts(*sides), map(average_seeds, sides)
         family.append((list_means(a), list_means(b)))
         low, high = (shifts.index(end(shifts)) for end in (min, max))
-        before, after = (fmean(fmean(v for v, _ in x.values()) for x in side) for side in sides)
+        before, after = (fmean([_average(x, 0) for x in side]) for side in sides)
         found.append(
             Estimate(
                 Ratio(),
@@ -325,8 +329,6 @@ class _Sample:
     def _judge(
         self, metric: Metric, shifts: np.ndarray, typical: float | None
     ) -> tuple[Ratio, float | None]:
-        from scipy.special import stdtr
-
         shift = float(shifts.mean())
         value = math.exp(shift)
         fewest = int(min(self.n_a.min(), self.n_b.min()))
@@ -341,6 +343,8 @@ class _Sample:
         error = math.sqrt(float(errors.sum())) / len(errors)
         own, tested = (_pool(errors, self.freedom(noise)) for noise in (None, typical))
         reach = find_quantile(own) * error
+        from scipy.special import stdtr
+
         p = min(1.0, 2 * float(stdtr(tested, -abs(shift) / error)))
         ratio = Ratio(value, math.exp(shift - reach), math.exp(shift + reach), p, p)
         return ratio, reach * float(self.value_a.mean()) * value

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from bench.case import Case, telling_axes
 from bench.record import REPEATED
-from bench.store.plans import leave_out_known, list_lost_shards, parse_shard
+from bench.store.plans import Plan, leave_out_known, list_lost_shards, parse_shard
 from bench.store.reader import Run, list_served, read_cases, read_history
-from bench.study.sweeps import Sweep
 from bench.text import count, name_first
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NAMED = 4  # of the runs that are missing
 
 
-def describe_gaps(sweep: Sweep) -> Iterator[tuple[str, str]]:
+def describe_gaps(
+    name: str, rows: pd.DataFrame, plan: Plan | None, plans: Sequence[Plan]
+) -> Iterator[tuple[str, str]]:
     """Say which shards of a joined folder are missing, and which runs have no row.
 
     A row of another environment is a row: the sweep knows better, and runs it again.
 
+    Args:
+        name: of the sweep, and ``plan`` and ``plans`` what it and those that it joined planned.
+        rows: its records.
+
     Yields:
         A sentence on what is missing, and one on what mends it.
     """
-    if sweep.plan is None:
-        shards = [parse_shard(plan.shard) for plan in sweep.joined if plan.shard]
+    if plan is None:
+        shards = [parse_shard(one.shard) for one in plans if one.shard]
         if lost := list_lost_shards(shards):
             it = "it" if len(lost) == 1 else "them"
             names = name_first([f"shard {shard}" for shard in lost], _NAMED, "; ")
-            yield f"{sweep.name} is without {names}.", f"Run {it}, and merge {it} with bench.merge."
-    elif sweep.plan.shard:
-        yield f"{sweep.name} is shard {sweep.plan.shard} of a sweep.", "Join all with bench.merge."
-    own = (sweep.plan and sweep.plan.list_runs()) or []
-    joined = [run for plan in sweep.joined for run in plan.list_runs() or ()]
-    if sweep.plan:  # a sweep in the joined folder closes with its own sentinel
+            yield f"{name} is without {names}.", f"Run {it}, and merge {it} with bench.merge."
+    elif plan.shard:
+        yield f"{name} is shard {plan.shard} of a sweep.", "Join all with bench.merge."
+    own = (plan and plan.list_runs()) or []
+    joined = [run for one in plans for run in one.list_runs() or ()]
+    if plan:  # a sweep in the joined folder closes with its own sentinel
         joined = [run for run in joined if not run[2]]
     if not own and not joined:
         return
-    rows = sweep.records
     planned = dict.fromkeys([*own, *joined])
     if any(case.until for case, _, _ in planned):
         planned = dict.fromkeys(leave_out_known(planned, read_history(rows)))
@@ -60,7 +68,7 @@ def describe_gaps(sweep: Sweep) -> Iterator[tuple[str, str]]:
         else ("its folders", "Run the commands of its folders, unless they still grow, and merge.")
     )
     yield (
-        f"{sweep.name} has no row of {runs if len(planned) > 1 else 'the only run'} that {who} "
+        f"{name} has no row of {runs if len(planned) > 1 else 'the only run'} that {who} "
         f"planned ({names}).",
         mend,
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, groupby, product
-from operator import attrgetter, itemgetter
+from functools import cache
+from itertools import compress, pairwise, product, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.axis import Trait
@@ -81,46 +82,80 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
         equal += SOURCE
     if axis in FOLLOWS:
         cases = keep_main(cases, number_groups(cases, equal))
-    told = (*SAME_LOSS, "workload", *OWN_DRAWS, "memory_measure")
-    columns = ["cell", *SAME_QUESTION, *told, *DOUBTS]
-    places = rank(cases, axis)
-    lines = cases[columns].assign(_key=number_groups(cases, equal), _rank=places)
-    # two environments of one machine: which of them is meant, nobody can say
-    lines = lines.drop_duplicates(["_key", "_rank", *SAME_QUESTION], keep=False)
+    keys, places = number_groups(cases, equal).tolist(), rank(cases, axis).tolist()
     values = dict(zip(places, take_values(cases, axis), strict=True))
-    steps = _list_steps(axis, lines, values)
-    pairs = steps.merge(
-        lines.add_suffix("_a"), left_on=["_key", "_from"], right_on=["_key_a", "_rank_a"]
-    )
-    pairs = pairs.merge(
-        lines.add_suffix("_b"), left_on=["_key", "_to"], right_on=["_key_b", "_rank_b"]
-    )
-    pairs = pairs.assign(
-        _equal=pairs["part_a"] == pairs["part_b"], same_loss=_have_same_loss(axis, pairs)
-    )
-    order = ["_equal", "part_a", "part_b"]
-    pairs = pairs.sort_values(order, ascending=False, kind="stable")
-    pairs = pairs.drop_duplicates(["_key", "_from", "_to"]).sort_values(["_from", "_to", "_key"])
-    ends = zip(pairs["_from"].tolist(), pairs["_to"].tolist(), strict=True)
-    for (before, after), part in groupby(zip(ends, _list_pairs(pairs), strict=True), itemgetter(0)):
-        first, second = (name_value(axis, values[place], machines) for place in (before, after))
-        yield Changed(axis, first, second, [pair for _, pair in part])
+    about = AXES.get(axis)  # of `MACHINE` there is none
+    wanted = format_value(about.default) if about and about.baseline else None
+    first = next((place for place, value in values.items() if value == wanted), 0)
+    groups: dict[int, dict[int, dict[Any, list[_Line]]]] = {}
+    for key, place, line in zip(keys, places, _list_lines(cases), strict=True):
+        groups.setdefault(key, {}).setdefault(place, {}).setdefault(line.asked, []).append(line)
+    steps: dict[tuple[int, int], list[Pair]] = {}
+    for key in sorted(groups):
+        # two environments of one machine: which of them is meant, nobody can say
+        known = {
+            place: [line for line, *others in groups[key][place].values() if not others]
+            for place in sorted(groups[key])
+        }
+        there = [place for place, lines in known.items() if lines]
+        others = [(first, place) for place in there if place != first and first in there]
+        for before, after in pairwise(there) if axis in NUMBERS else others:
+            ends = max(product(known[before], known[after]), key=_rate_parts)
+            steps.setdefault((before, after), []).append(_pair(axis, key, *ends))
+    for before, after in sorted(steps):
+        one, other = (name_value(axis, values[place], machines) for place in (before, after))
+        yield Changed(axis, one, other, steps[before, after])
 
 
-def _list_pairs(pairs: pd.DataFrame) -> Iterator[Pair]:
-    """The rows of cases that were joined, with ``_a`` before the change and ``_b`` after it."""
-    names = [name for name in DOUBTS if name not in SAID_BELOW]
-    a, b = (pairs[[f"{name}_{side}" for name in names]].to_numpy(dtype=bool) for side in "ab")
-    doubts = (frozenset(compress(names, held)) for held in a | b)
+class _Line(NamedTuple):
+    """What is looked at of a case that may be a side of a pair."""
+
+    cell: int
+    asked: tuple[Any, ...]
+    part: float
+    told: tuple[Any, ...]
+    draws: tuple[Any, ...]
+    own: bool
+    memory_measure: str
+    doubts: frozenset[str]
+
+
+def _list_lines(cases: pd.DataFrame) -> Iterator[_Line]:
+    def rows(names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        return zip(*(cases[name].tolist() for name in names), strict=True)
+
+    doubted = [name for name in DOUBTS if name not in SAID_BELOW and cases[name].any()]
+    name = cache(lambda held: frozenset(compress(doubted, held)))
     yield from map(
-        Pair,
-        pairs["cell_a"].tolist(),
-        pairs["cell_b"].tolist(),
-        pairs["_key"].tolist(),
-        pairs["same_loss"].tolist(),
-        (pairs["memory_measure_a"] == pairs["memory_measure_b"]).tolist(),
-        (pairs[["part_a", "part_b"]] < 1).any(axis=1).tolist(),
-        doubts,
+        _Line,
+        cases["cell"].tolist(),
+        rows(SAME_QUESTION),
+        cases["part"].tolist(),
+        rows(SAME_LOSS),
+        rows(OWN_DRAWS),
+        (cases["workload"] != IMAGES).tolist(),
+        cases["memory_measure"].tolist(),
+        map(name, rows(doubted) if doubted else repeat(())),
+    )
+
+
+def _rate_parts(ends: tuple[_Line, _Line]) -> tuple[bool, float, float]:
+    """What is highest of the cases that are best compared: equal parts, or the largest."""
+    a, b = ends
+    return a.part == b.part, a.part, b.part
+
+
+def _pair(axis: str, key: int, a: _Line, b: _Line) -> Pair:
+    early = a.part < 1 and axis in list_affecting(Trait.LEARNING)
+    alike = a.told == b.told and (not a.own or a.draws == b.draws)
+    return Pair(
+        a.cell,
+        b.cell,
+        key,
+        alike and not early,
+        a.memory_measure == b.memory_measure,
+        a.part < 1 or b.part < 1,
+        a.doubts | b.doubts,
     )
 
 
@@ -130,45 +165,12 @@ def list_free(axis: str) -> set[str]:
     return {axis, *(set(free_axes(axis)) - kept), *SAME_QUESTION}
 
 
-def _list_steps(axis: str, lines: pd.DataFrame, values: Mapping[int, Any]) -> pd.DataFrame:
-    """Which values are compared within each group of cases that agree on all else.
-
-    Returns:
-        ``_key`` of the group, and the ranks of the value before, ``_from``, and after, ``_to``.
-    """
-    held = lines[["_key", "_rank"]].drop_duplicates().sort_values(["_key", "_rank"])
-    if axis in NUMBERS:
-        held = held.assign(_from=held.groupby("_key")["_rank"].shift()).dropna()
-        return held.rename(columns={"_rank": "_to"}).astype(int)
-    about = AXES.get(axis)  # of `MACHINE` there is none
-    wanted = format_value(about.default) if about and about.baseline else None
-    first = next((place for place, value in values.items() if value == wanted), 0)
-    with_first = held.loc[held["_rank"] == first, "_key"]
-    others = held[(held["_rank"] != first) & held["_key"].isin(with_first)]
-    return others.rename(columns={"_rank": "_to"}).assign(_from=first)
-
-
 OWN_DRAWS = list_affecting(Trait.DRAWS)
-"""Axes by which the data of a user's workload differ."""
+"""Axes by which the data of a user's workload differ, so that losses cannot be compared."""
 
 SAME_LOSS = ("part", *list_affecting(Trait.DATA))
-"""What cases must agree on for their losses to be compared: as much of an epoch, the images."""
-
-
-def _have_same_loss(axis: str, pairs: pd.DataFrame) -> Any:
-    """Of each pair that differs in an axis, whether its losses can be compared: bool (pairs,).
-
-    Not those of a user's workload that differ in what draws their data, nor before the end of an
-    epoch what differs in what is learnt.
-    """
-
-    def agree(names: Sequence[str]) -> Any:
-        a, b = (pairs[[f"{name}_{side}" for name in names]] for side in "ab")
-        return (a.to_numpy() == b.to_numpy()).all(axis=1)
-
-    own = (pairs["workload_a"] != IMAGES).to_numpy()
-    early = (pairs["part_a"] < 1).to_numpy() & (axis in list_affecting(Trait.LEARNING))
-    return agree(SAME_LOSS) & (~own | agree(OWN_DRAWS)) & ~early
+"""What cases must agree on for their losses to be compared: as much of an epoch, the images. Before
+its end they may not differ in what is learnt either."""
 
 
 def keep_alike(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.case import Case
 from bench.diagnosis.rates import COPY, RATES
@@ -102,7 +102,7 @@ def achieved_flops(records: pd.DataFrame) -> pd.Series:
 
     NaN where that is above the data sheet of the card, as `traffic` and `peak_share` are.
     """
-    return _count_flops(records).mask(_share_of_peaks(records) > 1)
+    return _count_flops(records).mask(records["of_peaks"] > 1)
 
 
 def _count_flops(records: pd.DataFrame) -> pd.Series:
@@ -111,7 +111,7 @@ def _count_flops(records: pd.DataFrame) -> pd.Series:
 
 def traffic(records: pd.DataFrame) -> pd.Series:
     """Memory traffic of a step, as if nothing were fused, over the time of a median step."""
-    return _count_traffic(records).mask(_share_of_bandwidth(records) > 1)
+    return _count_traffic(records).mask(records["of_bandwidth"] > 1)
 
 
 def _count_traffic(records: pd.DataFrame) -> pd.Series:
@@ -120,8 +120,7 @@ def _count_traffic(records: pd.DataFrame) -> pd.Series:
 
 def peak_share(records: pd.DataFrame) -> pd.Series:
     """Achieved FLOP/s over the card's peak in the arithmetic that ran, see `_share_of_rates`."""
-    share = _share_of_peaks(records)
-    return share.mask(share > 1)
+    return records["of_peaks"].mask(records["of_peaks"] > 1)
 
 
 def find_beyond(records: pd.DataFrame) -> pd.Series:
@@ -129,8 +128,8 @@ def find_beyond(records: pd.DataFrame) -> pd.Series:
 
     Compiled code moves less than is counted, so that its bytes say nothing.
     """
-    moved = (_share_of_bandwidth(records) > 1) & (records["compile"] == Case.compile)
-    return (_share_of_peaks(records) > 1) | moved
+    moved = (records["of_bandwidth"] > 1) & (records["compile"] == Case.compile)
+    return (records["of_peaks"] > 1) | moved
 
 
 def find_wrong_rates(records: pd.DataFrame) -> pd.Series:
@@ -149,14 +148,14 @@ def _take_rate(records: pd.DataFrame, column: str) -> pd.Series:
     return rate.mask(rate > _look_up(records, lambda gpu: list_peaks(gpu).get(column)))
 
 
-def _share_of_peaks(records: pd.DataFrame) -> pd.Series:
-    return _share_of_rates(
-        records, lambda arithmetic: _look_up(records, lambda gpu: peak_flops(gpu, arithmetic))
-    )
-
-
-def _share_of_bandwidth(records: pd.DataFrame) -> pd.Series:
-    return _count_traffic(records) / _look_up(records, peak_bandwidth)
+def compare_with_card(records: pd.DataFrame) -> dict[str, pd.Series]:
+    """FLOP/s and traffic over the data sheet of the card, also where that cannot be: above 1."""
+    return {
+        "of_peaks": _share_of_rates(
+            records, lambda arithmetic: _look_up(records, lambda gpu: peak_flops(gpu, arithmetic))
+        ),
+        "of_bandwidth": _count_traffic(records) / _look_up(records, peak_bandwidth),
+    }
 
 
 def _look_up(records: pd.DataFrame, find: Callable[[str], float | None]) -> pd.Series:
@@ -255,6 +254,9 @@ def wire_rate(records: pd.DataFrame) -> pd.Series:
     return positive(sent) / positive(records["sync_step_s"].astype(float))
 
 
+Numbers = TypeVar("Numbers", "pd.Series", "pd.DataFrame")
+
+
 def map_distinct(cells: pd.Series, find: Callable[[Any], Any]) -> pd.Series:
     """What ``find`` says of each cell, asked once of each distinct one."""
     import pandas as pd
@@ -268,7 +270,7 @@ def find_rows(cells: pd.Series, holds: Callable[[Any], bool]) -> pd.Series:
     return cells.isin([cell for cell in cells.unique() if holds(cell)])
 
 
-def positive(values: pd.Series) -> pd.Series:
+def positive(values: Numbers) -> Numbers:
     """Values above zero; NaN for the others, which nothing can be divided by."""
     return values.where(values > 0)
 
@@ -698,9 +700,8 @@ ALSO_FILLED = {"gpu_memory_bytes": "device", "cpu": "device", "train_images": "d
 def take_median(numbers: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
     """The median of each column in each cell; of a rate, over its inverse."""
     rates = [q.name for q in QUANTITIES.values() if q.rate]
-    inverse = numbers.assign(**{name: 1 / positive(numbers[name]) for name in rates})
-    medians = inverse.groupby(cell).median()
-    return medians.assign(**{name: 1 / medians[name] for name in rates})
+    medians = numbers.assign(**(1 / positive(numbers[rates]))).groupby(cell).median()
+    return medians.assign(**(1 / medians[rates]))
 
 
 def describe_columns() -> dict[str, str]:

@@ -19,9 +19,16 @@ from bench.case import AXES, SAME_QUESTION, free_axes
 from bench.interval import CONFIDENCE
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
-from bench.store.attempts import keep_cases, keep_latest, number_groups
+from bench.store.attempts import ASKED, keep, keep_cases, keep_latest, number_groups
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
-from bench.study.quantities import ALSO_FILLED, QUANTITIES, choose_memory, positive, take_median
+from bench.study.quantities import (
+    ALSO_FILLED,
+    QUANTITIES,
+    choose_memory,
+    compare_with_card,
+    positive,
+    take_median,
+)
 from bench.study.spread import ENOUGH, Spread, choose_depth, find_coverage, find_ends
 
 if TYPE_CHECKING:
@@ -45,11 +52,12 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
     ``part`` (of an epoch that was measured; the rest is extrapolated), ``unnamed_share`` (of a
     profiled step that no kind of work names), ``straggle`` (of its slowest process), those of
-    `judge_lanes`, ``memory_measure``, each of `QUANTITIES` that has a ``derive`` and each of
-    `DOUBTS`.
+    `judge_lanes`, ``asked`` (a number of its case), ``memory_measure``, those of
+    `compare_with_card`, each of `QUANTITIES` that has a ``derive`` and each of `DOUBTS`.
     """
     import pandas as pd
 
+    # of one sweep, and below, this copies nothing: three copies of 100,000 records took 0.5 GB
     records = pd.concat(
         [
             sweep.records.assign(
@@ -63,6 +71,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         ignore_index=True,
     )
     _fill_environment(records)
+    records[ASKED] = number_groups(records, AXES)
     kinds = {"fake": "fake", "published": "published"}
     added: dict[str, pd.Series] = {
         "machine": _machine(records),
@@ -70,12 +79,12 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         "environment": number_groups(records, COMPARABLE),
         "part": measure_part(records, SOURCE[:1]),
     }
-    # copied here and below into few blocks: pandas warns of a frame that grew by a hundred columns
-    records = records.assign(**added).copy()
-    records["memory_measure"] = choose_memory(records)
+    records = pd.concat([records, pd.DataFrame(added)], axis=1)
+    records = records.assign(memory_measure=choose_memory(records), **compare_with_card(records))
     derived = {q.name: q.derive(records) for q in QUANTITIES.values() if q.derive}
-    found = {doubt.name: doubt.find(records) for doubt in DOUBTS.values()}
-    return records.assign(**derived, **found).copy()
+    derived |= {doubt.name: doubt.find(records) for doubt in DOUBTS.values()}
+    known = {name: derived.pop(name) for name in [*derived] if name in records}
+    return pd.concat([records.assign(**known), pd.DataFrame(derived)], axis=1)
 
 
 def _fill_environment(records: pd.DataFrame) -> None:
@@ -153,7 +162,7 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     counts = rank == rank.groupby(cell).transform("min")
     runs = cell.value_counts()
     doubts = rows[list(DOUBTS)].groupby(cell).any()  # of every run: one that diverged is told
-    rows, cell = rows[counts], cell[counts]
+    rows, cell = keep(rows, counts), cell[counts]
     names = [q.name for q in QUANTITIES.values() if q.derive]
     numbers = rows[names].astype(float)
     measured = rows["status"].isin([s.value for s in MEASURED])
@@ -164,8 +173,10 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     repeats = cell.value_counts().rename("repeats")
     seeds = rows["run_seed"].groupby(cell).nunique().rename("seeds")
     first = rows[~cell.duplicated()].set_index(cell[~cell.duplicated()])
+    first = first.drop(columns=[*names, *DOUBTS])
+    # as objects, all text is one block: of few cases, a mask then takes a tenth of the time
     cases = (
-        first.drop(columns=[*names, *DOUBTS])
+        first.astype(dict.fromkeys(first.columns[first.dtypes == "str"], object))
         .join(
             [
                 medians,

@@ -25,6 +25,7 @@ from bench.store.reader import (
     read_work,
     records_file,
 )
+from bench.study.gaps import describe_gaps
 from bench.wall.search import MARGIN
 from bench.work import Kind
 
@@ -72,6 +73,11 @@ class Sweep:
         return read_epochs(self.file)
 
     @cached_property
+    def gaps(self) -> list[tuple[str, str]]:
+        """What of its plan has no row, as sentences, and what mends each; looked for once."""
+        return [*describe_gaps(self.name, self.records, self.plan, self.joined)]
+
+    @cached_property
     def work(self) -> pd.DataFrame:
         """The work of a step of its records, the columns of `WORK_COLUMNS`; read once."""
         return read_work(self.file)
@@ -79,6 +85,8 @@ class Sweep:
     def read_unnamed(self) -> dict[str, float]:
         """The share of a profiled step's operations that no kind of work names, by record."""
         work = self.work
+        if not len(work):
+            return {}
         times = work[work["time_s"].notna()].groupby("record_id")["time_s"].sum()
         other = work[work["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
         shares = (other / times[times > 0]).dropna()

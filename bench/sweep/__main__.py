@@ -68,7 +68,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
         lanes = open_lanes(executor, every, options)
         classes = examine_lanes(executor, lanes, asked.cases, options, asked.unsized)
         inputs = classes[0].inputs
-        asked = plan_cases(options, {}, inputs.settle)
+        asked = asked.settle(inputs.settle)
         refuse_searches(asked.searched, inputs)
         out = options.out or default_out(inputs.platforms)
         absent = place_classes(classes, out)

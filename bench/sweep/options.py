@@ -319,6 +319,12 @@ class Plan:
     searched: list[tuple[Case, str]] = field(default_factory=list)
     unknown: list[Case] = field(default_factory=list)
 
+    def settle(self, settle: Callable[[Case], Case]) -> Plan:
+        """The same, with what workloads decide, once they were examined."""
+        searched = [(settle(case), text) for case, text in self.searched]
+        unknown = [name_family(case) for case, _ in searched]
+        return Plan(list(dict.fromkeys(map(settle, self.cases))), searched, unknown)
+
     @property
     def families(self) -> list[Case]:
         return list(dict.fromkeys(name_family(case) for case, _ in self.searched))

@@ -73,9 +73,10 @@ class Part:
 
     def write_config(self) -> None:
         search = {"step": STEP, "margin": MARGIN} if self.asked.families else None
-        self.loop.store.write_config(
-            describe_config(self.cases, self.options, self.loop.inputs, self.earlier, search)
-        )
+        inputs = self.loop.inputs
+        config = describe_config(self.cases, self.options, inputs, self.earlier, search)
+        if config != self.loop.store.read_config():
+            self.loop.store.write_config(config)
 
     def plan_runs(self) -> None:
         """Decide what is to be run. Raises UsageError: the rows there have other seeds than they
@@ -137,13 +138,14 @@ def open_part(loop: Loop, hardware: Hardware, asked: Plan, options: Options) -> 
     comparable, frame = read_past(store.folder, [*asked.cases, *asked.unsized], options, inputs)
     loop.widest = find_widest(frame)
     anchors = frame[frame["anchor"] != ""]
+    before = read_history(frame)
     part = Part(
         loop=loop,
         asked=asked,
         options=options,
         comparable=comparable,
-        before=read_history(frame),
-        done=read_history(comparable),
+        before=before,
+        done=before if len(comparable) == len(frame) else read_history(comparable),
         earlier=earlier,
         anchored=Counter(zip(anchors["anchor"], anchors["lane"], strict=True)),
         cases=asked.cases,

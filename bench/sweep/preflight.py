@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.axis import Trait
-from bench.case import AXES, Case, format_value, list_affecting, telling_axes
+from bench.case import Case, format_value, list_affecting, spell_cases, telling_axes
 from bench.data import DatasetInfo, count_classes, count_images, progress_bar
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
@@ -555,7 +555,7 @@ def describe_config(
         "command": "\n".join(dict.fromkeys([*earlier, options.command])),
         "preset": options.preset.name,
         "repeats": options.repeats,
-        "cases": [{name: format_value(getattr(case, name)) for name in AXES} for case in cases],
+        "cases": spell_cases(cases),
         "environment": {
             device: _known(platform.environment) for device, platform in inputs.platforms.items()
         },

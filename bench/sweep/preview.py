@@ -12,7 +12,7 @@ from bench.preset import preset_names
 from bench.store.plans import plan_runs
 from bench.sweep.emulation import foresee_emulation
 from bench.sweep.hardware import open_lanes, read_folders, refuse_world_sizes
-from bench.sweep.options import Options, Plan, plan_cases
+from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import try_models
 from bench.sweep.schedule import REPEATS_S, Pace, write_times
 from bench.text import count, name_first, write_seconds
@@ -26,7 +26,7 @@ def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run; the return code. Raises UsageError: this machine has not the
     lanes or the GPUs asked for, a batch size does not fit its data, or as `try_models`."""
     _refuse_lanes([*plan.cases, *plan.unsized], options)
-    plan = plan_cases(options, {}, try_models(plan, options).settle)
+    plan = plan.settle(try_models(plan, options).settle)
     warnings, pass_s = foresee_emulation(plan.cases, options)
     for line in [*describe_plan(plan, options, pass_s), *warnings]:
         print(line)

@@ -100,7 +100,7 @@ def test_cases_without_a_profile_have_no_table(planted: Folders, tmp_path: Path)
     bare, one, three = (build(read_sweeps([tmp_path / name])) for name in kept)
     names = {table.name for table in bare.tables}
     assert not names & {"time", "operations", "why"}
-    assert bare.explanations == ()
+    assert not bare.pairs
     assert len(find(one, "time").rows) == 1
     assert "3 other cases have no profile" in find(one, "time").notes[-1]
     assert "--profile" in find(one, "time").notes[-1]
@@ -180,7 +180,7 @@ def test_a_wrong_yardstick_is_told_instead_of_a_bound(planted: Folders, tmp_path
 
 
 def test_the_parts_and_the_reasons_add_up_to_the_step(page: Report) -> None:
-    for why in page.explanations:
+    for why in page.pairs:
         *parts, whole = read_rows(EXPLAINED.fill(tell_changes("changes", why)))
         for column in ("before", "after", "change"):
             total = sum(part[column] for part in parts)  # type: ignore[misc]
@@ -198,7 +198,7 @@ def test_reasons_come_with_evidence_and_what_may_help(page: Report) -> None:
 
 
 def test_of_each_value_one_pair_is_explained_before_a_second(page: Report) -> None:
-    (why,) = (w for w in page.explanations if w.b.case.batch_size == 512)
+    (why,) = (w for w in page.pairs if w.b.case.batch_size == 512)
     pairs = [
         replace(why, b=replace(why.b, name=name, case=Case(batch_size=size)))
         for name, sizes in (("tf32", (1, 2, 4)), ("bf16", (1, 2)), ("fp16", (8,)))

@@ -27,7 +27,7 @@ from bench.report.figures.drawing import (
     name_points,
 )
 from bench.report.figures.groups import HELD, view_report
-from bench.report.figures.panels import draw_figures, inline
+from bench.report.figures.panels import draw_figures, inline, plan_figures, tabulate
 from bench.report.figures.sketches import SKETCHES
 from bench.study.sweeps import read_sweep, read_sweeps
 from tests.planted.records import GIB, REFERENCE, ROOT, make_record, measured, write_sweep
@@ -344,6 +344,13 @@ def test_a_curve_is_a_mean_over_images() -> None:
     assert curve.to_numpy().tolist() == [[50.0, 1.25, 40.0]]
     curve = frames.thin_steps(steps, 800, [100])
     assert curve.to_numpy().tolist() == [[12.5, 2.0, 10.0], [50.0, 1.0, 50.0]]
+
+
+def test_names_in_the_data_of_a_figure_are_no_numbers() -> None:
+    report = build([read_sweep(REFERENCE)])
+    (figure,) = (f for f in plan_figures(report) if f.name == "epoch-time")
+    heads = {head.label: head.number for head in tabulate(figure, figure.panels[0]).heads}
+    assert heads == {"batch size": True, "precision": False, "epoch time (s)": True}
 
 
 def test_curves_have_the_published_ones_beside(cards: Report) -> None:

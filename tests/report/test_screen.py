@@ -30,6 +30,7 @@ from bench.render.model import (
 from bench.render.text import LINES, WIDTH, draw, render
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
+from tests.planted.documents import Made
 from tests.planted.records import make_record, measured, write_sweep
 from tests.planted.sweeps import Folders, make_card
 
@@ -87,7 +88,7 @@ def documents(draw_from: st.DrawFn) -> Document:
     notices = st.builds(Notice, st.text(min_size=1, max_size=50), WORDS, WORDS, WORDS)
     answers = st.builds(Answer, WORDS, st.lists(WORDS, max_size=6).map(tuple))
     commands = st.lists(WORDS, min_size=1, max_size=30).map(shlex.join)
-    return Document(
+    return Made(
         draw_from(WORDS),
         draw_from(WORDS),
         (),
@@ -115,7 +116,7 @@ def make_document(**parts: Any) -> Document:
         "next_step": None,
     }
     given |= parts
-    return Document("t", "t: A card", (), notes=(), outcomes="1 case in 1 run: 1 ok.", **given)
+    return Made("t", "t: A card", (), notes=(), outcomes="1 case in 1 run: 1 ok.", **given)
 
 
 def test_levels_choose_what_is_on_the_screen() -> None:
@@ -133,7 +134,7 @@ def test_levels_choose_what_is_on_the_screen() -> None:
     assert "Trials" in said[Level.TABLE]
     assert "Best" not in said[Level.TABLE]
     assert "7" not in said[Level.DETAIL]
-    assert "--full shows 1 more table." in said[Level.DETAIL]
+    assert "--full shows all tables and all notes." in said[Level.DETAIL]
 
 
 def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
@@ -151,7 +152,7 @@ def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
         "! Throttled (1 of 18 runs): improve the cooling.",
         "! N0: use --flag 0.",
     ]
-    assert lines[-1].endswith("--full shows 1 more table, 3 more doubts.")
+    assert lines[-1].endswith("--full shows 3 more doubts, all tables and all notes.")
 
 
 def test_a_command_is_broken_so_that_it_can_be_pasted() -> None:

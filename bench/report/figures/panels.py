@@ -198,7 +198,7 @@ def _wrap(text: str, width: int) -> str:
 def tabulate(figure: Figure, panel: Panel) -> Table:
     """A panel's data as a table."""
     data = thin(panel.data)
-    heads = tuple(Head(c, c, "", data[c].dtype != object) for c in map(str, data.columns))
+    heads = tuple(Head(c, c, "", data[c].dtype.kind != "O") for c in map(str, data.columns))
     rows = tuple(
         tuple(number_cell(v) if isinstance(v, float) else Cell(str(v)) for v in row)
         for row in data.itertuples(index=False)

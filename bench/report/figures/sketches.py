@@ -61,7 +61,7 @@ def _by_batch(quantity: str, least: int = 2) -> Callable[[View], Parts]:
 
 def _each_pair(take: Callable[[Explanation], pd.DataFrame]) -> Callable[[View], Parts]:
     """A panel a pair of cases that is explained in full."""
-    return lambda v: ((name_pair(w), take(w)) for w in choose_pairs(v.report.explanations))
+    return lambda v: ((name_pair(w), take(w)) for w in choose_pairs(v.report.pairs))
 
 
 _OTHERS = "Each precision at its main loss scale"
