@@ -30,6 +30,7 @@ from bench.card.phases import PUBLISHED
 from bench.case import AXES, Case, axis_flag, format_value
 from bench.diagnosis.advice import CURES
 from bench.export.__main__ import TRACKERS
+from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.record import Record, Status
 from bench.store.writer import Store
@@ -359,6 +360,13 @@ STAND_INS = {
 LINEAR = "your_package.your_module:factory"  # one layer, see `checkout`
 
 
+def put_flags(command: str, flags: str) -> str:
+    """A command with some flags in place of its own."""
+    program, *given = re.split(r" (?=--)", command, maxsplit=1)
+    words = shlex.split(" ".join(given))
+    return f"{program} {shlex.join(join_flags(words, shlex.split(flags)))}"
+
+
 def stand_in(command: str) -> str:
     for start, other in STAND_INS.items():
         if command.startswith(start):
@@ -376,7 +384,7 @@ def stand_in(command: str) -> str:
         # a few steps of one linear layer; tests/test_scales.py maps in earnest
         small = f"--device cpu --model {LINEAR} --dataset synthetic --batch-size 4 --at 1 --train"
         out = "" if "--out" in command else " --out results/scales"
-        return f"{command} {small} --scales 1 128{out}"
+        return put_flags(command, f"{small} --scales 1 128{out}")
     if "bench.check" in command:
         slow = "initial-loss overfit first-steps baseline activations memory graphs"
         # one linear layer; tests/test_check.py checks networks that are worth it
@@ -384,7 +392,7 @@ def stand_in(command: str) -> str:
         # and there is nothing to download from
         small += f"--precision fp32 --skip {slow} --device cpu --data-dir none"
         small += " --data-url http://127.0.0.1:9"
-        return f"{command} {small} --out results/checked-{len(command)}"
+        return put_flags(command, f"{small} --out results/checked-{len(command)}")
     if "bench.overhead" in command:
         # warm-up and checks are of whole batches
         long, short = "--batch-size 64 --fraction 0.01", "--batch-size 16 --fraction 0.001"
