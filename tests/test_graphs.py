@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -241,8 +242,10 @@ FP16: dict[str, Value] = {"precision": "fp16"}
 )
 def test_what_cannot_be_captured_is_refused(settings: dict[str, Value], said: str) -> None:
     asked = {name: [value] for name, value in {"device": "cuda", **settings}.items()}
-    with pytest.raises(UsageError, match=f"^--cuda-graphs with {said}"):
+    with pytest.raises(UsageError) as refused:
         grid({**asked, "cuda_graphs": [True]})
+    flag, why = re.split(r" (?=is not|cannot)", said)
+    assert all(part in str(refused.value) for part in ("--cuda-graphs", flag, why))
     grid({**asked, "cuda_graphs": [False]})
 
 
