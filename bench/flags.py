@@ -125,12 +125,15 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
 
     >>> join_flags(["--repeats", "1", "--mix"], ["--lr", "1", "2", "--repeats", "3"])
     ['--mix', '--lr', '1', '2', '--repeats', '3']
+    >>> join_flags(["--budget=2m", "--mix"], ["--budget", "4m"])
+    ['--mix', '--budget', '4m']
     """
     joined: dict[str, list[str]] = {}
     for word in chain.from_iterable(parts):
         if word.startswith("--"):
-            joined.pop(word, None)
-            values = joined[word] = [word]
+            flag = word.partition("=")[0]
+            joined.pop(flag, None)
+            values = joined[flag] = [word]
         else:
             values.append(word)
     return list(chain.from_iterable(joined.values()))

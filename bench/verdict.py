@@ -427,6 +427,18 @@ def take_back(found: Equivalence, lack: str) -> Equivalence:
     )
 
 
+def doubt_guessing(found: Equivalence, guessing: Sequence[bool]) -> Equivalence:
+    """Take back a verdict on networks that guess; that only one of them learnt is one.
+
+    Args:
+        guessing: of the sides whose loss is known, whether it is still that of guessing.
+    """
+    differs = found.verdict in (Claim.BETTER, Claim.WORSE)
+    if not any(guessing) or (differs and not all(guessing)):
+        return found
+    return take_back(found, GUESSING)
+
+
 def judge_equivalence(a: Mapping[int, float], b: Mapping[int, float], margin: float) -> Equivalence:
     """Test whether B's loss or error is equivalent to A's: a positive reading of each seed, such as
     a loss or 1 - accuracy. ``margin`` is a fraction: 0.02 is a ratio from 1/1.02 to 1.02."""

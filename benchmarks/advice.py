@@ -201,7 +201,7 @@ def advise(grid: Grid, budget_s: float, seed: int) -> tuple[Case, float]:
     settings = list(grid.times)
     prior = [guess(setting) for setting in settings]
     space = Space(grid.now, settings, prior, judged=False, start_s=grid.guess_s)
-    while trial := choose(known, space, Budget(budget_s, budget_s - spent)):
+    while trial := choose(Standing(known, space), Budget(budget_s, budget_s - spent)):
         known.append(grid.run(trial, chance))
         spent += known[-1].took_s
     return Standing(known, space).advised or grid.now, spent

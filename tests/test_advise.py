@@ -58,7 +58,7 @@ def search(
     prior = [guess(setting) for setting in settings]
     what = Space(grid.now, settings, prior, **{"judged": loss is not None} | space)
     results = list(known)
-    while trial := choose(results, what, Budget(budget_s, budget_s - spent)):
+    while trial := choose(Standing(results, what), Budget(budget_s, budget_s - spent)):
         result = grid.run(trial, chance)
         if loss and trial.aim is Aim.LEARN:
             seed = trial.repeat - 1
@@ -173,7 +173,7 @@ def test_no_batch_is_tried_that_the_line_of_memory_says_does_not_fit() -> None:
     times: dict[Case, float | None] = {replace(now, batch_size=n): 60 / n for n in sizes}
     space = Space(now, list(times), [0.0] * len(sizes), room_bytes=5 * 2**30, judged=False)
     results: list[Result] = []
-    while trial := choose(results, space, Budget(1000, 1000 - 7 * len(results))):
+    while trial := choose(Standing(results, space), Budget(1000, 1000 - 7 * len(results))):
         size = trial.setting.batch_size
         time = 60 / size * 100
         used = 2**30 + size * 10 * 2**20

@@ -32,7 +32,7 @@ from bench.store.writer import Store
 from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
 from bench.text import clean
 from bench.why.__main__ import main as explain
-from tests.planted.comparisons import COMPARISONS
+from tests.planted.comparisons import COMPARISONS, Comparison
 from tests.planted.documents import Made
 from tests.planted.records import ROOT, write_sweep
 from tests.planted.situations import SITUATIONS
@@ -129,20 +129,20 @@ LEGEND = re.compile("speed is the time|each has a 95 %| ─+$")
 """Lines of every comparison; tests/golden/compare/everything.text has them once."""
 
 
-@pytest.mark.parametrize("name", COMPARISONS)
-def test_comparison(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    planted = COMPARISONS[name]
+@pytest.fixture
+def pair(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+    """A comparison whose sweeps are in the current folder."""
     monkeypatch.chdir(tmp_path)
-    for sweep, rows in planted.sweeps.items():
+    for sweep, rows in COMPARISONS[name].sweeps.items():
         write_sweep(Path(sweep), rows)
-    code = compare_sweeps([*planted.command.split(), "--full"])
+    return COMPARISONS[name]
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparison(name: str, pair: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
+    code = compare_sweeps([*pair.command.split(), "--full"])
     out, err = capsys.readouterr()
-    lines = [planted.about, f"$ python -m bench.compare {planted.command}"]
+    lines = [pair.about, f"$ python -m bench.compare {pair.command}"]
     lines += [line for line in f"{out}{err}".splitlines() if line and not LEGEND.match(line)]
     compare(f"compare/{name}.txt", "\n".join([*lines, f"rc {code}", ""]))
 
@@ -152,18 +152,11 @@ FORMATS_OF = {"everything": "text screen md json", "axis": "screen json"}
 
 @pytest.mark.parametrize("name", FORMATS_OF)
 def test_comparison_formats(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, pair: Comparison, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    planted = COMPARISONS[name]
-    for sweep, rows in planted.sweeps.items():
-        write_sweep(Path(sweep), rows)
     for format in FORMATS_OF[name].split():
         kind = {"text": ["--full"], "screen": []}.get(format, ["--format", format])
-        assert compare_sweeps([*planted.command.split(), *kind]) == 0
+        assert compare_sweeps([*pair.command.split(), *kind]) == 0
         said = capsys.readouterr().out
         compare(f"compare/{name}.{format}", lay_out_lines(said) if format == "json" else said)
 

@@ -27,7 +27,7 @@ from bench.advise.space import (
     read_scale,
     refuse,
 )
-from bench.advise.standing import Standing, strip
+from bench.advise.standing import strip
 from bench.axis import Value, parse_number
 from bench.case import Case, list_absent, parse_value
 from bench.data import SYNTHETIC, find_layout
@@ -245,14 +245,14 @@ def find(
             ):
                 loop.show_on(display)
                 crew.work([advisor])
-            standing = Standing(advisor.known, advisor.space)
+            standing = advisor.standing
     tried = {name: values for name, values in levers.items() if len(values) > 1}
     answer = Answer(
         standing,
         goal,
         tried,
         left_out,
-        leave_out_budget(options.resume(out)),
+        options.resume(out),
         budget_s,
         out,
         price,
@@ -260,13 +260,6 @@ def find(
         bool(stopped()),
     )
     return answer, stopped()
-
-
-def leave_out_budget(command: str) -> str:
-    """A command without its budget."""
-    words = shlex.split(command)
-    kept = [w for at, w in enumerate(words) if "--budget" not in (w, *words[max(0, at - 1) : at])]
-    return shlex.join(word for word in kept if not word.startswith("--budget="))
 
 
 def find_room(now: Case, inputs: Inputs) -> float:

@@ -59,7 +59,9 @@ class Advisor:
         self._losses = Losses()
         self.known = self._read(frame)
         self._open: Trial | None = None
+        self._chosen: list[Trial | None] = []  # what is next, once it is asked for
         self._made: tuple[Sequence[float], Space] | None = None
+        self.standing = Standing(self.known, self.space)
 
     @property
     def space(self) -> Space:
@@ -85,12 +87,15 @@ class Advisor:
         return self._open is None and self._choose() is not None
 
     def _choose(self) -> Trial | None:
-        return choose(self.known, self.space, Budget(self._budget_s, self.left_s))
+        """What is next: asked for twice a run, by `left` and `take`, and found once."""
+        if not self._chosen:
+            self._chosen = [choose(self.standing, Budget(self._budget_s, self.left_s))]
+        return self._chosen[0]
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
         if self._open is not None or (trial := self._choose()) is None:
             return None
-        self._open = trial
+        self._open, self._chosen = trial, []
         run = (trial.case, trial.repeat)
         self._attempts[run] += 1
         return Ticket((*run, False), self._attempts[run])
@@ -103,8 +108,8 @@ class Advisor:
         if lost or record.status is Status.INTERRUPTED:
             return
         self.known.append(self._read_result(trial, flatten(record)))
-        standing = Standing(self.known, self.space)
-        self.loop.display.say(f"    {self._tell(standing, self.known[-1], self.left_s)}")
+        self.standing = Standing(self.known, self.space)
+        self.loop.display.say(f"    {self._tell(self.standing, self.known[-1], self.left_s)}")
 
     def _read(self, frame: pd.DataFrame) -> list[Result]:
         """What earlier runs showed of the settings that may be chosen."""

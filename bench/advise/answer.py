@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ from bench.advise.standing import (
 )
 from bench.axis import Value
 from bench.case import AXES, Case, format_value
+from bench.flags import join_flags
 from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
 from bench.study.axes import name_setting
@@ -60,7 +62,7 @@ class Answer:
         goal: what advice was for, one of `bench.advise.advisor.GOALS`.
         tried: the values of each lever that were to be tried.
         left_out: values of levers that were not, and why.
-        command: that goes on, without its budget.
+        command: that goes on, with the budget that was given.
         budget_s: that was given.
         folder: where the runs are.
         price: of an hour, if it was given.
@@ -92,13 +94,14 @@ class Answer:
     @cached_property
     def pending(self) -> Trial | None:
         """What another budget would be used for first; None where it would change nothing."""
-        return choose(self.standing.known, self.standing.space, UNLIMITED)
+        return choose(self.standing, UNLIMITED)
 
     @property
     def next_command(self) -> str:
-        """The command that goes on."""
-        seconds = self.budget_s * (1 if self.stopped else MORE)
-        return f"{self.command} --budget {max(1, math.ceil(seconds / 60))}m"
+        """The command that goes on, with the budget that it should have."""
+        minutes = math.ceil(self.budget_s * (1 if self.stopped else MORE) / 60)
+        python, flags = self.command.split()[:3], shlex.split(self.command)[3:]
+        return shlex.join([*python, *join_flags(flags, ["--budget", f"{minutes}m"])])
 
     # ------------------------------------------------------------------ as sentences
 

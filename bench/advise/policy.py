@@ -8,15 +8,12 @@ results, so that a search goes on wherever its records end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.advise.standing import (
     LEARN_SEEDS,
     MOST_RIVALS,
     Aim,
-    Result,
-    Space,
     Standing,
     Trial,
     list_changes,
@@ -47,13 +44,12 @@ class Budget:
 UNLIMITED = Budget(1e9, 1e9)
 
 
-def choose(known: Sequence[Result], space: Space, budget: Budget) -> Trial | None:
+def choose(standing: Standing, budget: Budget) -> Trial | None:
     """The run to make next; None where nothing is left that fits the budget and would help."""
-    standing = Standing(known, space)
-    looks = [r.status for r in known if r.trial.setting == space.now]
+    looks = [r.status for r in standing.known if r.trial.setting == standing.now]
     if not looks or looks == [Status.INVALID]:
-        return Trial(space.now, Aim.LOOK, len(looks) + 1)
-    if not standing.values and any(result.time_s for result in known):
+        return Trial(standing.now, Aim.LOOK, len(looks) + 1)
+    if not standing.values and any(result.time_s for result in standing.known):
         return None  # what is to be small is not measured here
     for decide in (_explore, _take_back, _tell_apart, _judge_learning):
         if trial := decide(standing, budget):

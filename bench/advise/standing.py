@@ -17,12 +17,12 @@ from bench.interval import CONFIDENCE, find_quantile
 from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
 from bench.verdict import (
-    GUESSING,
     Claim,
     Equivalence,
     Ratio,
     Verdict,
     compare,
+    doubt_guessing,
     judge_equivalence,
     learnt_nothing,
     take_back,
@@ -184,6 +184,7 @@ class Standing:
         self.known, self.space, self.now = known, space, space.now
         self._timed: dict[Case, list[Result]] = {}
         self._sharing: dict[tuple[object, ...], list[Result]] = {}
+        self._learnt: dict[Case, Equivalence] = {}
         for result in known:
             setting = result.trial.setting
             self._sharing.setdefault(_share_memory(setting), []).append(result)
@@ -372,10 +373,6 @@ class Standing:
         trials = (r.trial for r in self.known if r.trial.aim is Aim.LEARN)
         return sum(trial.setting == self.find_twin(setting) for trial in trials)
 
-    @cached_property
-    def _learnt(self) -> dict[Case, Equivalence]:
-        return {}
-
     def judge_learning(self, setting: Case) -> Equivalence:
         """Whether a setting's twin learns as well as the present setting, by `LEARN_SEEDS` that
         both ran."""
@@ -394,9 +391,9 @@ class Standing:
         found = judge_equivalence(a, b, self.space.margin)
         if len(both) < LEARN_SEEDS:
             return take_back(found, f"{len(both)} of {LEARN_SEEDS} seeds were run")
-        guesses = [learnt_nothing(fmean(side.values()), self.now.classes) for side in (a, b)]
-        differs = found.verdict in (Claim.BETTER, Claim.WORSE)
-        return take_back(found, GUESSING) if any(guesses) and not differs else found
+        return doubt_guessing(
+            found, [learnt_nothing(fmean(side.values()), self.now.classes) for side in (a, b)]
+        )
 
     @cached_property
     def rejected(self) -> dict[Case, Equivalence]:

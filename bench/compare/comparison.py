@@ -30,7 +30,7 @@ from bench.study.quantities import MEMORY
 from bench.study.summaries import measure_part
 from bench.study.sweeps import mend_ends
 from bench.text import make_printable
-from bench.verdict import Claim, Equivalence, Ratio
+from bench.verdict import Equivalence, Ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -416,7 +416,10 @@ class Comparison:
         findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
         family = [(_by_seed(f.a), _by_seed(f.b)) for f in findings]
         judged = verdict.judge_equivalences(family, margin, self.names)
-        return [(f, self._doubt(f.match, e)) for f, e in zip(findings, judged, strict=True)]
+        return [
+            (f, verdict.doubt_guessing(e, self.guessing(f.match)))
+            for f, e in zip(findings, judged, strict=True)
+        ]
 
     def guessing(self, match: Match) -> list[bool]:
         """Whether a side's training loss is still that of guessing; of the sides that have one."""
@@ -425,14 +428,6 @@ class Comparison:
             for side, cell in self.ends(match)
             if (read := side.readings(cell, METRICS["train_loss"]))
         ]
-
-    def _doubt(self, match: Match, found: Equivalence) -> Equivalence:
-        """Take back a verdict on networks that guess; that only one of them learnt is one."""
-        guessing = self.guessing(match)
-        differs = found.verdict in (Claim.BETTER, Claim.WORSE)
-        if not any(guessing) or (differs and not all(guessing)):
-            return found
-        return verdict.take_back(found, verdict.GUESSING)
 
 
 def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comparison:
