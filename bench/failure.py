@@ -131,17 +131,16 @@ class Fault:
     peer: bool = False
 
 
+def list_kinds(error: BaseException) -> list[str]:
+    return [kind.__name__ for kind in type(error).__mro__]
+
+
 def classify(
     kinds: list[str], message: str, free_share: float | None = None, case: Case | None = None
 ) -> Fault:
-    """Say what an exception means.
-
-    Args:
-        kinds: names of the exception's class and its ancestors, nearest first.
-        message: its text; the reason is its first line.
-        free_share: of device memory when it was caught; 0 also where the allocator refused some.
-        case: what was run; its memory limit is named where memory ran out.
-    """
+    """Say what an exception means, by the names of its class and that one's ancestors, nearest
+    first, and its text. ``free_share`` of device memory is as when it was caught, 0 also where the
+    allocator refused some; the memory limit of ``case`` is named where memory ran out."""
     first, where = _quote(message)
     reason = f"{kinds[0]}: {first[:300]}" if first else kinds[0]
     reason += where
@@ -185,29 +184,26 @@ def _quote(message: str) -> tuple[str, str]:
 def classify_death(
     returncode: int, oom_kills: int, case: Case | None = None, trained: bool = False
 ) -> Fault:
-    """Say what it means that a worker ended without reporting a result.
+    """Say what it means that a worker ended without reporting a result, by its return code,
+    negative for a signal, and how many processes the kernel's OOM killer ended meanwhile.
 
-    Args:
-        returncode: as subprocess has it: negative for a signal.
-        oom_kills: processes the kernel's OOM killer ended meanwhile, see `count_oom_kills`.
-        case: what was run. Under a memory limit on a CPU a library that does not check an
-            allocation, or a thread that cannot be started, ends the process; that proves nothing of
-            the batch. On a GPU the limit is the allocator's own, which raises an exception.
-        trained: whether it had begun to warm up. Before that no batch takes memory.
+    Under a memory limit on a CPU a library that does not check an allocation, or a thread that
+    cannot be started, ends the process; that proves nothing of the batch. On a GPU the limit is the
+    allocator's own, which raises an exception. Before it has ``trained``, or begun to warm up, no
+    batch takes memory.
     """
     if returncode == -signal.SIGKILL and oom_kills > 0:
         return Fault(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
     if returncode in (-signal.SIGKILL, -signal.SIGTERM):
         return Fault(Status.KILLED, f"{signal.Signals(-returncode).name} from outside the sweep")
     if returncode < 0:
-        fault = Fault(Status.ERROR, f"the worker crashed with {name_signal(-returncode)}")
+        reason = f"the worker crashed with {name_signal(-returncode)}"
     else:
-        how = f"exited with code {returncode} and reported no result"
-        fault = Fault(Status.ERROR, f"the worker {how}")
+        reason = f"the worker exited with code {returncode} and reported no result"
     if case and case.memory_limit and case.device == "cpu" and trained and returncode:
-        why = f"{fault.reason}, under a memory limit of {case.memory_limit}; the log may say why"
+        why = f"{reason}, under a memory limit of {case.memory_limit}; the log may say why"
         return Fault(Status.OOM_SUSPECTED, why)
-    return fault
+    return Fault(Status.ERROR, reason)
 
 
 def name_signal(number: int) -> str:

@@ -101,15 +101,10 @@ def grid(
     Where an axis does not apply (`Axis.applies`) it is at its default; where it has no value, it
     has that of `fill_value`. A user's workload has no images of ours, and its name for a model.
 
-    Args:
-        blocks: the values of axes by name; `MICRO_BATCH` may be among them.
-        find: is given the other settings and ``auto`` or ``32..auto``, and says which batch sizes
-            are meant.
-        asked: the axes that some case must have, if any value of a block is not its default; those
-            of the blocks, if not given.
-
-    Raises:
-        UsageError: settings do not go together, or an axis is asked for that applies to no case.
+    ``blocks`` are values of axes by name, `MICRO_BATCH` among them. ``find`` is given the other
+    settings and ``auto`` or ``32..auto``, and says which batch sizes are meant. ``asked`` are the
+    axes, by default all of the blocks, that some case must have if any value is not the default.
+    Raises UsageError: settings do not go together, or an axis is asked for that applies to no case.
     """
     families: list[Case] = []
 
@@ -276,16 +271,12 @@ def _check_capture(case: Case) -> None:
 
 
 def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
-    """Refuse a batch size or a warm-up that does not fit the dataset.
+    """Refuse a batch size or a warm-up that does not fit so many training images, or items of a
+    workload's data.
 
-    Args:
-        train_images: of the dataset; for a workload, the items of its data.
-        batchnorm: whether the network may have BatchNorm, which needs two images in a batch.
-
-    Raises:
-        UsageError: the batch is larger than the dataset, a batch or micro-batch, or what a GPU has
-            of one, holds one image and there may be BatchNorm, or the learning rate's warm-up is
-            longer than the training.
+    Raises UsageError: the batch is larger than the dataset; a batch or micro-batch, or what a GPU
+    has of one, holds one image, and there may be BatchNorm, which needs two; or the learning rate's
+    warm-up is longer than the training.
     """
     item = "image" if case.workload == IMAGES else "item"
     whole = whole_batch(case)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
@@ -633,20 +633,6 @@ class Known:
     work: list[WorkRow] = field(default_factory=list)
 
 
-def write_sources(sources: Mapping[str, str]) -> str:
-    return "; ".join(f"{part}: {record_id}" for part, record_id in sources.items())
-
-
-def read_sources(cell: str) -> dict[str, str]:
-    """Read what `write_sources` wrote.
-
-    >>> read_sources("proof: 0123; work: 4567")
-    {'proof': '0123', 'work': '4567'}
-    """
-    parts = (part.partition(": ") for part in cell.split("; ") if part)
-    return {part: record_id for part, _, record_id in parts}
-
-
 @dataclass
 class RankRow:
     """One row of ranks.csv: a process of a case that trains on several GPUs."""
@@ -763,6 +749,11 @@ def _by_name(*columns: Column) -> dict[str, Column]:
     return {column.name: column for column in columns}
 
 
+def _join(kind: type, what: str) -> dict[str, Column]:
+    """The columns of a table whose rows belong to records."""
+    return _by_name(Column("record_id", str, f"the record {what} belongs to"), *_columns(kind))
+
+
 COLUMNS: dict[str, Column] = _by_name(
     *_IDENTITY,
     *map(make_axis_column, AXES.values()),
@@ -770,22 +761,10 @@ COLUMNS: dict[str, Column] = _by_name(
     *_columns(Measurement),
     *_columns(Environment),
 )
-
-STEP_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record the step belongs to"), *_columns(Step)
-)
-
-EPOCH_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record the epoch belongs to"), *_columns(EpochRow)
-)
-
-WORK_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record that the work belongs to"), *_columns(WorkRow)
-)
-
-RANK_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record that the process belongs to"), *_columns(RankRow)
-)
+STEP_COLUMNS = _join(Step, "the step")
+EPOCH_COLUMNS = _join(EpochRow, "the epoch")
+WORK_COLUMNS = _join(WorkRow, "that the work")
+RANK_COLUMNS = _join(RankRow, "that the process")
 
 _OWNERS = {
     "device": ("device",),
@@ -819,16 +798,26 @@ def flatten(record: Record) -> dict[str, Any]:
 
 
 def write_missing(reasons: Mapping[str, str]) -> str:
-    """Write why columns are empty, as the column ``missing`` has it."""
+    """Write why columns are empty, as the column ``missing`` has it, or ``shared`` whose they
+    are."""
     return "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
 
-def read_missing(text: str) -> dict[str, str]:
+def read_missing(text: str, names: Container[str] = COLUMNS) -> dict[str, str]:
     """Read what `write_missing` wrote, by column; a reason may hold a semicolon itself.
 
     >>> read_missing("energy_j: no sensor; use another; notes: none")
     {'energy_j': 'no sensor; use another', 'notes': 'none'}
     """
-    heads = [m for m in re.finditer(r"(?:^|; )(\w+): ", text) if m[1] in COLUMNS]
+    heads = [m for m in re.finditer(r"(?:^|; )(\w+): ", text) if m[1] in names]
     ends = [*(head.start() for head in heads[1:]), len(text)]
     return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}
+
+
+def read_sources(cell: str) -> dict[str, str]:
+    """The records that the parts of one are from, as its column ``shared`` has them.
+
+    >>> read_sources("proof: 0123; work: 4567")
+    {'proof': '0123', 'work': '4567'}
+    """
+    return read_missing(cell, ("proof", "flop", "work"))

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from readings_for_tests import Replay
 from torch import Tensor, nn
 from training_for_tests import (
     CPU,
@@ -35,7 +36,6 @@ from training_for_tests import (
 
 from bench.data import load, prepare
 from bench.data.batches import Batches
-from bench.gpu.recording import Replay
 from bench.models import build_model
 from bench.precision import POLICIES, PRECISIONS
 from bench.training.loop import Training, train_epoch

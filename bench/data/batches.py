@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, cycle, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from bench.errors import UsageError
 
@@ -72,6 +72,16 @@ def count_whole(batch: Any) -> int:
     return count_items(batch)
 
 
+class Making(TypedDict):
+    """How batches are made: of how many items, in micro-batches of how many, where, and from which
+    seed."""
+
+    batch_size: int
+    micro_batch: int
+    device: torch.device
+    seed: int
+
+
 class Supply(Protocol):
     """The batches of a workload's data, made on the device."""
 
@@ -110,12 +120,7 @@ class Batches:
     With ``augment``, which is for CIFAR's shape, training batches are cropped at random from the
     padded image and flipped with probability 1/2. The order and every draw depend on ``seed`` and
     the epoch alone, not on the batch size; CPU and CUDA generators draw differently from the same
-    seed.
-
-    Args:
-        micro_batch: images at a time that `divide` makes of a batch (default: the whole batch).
-        samples: of an epoch, where there are fewer images and each is visited several times
-            (default: as many as there are).
+    seed. Where an epoch has more ``samples`` than there are images, each is visited several times.
     """
 
     share = Share()
@@ -268,14 +273,10 @@ class _Augmentation:
 class MadeBatches:
     """Batches that a function makes anew, from a generator or from a place in the data.
 
-    Args:
-        make: the batch of so many items on a device from a generator, which is seeded by
-            ``seed``, epoch, step and micro-batch: each of these changes what is drawn.
-        samples: items of an epoch.
-        make_in_order: the batch of so many items on a device from an item on; without it
-            `evaluation` draws its batches as well.
-
-    Raises UsageError: a batch has another number of items than was asked for.
+    ``make`` gives the batch of so many items on a device from a generator, which is seeded by
+    ``seed``, epoch, step and micro-batch: each of these changes what is drawn. ``make_in_order``
+    gives that from an item on; without it `evaluation` draws its batches as well. Raises
+    UsageError: a batch has another number of items than was asked for.
     """
 
     share = Share()

@@ -15,8 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from bench.data import find_cache
-from bench.doctor.rates import read_found
 from bench.gpu.cards import find_card, find_cards
+from bench.plain import read_value
 from bench.record import COMPARABLE, Environment, Yardstick
 from bench.text import replace_file
 
@@ -30,7 +30,7 @@ def recall(environment: Environment, seconds: float, cores: Sequence[int] = ()) 
     known."""
     try:
         kept = json.loads(_find_file(environment, cores).read_text(encoding="utf-8"))
-        found = read_found(kept["yardstick"])
+        found: Yardstick = read_value(Yardstick, kept["yardstick"])
         alike = kept["of"] == _describe(environment, seconds)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Yardstick()

@@ -166,10 +166,9 @@ class Executor:
         Its GPUs are of one machine and of the kind of ``lane``. Where that machine has too few, it
         may be another's, and has the name of a lane there. It is only used while nothing else runs.
 
-        Raises:
-            UnsupportedError: there never were that many; it says how many there are.
-            ShortageError: there are, or were, but some are gone or in use.
-            UsageError: the lane's machine failed to say; the case is an `error`.
+        Raises UnsupportedError: there never were that many; it says how many there are. Raises
+        ShortageError: there are, or were, but some are gone or in use. Raises UsageError: the
+        lane's machine failed to say; the case is an `error`.
         """
         if size > 1:
             raise UnsupportedError(f"world size {size}: this executor runs a case on one GPU")

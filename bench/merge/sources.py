@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UsageError
 from bench.record import COLUMNS, COMPARABLE, REPEATED
 from bench.store.attempts import find_truncated, find_unknown, number_groups
-from bench.store.cells import RECORDS
+from bench.store.cells import RECORDS, TABLES
 from bench.store.reader import (
     Run,
     read_cases,
@@ -20,7 +20,7 @@ from bench.store.reader import (
     records_file,
     type_table,
 )
-from bench.store.writer import FILES, find_torn_tail
+from bench.store.writer import find_torn_tail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ def read_source(folder: Path) -> Source:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no folder there; give one that `bench.sweep --out` wrote")
     tables = {}
-    for name, columns in FILES.items():
+    for name, columns in TABLES.items():
         file = records_file(folder) if name == RECORDS else folder / name
         if not file.is_file():
             continue

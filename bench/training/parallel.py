@@ -63,13 +63,9 @@ class Group:
 
 class Processes(Group):
     """Processes of one machine, which torch.distributed joins: NCCL between GPUs, gloo on CPUs.
-    What is no gradient (clocks, times, losses) goes through gloo, so that no GPU waits for it.
-
-    Args:
-        store: a file that all of them name and none has written to.
-        device: what this one trains on; of GPUs, the first that it sees.
-        timeout_s: how long one waits for another.
-    """
+    What is no gradient (clocks, times, losses) goes through gloo, so that no GPU waits for it. All
+    of them name a file ``store`` that none has written to; of GPUs, each trains on the first that
+    it sees."""
 
     def __init__(
         self, rank: int, size: int, store: str, device: torch.device, timeout_s: float

@@ -51,7 +51,7 @@ two, only those that neither obeys.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,11 +93,6 @@ class Band:
 
 
 F43 = Band(Arithmetic.FLOAT16, 2.2e-3, 4.5e-3, "Winograd F(4,3)")
-
-
-def _band_fp8(bits: tuple[int, int]) -> Band:
-    expected = 0.392 * math.hypot(*(2.0**-p for p in bits))
-    return Band(Arithmetic.FLOAT8, 0.85 * expected, 1.25 * expected)
 
 
 def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
@@ -154,29 +149,26 @@ def name_arithmetic(
 ) -> OperationProof:
     """Name the arithmetic from an operation's relative error.
 
-    Args:
-        operation: what it is called in a note.
-        error: the norm of the difference to float64 over the norm of the exact result.
-        dtype: what the layer's forward pass put out. Of a gradient as well: autocast hands it out
-            in its parameter's float32 after computing it in half, so its own dtype says nothing.
-        products: how many products one element of the result sums.
-        winograd: whether the layer is one that Winograd's algorithm can compute.
-        fp8_bits: of the two factors, for a layer converted to fp8.
+    ``dtype`` is that of the layer's forward pass, of a gradient as well: autocast hands it out in
+    its parameter's float32 after computing it in half, so its own says nothing. An element of the
+    result sums so many ``products``; ``fp8_bits`` are those of the factors of a converted layer.
     """
     if not error < (_WRONG_FP8 if fp8_bits else _WRONG):  # NaN too
         return OperationProof(operation, Arithmetic.WRONG, error)
-    bands = _bands(dtype, products, winograd) + ([_band_fp8(fp8_bits)] if fp8_bits else [])
+    bands = _bands(dtype, products, winograd)
+    if fp8_bits:
+        expected = 0.392 * math.hypot(*(2.0**-p for p in fp8_bits))
+        bands.append(Band(Arithmetic.FLOAT8, 0.85 * expected, 1.25 * expected))
     fits = [b for b in bands if b.low <= error <= b.high]
     candidates = tuple(dict.fromkeys(b.arithmetic for b in fits))
     if len(candidates) > 1:
         ways = tuple(f"{b.arithmetic} by {b.way}" if b.way else str(b.arithmetic) for b in fits)
         return OperationProof(operation, Arithmetic.UNCLEAR, error, ways, candidates)
-    plain = [b for b in fits if not b.way]
-    if plain:
-        return OperationProof(operation, plain[0].arithmetic, error)
-    if fits:
-        return OperationProof(operation, fits[0].arithmetic, error, tuple(b.way for b in fits))
-    return OperationProof(operation, Arithmetic.UNCLEAR, error)
+    if not fits:
+        return OperationProof(operation, Arithmetic.UNCLEAR, error)
+    plain = any(not b.way for b in fits)
+    ways = () if plain else tuple(b.way for b in fits)
+    return OperationProof(operation, fits[0].arithmetic, error, ways)
 
 
 @dataclass(frozen=True)
@@ -213,22 +205,19 @@ class Layer:
 
     @property
     def flop(self) -> int:
+        """Of all passes, for one input."""
         elements = self.image if self.transposed else self.out
-        return 2 * math.prod(elements) * math.prod(self.weight[1:])
-
-    @property
-    def passes(self) -> int:
-        return 1 + self.input_grad + self.weight_grad
+        passes = 1 + self.input_grad + self.weight_grad
+        return passes * 2 * math.prod(elements) * math.prod(self.weight[1:])
 
     @property
     def products(self) -> tuple[int, int, int]:
         """Products an element sums: forward, input gradient, weight gradient of one input."""
         ahead = math.prod(self.weight[1:])
         back = self.weight[0] // self.groups * math.prod(self.kernel)
-        places = (self.image if self.transposed else self.out)[1:]
-        return (back, ahead, math.prod(places)) if self.transposed else (
-            ahead, back, math.prod(places)
-        )  # fmt: skip
+        if self.transposed:
+            return back, ahead, math.prod(self.image[1:])
+        return ahead, back, math.prod(self.out[1:])
 
     @property
     def fp8_bits(self) -> tuple[tuple[int, int] | None, ...]:
@@ -319,14 +308,13 @@ class _Recorder(TorchDispatchMode):
         elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             x, w = args[-2:]
             into, features = w.shape
-            batch = max(1, len(x) // self._items)
             if all(type(t) in (Tensor, nn.Parameter) for t in (x, w)):  # not one in fp8
                 self.layers.add(
                     Layer(
                         image=(into,),
                         weight=(features, into),
                         out=(features,),
-                        batch=batch,
+                        batch=max(1, len(x) // self._items),
                         # the first layer that trains is probed as the first of a network: with both
                         input_grad=self._has_gradient(x, w),
                         weight_grad=self._has_gradient(w),
@@ -340,27 +328,18 @@ class _Recorder(TorchDispatchMode):
 
 def find_layers(compute: Callable[[], object], items: int, frozen: bool = False) -> list[Layer]:
     """The layers to probe: the most expensive convolution, and grouped one if that is another;
-    where there is no convolution, the largest linear layer; or nothing.
-
-    Args:
-        compute: runs the network forward on a batch, as in training.
-        items: of that batch, at least two, since BatchNorm needs them.
-        frozen: whether some weights are.
-    """
+    where there is no convolution, the largest linear layer; or nothing. ``compute`` runs the
+    network forward on a batch of so many ``items``, with some weights ``frozen`` or none."""
     with torch.set_grad_enabled(frozen), _Recorder(items, frozen) as seen:
         compute()
     convolutions = [layer for layer in seen.layers if not layer.linear]
     grouped = [layer for layer in convolutions if layer.groups > 1]
-    chosen = [_most_expensive(layers) for layers in (convolutions or seen.layers, grouped)]
-    return list(dict.fromkeys(layer for layer in chosen if layer))
-
-
-def _most_expensive(layers: Sequence[Layer] | set[Layer]) -> Layer | None:
-    return max(
-        layers,
-        key=lambda layer: (layer.flop * layer.passes * layer.batch, str(layer)),
-        default=None,
-    )
+    chosen = [
+        max(layers, key=lambda layer: (layer.flop * layer.batch, str(layer)))
+        for layers in (convolutions or seen.layers, grouped)
+        if layers
+    ]
+    return list(dict.fromkeys(chosen))
 
 
 @dataclass(frozen=True)
@@ -464,29 +443,25 @@ def prove(
     items: int,
     conversion: Conversion | None = None,
 ) -> Proof:
-    """Probe a network's layers and a matmul as ``setting`` runs them.
-
-    Args:
-        compute: runs the network as it was trained, forward and not compiled, on a batch.
-        items: of that batch, at least two.
-        conversion: what of the network runs in fp8; the layer of it that does the most is probed.
-    """
+    """Probe a network's layers and a matmul as ``setting`` runs them; of what of it runs in fp8, by
+    ``conversion``, the layer that does the most. ``compute`` runs the network as it was trained,
+    forward and not compiled, on a batch of so many ``items``, at least two."""
     notes: list[str] = []
     layers: list[Layer] = []
     try:
         layers = find_layers(compute, items, setting.frozen)
     except Exception as error:  # a network for which two items are too few is probed all the same
         notes.append(f"the network's layers could not be listed: {first_line(error)}")
-    wanted = setting.precision.arithmetic
+    right = (setting.precision.arithmetic, Arithmetic.UNCLEAR)
+    converted = [_probe_converted(conversion, setting, notes)] if conversion else []
+    if not (converted or layers):
+        layers = [DENSE]
+    proofs = (*converted, *(probe(layer, setting, notes) for layer in layers))
     dense = None
-    if conversion:
-        converted = _probe_converted(conversion, setting, notes)
-        if converted.forward.arithmetic not in (wanted, Arithmetic.UNCLEAR):
-            dense = converted.forward
-        proofs = (converted, *(probe(layer, setting, notes) for layer in layers))
-        return Proof(proofs, _multiply(setting), dense, tuple(dict.fromkeys(notes)))
-    proofs = tuple(probe(layer, setting, notes) for layer in layers or [DENSE])
-    if any(p.forward.arithmetic not in (wanted, Arithmetic.UNCLEAR) for p in proofs):
+    if converted:
+        if converted[0].forward.arithmetic not in right:
+            dense = converted[0].forward
+    elif any(p.forward.arithmetic not in right for p in proofs):
         enough = replace(setting, batch_size=max(setting.batch_size, _DENSE_IMAGES))
         dense = probe(DENSE, enough, notes).forward
     return Proof(proofs, _multiply(setting), dense, tuple(dict.fromkeys(notes)))
@@ -531,10 +506,9 @@ def probe(
     """
     compute = compute or layer.compute
     device, dtype = setting.device, getattr(torch, setting.precision.weights)
-    cost = layer.passes * layer.flop
-    exact = int(max(1, min(_EXACT_IMAGES, setting.batch_size, _EXACT_FLOP // cost)))
+    exact = int(max(1, min(_EXACT_IMAGES, setting.batch_size, _EXACT_FLOP // layer.flop)))
     batch = layer.batch * setting.batch_size
-    batch = int(max(exact, min(batch, _FLOP[device.type] // cost)))
+    batch = int(max(exact, min(batch, _FLOP[device.type] // layer.flop)))
     if layer.gradient_bits is not None:
         batch = -(-batch // MULTIPLE) * MULTIPLE
 

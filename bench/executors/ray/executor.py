@@ -358,9 +358,8 @@ class RayExecutor(Executor):
                 continue
             host = node["NodeManagerHostname"]
             taken = {label for id, label in self._labels.items() if id in ids}
-            self._labels[node["NodeID"]] = next(
-                label for label in _number(host) if label not in taken
-            )
+            names = (host, *(f"{host}-{number}" for number in range(2, len(ids) + 2)))
+            self._labels[node["NodeID"]] = next(name for name in names if name not in taken)
         nodes = [
             Node(
                 node["NodeID"],
@@ -519,11 +518,6 @@ def _explain(error: Exception) -> str:
     lines = [clean(line).strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not re.fullmatch(r"\w+: \S*", line)]
     return " ".join(told)[:_SAID]
-
-
-def _number(label: str) -> Iterator[str]:
-    yield label
-    yield from (f"{label}-{n}" for n in itertools.count(2))
 
 
 def _keep(file: Path | None, data: bytes, mode: str) -> None:
