@@ -32,17 +32,6 @@ AUTO = "auto"
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9}|auto)")
 
 
-def _batch_range(low: int, high: str) -> list[Value]:
-    """The powers of two of ``32..1024``; ``32..auto`` stays as it is."""
-    if low < 1 or low & (low - 1):
-        raise ValueError("a range is of powers of two and starts with one, such as 32..1024")
-    if high == AUTO:
-        return [f"{low}..{AUTO}"]
-    if int(high) < low:
-        raise ValueError("a range goes upwards, such as 32..1024")
-    return list(_double(low, int(high)))
-
-
 def _double(low: int, high: int) -> Iterator[int]:
     while low <= high:
         yield low
@@ -68,10 +57,15 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
     if name == "batch_size" and value == AUTO:
         return [AUTO]
     if name == "batch_size" and (found := _RANGE.fullmatch(str(value))):
-        try:
-            return _batch_range(int(found[1]), found[2])
-        except ValueError as error:
-            raise UsageError(f"{where} {value!r}: {error}") from None
+        low, high = int(found[1]), found[2]
+        if low < 1 or low & (low - 1):
+            right = "a range is of powers of two and starts with one, such as 32..1024"
+            raise UsageError(f"{where} {value!r}: {right}")
+        if high == AUTO:
+            return [f"{low}..{AUTO}"]
+        if int(high) < low:
+            raise UsageError(f"{where} {value!r}: a range goes upwards, such as 32..1024")
+        return list(_double(low, int(high)))
     return [parse_value(name, value, where)]
 
 

@@ -30,7 +30,7 @@ from bench.errors import UsageError
 from bench.executors import Job, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
-from bench.failure import classify
+from bench.failure import classify, list_kinds
 from bench.fingerprint import Fingerprint, name_subject
 from bench.grid import check_axes, grid
 from bench.preset import load_preset
@@ -39,7 +39,6 @@ from bench.record import Outcome, Status
 from bench.sweep import preflight
 from bench.sweep.options import choose_cases, parse_arguments
 from bench.training.trial import Trial
-from bench.worker.__main__ import describe_error
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
@@ -463,7 +462,7 @@ def end(name: str) -> tuple[list[str], str]:
         for divided in batches.divide():
             list(divided.parts)
     except Exception as error:
-        return describe_error(error)
+        return list_kinds(error), str(error)
     finally:
         batches.close()
     raise AssertionError("it came to its end")
@@ -518,7 +517,7 @@ def test_a_worker_that_dies_within_a_batch_is_named(error: Exception) -> None:
             worker.kill()
             worker.join()
             worker.close()
-    fault = classify(*describe_error(ended.value), None, Case())
+    fault = classify(list_kinds(ended.value), str(ended.value), None, Case())
     assert (fault.status, ended.value.__cause__) == (Status.KILLED, error)
     assert "is killed by signal: Killed" in fault.reason
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from training_for_tests import list_batches
 
 from bench.case import Case
 from bench.data import DatasetInfo, load, prepare
@@ -264,7 +265,7 @@ def test_three_epochs_are_three_by_hand(few: DatasetInfo) -> None:
     tests = workload.open_tests(batch_size=256, device=torch.device("cpu"))
     losses, hits, tested = [], [], []
     for index in range(3):
-        for x, y in batches.epoch(index):
+        for x, y in list_batches(batches, index):
             loss, correct, _ = training.step((x, y))
             losses.append(float(loss))
             hits.append(int(correct))

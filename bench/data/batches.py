@@ -157,25 +157,16 @@ class Batches:
     def samples(self) -> int:
         return self._samples or len(self.images)
 
-    def epoch(self, index: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """Yield the batches of epoch ``index`` in its random order, the same every time, at most
-        ``steps`` of them."""
-        for batch in self._divide(index, steps, self.batch_size, self.batch_size):
-            yield next(batch.parts)
-
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the same batches in micro-batches, each (x, y), or only the first ``size`` images
-        of each.
+        """Yield the batches of epoch ``index`` in its random order, the same every time, at most
+        ``steps`` of them, in micro-batches, each (x, y), or only the first ``size`` images of each.
 
         A micro-batch is made when it is asked for, so that only one stands in float32 on the
         device. The last one of a batch may be smaller, and a smaller last batch has fewer of them.
         """
-        return self._divide(index, steps, size or self.batch_size, self.micro_batch)
-
-    def _divide(self, index: int, steps: int | None, size: int, micro: int) -> Iterator[Divided]:
-        n, device = self.samples, self.images.device
+        n, micro, device = self.samples, self.micro_batch, self.images.device
         order, corners, flips = draw(n, len(self.images), self.seed, index, device)
         augment = _Augmentation(micro, device) if self.augment else None
 
@@ -188,7 +179,7 @@ class Batches:
                     x = augment(x, corners[:, part], flips[part])
                 yield self._normalise(x), labels[part.start - first : part.stop - first]
 
-        for items in plan_steps(n, self.batch_size, steps, size):
+        for items in plan_steps(n, self.batch_size, steps, size or self.batch_size):
             own = self.share.cut(items)
             yield Divided(len(own), make(own.start, own.stop), len(items))
 

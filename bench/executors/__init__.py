@@ -46,6 +46,10 @@ class ShortageError(Exception):
 Event = PhaseEntered | StepTaken
 """A progress report of a running case."""
 
+Listener = Callable[[Event], None]
+Stopping = Callable[[], bool]
+"""Whether a case is to be ended: the sweep was stopped."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -132,9 +136,7 @@ class Executor:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
+    def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case on ``job.lane`` to its end, or to `interrupted` soon after ``stopping()``.
         It never raises: every failure is an outcome. ``on_event`` is called in the same thread."""
         raise NotImplementedError

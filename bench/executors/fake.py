@@ -15,7 +15,7 @@ from bench.axis import Value
 from bench.case import AXES, Case, parse_value
 from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
-from bench.executors import Event, Executor, Job, Lane, Settings
+from bench.executors import Executor, Job, Lane, Listener, Settings, Stopping
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.text import parse_bytes
 
@@ -130,9 +130,7 @@ class FakeExecutor(Executor):
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
         return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
 
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
+    def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         if stopping():
             return Outcome(Status.INTERRUPTED, "the sweep was stopped")
         rules = (answer for axis, value, answer in self._rules if getattr(job.case, axis) == value)

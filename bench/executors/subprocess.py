@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponen
 from bench.case import Case
 from bench.environment import usable_cpus
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import ALL, Event, Executor, Job, Lane, Settings
+from bench.executors import ALL, Executor, Job, Lane, Listener, Settings, Stopping
 from bench.executors.process import Worker
 from bench.executors.ranks import Ranks, see_all, share_cores
 from bench.executors.server import Servers
@@ -96,9 +96,7 @@ class SubprocessExecutor(Executor):
         name = "+".join(f"gpu{card.index}" for card in alike[:size]) if lane.name else ""
         return Lane(name, tuple(card.uuid for card in alike[:size]))
 
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
+    def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case; what fails for a passing reason is tried again, up to three times."""
         tries = 0
 
@@ -149,7 +147,7 @@ class SubprocessExecutor(Executor):
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
     def _attempt(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool], last: bool
+        self, job: Job, on_event: Listener, stopping: Stopping, last: bool
     ) -> tuple[Outcome, bool]:
         """Run the worker once; say what came of it and whether to try again. A card that NVML
         cannot open for the moment is worth another try, but at the last one the case runs without
@@ -226,7 +224,7 @@ class SubprocessExecutor(Executor):
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
         return outcome, answer.transient
 
-    def _listen(self, worker: Worker | Ranks, stopping: Callable[[], bool]) -> Iterator[Message]:
+    def _listen(self, worker: Worker | Ranks, stopping: Stopping) -> Iterator[Message]:
         """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.
         Raises MessageError: the worker wrote what is no message."""
         phase, deadline = "set-up", time.monotonic() + self.settings.timeout_s

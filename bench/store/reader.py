@@ -150,8 +150,15 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
             return _empty(columns)
         raise UsageError(f"{path}:1: column 1: {_STRANGE}")
     data = whole
-    header = _split(path, data[: data.index(b"\n")])
-    _check_header(path, header, columns)
+    try:
+        header = next(csv.reader([data[: data.index(b"\n")].decode()]), [])
+    except csv.Error as error:
+        raise UsageError(f"{path}:1: column 1: not CSV: {error}; {_STRANGE}") from error
+    if (first := next(iter(columns))) not in header:
+        raise UsageError(f"{path}:1: column {first!r} is missing: {_STRANGE}")
+    for name in header:
+        if header.count(name) > 1:
+            raise UsageError(f"{path}:1: column {clean(name)[:40]!r} appears twice; keep one")
     table = _parse_csv(path, data, header)
     # steps do not name their schema: one that lacks a later column is of before it
     oldest = _check_schema(path, table) if "schema" in columns else 1
@@ -215,22 +222,6 @@ def _check_line_lengths(path: Path, data: bytes) -> None:
 def _place(data: bytes, at: int) -> str:
     column = at - data.rfind(b"\n", 0, at)
     return f"{data.count(bytes([10]), 0, at) + 1}: character {column}"
-
-
-def _split(path: Path, line: bytes) -> list[str]:
-    try:
-        return next(csv.reader([line.decode()]), [])
-    except csv.Error as error:
-        raise UsageError(f"{path}:1: column 1: not CSV: {error}; {_STRANGE}") from error
-
-
-def _check_header(path: Path, header: list[str], columns: dict[str, Column]) -> None:
-    first = next(iter(columns))
-    if first not in header:
-        raise UsageError(f"{path}:1: column {first!r} is missing: {_STRANGE}")
-    for name in header:
-        if header.count(name) > 1:
-            raise UsageError(f"{path}:1: column {clean(name)[:40]!r} appears twice; keep one")
 
 
 def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
@@ -380,9 +371,8 @@ def _read_strings(distinct: pa.Array, places: pa.Array) -> Any:
     import pyarrow.compute as pc
 
     # pandas' methods for text took two thirds of the time of reading a short file
-    return (
-        pc.replace_substring_regex(distinct, "^'", "", max_replacements=1).take(places).to_pandas()
-    )
+    bare = pc.replace_substring_regex(distinct, "^'", "", max_replacements=1)
+    return bare.take(places).to_pandas()
 
 
 def _read_switches(distinct: pa.Array, places: pa.Array) -> Any:

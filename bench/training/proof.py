@@ -355,15 +355,6 @@ class LayerProof:
 
 
 @dataclass(frozen=True)
-class Contradiction:
-    precision: str
-    findings: tuple[OperationProof, ...]
-
-    def __str__(self) -> str:
-        return f"labelled {self.precision}, but {'; '.join(map(str, self.findings))}"
-
-
-@dataclass(frozen=True)
 class Proof:
     """What was found of a network's layers and of a matmul.
 
@@ -387,8 +378,8 @@ class Proof:
         """Each arithmetic that was found, in that order: ``float16``, or ``tfloat32/float32``."""
         return "/".join(dict.fromkeys(f.arithmetic for f in self.findings))
 
-    def contradicts(self, precision: Precision) -> Contradiction | None:
-        """What ran that ``precision`` does not allow; None where its label is true.
+    def contradicts(self, precision: Precision) -> str:
+        """What ran that ``precision`` does not allow; empty where its label is true.
 
         Nothing may be coarser than the label. A layer may be finer: not every shape has a kernel in
         TF32. But then a dense convolution that has one must run as labelled; else the flag is off.
@@ -399,7 +390,7 @@ class Proof:
         against += [f for f in self.findings if f.bits is not None and f.bits < _BITS[wanted]]
         if self.dense and self.dense.arithmetic not in (wanted, Arithmetic.UNCLEAR):
             against.append(self.dense)
-        return Contradiction(precision.name, tuple(against)) if against else None
+        return f"labelled {precision.name}, but {'; '.join(map(str, against))}" if against else ""
 
     def remarks(self, precision: Precision) -> list[str]:
         """What a reader should know although it contradicts nothing."""

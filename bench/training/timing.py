@@ -183,28 +183,6 @@ def warm_up(
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    median: float
-    p95: float
-    mad: float
-    slowest: float
-    slowest_index: int
-
-
-def summarize(times: Sequence[float]) -> StepTimes:
-    """Median, 95th percentile (nearest rank), median absolute deviation and slowest step."""
-    middle = median(times)
-    slowest = max(range(len(times)), key=times.__getitem__)
-    return StepTimes(
-        middle,
-        sorted(times)[math.ceil(0.95 * len(times)) - 1],
-        median(abs(t - middle) for t in times),
-        times[slowest],
-        slowest,
-    )
-
-
-@dataclass(frozen=True)
 class Extrapolation:
     """A whole epoch in s, told from a part of it, with a 95 % interval where there can be one."""
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from statistics import median
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ import torch
 from bench.case import Case, micro_batch, whole_batch
 from bench.data.batches import Supply
 from bench.limits import find_ends
-from bench.record import EpochRow, Step
+from bench.record import EpochRow, Measurement, Step
 from bench.training.loop import Epoch, Training, merge, train_epoch
-from bench.training.timing import Certainty, StepClock, extrapolate, summarize, synchronize
+from bench.training.timing import Certainty, StepClock, extrapolate, synchronize
 from bench.worker.messages import Channel, Finished, Reporter
 from bench.worker.preparation import count_steps
 from bench.workloads import Workload
@@ -143,10 +144,7 @@ def describe_time(
         else:
             m.epoch_time_error = whole.error
     m.images_per_s = workload.count_units(batches.samples) / m.epoch_time_s
-    spread = summarize(times)
-    m.step_time_median_s, m.step_time_p95_s = spread.median, spread.p95
-    m.step_time_mad_s = spread.mad
-    m.step_time_max_s, m.step_time_max_index = spread.slowest, spread.slowest_index
+    describe_steps(m, times)
     units = workload.count_units(whole_batch(case))
     full = [t for t, n in zip(times, images, strict=True) if n == units]
     if ends := find_ends(full):
@@ -154,6 +152,14 @@ def describe_time(
     else:
         reason = f"{len(full)} steps are too few to tell a trend"
         found.leave_out(reason, "step_time_first_s", "step_time_last_s")
+
+
+def describe_steps(m: Measurement, times: Sequence[float]) -> None:
+    m.step_time_median_s = middle = median(times)
+    m.step_time_p95_s = sorted(times)[math.ceil(0.95 * len(times)) - 1]  # of the nearest rank
+    m.step_time_mad_s = median(abs(t - middle) for t in times)
+    m.step_time_max_index = slowest = max(range(len(times)), key=times.__getitem__)
+    m.step_time_max_s = times[slowest]
 
 
 TESTED = ("test_loss", "test_accuracy", "eval_time_s")

@@ -24,6 +24,7 @@ from bench.processes import read_held_memory
 from bench.text import parse_bytes
 
 _MIB = 2**20
+_STATUS = Path("/proc/self/status")
 
 
 class MemoryLimitError(MemoryError):
@@ -33,8 +34,8 @@ class MemoryLimitError(MemoryError):
 class Limit(Protocol):
     """The limit of a case, or none; then it only tells the size of the context."""
 
-    context_bytes: int | None
-    note: str
+    context_bytes: int | None = None
+    note: str = ""
     """What a reader of ``context_bytes`` should know: its source, where it is not the best one."""
 
     def impose(self) -> None:
@@ -91,10 +92,7 @@ def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes:
     )
 
 
-class GpuLimit:
-    context_bytes: int | None = None
-    note = ""
-
+class GpuLimit(Limit):
     def __init__(self, limit_bytes: int | None, device: Device) -> None:
         self._limit, self._device = limit_bytes, device
         # read before it is watched: a process of another pid namespace is told by having joined
@@ -157,12 +155,9 @@ is mapped. After warm-up it is known how much that is.
 """
 
 
-class HostLimit:
+class HostLimit(Limit):
     """A limit on the private memory of the process, set so that what it holds meets it;
     `ALLOWANCE_BYTES` too loose at first."""
-
-    context_bytes: int | None = None
-    note = ""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit = limit_bytes
@@ -195,13 +190,11 @@ class HostLimit:
         _give_back()
         held = read_held_memory(os.getpid())
         if held >= self._limit:
-            raise MemoryLimitError(
-                f"the process alone takes {_write_mib(held)}, with torch and the network loaded"
-                if not allowance
-                else f"the process alone takes {_write_mib(held)} once torch is imported"
-            )
+            when = " once torch is imported" if allowance else ", with torch and the network loaded"
+            raise MemoryLimitError(f"the process alone takes {_write_mib(held)}{when}")
+        (mapped,) = re.findall(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        soft = _read_mapped() + self._limit - held + allowance
+        soft = int(mapped) * 1024 + self._limit - held + allowance
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -232,12 +225,6 @@ def _give_back() -> None:
 
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
-
-
-def _read_mapped() -> int:
-    status = Path("/proc/self/status").read_text()
-    (kib,) = re.findall(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(kib) * 1024
 
 
 def _write_mib(number: int) -> str:

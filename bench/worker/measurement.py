@@ -25,7 +25,7 @@ from bench.training.flop import count_flop
 from bench.training.loop import Alone, Training
 from bench.training.parallel import Exchange, Group, Processes, measure_exchange
 from bench.training.profiling import profile_step
-from bench.training.proof import Contradiction, Setting, prove
+from bench.training.proof import Setting, prove
 from bench.training.schedule import learning_rates
 from bench.training.timing import synchronize
 from bench.work import Label, Work
@@ -160,9 +160,9 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     return found
 
 
-def conclude(m: Measurement, contradiction: Contradiction | None = None) -> tuple[Status, str]:
+def conclude(m: Measurement, contradiction: str = "") -> tuple[Status, str]:
     """The outcome of a measured case and its reason: not to be believed comes before diverged."""
-    reasons = [str(contradiction)] if contradiction else []
+    reasons = [contradiction] if contradiction else []
     if m.first_bad_step is not None:
         where = f"step {m.first_bad_step} of {m.measured_steps}"
         reasons.append(f"the loss was inf or NaN from {where}")
@@ -454,7 +454,7 @@ def _prove(found: Finished, training: Training, batches: Supply, case: Case) -> 
     m.matmul_error = finite(proof.matmul.error)
     contradiction = proof.contradicts(precision)
     found.status, found.reason = conclude(m, contradiction)
-    if contradiction is None:
+    if not contradiction:
         remarks += proof.remarks(precision)
     m.proof_notes = "; ".join(remarks) or None
 

@@ -236,19 +236,16 @@ class Reporter:
                 self._send(step, float(copy))
                 self._pending = None
         elif time.perf_counter() >= self._due:
-            if self._cuda:
-                self._pending = self._copy(index, loss)
-            else:
+            if not self._cuda:
                 self._send(index, float(loss))
+                return
+            import torch
 
-    def _copy(self, index: int, loss: torch.Tensor) -> tuple[int, torch.Tensor, torch.cuda.Event]:
-        import torch
-
-        copy = torch.empty((), pin_memory=True)
-        copy.copy_(loss, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return index, copy, event
+            copy = torch.empty((), pin_memory=True)
+            copy.copy_(loss, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._pending = index, copy, event
 
     def _send(self, step: int, loss: float) -> None:
         memory = read_memory(self._cuda)

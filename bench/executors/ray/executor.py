@@ -21,13 +21,14 @@ from bench.errors import UnsupportedError, UsageError
 from bench.executors import (
     ALL,
     EXECUTORS,
-    Event,
     Executor,
     Images,
     Job,
     Lane,
+    Listener,
     Settings,
     ShortageError,
+    Stopping,
 )
 from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
@@ -217,9 +218,7 @@ class RayExecutor(Executor):
             return Yardstick(reasons={"rates": str(error)})
         return found
 
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
+    def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case on its lane's node; `lost` where the node or the actor went away."""
         import ray
 
@@ -266,8 +265,8 @@ class RayExecutor(Executor):
         post: Post,
         number: int,
         job: Job,
-        on_event: Callable[[Event], None],
-        stopping: Callable[[], bool],
+        on_event: Listener,
+        stopping: Stopping,
     ) -> Outcome:
         """Hand a job to a station and follow its reports to the last. Raises RayError: the station
         is gone; _SilentError: it says nothing any more."""
@@ -299,9 +298,7 @@ class RayExecutor(Executor):
             if report.outcome is not None:
                 return report.outcome
 
-    def _find_cause(
-        self, post: Post, error: Exception, stopping: Callable[[], bool]
-    ) -> tuple[bool, str]:
+    def _find_cause(self, post: Post, error: Exception, stopping: Stopping) -> tuple[bool, str]:
         """Whether a station was lost because its machine was taken away, and what is to be said.
 
         At first Ray knows only that an actor does not answer; by whom its node was ended it says
