@@ -1,5 +1,4 @@
-"""`python -m bench.validate`: whether folders of results contradict themselves, a data sheet or
-the repository.
+"""`python -m bench.validate`: check that folders of results can be believed.
 
 Each claim of a folder is one line; `bench.validate.claims` says how it is judged.
 """
