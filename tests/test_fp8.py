@@ -42,11 +42,12 @@ from bench.scales.__main__ import main as scales
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.preflight import Inputs
 from bench.training import float8
+from bench.training.arithmetic import name_arithmetic
 from bench.training.building import make_training
 from bench.training.float8 import Conversion, convert, find_products
 from bench.training.flop import count_flop
 from bench.training.loop import Training
-from bench.training.proof import Proof, Setting, name_arithmetic, prove
+from bench.training.proof import Proof, Setting, prove
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel, Finished
 from bench.workloads import Workload

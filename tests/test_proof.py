@@ -15,18 +15,9 @@ from torch import Tensor, nn
 from bench.models import build_model
 from bench.precision import PRECISIONS, Arithmetic, Precision, autocast, cast, set_flags
 from bench.training import proof as proof_module
+from bench.training.arithmetic import OperationProof, name_arithmetic
 from bench.training.loop import Training
-from bench.training.proof import (
-    DENSE,
-    Layer,
-    LayerProof,
-    OperationProof,
-    Proof,
-    Setting,
-    find_layers,
-    name_arithmetic,
-    prove,
-)
+from bench.training.proof import DENSE, Layer, LayerProof, Proof, Setting, find_layers, prove
 
 CPU = torch.device("cpu")
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))

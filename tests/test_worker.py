@@ -22,9 +22,10 @@ from bench.errors import UsageError
 from bench.limits import find_ends
 from bench.precision import PRECISIONS, Arithmetic
 from bench.record import BESIDE, Measurement, Status, Step
+from bench.training.arithmetic import OperationProof
 from bench.training.flop import count_flop
 from bench.training.loop import Training
-from bench.training.proof import DENSE, LayerProof, OperationProof, Proof
+from bench.training.proof import DENSE, LayerProof, Proof
 from bench.training.timing import Warmup
 from bench.worker import measurement
 from bench.worker.measurement import conclude, measure

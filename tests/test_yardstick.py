@@ -52,18 +52,7 @@ from bench.gpu.peaks import list_peaks
 from bench.grid import grid
 from bench.precision import Arithmetic
 from bench.questions.notices import warn
-from bench.record import (
-    Collapse,
-    Environment,
-    Measurement,
-    Outcome,
-    Status,
-    Tries,
-    WorkRow,
-    Yardstick,
-    read_missing,
-    read_tries,
-)
+from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.report.__main__ import main as report
 from bench.store.writer import Store
 from bench.study import summaries
@@ -85,6 +74,7 @@ from bench.training.yardstick import (
     time_task,
     use_threads,
 )
+from bench.yardstick import Collapse, Tries, Yardstick, read_tries
 from tests.planted.records import make_run
 
 CPU = torch.device("cpu")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from bench.diagnosis.rates import CALL, RATES, SAME_DEVICE, find_losses, write_losses
 from bench.doctor.kept import FRESH_S, find_age
 from bench.errors import UsageError
-from bench.record import Environment, Yardstick, read_tries
+from bench.record import Environment
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
+from bench.yardstick import Yardstick, read_tries
 
 if TYPE_CHECKING:
     import pandas as pd

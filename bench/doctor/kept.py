@@ -17,8 +17,9 @@ from pathlib import Path
 from bench.data import find_cache
 from bench.gpu.cards import find_card, find_cards
 from bench.plain import read_value
-from bench.record import COMPARABLE, Environment, Yardstick
+from bench.record import COMPARABLE, Environment
 from bench.text import replace_file
+from bench.yardstick import Yardstick
 
 FRESH_S = 3600.0
 """For how long rates stand: a card's power limit and its neighbours change from day to day."""

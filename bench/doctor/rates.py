@@ -15,8 +15,8 @@ from bench.gpu.peaks import list_peaks
 from bench.limits import FAR
 from bench.plain import read_value
 from bench.processes import run_module
-from bench.record import Tries, Yardstick
 from bench.text import read_clock
+from bench.yardstick import Tries, Yardstick
 
 SECONDS = "BENCH_YARDSTICK_S"
 

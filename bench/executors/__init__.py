@@ -17,8 +17,9 @@ from bench.doctor.rates import measure_rates
 from bench.environment import ProcessAnswer, ask
 from bench.errors import UnsupportedError, UsageError
 from bench.processes import hold_to
-from bench.record import EpochRow, Known, Outcome, Yardstick
+from bench.record import EpochRow, Known, Outcome
 from bench.worker.messages import PhaseEntered, StepTaken
+from bench.yardstick import Yardstick
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
-from bench.record import COMPARABLE, MODEL_PARTS, Environment, Yardstick
+from bench.record import COMPARABLE, MODEL_PARTS, Environment
 from bench.store.plans import SHARD
 from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options, Plan
@@ -38,6 +38,7 @@ from bench.text import clean, count
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
+from bench.yardstick import Yardstick
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,8 +1,8 @@
 """What a device can do now: products in each number format, a copy, the start of an operation.
 
 `python -m bench.training.yardstick cuda 0.2` spends about so many seconds on each and prints JSON:
-the fields of `bench.record.Yardstick`. A third argument, JSON too, has rates by column; what falls
-short of one is measured again.
+the fields of `bench.yardstick.Yardstick`. A third argument, JSON too, has rates by column; what
+falls short of one is measured again.
 
 Each rate is the best of several short tries. On an H100 a second of large products drew 723 W at
 1365 MHz, where training runs at 1980 MHz, and three such seconds within an hour gave 652, 670 and
@@ -31,9 +31,9 @@ from bench.gpu.nvml import open_device
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR, SLOWED
 from bench.precision import PRECISIONS, Arithmetic, set_flags
-from bench.record import Collapse, Tries, Yardstick
 from bench.text import first_line
 from bench.training.timing import StepClock, synchronize
+from bench.yardstick import Collapse, Tries, Yardstick
 
 PRODUCT_ROWS = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2048, 4096, 8192)}
 """Of square matrices. The largest fill every GPU: their product takes 1.4 ms of one that does 800

@@ -33,9 +33,10 @@ from bench.executors import (
 from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
-from bench.record import Outcome, Status, Yardstick
+from bench.record import Outcome, Status
 from bench.text import clean, count, last_line
 from bench.worker.messages import PhaseEntered
+from bench.yardstick import Yardstick
 
 _OPEN_S = 120.0  # actors start one after the other, and each imports the harness
 _SILENT_S = 12 * HEARTBEAT_S
