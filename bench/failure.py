@@ -29,8 +29,8 @@ class Rule:
     """
 
     status: Status
-    kind: str
-    message: str
+    message: str = ""
+    kind: str = ""
     base: str = ""
     when_full: bool = False
     when_limited: bool = False
@@ -45,44 +45,40 @@ _PLACES = ("Backend", "Network", "Store")
 # the libraries below torch have spellings of their own.
 RULES: tuple[Rule, ...] = (
     # Ray ended the process before the host ran out of memory; no smaller batch would have helped
-    Rule(Status.KILLED, "OutOfMemoryError", "", base="RayError"),
-    Rule(Status.OOM, "OutOfMemoryError", ""),
-    Rule(Status.OOM, "MemoryError", ""),
-    Rule(Status.OOM, "", r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
+    Rule(Status.KILLED, kind="OutOfMemoryError", base="RayError"),
+    Rule(Status.OOM, kind="OutOfMemoryError"),
+    Rule(Status.OOM, kind="MemoryError"),
+    Rule(Status.OOM, r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
     # torch.compile wraps what happened in exceptions of its own
-    Rule(Status.OOM, "", r"CUDA out of memory|OutOfMemoryError"),
+    Rule(Status.OOM, r"CUDA out of memory|OutOfMemoryError"),
     # NCCL allocates outside torch's allocator, and names the reason in its last line
-    Rule(Status.OOM, "", r"Cuda failure[^\n]*out of memory"),
-    Rule(Status.OOM, "", r"Triton Error \[\w+\]: out of memory"),
-    Rule(Status.OOM, "", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
-    Rule(Status.OOM, "", r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
-    Rule(Status.OOM, "", r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
-    Rule(Status.OOM, "", r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
-    Rule(Status.OOM, "", r"std::bad_alloc|Cannot allocate memory"),
+    Rule(Status.OOM, r"Cuda failure[^\n]*out of memory"),
+    Rule(Status.OOM, r"Triton Error \[\w+\]: out of memory"),
+    Rule(Status.OOM, r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
+    Rule(Status.OOM, r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
+    Rule(Status.OOM, r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
+    Rule(Status.OOM, r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
+    Rule(Status.OOM, r"std::bad_alloc|Cannot allocate memory"),
     # what workers of a DataLoader die of where a page of it is missing, and what they say otherwise
     Rule(
         Status.OOM,
-        "",
         r"DataLoader worker \(pid[^)]*\) is killed by signal: Bus error"
         r"|unable to (?:\w+ )+(?:shared memory|file <)[^\n]*No space left on device",
         shared=True,
     ),
     Rule(
         Status.KILLED,
-        "",
         r"DataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Terminated)",
     ),
     # libraries that do not say why the memory that they asked for was refused
     Rule(
         Status.OOM,
-        "",
         r"could not (?:create|execute) a (?:memory|primitive)|can't start new thread"
         r"|failed to map segment from shared object|cannot (?:map|allocate memory)",
         when_limited=True,
     ),
     Rule(
         Status.OOM_SUSPECTED,
-        "",
         r"CUDNN_STATUS_(?:NOT_INITIALIZED|NOT_SUPPORTED|INTERNAL_ERROR|EXECUTION_FAILED)"
         r"|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)"
         r"|unable to find an engine to execute"
@@ -90,30 +86,28 @@ RULES: tuple[Rule, ...] = (
         r"|NVML_SUCCESS == r",
         when_full=True,
     ),
-    Rule(Status.ERROR, "", r"gloo/\w+|Connection (?:closed|reset) by peer", peer=True),
+    Rule(Status.ERROR, r"gloo/\w+|Connection (?:closed|reset) by peer", peer=True),
     # those of NCCL, and of what processes find each other by
-    *(Rule(Status.ERROR, f"Dist{of}Error", "", peer=True) for of in _PLACES),
-    Rule(Status.ERROR, "", r"CUDA-capable device.*busy", transient=True),
-    Rule(
-        Status.ERROR, "", r"cudaErrorDevicesUnavailable|system not yet initialized", transient=True
-    ),
-    Rule(Status.ERROR, "", r"NVML.*(?:Unknown Error|Timeout|In use by another)", transient=True),
-    Rule(Status.ERROR, "NVMLError", r"Unknown Error|Timeout|In use by another", transient=True),
+    *(Rule(Status.ERROR, kind=f"Dist{of}Error", peer=True) for of in _PLACES),
+    Rule(Status.ERROR, r"CUDA-capable device.*busy", transient=True),
+    Rule(Status.ERROR, r"cudaErrorDevicesUnavailable|system not yet initialized", transient=True),
+    Rule(Status.ERROR, r"NVML.*(?:Unknown Error|Timeout|In use by another)", transient=True),
+    Rule(Status.ERROR, r"Unknown Error|Timeout|In use by another", "NVMLError", transient=True),
     # the host has no process to spare at the moment
-    Rule(Status.ERROR, "BlockingIOError", "", transient=True),
-    Rule(Status.UNSUPPORTED, "", r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
-    Rule(Status.UNSUPPORTED, "", r"no kernel image is available"),
-    Rule(Status.UNSUPPORTED, "", r"not supported on (?:this|your) (?:device|GPU|platform)"),
-    Rule(Status.UNSUPPORTED, "", r"Device does not support bfloat16"),
-    Rule(Status.UNSUPPORTED, "", r"Torch not compiled with CUDA enabled"),
-    Rule(Status.UNSUPPORTED, "", r"bfloat16 is only supported on GPUs with compute capability"),
+    Rule(Status.ERROR, kind="BlockingIOError", transient=True),
+    Rule(Status.UNSUPPORTED, r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
+    Rule(Status.UNSUPPORTED, r"no kernel image is available"),
+    Rule(Status.UNSUPPORTED, r"not supported on (?:this|your) (?:device|GPU|platform)"),
+    Rule(Status.UNSUPPORTED, r"Device does not support bfloat16"),
+    Rule(Status.UNSUPPORTED, r"Torch not compiled with CUDA enabled"),
+    Rule(Status.UNSUPPORTED, r"bfloat16 is only supported on GPUs with compute capability"),
     # what torch.compile says of a card, a Python or a host that it cannot compile for
-    Rule(Status.UNSUPPORTED, "", r"too old to be supported by the triton GPU compiler"),
-    Rule(Status.UNSUPPORTED, "", r"Cannot find a working triton installation"),
-    Rule(Status.UNSUPPORTED, "", r"No working C\+\+ compiler found"),
+    Rule(Status.UNSUPPORTED, r"too old to be supported by the triton GPU compiler"),
+    Rule(Status.UNSUPPORTED, r"Cannot find a working triton installation"),
+    Rule(Status.UNSUPPORTED, r"No working C\+\+ compiler found"),
     # of a step that --cuda-graphs captures: it waits for the device, or allocates on the host
-    Rule(Status.UNSUPPORTED, "", r"when stream is capturing"),
-    Rule(Status.UNSUPPORTED, "", r"(?:torch\.compile|Dynamo) is not supported on"),
+    Rule(Status.UNSUPPORTED, r"when stream is capturing"),
+    Rule(Status.UNSUPPORTED, r"(?:torch\.compile|Dynamo) is not supported on"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -185,7 +186,7 @@ def test_an_error_of_two_arithmetics_contradicts_what_neither_obeys() -> None:
         PRECISIONS["fp32"]
     )
     assert said
-    assert len(said.findings) == 3
+    assert said.count("(error ") == 3
     straight = name_arithmetic("it", direct(8, 24), FULL, K)  # no 3x3 convolution
     assert straight.arithmetic == "bfloat16"
 
@@ -290,7 +291,7 @@ def test_a_lie_is_found() -> None:
     found = prove(Setting(liar, CPU, 8), lambda: training.compute(IMAGES), len(IMAGES))
     contradiction = found.contradicts(PRECISIONS["fp32"])
     assert contradiction
-    assert len(contradiction.findings) == 8  # dense as well
+    assert contradiction.count("(error ") == 8  # dense as well
     assert "weight gradient of the 3×3 convolution" in str(contradiction)
 
 
@@ -325,7 +326,7 @@ def test_gradients_in_tf32_under_an_fp32_label_are_found(monkeypatch: pytest.Mon
     assert [f.arithmetic for f in layer.findings] == ["float32", "tfloat32", "tfloat32"]
     contradiction = found.contradicts(PRECISIONS["fp32"])
     assert contradiction
-    assert [f.operation.split(" of")[0] for f in contradiction.findings] == [
+    assert re.findall(r"(\w+ gradient) of", contradiction) == [
         "input gradient",
         "weight gradient",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
@@ -36,15 +36,9 @@ class TimedEpoch:
 
     epoch: Epoch
     times: list[float]
-    rates: Sequence[float]
+    rates: list[float]
     time_s: float
     tested: Tested | None = None
-
-    @classmethod
-    def unpack(cls, kept: Mapping[str, Any]) -> TimedEpoch:
-        """Make again what `dataclasses.asdict` took apart."""
-        tested = kept["tested"] and Tested(**kept["tested"])
-        return cls(**{**kept, "epoch": Epoch(**kept["epoch"]), "tested": tested})
 
     def average(self) -> tuple[float | None, float | None]:
         """Mean loss, None where it is not finite, and the share that was predicted right."""
@@ -58,7 +52,7 @@ def train(
     batches: Supply,
     case: Case,
     index: int,
-    rates: Sequence[float],
+    rates: list[float],
     channel: Channel,
 ) -> Callable[[], TimedEpoch]:
     """Train epoch ``index`` between two device synchronisations, by the learning rates of each step

@@ -8,6 +8,7 @@ holds would pass the limit, see `bench.processes.read_held_memory`.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import re
@@ -147,6 +148,8 @@ too few: at the wall batch 22 trained once and ran out of memory twice. The page
 anew in each step, which takes time.
 """
 
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # malloc.h: M_MMAP_THRESHOLD, M_ARENA_MAX
+
 ALLOWANCE_BYTES = 256 * _MIB
 """How much looser the limit is until warm-up is over.
 
@@ -171,7 +174,8 @@ class HostLimit(Limit):
 
         # a thread that cannot be started ends the process, so all of them are started here
         torch.ones(1 << 20).add_(1.0)
-        _map_blocks()
+        _call_glibc("mallopt", _ARENA_MAX, 1)
+        _call_glibc("mallopt", _MMAP_THRESHOLD, MAPPED_BYTES)
         self._set(ALLOWANCE_BYTES)
 
     def adjust(self) -> None:
@@ -187,7 +191,7 @@ class HostLimit(Limit):
         import resource
 
         assert self._limit is not None
-        _give_back()
+        _call_glibc("malloc_trim", 0)  # what it keeps of freed blocks does not count as held
         held = read_held_memory(os.getpid())
         if held >= self._limit:
             when = " once torch is imported" if allowance else ", with torch and the network loaded"
@@ -209,22 +213,10 @@ def lift_host_limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def _map_blocks() -> None:
-    """Have glibc map each large block on its own, from one arena; other C libraries stay as is."""
-    import ctypes
-
-    mmap_threshold, arena_max = -3, -8  # malloc.h: M_MMAP_THRESHOLD, M_ARENA_MAX
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(arena_max, 1)
-        mallopt(mmap_threshold, MAPPED_BYTES)
-
-
-def _give_back() -> None:
-    """Have glibc return what it keeps of freed blocks, so that it does not count as held."""
-    import ctypes
-
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
+def _call_glibc(name: str, *arguments: int) -> None:
+    """Call a function of glibc's allocator; other C libraries have none."""
+    if function := getattr(ctypes.CDLL(None), name, None):
+        function(*arguments)
 
 
 def _write_mib(number: int) -> str:

@@ -17,6 +17,7 @@ from bench.data.loader import LoadedBatches, measure_rate
 from bench.diagnosis.step import PROFILED
 from bench.errors import UsageError
 from bench.gpu.nvml import describe_links
+from bench.plain import read_value
 from bench.precision import read_flags
 from bench.processes import pause_collection
 from bench.record import BESIDE, PROVEN, Measurement, RankRow, Status, write_missing
@@ -289,7 +290,7 @@ def _resume(
 ) -> tuple[list[TimedEpoch], OtherWork]:
     """Go on from the last checkpoint of this run, if there is one: the epochs that it has."""
     progress, m = files.resume(training), found.measurement
-    done = [TimedEpoch.unpack(one) for one in progress["epochs"]] if progress else []
+    done: list[TimedEpoch] = read_value(list[TimedEpoch], progress["epochs"]) if progress else []
     m.resumed_epochs = len(done) if files.stay else None
     if progress is None:
         return [], OtherWork()
