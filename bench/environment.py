@@ -203,7 +203,7 @@ def ask(
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError):
                 answer = read_value(ProcessAnswer, json.loads(line))
             if answer is not None:
                 look(answer, process.pid)

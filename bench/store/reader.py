@@ -389,10 +389,6 @@ def _parse_numbers(distinct: pa.Array) -> Any:
     return filled.cast(pa.float64()).to_numpy(zero_copy_only=False)
 
 
-def _read_numbers(distinct: pa.Array, places: pa.Array) -> Any:
-    return _parse_numbers(distinct)[places]
-
-
 def _read_whole_numbers(distinct: pa.Array, places: pa.Array) -> Any:
     import numpy as np
 
@@ -403,7 +399,7 @@ def _read_whole_numbers(distinct: pa.Array, places: pa.Array) -> Any:
 _READERS = {
     str: _read_strings,
     bool: _read_switches,
-    float: _read_numbers,
+    float: lambda distinct, places: _parse_numbers(distinct)[places],
     int: _read_whole_numbers,
 }
 

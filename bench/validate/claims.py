@@ -54,8 +54,8 @@ FORWARD_ERROR: dict[Arithmetic, tuple[float, float]] = {
     Arithmetic.BFLOAT16: (1.7e-3, 8e-3),
     Arithmetic.FLOAT8: (1.7e-3, 0.1),
 }
-"""Least and largest error that an arithmetic leaves, of all the ways that `bench.training.proof`
-derives."""
+"""Least and largest error that an arithmetic leaves, of all the ways that
+`bench.training.arithmetic` derives."""
 
 CIFAR10 = {
     "dataset_fingerprint": "d519226402145e1e",

@@ -43,7 +43,7 @@ from bench.worker.epochs import (
     list_steps,
     train,
 )
-from bench.worker.limit import Limit, build_limit
+from bench.worker.limit import build_limit
 from bench.worker.messages import Assignment, Channel, Finished, Reporter, Seat, read_memory
 from bench.worker.preparation import end_workers, set_up, start_over, warm_up_shapes
 from bench.worker.stopwatch import OtherWork, Stopwatch
@@ -83,7 +83,11 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     m.first_steps_time_s = warm.first_s
     _read_peaks(found, device, "warmup")
     limit.adjust()
-    _describe_context(found, limit)
+    m.context_bytes = limit.context_bytes
+    if limit.note:
+        found.note(limit.note)
+    if limit.context_bytes is None:
+        found.leave_out("the case ran on a CPU", "context_bytes")
     start_over(training, batches, case, group.rank)
     m.warmup_alloc_retries = _count_troubles(device).get("alloc_retries")
 
@@ -336,14 +340,6 @@ def _read_peaks(found: Finished, device: torch.device, when: str) -> None:
 def _count_troubles(device: torch.device) -> dict[str, int]:
     stats = torch.cuda.memory_stats(device) if device.type == "cuda" else {}
     return {name: stats[key] for name, key in _TROUBLES.items() if key in stats}
-
-
-def _describe_context(found: Finished, limit: Limit) -> None:
-    found.measurement.context_bytes = limit.context_bytes
-    if limit.note:
-        found.note(limit.note)
-    if limit.context_bytes is None:
-        found.leave_out("the case ran on a CPU", "context_bytes")
 
 
 def _describe_loader(found: Finished, batches: Supply, case: Case, device: torch.device) -> None:
