@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import Any, NoReturn
 from bench.axis import Trait, Value
 from bench.case import AXES, axis_flag, list_affecting
 from bench.data import SYNTHETIC
-from bench.errors import UsageError, nearest
+from bench.errors import StoreError, UsageError, nearest
 from bench.grid import parse_values
 from bench.text import capitalize, clean
 from bench.workloads import IMAGES
@@ -208,13 +210,31 @@ def writable(flag: str, path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def hold(lock: Path, busy: str) -> Iterator[None]:
+    """Do something that one process at a time may do. Raises UsageError: another does, as ``busy``
+    says."""
+    from filelock import FileLock, Timeout
+
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(busy) from None
+    try:
+        yield
+    finally:
+        held.release()
+
+
 def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Make the `main` of a command of what its command line does, run by `run_command`."""
     return lambda argv=None: run_command(run, argv)
 
 
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Run a command; a `UsageError` becomes one line on standard error and return code 2.
+    """Run a command; its return code. A `UsageError` becomes one line on standard error and 2, a
+    `StoreError` 1.
 
     If the reader of standard output has gone, as with ``| head``, it ends with the return code that
     a shell gives for SIGPIPE, and without a traceback.
@@ -223,14 +243,31 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
         code = command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()  # here, where a closed pipe is caught, and not as Python ends
         return code
-    except UsageError as error:
+    except (UsageError, StoreError) as error:
         print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold anything
-        return 2
+        return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
+
+
+def write_command(name: str, argv: Sequence[str]) -> str:
+    """The command line that runs ``bench.NAME`` so again."""
+    return shlex.join(["python", "-m", name, *argv])
+
+
+def parse_number(flag: str, text: str, right: str, fits: Callable[[float], bool]) -> float:
+    """Read a number that a flag gave. Raises UsageError: it is none that ``fits``; it says what is
+    ``right``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan  # which lies in no range
+    if not fits(value):
+        raise UsageError(f"{flag} {text[:40]!r}: give {right}")
+    return value
 
 
 def parse_percent(where: str, text: str) -> float:
@@ -246,8 +283,10 @@ def parse_percent(where: str, text: str) -> float:
     return value / 100
 
 
-def parse_whole(flag: str, text: str, least: int, most: int) -> int:
+def parse_whole(flag: str, text: str, least: int, most: int | None = None) -> int:
     """Read a whole number that a flag gave. Raises UsageError: it is none from least to most."""
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
-        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from {least} to {most}")
+    digits = text.isascii() and text.isdigit() and len(text) <= 9
+    if not (digits and least <= int(text) <= (most or math.inf)):
+        right = f" of at least {least}" if most is None else f", from {least} to {most}"
+        raise UsageError(f"{flag} {text[:40]!r}: give a whole number{right}")
     return int(text)

@@ -751,8 +751,8 @@ def test_a_step_is_counted_in_a_process_of_its_own() -> None:
     ("flags", "why"),
     [
         ("--batch-size 64", "give --model too"),
-        ("--model dpn92 --batch-size 0", "give a number of images"),
-        ("--model dpn92 --batch-size auto", "give a number of images"),
+        ("--model dpn92 --batch-size 0", "give a whole number of at least 1"),
+        ("--model dpn92 --batch-size auto", "give a whole number of at least 1"),
     ],
 )
 def test_a_wrong_batch_size_is_one_line(

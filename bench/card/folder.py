@@ -173,7 +173,7 @@ def find_published(results: Path, phases: tuple[str, ...]) -> Card | None:
         for card in read_cards(results)
         if not card.rehearsal
         and card.identity.get("gpu")
-        and all(name in card.phases and card.phases[name].state is State.DONE for name in phases)
+        and card.done(*phases)
         and (card.folder / RECORDS).is_file()
     )
     return next(cards, None)

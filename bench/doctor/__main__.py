@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 import types
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from enum import Enum
@@ -26,7 +25,7 @@ from bench.doctor.machine import Machine, examine_machine
 from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment import refuse_missing
 from bench.errors import UsageError
-from bench.flags import Parser, command
+from bench.flags import Parser, command, parse_whole
 from bench.precision import PRECISIONS
 from bench.record import Environment
 
@@ -103,7 +102,10 @@ def main(argv: Sequence[str]) -> int:
         "can be at most",
     )
     parser.add_argument(
-        "--batch-size", metavar="N", help=f"of a step of --model ({Case.batch_size})"
+        "--batch-size",
+        metavar="N",
+        type=lambda text: parse_whole("--batch-size", text, 1),
+        help=f"of a step of --model ({Case.batch_size})",
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (./results)")
@@ -116,30 +118,20 @@ def main(argv: Sequence[str]) -> int:
         help="explain the output of --json from another machine",
     )
     given = parser.parse(argv)
+    if given.batch_size and not given.model:
+        raise UsageError("--batch-size is of a model; give --model too")
     if given.file:
         machine = read_json(given.file)
     else:
         refuse_missing(["psutil"])
         models = [str(parse_value("model", name, "--model")) for name in given.model]
-        batch_size = _read_batch_size(given)
         machine, _ = examine_machine(models=models, data_dir=given.data_dir, out=given.out)
-        machine = measure_machine(machine, batch_size)
+        machine = measure_machine(machine, given.batch_size or Case.batch_size)
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
     if wrong := next(filter(None, machine.models.values()), None):
         raise UsageError(wrong)
     return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))
-
-
-def _read_batch_size(given: Namespace) -> int:
-    if given.batch_size is None:
-        return Case.batch_size
-    size: str = given.batch_size
-    if not (size.isdecimal() and int(size)):
-        raise UsageError(f"--batch-size {size!r}: give a number of images")
-    if not given.model:
-        raise UsageError("--batch-size is of a model; give --model too")
-    return int(size)
 
 
 def measure_machine(machine: Machine, batch_size: int) -> Machine:

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from bench.errors import UsageError, nearest
 from bench.export.runs import Run, read_runs
-from bench.flags import Parser, describe, run_command
+from bench.flags import Parser, command, describe, hold
 from bench.report.watch import follow
 from bench.store.reader import records_file
 from bench.study.sweeps import read_sweeps
@@ -64,11 +64,7 @@ TRACKERS = {
 """Each a module whose ``open_tracker(folder, project)`` returns a `Tracker`."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_command(lambda argv: _run(_parser().parse(argv)), arguments)
-
-
-def _parser() -> Parser:
+def build_parser() -> Parser:
     lines = "\n".join(f"  {name:13}{kind.help}" for name, kind in TRACKERS.items())
     parser = Parser(
         prog="python -m bench.export",
@@ -90,7 +86,10 @@ def _parser() -> Parser:
     return parser
 
 
-def _run(given: argparse.Namespace) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
+    """Export; returns 0, 2 for a usage error."""
+    given = build_parser().parse(argv)
     if given.to not in TRACKERS:
         raise UsageError(f"--to {given.to!r}: {nearest(given.to, list(TRACKERS))}")
     if not _PROJECT.fullmatch(given.project):
@@ -100,11 +99,20 @@ def _run(given: argparse.Namespace) -> int:
         )
     for path in given.sweeps:
         records_file(path)
-    _check_packages(given.to, TRACKERS[given.to])
+    kind = TRACKERS[given.to]
+    if missing := [package for package in kind.packages if find_spec(package) is None]:
+        raise UsageError(
+            f"--to {given.to}: {' and '.join(missing)} not installed; "
+            f"pip install {kind.packages[0]}"
+        )
     folder = given.out or OUT / given.to
-    with _hold(folder):
+    # two at once would write each record twice
+    busy = f"--out {folder}: another export writes there; end it, or choose another --out"
+    with ExitStack() as held:
         with _say_errors(given.to, folder):
-            module = import_module(TRACKERS[given.to].module)
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(hold(folder / ".lock", busy))
+            module = import_module(kind.module)
             tracker: Tracker = module.open_tracker(folder, given.project)
             known = tracker.find_exported()
 
@@ -126,33 +134,6 @@ def _run(given: argparse.Namespace) -> int:
                 for run in export():
                     print(f"exported: {run.name}", flush=True)
     return 0
-
-
-def _check_packages(name: str, kind: Kind) -> None:
-    if missing := [package for package in kind.packages if find_spec(package) is None]:
-        raise UsageError(
-            f"--to {name}: {' and '.join(missing)} not installed; pip install {kind.packages[0]}"
-        )
-
-
-@contextmanager
-def _hold(folder: Path) -> Iterator[None]:
-    """Keep other exports out of the folder: two at once would write each record twice."""
-    from filelock import FileLock, Timeout
-
-    with _say_errors("", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise UsageError(
-                f"--out {folder}: another export writes there; end it, or choose another --out"
-            ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

@@ -21,19 +21,14 @@ from bench.search.ladder import Ladder
 from bench.search.options import Search, parse_arguments
 from bench.search.trials import Trials
 from bench.store.reader import read_epochs, read_records
-from bench.store.writer import StoreError
 from bench.sweep.display import Display
+from bench.sweep.folder import default_out, describe_config, read_past
 from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Plan
-from bench.sweep.preflight import (
-    default_out,
-    describe_config,
-    read_past,
-    try_models,
-)
+from bench.sweep.preflight import try_models
 from bench.sweep.preview import describe_plan
 from bench.sweep.session import hire_crew, open_loop, start_executor
-from bench.text import clean, count
+from bench.text import count
 
 _WIDTH = 120  # columns where there is no terminal to ask and COLUMNS is not set
 
@@ -46,16 +41,12 @@ def main(argv: Sequence[str]) -> int:
     error; 130 or 143 where it was stopped.
     """
     asked = parse_arguments(argv, __doc__)
-    if asked.dry_run:
+    if asked.options.dry_run:
         drawn = asked.plan(try_models(Plan(asked.plan().trials), asked.options).settle)
         print(*describe_plan(Plan(drawn.trials), asked.options), sep="\n")
         print(describe_rungs(drawn.halving))
         return 0
-    try:
-        return run_search(asked)
-    except StoreError as error:
-        print(f"error: {clean(str(error))}", file=sys.stderr)
-        return 1
+    return run_search(asked)
 
 
 def describe_rungs(halving: Halving) -> str:
@@ -88,7 +79,7 @@ def run_search(asked: Search) -> int:
             trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)
             known = trials.all - trials.waiting
             with (
-                hire_crew(loop, hardware) as (crew, stopped),
+                hire_crew({loop: hardware}) as (crew, stopped),
                 Display(out, trials.waiting, known, trials.axes) as display,
             ):
                 loop.show_on(display)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 
+from bench.errors import StoreError
 from bench.executors import Event, Executor, Job, Lane, ShortageError
 from bench.record import Outcome, Record, Status
-from bench.store.writer import StoreError
 from bench.sweep.gate import Gate
 from bench.sweep.loop import Loop, Source, Ticket
 from bench.text import read_clock

@@ -17,8 +17,9 @@ from bench.executors import Executor, Lane, ShortageError
 from bench.record import COMPARABLE, Environment, Status
 from bench.store.cells import RECORDS
 from bench.store.reader import read_config, read_records
+from bench.sweep.folder import CLASS
 from bench.sweep.options import Options
-from bench.sweep.preflight import CLASS, Inputs, find_inputs, find_lane_inputs
+from bench.sweep.preflight import Inputs, find_inputs, find_lane_inputs
 
 if TYPE_CHECKING:
     import pandas as pd

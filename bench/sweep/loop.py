@@ -22,7 +22,7 @@ from bench.doctor.earlier import (
 )
 from bench.doctor.kept import find_age, forget, keep, recall
 from bench.doctor.rates import choose_seconds, describe_rates, write_doubts
-from bench.errors import UnsupportedError, UsageError
+from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Executor, Job, Lane, ShortageError
 from bench.gpu.peaks import list_peaks
 from bench.precision import PRECISIONS
@@ -39,7 +39,7 @@ from bench.record import (
 )
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
 from bench.store.reader import Run
-from bench.store.writer import Store, StoreError
+from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
 from bench.sweep.emulation import warn_of_emulation

@@ -13,20 +13,20 @@ from bench.record import Status
 from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.reader import Past, Run, read_history
 from bench.sweep.anchors import choose_anchors
+from bench.sweep.folder import (
+    CLASS,
+    describe_config,
+    read_past,
+    refuse_other_part,
+    refuse_other_seeds,
+)
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import Hardware, find_widest
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.preflight import (
-    CLASS,
-    describe_config,
-    leave_out_batches,
-    read_past,
-    refuse_other_seeds,
-)
+from bench.sweep.preflight import leave_out_batches
 from bench.sweep.probing import Searches
 from bench.sweep.schedule import OomSkips, Pace, remaining_runs
-from bench.sweep.shards import refuse_other_part
 from bench.text import read_time
 from bench.wall.answer import Wall
 from bench.wall.search import MARGIN, STEP

@@ -1,14 +1,20 @@
-"""What a dry run shows of a plan, and refuses as a start would."""
+"""What is shown without a run: a plan, refused as a start would, and what there is to choose."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
+from bench.axis import COMPILES, PARALLELS
 from bench.case import AXES, Case, axis_flag, fill_value, format_value
+from bench.data import DATASETS
 from bench.executors import EXECUTORS, build_executor
 from bench.grid import MICRO_BATCH
-from bench.preset import preset_names
+from bench.models import MODELS
+from bench.models.freezing import FREEZES
+from bench.optimization import OPTIMIZERS, SCHEDULES
+from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
+from bench.preset import load_preset, preset_names
 from bench.store.plans import plan_runs
 from bench.sweep.emulation import foresee_emulation
 from bench.sweep.hardware import open_lanes, read_folders, refuse_world_sizes
@@ -125,3 +131,33 @@ def _is_default(case: Case, name: str) -> bool:
     if name in ("model", "dataset") and case.workload != IMAGES:
         return True
     return bool(getattr(case, name) == fill_value(name, case))
+
+
+def print_registries() -> int:
+    sections = {
+        "presets": {name: load_preset(name).description for name in preset_names()},
+        "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
+        "dynamic loss scales": {name: policy.help for name, policy in POLICIES.items()},
+        "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
+        "recipes of fp8": {name: recipe.help for name, recipe in FP8_RECIPES.items()},
+        "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
+        "schedules": SCHEDULES,
+        "how the network is compiled (--compile)": COMPILES,
+        "what --freeze takes": FREEZES,
+        "how several GPUs train (--parallel)": PARALLELS,
+        "models": {
+            **MODELS,
+            "package.module:factory": "your own torch.nn.Module",
+            "timm:NAME": "a network of the package timm",
+        },
+        "datasets": DATASETS,
+        "workloads": {
+            "images": "the network of --model on the images of --dataset",
+            "package.module:factory": "your own bench.workloads.Workload",
+        },
+    }
+    for title, entries in sections.items():
+        print(f"{title}:")
+        for name, help in entries.items():
+            print(f"  {name:<24}{help}")
+    return 0
