@@ -62,18 +62,21 @@ def build_parser() -> Parser:
     what = parser.add_argument_group("what to find")
     what.add_argument(
         "--step",
-        default=str(STEP),
+        type=lambda text: parse_whole("--step", text, 1, 10_000),
+        default=STEP,
         metavar="N",
         help=f"find the largest batch size to N images, or items of a --workload ({STEP})",
     )
     what.add_argument(
         "--margin",
-        default=f"{100 * MARGIN:g}%",
+        type=_parse_margin,
+        default=MARGIN,
         metavar="P%",
         help=f"recommend a batch size that leaves so much memory free ({100 * MARGIN:g}%%)",
     )
     what.add_argument(
         "--probes",
+        type=lambda text: parse_whole("--probes", text, 1, 10_000),
         metavar="N",
         help="end each search after N runs; the same command goes on (default: as needed)",
     )
@@ -97,10 +100,8 @@ def main(argv: Sequence[str]) -> int:
     usage error; 130 or 143 where it was stopped.
     """
     given = build_parser().parse(argv)
-    step, margin = parse_whole("--step", given.step, 1, 10_000), _read_margin(given.margin)
-    most = None if given.probes is None else parse_whole("--probes", given.probes, 1, 10_000)
-    options = _read_options(given, write_command("bench.fit", argv))
-    walls, stopped, out = find(options, step, margin, most)
+    step, options = given.step, _read_options(given, write_command("bench.fit", argv))
+    walls, stopped, out = find(options, step, given.margin, given.probes)
     if given.json:
         print(json.dumps(describe_walls(walls, step), indent=2))
     else:
@@ -113,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
 
 
-def _read_margin(text: str) -> float:
+def _parse_margin(text: str) -> float:
     margin = parse_percent(f"--margin {text!r}", text)
     if margin >= 1:
         raise UsageError(f"--margin {text!r}: nothing fits then; give less than 100%")
@@ -200,19 +201,24 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
 
 
 def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...]:
-    line, ending = wall.line, wall.ending
-    told = ending is Ending.FOUND
-    remark = "the search has not ended" if ending is None else "" if told else ending.meaning
+    ending, known = wall.ending, [format_value(getattr(family, name)) or NOTHING for name in axes]
+    remark = "the search has not ended" if ending is None else ending.meaning
+    if ending is Ending.FOUND:
+        remark = ""
     if wall.largest is not None and not wall.confirmed:
         remark = f"not confirmed: {remark}"
+    fixed, each = Cell(NOTHING), Cell(NOTHING)
+    if line := wall.line:
+        fixed = Cell(f"{line.fixed_bytes / _MIB:,.0f}", line.fixed_bytes)
+        each = Cell(f"{line.bytes_per_image / _MIB:.3g}", line.bytes_per_image)
     return (
-        *(Cell(format_value(getattr(family, name)) or NOTHING) for name in axes),
+        *map(Cell, known),
         whole_cell(wall.largest),
         whole_cell(wall.smallest_failing),
         whole_cell(wall.thrashes_from),
         whole_cell(wall.recommended),
-        Cell(f"{line.fixed_bytes / _MIB:,.0f}", line.fixed_bytes) if line else Cell(NOTHING),
-        Cell(f"{line.bytes_per_image / _MIB:.3g}", line.bytes_per_image) if line else Cell(NOTHING),
+        fixed,
+        each,
         whole_cell(wall.probes),
         whole_cell(wall.predicted),
         whole_cell(wall.off, sign=True),

@@ -163,13 +163,11 @@ def add_axes(parser: Parser, description: str) -> None:
 def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     """The axes given as flags of `add_axes`, parsed. Raises UsageError: a value is not one its axis
     can take, or axes do not go together."""
-    axes: dict[str, list[Value]] = {
-        name: [
-            value for text in texts or ["on"] for value in parse_values(name, text, axis_flag(name))
-        ]
-        for name in given.axes
-        if (texts := getattr(given, name)) is not None
-    }
+    axes: dict[str, list[Value]] = {}
+    for name in given.axes:
+        if (texts := getattr(given, name)) is not None:
+            flag = axis_flag(name)
+            axes[name] = [v for text in texts or ["on"] for v in parse_values(name, text, flag)]
     refuse_beside_workload(axes)
     if any(rule.decided == "dataset" for name in axes for rule in AXES[name].applies):
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another

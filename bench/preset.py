@@ -34,22 +34,17 @@ class Preset:
         Raises UsageError: settings do not go together, or none of the cases has an axis that is
         asked for. A preset's own is not asked for where a flag decides whether it applies.
         """
-        blocks = [{**defaults, **_leave_out_other(block, flags), **flags} for block in self.grids]
+        # a flag decides in another way: micro-batches by their size or number, and the optimizer
+        # by a workload that may bring its own
+        pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH, "optimizer": "workload"}
+        own = [{n: v for n, v in block.items() if pair.get(n) not in flags} for block in self.grids]
+        blocks = [{**defaults, **block, **flags} for block in own]
         asked = [
             name
             for name, axis in AXES.items()
             if name in flags or not any(rule.decided in flags for rule in axis.applies)
         ]
         return grid(*blocks, find=find, asked=asked)
-
-
-def _leave_out_other(
-    block: Mapping[str, Sequence[Value]], flags: Mapping[str, Sequence[Value]]
-) -> dict[str, Sequence[Value]]:
-    """A grid without what a flag decides in another way: micro-batches by their size or number, and
-    the optimizer by a workload that may bring its own."""
-    pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH, "optimizer": "workload"}
-    return {name: values for name, values in block.items() if pair.get(name) not in flags}
 
 
 def default_preset(device: str) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -186,7 +186,7 @@ def test_a_search_comes_back_from_its_folder(
     halving: Halving, trials: list[dict[str, str]], combinations: int | None
 ) -> None:
     told = replace(halving, trials=tuple(trials), combinations=combinations)
-    assert read_halving(json.loads(json.dumps(told.describe()))) == told
+    assert read_halving(json.loads(json.dumps(asdict(told)))) == told
 
 
 JSON = st.recursive(
@@ -198,7 +198,7 @@ JSON = st.recursive(
 
 @given(st.sampled_from(["metric", "epochs", "grace", "reduction", "trials"]), JSON)
 def test_a_folder_that_somebody_edited_is_read_or_left(name: str, value: Any) -> None:
-    told = Halving("test_loss", 9, 1, 3).describe() | {"trials": []}
+    told = asdict(Halving("test_loss", 9, 1, 3)) | {"trials": []}
     found = read_halving({**told, name: value})
     # with a grace of all epochs nothing is decided on the way
     assert found is None or bool(found.rungs) == (found.grace < found.epochs)

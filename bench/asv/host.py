@@ -16,7 +16,8 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,16 +126,8 @@ def conditions(
     gpu: str | None, driver: str | None, torch: str | None, preset: str
 ) -> dict[str, str]:
     """The parameters under which asv files a result, beside its own of machine and Python."""
-    return {
-        "gpu": gpu or "none",
-        "driver": driver or "none",
-        "torch": torch or "none",
-        "preset": preset,
-    }
-
-
-def name_preset(preset: Preset) -> str:
-    return Path(preset.name).stem
+    here = {"gpu": gpu, "driver": driver, "torch": torch, "preset": preset}
+    return {name: value or "none" for name, value in here.items()}
 
 
 def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
@@ -163,7 +156,7 @@ def setup() -> None:
     UserError: asv's own, for a preset that is none."""
     try:
         preset = choose_preset()
-        os.environ[GRID] = json.dumps(describe_grid(name_preset(preset), expand(preset)))
+        os.environ[GRID] = json.dumps(describe_grid(Path(preset.name).stem, expand(preset)))
     except UsageError as error:
         raise UserError(str(error)) from error
 
@@ -180,7 +173,8 @@ class Host(Environment):  # type: ignore[misc]
         grid = json.loads(os.environ[GRID])
         card = next(iter(find_cards()[0]), None) if grid["device"] == "cuda" else None
         gpu, driver = (card.name, card.driver) if card else (None, None)
-        here = conditions(gpu, driver, _torch(), grid["preset"])
+        torch = version("torch") if find_spec("torch") else None
+        here = conditions(gpu, driver, torch, grid["preset"])
         self._requirements = {**requirements, **here}
         super().__init__(conf, python, self._requirements, variables)
 
@@ -217,10 +211,3 @@ class Host(Environment):  # type: ignore[misc]
         # worker, started from there, needs PYTHONPATH itself
         env.update(self._global_env_vars, PYTHONPATH=path, ASV_PYTHONPATH=path)
         return check_output([sys.executable, *args], env=env, **options)
-
-
-def _torch() -> str | None:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return None

@@ -23,6 +23,7 @@ from bench.card.phases import (
     CLOSING_S,
     PHASES,
     PUBLISHED,
+    SHARES,
     Phase,
     Scale,
     rehearse,
@@ -126,8 +127,9 @@ def run_agenda(
     """Give each phase of ``only``, or all, its turn by priority; the state is written after each.
     The time is from ``begun`` to ``end``, by time.monotonic(); the report is made after that."""
     rehearsal, finished = scale.device == "cpu", set[str]()
-    for name, share in AGENDA:
+    for turn, name in enumerate(AGENDA):
         phase, now = PHASES[name], time.monotonic()
+        share = 1.0 if name in AGENDA[:turn] else SHARES.get(name, 1.0)
         if children.stopped or (only and name not in only) or name in finished:
             continue
         if card.finished(name) and name != "doctor":  # a machine may have changed since
@@ -196,10 +198,11 @@ def summarize(
     lines = ["", f"{gpu}: {took} of {minutes} min"]
     lines += [f"{card.folder} ({len(files)} files, {size:.1f} MiB)", ""]
     for name in PHASES:
-        entry = card.phases.get(name)
-        state = entry.state if entry else "not run"
-        took = f"{entry.seconds:.0f} s" if entry and entry.seconds else "–"
-        lines.append(f"  {name:<11} {state:<11} {took:>6}  {entry.line if entry else ''}".rstrip())
+        entry, state, took, line = card.phases.get(name), "not run", "–", ""
+        if entry:
+            state, line = entry.state, entry.line
+            took = f"{entry.seconds:.0f} s" if entry.seconds else took
+        lines.append(f"  {name:<11} {state:<11} {took:>6}  {line}".rstrip())
     lines += [f"  {'report':<11} {report.state:<11} {report.seconds:>4.0f} s  {report.line}", ""]
     lines += [f"limit broken: {problem}" for problem in problems]
     left = ", ".join(name for name in PHASES if not card.finished(name))

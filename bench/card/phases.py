@@ -293,7 +293,7 @@ def _tests(card: Card, scale: Scale, children: Children) -> Entry:
 def write_report(card: Card, children: Children) -> Entry:
     if not (card.folder / RECORDS).is_file():
         return Entry(State.ABSENT, line="there are no records to report")
-    unfold_map(card.folder)
+    unfold_map(card)
     figures = card.folder / LOGS / "figures"
     command = ["-m", "bench.report", str(card.folder), "--format", "html"]
     ended = children.run([*command, "-o", str(card.folder / PAGE), "--figures", str(figures)])
@@ -477,28 +477,12 @@ PHASES: dict[str, Phase] = {
     ),
 }
 
-AGENDA: tuple[tuple[str, float], ...] = (
-    ("doctor", 1),
-    ("headline", 1),
-    ("rtx-titan", 1),
-    ("precision", 1),
-    ("repeats", 1),
-    ("epochs", 1),
-    ("tests", 0.12),
-    ("compile", 1),
-    ("autotune", 1),
-    ("crosscheck", 1),
-    ("graphs", 1),
-    ("apex", 1),
-    ("wall-limit", 0.4),
-    ("scales", 1),
-    ("tests", 1),
-    ("wall", 1),
-    ("overhead", 1),
-    ("profiles", 1),
-    ("ddp", 1),
+AGENDA = (
+    *("doctor", "headline", "rtx-titan", "precision", "repeats", "epochs", "tests", "compile"),
+    *("autotune", "crosscheck", "graphs", "apex", "wall-limit", "scales", "tests", "wall"),
+    *("overhead", "profiles", "ddp"),
 )
-"""Turns in order of priority, each with the share of the whole time it may take at most.
+"""Turns in order of priority.
 
 The nine minutes as they are planned for an H100: the doctor 18 s, the nine cases of 2019 with their
 profiles 110, every precision 50, two more repeats of three of them 60, whole epochs with their
@@ -507,6 +491,9 @@ accuracy 75, tests that train in one process 60, compiled and autotuned cases 80
 nine cases took 271 s, and on the steps that they need to be known within 1 % (docs/card.md). What
 no card has shown yet comes first in the second call.
 """
+
+SHARES = {"tests": 0.12, "wall-limit": 0.4}
+"""Of the whole time, what the first turns of phases may take at most; others may take all of it."""
 
 CLOSING_S, CLOSING_REHEARSAL_S = 20.0, 12.0
 """Kept at the end to stop what runs, write the report and fold the logs."""

@@ -53,22 +53,19 @@ def build_parser() -> Parser:
         description=_SUMMARY,
         epilog=f"checks:{names}",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--steps",
         type=lambda text: parse_whole("--steps", text, LEAST_STEPS),
         default=STEPS,
         metavar="N",
         help=f"first steps to look at ({STEPS}); four times as many where the loss falls late",
     )
-    parser.add_argument(
-        "--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out"
-    )
-    parser.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
-    parser.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="results/check- and the time by default"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
+    add("--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out")
+    add("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
+    add("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
+    add("--out", metavar="DIR", type=Path, help="results/check- and the time by default")
+    add("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,
         "one value or several; network and images default to those of a sweep, which on a CPU are "
@@ -100,11 +97,8 @@ def main(argv: Sequence[str]) -> int:
         out.mkdir(parents=True, exist_ok=True)
         _write({}, out)
     findings: list[dict[str, Any]] = []
-    report = {
-        "command": write_command("bench.check", argv),
-        "steps": given.steps,
-        "cases": findings,
-    }
+    command = write_command("bench.check", argv)
+    report = {"command": command, "steps": given.steps, "cases": findings}
     failed = 0
     for case in cases:
         entry: dict[str, Any] = {

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bench.check.checks import Finding, InapplicableError
-from bench.check.subject import GAIN, Subject, double_items, evaluating, take_items, take_steps
+from bench.check.subject import GAIN, Subject, evaluating, take_items, take_steps
 from bench.data import Dataset
 from bench.data.batches import PADDING, Batches, count_items, stream
 from bench.training.loop import Training
@@ -120,8 +120,8 @@ def check_averaging(subject: Subject) -> Finding:
     BatchNorm's mean and variance are the same, so a mean loss gives the same step, and a summed one
     twice that. Dropout draws anew for the copies: of independent noise alone, 0.71 would be left.
     """
-    half = take_items(subject.batch, max(2, count_items(subject.batch) // 2))
-    once, twice = _first_step(subject, half), _first_step(subject, double_items(half))
+    half = max(2, count_items(subject.batch) // 2)
+    once, twice = (_first_step(subject, take_items(subject.batch, half, n)) for n in (1, 2))
     return Finding(twice / once if once else math.nan, "(1 = the same step)", 0.6, math.sqrt(2))
 
 
@@ -267,25 +267,17 @@ def _bound_overfit(subject: Subject, first: float, frozen: bool) -> float:
 def check_first_steps(subject: Subject) -> Finding:
     """How far below the untrained network's the loss is in the last third of the first steps. Both
     are of the same batches, so that the luck of a batch cancels."""
-    losses = subject.first_steps.losses
-    return Finding(
-        _gain(subject.untrained_losses, losses),
-        f"lower after {len(losses)} steps",
-        _least(subject),
-        data={"losses": losses},
-    )
+    losses, before = subject.first_steps.losses, subject.untrained_losses
+    unit = f"lower after {len(losses)} steps"
+    return Finding(_gain(before, losses), unit, _least(subject), data={"losses": losses})
 
 
 def check_baseline(subject: Subject) -> Finding:
     """What the inputs gain in the last third of the first steps, against blank ones. Both see the
     same labels in the same order."""
-    blind = subject.blind_steps.losses
-    return Finding(
-        _gain(blind, subject.first_steps.losses),
-        f"lower than with blank {'images' if subject.images else 'inputs'}",
-        _least(subject),
-        data={"blank_losses": blind},
-    )
+    blind, losses = subject.blind_steps.losses, subject.first_steps.losses
+    unit = f"lower than with blank {'images' if subject.images else 'inputs'}"
+    return Finding(_gain(blind, losses), unit, _least(subject), data={"blank_losses": blind})
 
 
 def _gain(others: Sequence[float], losses: Sequence[float]) -> float:

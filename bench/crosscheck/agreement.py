@@ -10,8 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,8 +73,6 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides of one turn."""
-
     harness: Side
     bare: Side
 
@@ -193,22 +192,13 @@ def time_bare(job: Job, samples: int) -> Side:
         "warmup-s": WARMUP_S[case.device],
         "device": case.device,
     }
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    words = [f"--{name}={value}" for name, value in flags.items()]
     with tempfile.TemporaryFile("w+") as readings, tempfile.TemporaryFile("w+") as errors:
-        bare = subprocess.Popen(
-            [sys.executable, str(HERE / "bare.py"), *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-        poller = subprocess.Popen(
-            [sys.executable, str(HERE / "poller.py"), str(bare.pid), *filter(None, [gpu_uuid])],
-            stdin=subprocess.PIPE,
-            stdout=readings,
-            stderr=errors,
-            text=True,
-        )
+        start = partial(subprocess.Popen, stdin=subprocess.PIPE, stderr=errors, text=True)
+        command = [sys.executable, str(HERE / "bare.py"), *words]
+        bare = start(command, stdout=subprocess.PIPE)
+        watched = [str(bare.pid), *filter(None, [gpu_uuid])]
+        poller = start([sys.executable, str(HERE / "poller.py"), *watched], stdout=readings)
         try:
             while poller.poll() is None and not os.fstat(readings.fileno()).st_size:
                 time.sleep(0.01)  # its first reading is the baseline
@@ -227,15 +217,10 @@ def time_bare(job: Job, samples: int) -> Side:
     measured: dict[str, Any] = json.loads(answer)
     if measured["shared"]:
         raise UsageError(f"the bare loop shares code with the harness: {measured['shared']}")
-    return Side(
-        measured["seconds"],
-        measured["steps"],
-        measured["images"],
-        find_peak(polled, measured["began"], measured["ended"], over_baseline=gpu_uuid is not None),
-        measured["allocated_bytes"],
-        measured["reserved_bytes"],
-        measured["batches_s"],
-    )
+    epoch = measured["began"], measured["ended"]
+    memory = find_peak(polled, *epoch, over_baseline=gpu_uuid is not None)
+    names = [field.name for field in fields(Side) if field.name in measured]
+    return Side(memory_bytes=memory, **{name: measured[name] for name in names})
 
 
 def find_peak(

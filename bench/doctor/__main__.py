@@ -93,7 +93,8 @@ def main(argv: Sequence[str]) -> int:
         description="Say what this machine can measure, and the command that fixes what it cannot.",
         epilog="Return code 1: something makes numbers unreliable. 2: a wrong flag or model.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--model",
         nargs="+",
         default=[],
@@ -101,22 +102,17 @@ def main(argv: Sequence[str]) -> int:
         help="check that these can be trained, and say how much faster than fp32 each precision "
         "can be at most",
     )
-    parser.add_argument(
+    add(
         "--batch-size",
         metavar="N",
         type=lambda text: parse_whole("--batch-size", text, 1),
         help=f"of a step of --model ({Case.batch_size})",
     )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (./results)")
-    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
-    parser.add_argument(
-        "--from",
-        dest="file",
-        type=Path,
-        metavar="FILE",
-        help="explain the output of --json from another machine",
-    )
+    add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
+    add("--out", type=Path, metavar="DIR", help="where results go (./results)")
+    add("--json", action="store_true", help="print facts and findings as JSON")
+    other = "explain the output of --json from another machine"
+    add("--from", dest="file", type=Path, metavar="FILE", help=other)
     given = parser.parse(argv)
     if given.batch_size and not given.model:
         raise UsageError("--batch-size is of a model; give --model too")
@@ -147,12 +143,8 @@ def measure_machine(machine: Machine, batch_size: int) -> Machine:
         if not (p.apex or (p.float8 and not machine.torchao))
         and not (platform.refuse(p) or platform.discourage(p))
     ]
-    counted = [
-        one
-        for model, wrong in machine.models.items()
-        if not wrong
-        for one in count_model(model, batch_size, device, precisions)
-    ]
+    sound = [model for model, wrong in machine.models.items() if not wrong]
+    counted = [one for model in sound for one in count_model(model, batch_size, device, precisions)]
     earlier = read_earlier(platform.environment, Path(machine.results))
     found = measure_rates(device, seconds, expected=expect_rates(earlier))
     if slower := describe_slowdown(found.rates, earlier):

@@ -32,8 +32,12 @@ class Earlier:
 
 def read_earlier(environment: Environment, folder: Path) -> list[Earlier]:
     """The times at which a device was measured, in the sweeps of a folder, as ``results`` is."""
+    files = []
+    for file in folder.glob(f"*/{RECORDS}"):
+        with suppress(OSError):
+            files.append((file.stat().st_mtime, file))
     found = []
-    for file in _find_newest(folder):
+    for _, file in sorted(files, reverse=True)[:MOST_SWEEPS]:
         try:
             frame = read_records(file)
         except UsageError:  # of a newer version, or torn
@@ -44,9 +48,9 @@ def read_earlier(environment: Environment, folder: Path) -> list[Earlier]:
 
 
 def expect_rates(earlier: Sequence[Earlier]) -> dict[str, float]:
-    known = ((name, one.row[name]) for one in earlier for name in RATES)
+    """The best of each rate that was measured."""
     found: dict[str, float] = {}
-    for name, rate in known:
+    for name, rate in ((name, one.row[name]) for one in earlier for name in RATES):
         if not math.isnan(rate):
             found[name] = max(rate, found.get(name, 0.0))
     return found
@@ -89,11 +93,3 @@ def _find_alike(frame: pd.DataFrame, environment: Environment) -> list[dict[Any,
     now = asdict(environment)
     rows = frame[frame["rate_copy"].notna()].to_dict("records")
     return [row for row in rows if all((row[n] or None) == now[n] for n in SAME_DEVICE)]
-
-
-def _find_newest(folder: Path) -> list[Path]:
-    files = []
-    for file in folder.glob(f"*/{RECORDS}"):
-        with suppress(OSError):
-            files.append((file.stat().st_mtime, file))
-    return [file for _, file in sorted(files, reverse=True)[:MOST_SWEEPS]]

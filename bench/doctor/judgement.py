@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -65,8 +66,8 @@ def _judge_driver(m: Machine) -> Iterator[Remark]:
     elif m.nvml is Lack.NO_DRIVER and not _cuda_build(m):
         yield _fine("driver", f"{m.nvml_reason}: only the CPU can be measured")
     elif m.nvml is not None:
-        level = Level.UNBELIEVABLE if m.nvml is Lack.MISMATCH else Level.NOTE
-        yield Remark(level, "driver", m.nvml_reason, _START_FIXES[m.nvml])
+        remark = _wrong if m.nvml is Lack.MISMATCH else _note
+        yield remark("driver", m.nvml_reason, _START_FIXES[m.nvml])
     else:
         fix = "unset CUDA_VISIBLE_DEVICES" if m.cuda_visible_devices is not None else "nvidia-smi"
         yield _note("driver", m.no_gpu, fix)
@@ -274,15 +275,12 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
     cpu = m.cpu
     used = f"other processes used {cpu.others:.2g} of {count(cpu.cores, 'core')}"
     if cpu.others > OTHERS_NOTED * cpu.cores:
-        heavy = cpu.others > OTHERS_HEAVY * cpu.cores
-        level = Level.UNBELIEVABLE if heavy else Level.NOTE
-        yield Remark(
-            level, "CPU", f"{used} in {cpu.watched_s:.2g} s", "find them with top, and end them"
-        )
+        remark = _wrong if cpu.others > OTHERS_HEAVY * cpu.cores else _note
+        what = f"{used} in {cpu.watched_s:.2g} s"
+        yield remark("CPU", what, "find them with top, and end them")
     if cpu.steal > STEAL_NOTED:
-        level = Level.UNBELIEVABLE if cpu.steal > STEAL_HEAVY else Level.NOTE
-        yield Remark(
-            level,
+        remark = _wrong if cpu.steal > STEAL_HEAVY else _note
+        yield remark(
             "CPU",
             f"the hypervisor gave {100 * cpu.steal:.0f} % of this machine's CPU time to others",
             "measure at another time, or on a machine with dedicated cores; watch the column st "
@@ -300,23 +298,19 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
 
 def _judge_places(m: Machine) -> Iterator[Remark]:
     if (free := m.results_free_bytes) is not None:
-        low = free < 1 * GB
-        yield Remark(
-            Level.NOTE if low else Level.FINE,
-            "disk",
-            f"{free / GB:.1f} GB free for {m.results}",
-            "free some space there, or choose another folder with --out" if low else "",
-        )
+        what = f"{free / GB:.1f} GB free for {m.results}"
+        if free < 1 * GB:
+            fix = "free some space there, or choose another folder with --out"
+            yield _note("disk", what, fix)
+        else:
+            yield _fine("disk", what)
     if (free := m.shm_free_bytes) is not None:
-        low = free < 0.5 * GB
-        yield Remark(
-            Level.NOTE if low else Level.FINE,
-            "shared memory",
-            f"{free / GB:.1f} GB free in /dev/shm"
-            + (": too little for the data loaders of your own model" if low else ""),
-            "docker run --shm-size=1g" if low else "",
-            numbers=False,
-        )
+        what = f"{free / GB:.1f} GB free in /dev/shm"
+        if free < 0.5 * GB:
+            what += ": too little for the data loaders of your own model"
+            yield _note("shared memory", what, "docker run --shm-size=1g", numbers=False)
+        else:
+            yield _fine("shared memory", what, numbers=False)
     if m.data_layout:
         what = f"CIFAR-10 found in {m.data_dir} ({m.data_layout})"
         yield _fine("images", what, numbers=False)
@@ -381,8 +375,7 @@ def _judge_packages(m: Machine) -> Iterator[Remark]:
 
 def _judge_apex(apex: Apex | None) -> Iterator[Remark]:
     if apex is None:
-        what = "not installed; fp16-apex alone needs it"
-        yield _fine("apex", what, numbers=False)
+        yield _fine("apex", "not installed; fp16-apex alone needs it", numbers=False)
         return
     if not apex.nvidia:
         yield _note(
@@ -431,25 +424,19 @@ def _judge_rates(m: Machine) -> Iterator[Remark]:
             what = f"{column.replace('_', ' ')} could not be measured: {why}"
             yield _note("rates", what, "try again with more memory free", numbers=False)
         for what, fix in doubt_rates(yardstick, gpu):
-            level = Level.UNBELIEVABLE if yardstick.collapsed else Level.NOTE
-            yield Remark(level, "rates", what, fix)
+            yield (_wrong if yardstick.collapsed else _note)("rates", what, fix)
     if m.slower:
         fix = "find what else uses the machine, with top or nvidia-smi, and end it"
         yield _note("rates", f"measured now: {m.slower}", fix)
 
 
 def _judge_expectations(m: Machine) -> Iterator[Remark]:
-    rates = {
-        device: take_rates(
-            yardstick.rates, list_peaks(m.devices[device].environment.get("gpu") or "")
-        )
-        for device, yardstick in m.yardsticks.items()
-    }
-    steps = {
-        (one.model, one.precision): one.make_step(rates[one.device])
-        for one in m.counted
-        if not one.error and one.device in rates
-    }
+    steps = {}
+    for one in m.counted:
+        if not one.error and (yardstick := m.yardsticks.get(one.device)):
+            peaks = list_peaks(m.devices[one.device].environment.get("gpu") or "")
+            step = one.make_step(take_rates(yardstick.rates, peaks))
+            steps[one.model, one.precision] = step
     for one in m.counted:
         name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
         if one.error:
@@ -501,13 +488,10 @@ def write_findings(findings: Sequence[Remark]) -> str:
         lines.append(f"{_MARKS[finding.level]:<6}{finding.topic:<{width}}  {clean(finding.what)}")
         if finding.fix:
             lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
-    wrong = sum(finding.level is Level.UNBELIEVABLE for finding in findings)
-    notes = sum(finding.level is Level.NOTE for finding in findings)
-    if wrong:
-        many = "1 thing makes" if wrong == 1 else f"{wrong} things make"
-        end = f"{many} numbers from this machine unreliable; notes: {notes}"
-    else:
-        end = f"nothing makes numbers from this machine unreliable; notes: {notes}"
+    levels = Counter(finding.level for finding in findings)
+    wrong = levels[Level.UNBELIEVABLE]
+    many = {0: "nothing makes", 1: "1 thing makes"}.get(wrong, f"{wrong} things make")
+    end = f"{many} numbers from this machine unreliable; notes: {levels[Level.NOTE]}"
     return "\n".join([*lines, "", end])
 
 

@@ -41,27 +41,27 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A tracker: its module, what it writes, and what it imports, the package to install first."""
+    """A tracker: the `Tracker`, made of a folder and a project, as ``module:class``, what it
+    writes, and what it imports, the package to install first."""
 
-    module: str
+    place: str
     help: str
     packages: tuple[str, ...]
 
 
 TRACKERS = {
     "tensorboard": Kind(
-        "bench.export.tensorboard", "event files, one folder per record", ("tensorboard",)
+        "bench.export.tensorboard:Folder", "event files, one folder per record", ("tensorboard",)
     ),
     "wandb": Kind(
-        "bench.export.wandb", "Weights & Biases, offline; wandb sync uploads", ("wandb",)
+        "bench.export.wandb:Offline", "Weights & Biases, offline; wandb sync uploads", ("wandb",)
     ),
     "mlflow": Kind(
-        "bench.export.mlflow",
+        "bench.export.mlflow:SqliteStore",
         "MLflow, in a SQLite file, without a server",
         ("mlflow", "sqlalchemy", "alembic"),
     ),
 }
-"""Each a module whose ``open_tracker(folder, project)`` returns a `Tracker`."""
 
 
 def build_parser() -> Parser:
@@ -112,8 +112,8 @@ def main(argv: Sequence[str]) -> int:
         with _say_errors(given.to, folder):
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(hold(folder / ".lock", busy))
-            module = import_module(kind.module)
-            tracker: Tracker = module.open_tracker(folder, given.project)
+            module, _, name = kind.place.partition(":")
+            tracker: Tracker = getattr(import_module(module), name)(folder, given.project)
             known = tracker.find_exported()
 
         def export() -> Iterator[Run]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 
@@ -44,17 +45,15 @@ def main(argv: Sequence[str]) -> int:
     if asked.options.dry_run:
         drawn = asked.plan(try_models(Plan(asked.plan().trials), asked.options).settle)
         print(*describe_plan(Plan(drawn.trials), asked.options), sep="\n")
-        print(describe_rungs(drawn.halving))
+        halving, trials = drawn.halving, len(drawn.trials)
+        rungs = " and ".join(map(str, halving.rungs))
+        print(
+            f"rungs: after {rungs} of {halving.epochs} epochs, by {halving.metric}, about one in "
+            f"{halving.reduction} goes on; {trials * halving.rungs[0]} to "
+            f"{trials * halving.epochs} epochs in all"
+        )
         return 0
     return run_search(asked)
-
-
-def describe_rungs(halving: Halving) -> str:
-    """What is decided when, and how many epochs that may take."""
-    of = f"by {halving.metric}, about one in {halving.reduction} goes on"
-    rungs = " and ".join(map(str, halving.rungs))
-    least, most = (len(halving.trials) * n for n in (halving.rungs[0], halving.epochs))
-    return f"rungs: after {rungs} of {halving.epochs} epochs, {of}; {least} to {most} epochs in all"
 
 
 def run_search(asked: Search) -> int:
@@ -75,7 +74,7 @@ def run_search(asked: Search) -> int:
             if earlier and len(earlier.trials) > len(halving.trials):
                 halving = earlier
             config = describe_config(drawn.trials, options, inputs, before)
-            loop.store.write_config({**config, "halving": halving.describe()})
+            loop.store.write_config({**config, "halving": asdict(halving)})
             trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)
             known = trials.all - trials.waiting
             with (

@@ -263,25 +263,25 @@ class Crew:
                 idle.remove(lane)
                 self._lost[lane], self._changed = loop, time.monotonic()
 
-    def _is_stopping(self) -> bool:
-        return bool(self._stopped())
-
     def _run(self, name: str, inbox: _Inbox) -> None:
         """What a lane's thread does; it outlives its workers, which die with it."""
+
+        def is_stopping() -> bool:
+            return bool(self._stopped())
+
         while (given := inbox.get()) is not None:
             job, ticket = given
-            gate = ticket.gate
 
-            def hear(event: Event, gate: Gate | None = gate) -> None:
+            def hear(event: Event, gate: Gate | None = ticket.gate) -> None:
                 self._said.put((name, event))
                 if gate:
-                    gate.enter(name, event, self._is_stopping)
+                    gate.enter(name, event, is_stopping)
 
             said: Outcome | BaseException
             try:
-                said = self._executor.run(job, hear, self._is_stopping)
+                said = self._executor.run(job, hear, is_stopping)
             except BaseException as error:
                 said = error
-            if gate:
-                gate.leave(name)
+            if ticket.gate:
+                ticket.gate.leave(name)
             self._said.put((name, said))

@@ -28,13 +28,11 @@ def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
     lines = []
     for reason, of in emulated.items():
         longest = max(of, key=lambda case: inputs.predict(case) or 0.0)
-        seconds, usual = (
-            inputs.predict(case) for case in (longest, replace(longest, precision="fp32"))
-        )
-        if seconds and usual and seconds <= usual:
-            continue  # the rates belie it
+        seconds, usual = map(inputs.predict, (longest, replace(longest, precision="fp32")))
         told = ""
         if seconds and usual:
+            if seconds <= usual:
+                continue  # the rates belie it
             told = (
                 f"; {longest.precision} at batch size {longest.batch_size} takes at least "
                 f"{write_seconds(seconds)}, and fp32 {write_seconds(usual)}, as estimated from the "

@@ -108,15 +108,12 @@ class Grid:
         # of 10,000 cases it is not worth it to look at all
         near = islice(self._runs, 2 * len(self.loop.lanes))
         alike = takewhile(lambda run: run[1:] == (repeat, sentinel), near)
-        if repeat == 1:
-            return min(alike, key=lambda run: self._ran[run[0], lane.name])
-        return min(
-            alike,
-            key=lambda run: (
-                self._ran[run[0], lane.name],
-                -find_width(self._times.get(run[0], ())),
-            ),
-        )
+
+        def rank(run: Run) -> tuple[int, float]:
+            width = 0.0 if repeat == 1 else find_width(self._times.get(run[0], ()))
+            return self._ran[run[0], lane.name], -width
+
+        return min(alike, key=rank)
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
         """Learn from an outcome; a run that was lost is the next again, but not for ever."""

@@ -153,51 +153,38 @@ def find_inputs(
     start from the weights that are given.
     """
     known, cases = cases, [*cases, *families]
-    starts, subjects = hash_starts(cases), list(dict.fromkeys(map(name_subject, cases)))
+    starts = hash_starts(cases)
     devices = list(dict.fromkeys(case.device for case in cases))
-    prepare = partial(executor.prepare, lane)
-    if not options.trains:
+    models: dict[str, Fingerprint | None] = dict.fromkeys(map(name_subject, cases))
+    warnings: list[str] = []
+    if options.trains:
+        machine, answer = examine_machine(
+            devices,
+            list_examined(cases),
+            data_dir=options.data_dir,
+            out=options.out,
+            timeout_s=options.timeout_s,
+            watch_s=0.0,
+            ask=partial(executor.examine, lane),
+        )
+        warnings = [*write_warnings(machine), *warn_of_workers(cases, beside)]
+        warnings += warn_of_freezing(cases)
+    else:
         check_models(cases)
         answer = executor.examine(lane, devices, [], options.timeout_s)
-        datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
-        unseen = Inputs(
-            {device: answer.platform(device) for device in devices},
-            dict.fromkeys(subjects),
-            datasets,
-            apex=find_apex(),
-            starts=starts,
-        )
-        for case in known:
-            unseen.check_batches(case)
-        return unseen
-
-    machine, answer = examine_machine(
-        devices,
-        list_examined(cases),
-        data_dir=options.data_dir,
-        out=options.out,
-        timeout_s=options.timeout_s,
-        watch_s=0.0,
-        ask=partial(executor.examine, lane),
-    )
     platforms = {device: answer.platform(device) for device in devices}
-    models = {subject: answer.fingerprint(subject) for subject in subjects}
-    for case in cases:
-        reason = platforms[case.device].refuse(PRECISIONS[case.precision])
-        if reason and "precision" in options.axes:
-            raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
-    for case in cases:
-        platforms[case.device].check_limit(case.memory_limit)
-    _check_examined(cases, models, options.data_dir, options.axes)
-    _refuse_shared(platforms, options, lane)
-    inputs = Inputs(
-        platforms,
-        models,
-        prepare_datasets(cases, options.data_dir, options.data_url, prepare),
-        [*write_warnings(machine), *warn_of_workers(cases, beside), *warn_of_freezing(cases)],
-        machine.apex,
-        starts,
-    )
+    if options.trains:
+        examined = {subject: answer.fingerprint(subject) for subject in models}
+        for case in cases:
+            reason = platforms[case.device].refuse(PRECISIONS[case.precision])
+            if reason and "precision" in options.axes:
+                raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+        _refuse_places(platforms, cases, options, lane)
+        _check_examined(cases, examined, options.data_dir, options.axes)
+        models |= examined
+    prepare = partial(executor.prepare, lane)
+    datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
+    inputs = Inputs(platforms, models, datasets, warnings, find_apex(), starts)
     for case in known:
         inputs.check_batches(case)
     return inputs
@@ -247,9 +234,7 @@ def find_lane_inputs(
     models = [asked for asked in list_examined(cases) if subjects]
     answer = executor.examine(lane, list(first.platforms), models, options.timeout_s)
     platforms = {device: answer.platform(device) for device in first.platforms}
-    for case in cases:
-        platforms[case.device].check_limit(case.memory_limit)
-    _refuse_shared(platforms, options, lane)
+    _refuse_places(platforms, cases, options, lane)
     found = replace(first, platforms=platforms)
     if subjects:
         found = replace(found, models={s: answer.fingerprint(s) for s in subjects})
@@ -271,8 +256,13 @@ def find_lane_inputs(
     return found
 
 
-def _refuse_shared(platforms: Mapping[str, Platform], options: Options, lane: Lane) -> None:
-    """Refuse the cards of this machine that others use, unless --allow-shared is given."""
+def _refuse_places(
+    platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options, lane: Lane
+) -> None:
+    """Refuse devices with less memory than a limit, and cards of this machine that others use,
+    unless --allow-shared is given."""
+    for case in cases:
+        platforms[case.device].check_limit(case.memory_limit)
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid
         if uuid and not options.allow_shared and not lane.host and options.trains:
