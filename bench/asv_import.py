@@ -58,8 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def load_config() -> Any:
-    """asv's configuration of the project in the working directory. Raises UsageError: there is
-    none."""
+    """asv's configuration of the project in the working directory; UsageError for none."""
     try:
         return Config.load()
     except UserError as error:
@@ -67,8 +66,7 @@ def load_config() -> Any:
 
 
 def import_sweep(folder: Path, config: Any) -> list[Path]:
-    """Write a sweep's records as asv results, one file per commit and machine; return the files.
-    Raises UsageError: as `import_sweeps`."""
+    """Write a sweep's records as asv results; the files, one per commit and machine."""
     frame = read_measured(folder)
     cases = list(dict.fromkeys(read_cases(frame)))
     grid = describe_grid(_name_grid(folder, cases), cases)
@@ -216,8 +214,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _find_commit(name: str, folder: Path, config: Any) -> tuple[str, int]:
-    """A commit's hash and date (JavaScript's milliseconds). Raises UsageError: the records name no
-    commit of this repository."""
+    """A commit's hash and date (JavaScript's milliseconds); UsageError if not of here."""
     if not name or name.endswith("+dirty"):
         raise UsageError(
             f"{folder}: measured by {f'edited source ({name})' if name else 'no known commit'}, so "

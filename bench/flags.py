@@ -142,8 +142,7 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
 
 
 def add_axes(parser: Parser, description: str) -> None:
-    """Add a flag that takes one value or several for every axis but those that the parser has not;
-    ``--help`` shows those that are common."""
+    """Add a flag for every axis that the parser has; ``--help`` shows those that are common."""
     axes = {name: axis for name, axis in AXES.items() if name not in parser.absent}
     if not all(axis.common for axis in axes.values()):
         parser.add_argument(
@@ -161,8 +160,7 @@ def add_axes(parser: Parser, description: str) -> None:
 
 
 def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
-    """The axes given as flags of `add_axes`, parsed. Raises UsageError: a value is not one its axis
-    can take, or axes do not go together."""
+    """The axes given as flags of `add_axes`; UsageError for a value or axes that cannot be."""
     axes: dict[str, list[Value]] = {}
     for name in given.axes:
         if (texts := getattr(given, name)) is not None:
@@ -175,8 +173,7 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
 
 
 def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
-    """Refuse the axes that a user's workload decides by itself. Raises UsageError: one is given
-    beside it."""
+    """Refuse the axes that a user's workload decides by itself."""
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", *list_affecting(Trait.DATA)):
             if name in axes:
@@ -210,8 +207,7 @@ def writable(flag: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def hold(lock: Path, busy: str) -> Iterator[None]:
-    """Do something that one process at a time may do. Raises UsageError: another does, as ``busy``
-    says."""
+    """Do what one process at a time may do; a second one ends with the UsageError ``busy``."""
     from filelock import FileLock, Timeout
 
     held = FileLock(lock)
@@ -257,8 +253,7 @@ def write_command(name: str, argv: Sequence[str]) -> str:
 
 
 def parse_number(flag: str, text: str, right: str, fits: Callable[[float], bool]) -> float:
-    """Read a number that a flag gave. Raises UsageError: it is none that ``fits``; it says what is
-    ``right``."""
+    """Read a number that a flag gave; UsageError, with what is ``right``, unless it ``fits``."""
     try:
         value = float(text)
     except ValueError:
@@ -269,8 +264,7 @@ def parse_number(flag: str, text: str, right: str, fits: Callable[[float], bool]
 
 
 def parse_percent(where: str, text: str) -> float:
-    """Read ``2%`` as 0.02. Raises UsageError: it is not a percentage from 0 to 1000, or has no
-    ``%``."""
+    """Read ``2%`` as 0.02; UsageError where it is no percentage from 0 to 1000."""
     number, sign, rest = text.strip().partition("%")
     try:
         value = float(number) if sign and not rest and number.isascii() else -1.0

@@ -63,8 +63,7 @@ def load_preset(name: str) -> Preset:
 
 
 def load_config(path: Path) -> Preset:
-    """Read a preset from the user's own TOML file. Raises UsageError: the file cannot be read or is
-    not a preset."""
+    """Read a preset from the user's own file; UsageError where it is none."""
     try:
         return parse_preset(path.read_bytes(), str(path))
     except OSError as error:
@@ -72,8 +71,7 @@ def load_config(path: Path) -> Preset:
 
 
 def parse_preset(data: bytes, name: str) -> Preset:
-    """Parse a preset's TOML. Raises UsageError: it is not TOML, has a key that is no axis, or a
-    value its axis cannot take."""
+    """Parse a preset's TOML; UsageError for another key than an axis, or a wrong value."""
     try:
         table = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
@@ -106,8 +104,7 @@ def _parse_grid(block: Mapping[str, object], where: str) -> dict[str, list[Value
 
 
 def read_micro_batch(value: object, where: str) -> int:
-    """Read the most images that a micro-batch may hold. Raises UsageError: it is no whole number
-    from 1."""
+    """Read the most images that a micro-batch may hold; UsageError if no whole number from 1."""
     try:
         return parse_micro_batch(str(value))
     except ValueError as error:

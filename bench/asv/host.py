@@ -45,8 +45,7 @@ ALWAYS = ("precision", "loss_scale", "batch_size")
 
 
 def choose_preset() -> Preset:
-    """The preset `BENCH_PRESET` names; by default the 2019 grid on a GPU, a small one on a CPU.
-    Raises UsageError: there is none of that name, or the file is none."""
+    """The preset `BENCH_PRESET` names; else the 2019 grid on a GPU, a small one on a CPU."""
     asked = os.environ.get(PRESET)
     if not asked:
         return load_preset("rtx-titan") if has_cuda() else load_config(SMALL)
@@ -54,8 +53,7 @@ def choose_preset() -> Preset:
 
 
 def expand(preset: Preset) -> list[Case]:
-    """Its cases, on the GPU where there is one. Raises UsageError: it asks for a loss scale that no
-    precision of it uses."""
+    """Its cases, on the GPU where there is one."""
     return preset.cases({}, {"device": ["cuda" if has_cuda() else "cpu"]})
 
 
@@ -83,14 +81,13 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
 
 def place(case: Case, names: Sequence[str]) -> list[str | int | float]:
     """The values of a case's parameters: numbers where the axis is one, else text."""
-    return [_parameter(name, getattr(case, name)) for name in names]
-
-
-def _parameter(name: str, value: Value) -> str | int | float:
-    default = AXES[name].default
-    if isinstance(default, int | float) and not isinstance(default, bool):
-        return value  # type: ignore[return-value]
-    return format_value(_spell_as_before(name, value)) or "none"  # what is text may be none
+    values: list[Any] = []
+    for name in names:
+        value, default = getattr(case, name), AXES[name].default
+        if isinstance(default, bool) or not isinstance(default, int | float):
+            value = format_value(_spell_as_before(name, value)) or "none"  # text may be none
+        values.append(value)
+    return values
 
 
 def _spell_as_before(name: str, value: Value) -> Value:
@@ -131,8 +128,7 @@ def conditions(
 
 
 def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
-    """What `benchmarks/` is told: the cases laid out, the deadline, the flags of a sweep. Raises
-    UsageError: the deadline is no number of seconds."""
+    """What `benchmarks/` is told: the cases laid out, the deadline, the flags of a sweep."""
     device = "cuda" if any(case.device == "cuda" for case in cases) else "cpu"
     text = os.environ.get(TIMEOUT) or ("3600" if device == "cuda" else "600")
     try:
@@ -152,8 +148,7 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def setup() -> None:
-    """Called by asv as it loads the plugin: lay the grid out for the processes it starts. Raises
-    UserError: asv's own, for a preset that is none."""
+    """Called by asv as it loads the plugin: lay the grid out for the processes it starts."""
     try:
         preset = choose_preset()
         os.environ[GRID] = json.dumps(describe_grid(Path(preset.name).stem, expand(preset)))

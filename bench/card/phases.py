@@ -432,11 +432,7 @@ PHASES: dict[str, Phase] = {
         "what the harness adds to an epoch",
         65,
         12,
-        _ask(
-            "overhead",
-            lambda card, scale: [*_cross_check(card, scale), "--overhead"],
-            _describe_overhead,
-        ),
+        _ask("overhead", lambda *of: [*_cross_check(*of), "--overhead"], _describe_overhead),
     ),
     "crosscheck": Phase(
         "time and memory, measured again by independent code",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from enum import Enum
@@ -18,9 +19,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from bench.case import Case, parse_value
 from bench.doctor.counts import count_model
-from bench.doctor.earlier import describe_slowdown, expect_rates, read_earlier
-from bench.doctor.judgement import Level, Remark, judge, write_findings
-from bench.doctor.kept import forget, keep
+from bench.doctor.earlier import describe_slowdown, expect_rates, forget, keep, read_earlier
+from bench.doctor.judgement import Level, Remark, judge
 from bench.doctor.machine import Machine, examine_machine
 from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment import refuse_missing
@@ -28,6 +28,24 @@ from bench.errors import UsageError
 from bench.flags import Parser, command, parse_whole
 from bench.precision import PRECISIONS
 from bench.record import Environment
+from bench.text import clean
+
+_MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
+
+
+def write_findings(findings: Sequence[Remark]) -> str:
+    """The findings as text: a line each, the fix below it, and the sum of it all."""
+    width = max(len(finding.topic) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.level]:<6}{finding.topic:<{width}}  {clean(finding.what)}")
+        if finding.fix:
+            lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
+    levels = Counter(finding.level for finding in findings)
+    wrong = levels[Level.UNBELIEVABLE]
+    many = {0: "nothing makes", 1: "1 thing makes"}.get(wrong, f"{wrong} things make")
+    end = f"{many} numbers from this machine unreliable; notes: {levels[Level.NOTE]}"
+    return "\n".join([*lines, "", end])
 
 
 def write_json(machine: Machine, findings: Sequence[Remark]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
@@ -475,24 +474,6 @@ def judge(machine: Machine) -> list[Remark]:
 
 def _dots(version: Iterable[int]) -> str:
     return ".".join(map(str, version))
-
-
-_MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
-
-
-def write_findings(findings: Sequence[Remark]) -> str:
-    """The findings as text: a line each, the fix below it, and the sum of it all."""
-    width = max(len(finding.topic) for finding in findings)
-    lines = []
-    for finding in findings:
-        lines.append(f"{_MARKS[finding.level]:<6}{finding.topic:<{width}}  {clean(finding.what)}")
-        if finding.fix:
-            lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
-    levels = Counter(finding.level for finding in findings)
-    wrong = levels[Level.UNBELIEVABLE]
-    many = {0: "nothing makes", 1: "1 thing makes"}.get(wrong, f"{wrong} things make")
-    end = f"{many} numbers from this machine unreliable; notes: {levels[Level.NOTE]}"
-    return "\n".join([*lines, "", end])
 
 
 MOST_LINES = 5

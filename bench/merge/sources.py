@@ -60,8 +60,7 @@ def read_source(folder: Path) -> Source:
 
 
 def refuse_schemas(sources: Sequence[Source]) -> None:
-    """Refuse records that were written by versions with different columns. Raises UsageError: it
-    names a folder of each schema."""
+    """Refuse records that were written by versions with different columns."""
     found = {
         str(schema): source.folder
         for source in reversed(sources)

@@ -29,8 +29,7 @@ SWEEPS = "sweeps"
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Build the folder in the project's root, where asv.conf.json is. Raises UsageError: it is run
-    elsewhere, npm or asv is missing, or a package is not the one pinned."""
+    """Build the folder in the project's root, where asv.conf.json is."""
     parser = Parser(prog="python -m bench.publish", description=describe(__doc__))
     for flag, default, what in (
         ("--out", "html", "folder to write (html)"),

@@ -95,8 +95,7 @@ def run_search(asked: Search) -> int:
 
 
 def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
-    """Refuse to compare trials by other rules than those that ended the earlier ones. Raises
-    UsageError: a folder's search differs in more than the number of its trials."""
+    """Refuse to compare trials by other rules than those that ended the earlier ones."""
     if before is None:
         return
     changed = [

@@ -157,7 +157,9 @@ def build_parser(docstring: str | None) -> Parser:
     add(
         "--time-limit",
         metavar="S",
-        type=_parse_time,
+        type=lambda text: parse_number(
+            "--time-limit", text, "a number of seconds above 0", lambda s: 0 < s < math.inf
+        ),
         default=math.inf,
         help="begin no trial after so many seconds; the same command goes on (no limit)",
     )
@@ -173,11 +175,6 @@ def build_parser(docstring: str | None) -> Parser:
     )
     add_running(parser)
     return parser
-
-
-def _parse_time(text: str) -> float:
-    right = "a number of seconds above 0"
-    return parse_number("--time-limit", text, right, lambda seconds: 0 < seconds < math.inf)
 
 
 def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search:

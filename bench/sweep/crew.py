@@ -138,7 +138,9 @@ class Crew:
             self._start_held(*self._held, sources)
         for source in sources:
             for lane in list(self._idle[source.loop]):
-                while self._held is None and self._has_room(most):
+                while self._held is None and len(self._running) < most:
+                    if any(one.wide for one in self._running.values()):
+                        break
                     ticket = source.take(lane, list(self._idle[source.loop]))
                     if ticket is None:
                         break
@@ -165,10 +167,6 @@ class Crew:
     def _has_waited(self) -> bool:
         """Whether no lane has come or gone for so long that none will soon."""
         return time.monotonic() - self._changed > WAIT_S
-
-    def _has_room(self, most: float) -> bool:
-        running = self._running.values()
-        return len(running) < most and not any(one.wide for one in running)
 
     def _start(self, source: Source, lane: Lane, ticket: Ticket, sources: Sequence[Source]) -> bool:
         """Start a ticket, or hold it; False where it had its outcome at once."""

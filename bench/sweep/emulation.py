@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.data.synthetic import IMAGES
-from bench.doctor.kept import keep, recall
+from bench.doctor.earlier import keep, recall
 from bench.doctor.rates import choose_seconds, measure_rates, write_doubts
 from bench.environment import CPU_FLAGS, ask, read_cpu_flags
 from bench.fingerprint import name_subject

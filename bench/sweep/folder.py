@@ -29,8 +29,7 @@ CLASS = "class"
 
 
 def refuse_unwritable(out: Path | None) -> None:
-    """Refuse an --out that no folder can be made at, before anything costs time. Raises UsageError:
-    it is a file, or nothing can be written there."""
+    """Refuse an --out that no folder can be made at, before anything costs time."""
     place = (out or Path("results")).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -86,8 +85,7 @@ def read_past(
 def refuse_other_seeds(
     out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
 ) -> None:
-    """Refuse to call a run done that was made with another seed than it would have now. Raises
-    UsageError: the rows there are of --same-seed and this sweep is not, or the reverse."""
+    """Refuse to call a run done that was made with another seed than it would have now."""
     other = (run for run in plan if run in done and done[run].seed != choose_seed(run, same_seed))
     if next(other, None) is not None:
         there, mend = (
@@ -99,8 +97,7 @@ def refuse_other_seeds(
 
 
 def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
-    """Refuse a folder that holds another part of a sweep, by its configuration. Raises UsageError:
-    it says which."""
+    """Refuse a folder that holds another part of a sweep, by its configuration."""
     there, now = str(config.get(SHARD, "")), str(shard or "")
     if config and there != now:
         held = f"shard {there}" if there else "a sweep that is not split into shards"

@@ -69,7 +69,9 @@ class Grid:
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
         """The next run. A sentinel comes when all else has ended, where its first run was."""
         if self._limit and self._runs and _is_repeat(self._runs[0]):
-            self._leave_out_repeats()
+            pace, limit = self._limit
+            most, self._limit = limit(pace), None
+            self._keep([run for run in self._runs if run[1] <= most and (most > 1 or not run[2])])
         if not self._runs:
             return None
         run = self._choose(lane)
@@ -85,12 +87,6 @@ class Grid:
         self._attempts[run] += 1
         smaller = self._skips.blocks(case) if self._skips else None
         return Ticket(run, self._attempts[run], smaller)
-
-    def _leave_out_repeats(self) -> None:
-        assert self._limit is not None
-        pace, limit = self._limit
-        most, self._limit = limit(pace), None
-        self._keep([run for run in self._runs if run[1] <= most and (most > 1 or not run[2])])
 
     def _keep(self, runs: Sequence[Run]) -> None:
         fewer = len(self._runs) - len(runs)

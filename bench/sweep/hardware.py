@@ -62,8 +62,7 @@ class Hardware:
 
 
 def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
-    """Open the lanes that are asked for. Raises UsageError: there are not so many, or the cases are
-    of several devices."""
+    """Open the lanes that are asked for; UsageError for too many, or for several devices."""
     devices = list(dict.fromkeys(case.device for case in cases))
     if len(devices) > 1 and options.lanes not in (None, 1):
         raise UsageError(f"--lanes: the cases are of {' and '.join(devices)}; give one --device")

@@ -17,11 +17,14 @@ from bench.diagnosis.step import Step
 from bench.doctor.earlier import (
     describe_slowdown,
     expect_rates,
+    find_age,
+    forget,
+    keep,
     read_earlier,
     read_yardstick,
+    recall,
     recall_rates,
 )
-from bench.doctor.kept import find_age, forget, keep, recall
 from bench.doctor.rates import choose_seconds, describe_rates, write_doubts
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Executor, Job, Lane, ShortageError

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 from bench.axis import Value
@@ -103,9 +104,8 @@ def build_parser() -> Parser:
     )
     what = parser.add_argument_group("what to measure")
     what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
-    what.add_argument(
-        "--config", metavar="FILE", type=Path, help="your own grid of cases, a TOML file"
-    )
+    own = "your own grid of cases, a TOML file"
+    what.add_argument("--config", metavar="FILE", type=Path, help=own)
     what.add_argument(
         "--repeats",
         metavar="N",
@@ -162,12 +162,8 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
     how = parser.add_argument_group("how to measure")
     how.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
     how.add_argument("--data-url", metavar="URL", help=Rare("a mirror of the CIFAR-10 archive"))
-    how.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        help="folder of the results (default: a new one in results/)",
-    )
+    out = "folder of the results (default: a new one in results/)"
+    how.add_argument("--out", metavar="DIR", type=Path, help=out)
     how.add_argument(
         "--retry",
         nargs="+",
@@ -176,22 +172,12 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         default=[],
         help="run cases that ended like this again",
     )
-    how.add_argument(
-        "--timeout",
-        metavar="S",
-        dest="timeout_s",
-        type=lambda text: _parse_seconds("--timeout", text, 0.001),
-        default=3600.0,
-        help=Rare("seconds a phase of a case may take (3600)"),
-    )
-    how.add_argument(
-        "--wait",
-        metavar="S",
-        dest="wait_s",
-        type=lambda text: _parse_seconds("--wait", text, 0),
-        default=0.0,
-        help=Rare("seconds to wait for another sweep on --out (0)"),
-    )
+    for flag, least, usual, what in (
+        ("--timeout", 0.001, 3600.0, "seconds a phase of a case may take (3600)"),
+        ("--wait", 0.0, 0.0, "seconds to wait for another sweep on --out (0)"),
+    ):
+        parse, name = partial(_parse_seconds, flag, least), f"{flag[2:]}_s"
+        how.add_argument(flag, metavar="S", dest=name, type=parse, default=usual, help=Rare(what))
     _add_switch(how, "--mix", Rare("add to rows of another GPU, version or model"))
     _add_switch(how, "--allow-shared", "measure on a GPU that other processes use")
     _add_switch(
@@ -252,8 +238,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
 def read_running(
     given: argparse.Namespace, axes: dict[str, list[Value]], preset: Preset, command: str
 ) -> Options:
-    """The options that the flags of `add_running`, and others of a sweep, give. Raises UsageError:
-    a value is wrong."""
+    """The options that the flags of `add_running`, and others of a sweep, give."""
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     if given.address and EXECUTORS[given.executor].here:
@@ -272,7 +257,7 @@ def _parse_lanes(text: str | None) -> int | None:
     return int(text)
 
 
-def _parse_seconds(flag: str, text: str, least: float) -> float:
+def _parse_seconds(flag: str, least: float, text: str) -> float:
     right = f"a number of seconds, at least {least:g}"
     return parse_number(flag, text, right, lambda seconds: least <= seconds < 1e9)
 

@@ -79,8 +79,7 @@ class Part:
             self.loop.store.write_config(config)
 
     def plan_runs(self) -> None:
-        """Decide what is to be run. Raises UsageError: the rows there have other seeds than they
-        would now."""
+        """Decide what is to be run; a UsageError as of `refuse_other_seeds`."""
         if not self.options.repeats_given and not self._list_remaining(plan_runs(self.cases, 1)):
             self.limit_repeats(self.read_pace())
         self.plan = plan_runs(self.cases, self.options.repeats)
@@ -130,8 +129,7 @@ class Part:
 
 
 def open_part(loop: Loop, hardware: Hardware, asked: Plan, options: Options) -> Part:
-    """See what the folder of a class of hardware holds. Raises UsageError: its rows cannot be
-    compared with new ones, or it holds another shard."""
+    """See what the folder of a class of hardware holds; a UsageError as of `read_past`."""
     store, inputs = loop.store, hardware.inputs
     earlier = store.read_config() | ({CLASS: hardware.folder} if hardware.folder else {})
     refuse_other_part(store.folder, earlier, options.shard)

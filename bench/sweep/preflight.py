@@ -89,8 +89,7 @@ class Inputs:
         return model is None or (model.batchnorm and case.freeze not in model.still)
 
     def settle(self, case: Case) -> Case:
-        """The case with what its workload decides: a workload's own optimizer is `OWN`. Raises
-        UsageError: the case cannot have it."""
+        """The case with what its workload decides, such as `OWN`; UsageError where it cannot be."""
         model = self.models.get(name_subject(case))
         facts = model.workload if model else None
         if not (facts and facts.optimizer):
@@ -259,8 +258,7 @@ def find_lane_inputs(
 def _refuse_places(
     platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options, lane: Lane
 ) -> None:
-    """Refuse devices with less memory than a limit, and cards of this machine that others use,
-    unless --allow-shared is given."""
+    """Refuse devices with less memory than a limit, and cards here that others use."""
     for case in cases:
         platforms[case.device].check_limit(case.memory_limit)
     for platform in platforms.values():
@@ -270,8 +268,7 @@ def _refuse_places(
 
 
 def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
-    """The hashes of the files that ``cases`` start from, by name. Raises UsageError: one cannot be
-    read."""
+    """The hashes of the files that ``cases`` start from; UsageError for one that cannot be read."""
     return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
 
 
@@ -316,8 +313,7 @@ def list_examined(cases: Sequence[Case]) -> list[str]:
 
 
 def check_models(cases: Sequence[Case]) -> None:
-    """Check that the modules of models and workloads are there, without importing them. Raises
-    UsageError: one is not."""
+    """Check, without importing them, that models and workloads are there, else UsageError."""
     for name, workload in dict.fromkeys((case.model, case.workload) for case in cases):
         check_model(name, "--model" if workload == IMAGES else "--workload")
 
@@ -405,8 +401,7 @@ def prepare_datasets(
     url: str | None,
     prepare: Callable[[Images], DatasetInfo],
 ) -> dict[str, DatasetInfo]:
-    """Have every dataset the cases name decoded once, by ``prepare``. Raises UsageError: a dataset
-    cannot be had or read."""
+    """Have every dataset the cases name decoded once. Raises UsageError as ``prepare``."""
     named = {name_data(case): case for case in cases if case.workload == IMAGES}
     return {
         name: prepare(Images(case.dataset, data_dir, url, case.input, case.classes))
