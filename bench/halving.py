@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 METRICS = {
     "test_accuracy": "higher",
@@ -70,14 +71,15 @@ def read_halving(told: object) -> Halving | None:
     may have edited, tells of none."""
     if not isinstance(told, dict) or told.get("metric") not in list(METRICS):
         return None
-    numbers = [told.get(name) for name in ("epochs", "grace", "reduction")]
+    least = {"epochs": 2, "grace": 1, "reduction": 2}
+    numbers: dict[str, Any] = {name: told.get(name) for name in least}
     trials, combinations = told.get("trials"), told.get("combinations")
     if not (isinstance(trials, list) and all(_is_settings(one) for one in trials)):
         return None
-    if any(type(n) is not int or n < least for n, least in zip(numbers, (2, 1, 2), strict=True)):
+    if any(type(numbers[name]) is not int or numbers[name] < least[name] for name in least):
         return None
     known = combinations if isinstance(combinations, int) else None
-    return Halving(told["metric"], *numbers, tuple(trials), known)
+    return Halving(told["metric"], trials=tuple(trials), combinations=known, **numbers)
 
 
 def _is_settings(told: object) -> bool:

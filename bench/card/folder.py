@@ -44,24 +44,21 @@ VERSION = 1
 
 
 class State(StrEnum):
-    """How far a phase has come. Each member's ``finished`` says whether it is not run again."""
+    """How far a phase has come."""
 
-    finished: bool
-
-    def __new__(cls, value: str, finished: bool = False) -> State:
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.finished = finished
-        return member
-
-    DONE = "done", True
-    DOUBTFUL = "doubtful", True
+    DONE = "done"
+    DOUBTFUL = "doubtful"
     """It has run, and what it found speaks against the numbers."""
-    CUT = "cut", False
-    INTERRUPTED = "interrupted", False
-    FAILED = "failed", False
-    ABSENT = "absent", True
+    CUT = "cut"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    ABSENT = "absent"
     """This version of the harness, or this machine, has no such thing."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is not run again."""
+        return self in (State.DONE, State.DOUBTFUL, State.ABSENT)
 
 
 @dataclass

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,8 +131,8 @@ class Display:
             return
         if here.task is None:
             here.task = self._live.add_task("", total=None, phase="", now="")
-        about = {"description": here.name, "phase": here.phase, "now": now}
-        self._live.update(here.task, total=total, completed=done, **about)
+        update = partial(self._live.update, here.task, description=here.name, phase=here.phase)
+        update(total=total, completed=done, now=now)
 
 
 def _name_phase(event: PhaseEntered, epochs: int) -> str:
