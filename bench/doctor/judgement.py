@@ -434,8 +434,8 @@ def _judge_expectations(m: Machine) -> Iterator[Remark]:
     for one in m.counted:
         if not one.error and (yardstick := m.yardsticks.get(one.device)):
             peaks = list_peaks(m.devices[one.device].environment.get("gpu") or "")
-            step = one.make_step(take_rates(yardstick.rates, peaks))
-            steps[one.model, one.precision] = step
+            rates = take_rates(yardstick.rates, peaks)
+            steps[one.model, one.precision] = one.make_step(rates)
     for one in m.counted:
         name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
         if one.error:

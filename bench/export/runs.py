@@ -104,10 +104,11 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
                 "at most 64; correct it"
             )
     # after the records: a sweep writes the steps of a record before it, so that these are all there
-    steps, epochs = (
-        dict(iter(table[table["record_id"].isin(records["record_id"])].groupby("record_id")))
-        for table in (sweep.read_steps(), sweep.read_epochs())
-    )
+    parts: list[dict[str, pd.DataFrame]] = []
+    for table in (sweep.read_steps(), sweep.read_epochs()):
+        mine = table[table["record_id"].isin(records["record_id"])].groupby("record_id")
+        parts.append({str(record_id): rows for record_id, rows in mine})
+    steps, epochs = parts
     judged = read([replace(sweep, records=wanted)])[new].reset_index(drop=True)
     rows = records.to_dict("records")
     for at, (row, case) in enumerate(zip(rows, read_cases(records), strict=True)):
