@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.errors import UsageError
+from bench.errors import StoreError, UsageError
 from bench.record import SCHEMA, Column, EpochRow, RankRow, Record, Step, WorkRow, flatten
 from bench.store.cells import (
     CONFIG,
@@ -50,10 +50,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BLOCK = 1 << 16
-
-
-class StoreError(Exception):
-    """A row could not be written. The rows before it are intact."""
 
 
 def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:

@@ -610,7 +610,8 @@ DOUBTS: dict[str, Doubt] = {
             "beyond the data sheet",
             "More FLOP or bytes a second than the data sheet of the card allows, which are left "
             "out: a cache holds what the network moves, or the times are wrong",
-            "Use a larger --batch-size, and python -m bench.overhead to check the times.",
+            "Use a larger --batch-size, and python -m bench.crosscheck --overhead to check the "
+            "times.",
             find_beyond,
             fatal=False,
         ),
