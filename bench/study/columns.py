@@ -49,6 +49,15 @@ def known(values: Array) -> Array:
     return found
 
 
+def find_least(values: Array, group: Array) -> Array:
+    """Of each row the least value in its group, of groups that are numbered from 0."""
+    import numpy as np
+
+    least = np.full(group.max(initial=-1) + 1, np.inf)
+    np.minimum.at(least, group, values)
+    return least[group]
+
+
 class Texts:
     """A column of text: its ``distinct`` cells as they first appear, each looked at once."""
 

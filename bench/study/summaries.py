@@ -21,7 +21,7 @@ from bench.interval import CONFIDENCE
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.store.attempts import ASKED, keep, keep_cases, keep_latest, number_groups
-from bench.study.columns import Columns, fill, known, leave_out, positive
+from bench.study.columns import Columns, fill, find_least, known, leave_out, positive
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import MEMORY, STORED
 from bench.study.spread import ENOUGH, Spread, choose_depth, find_coverage, find_middle
@@ -129,15 +129,6 @@ def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
     part = np.where((r.steps == "") & (r.until == ""), r.fraction, share)
     # a run that failed has no steps: it is of the case that its repeats measured
     return find_least(part, number_groups(records, [*where, *AXES]).to_numpy())
-
-
-def find_least(values: Array, group: Array) -> Array:
-    """Of each row the least value in its group, of groups that are numbered from 0."""
-    import numpy as np
-
-    least = np.full(group.max(initial=-1) + 1, np.inf)
-    np.minimum.at(least, group, values)
-    return least[group]
 
 
 def choose_memory(r: Columns) -> Array:
