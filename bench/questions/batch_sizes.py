@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench.case import SAME_QUESTION, Case, free_axes
 from bench.precision import PRECISIONS
@@ -60,6 +60,21 @@ MOST_FAMILIES = 60
 _EQUAL = list_equal(("batch_size", *SAME_QUESTION))
 
 
+class Bounds(NamedTuple):
+    """Between which batch sizes memory ends: the largest that was trained, None for none, and the
+    smallest above it that ran out of memory, None for none."""
+
+    fits: int | None
+    fails: int | None
+
+
+def find_bounds(rows: Sequence[Row]) -> Bounds:
+    """What cases and probes show of where memory ends."""
+    fits = max((int(row.batch_size) for row in rows if row.status in TIMED), default=None)
+    failed = (int(row.batch_size) for row in rows if row.status in REFUSED)
+    return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
+
+
 @dataclass(frozen=True)
 class Family:
     """Cases of one precision that differ in nothing but their batch size.
@@ -83,19 +98,40 @@ class Family:
         """Any of its cases, for the settings that all share."""
         return self.cases[0]
 
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """Probes and cases alike."""
-        return (*self.probes, *self.cases)
-
     @cached_property
     def ended(self) -> list[Row]:
         """The cases with a time that can be compared, by batch size."""
         return [row for row in self.cases if row.status in RELIABLE]
 
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Where its memory ends, by cases and probes alike."""
+        return find_bounds((*self.probes, *self.cases))
 
-@dataclass(frozen=True)
-class Search:
+    @property
+    def largest(self) -> Row | None:
+        """The case at the largest batch size that was measured and ended well."""
+        return next((row for row in self.ended[::-1] if row.status == Status.OK.value), None)
+
+    @property
+    def end(self) -> Row | None:
+        """`largest`, where that is about the largest batch that fits.
+
+        It is if memory is known to end there: by a search that ended, or by a batch of at most
+        twice its size that ran out of memory. And if nothing much larger trained: it has `CLOSE` of
+        the largest batch that did, or is the one that the search recommends.
+        """
+        row, (fits, fails) = self.largest, self.bounds
+        if row is None or fits is None:
+            return None
+        searched = self.wall if self.wall is not None and self.wall.confirmed else None
+        ends = searched or (fails is not None and fails <= 2 * row.batch_size)
+        recommended = searched.recommended if searched else None
+        least = CLOSE * fits if recommended is None else min(CLOSE * fits, recommended)
+        return row if ends and row.batch_size >= least else None
+
+
+class Search(NamedTuple):
     """A search for the largest batch: where it ran, for which cases, and what it found."""
 
     sweep: str
@@ -105,11 +141,8 @@ class Search:
 
 
 def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search]:
-    """The searches in records, each to the step and with the margin of its sweep.
-
-    Args:
-        records: of `summaries.read`: the probes, and the cases that may have retried.
-    """
+    """The searches in records of `summaries.read`, probes and the cases that may have retried, each
+    to the step and with the margin of its sweep."""
     if not records["probe"].any():
         return []
     asked = {sweep.name: sweep for sweep in sweeps}
@@ -159,8 +192,8 @@ def find_families(
     return [
         Family(
             tuple(rows[at] for at in places[number]),
-            tuple(probed.get(cases["_memory"].iloc[places[number][0]], ())),
-            int(cases["_group"].iloc[places[number][0]]),
+            tuple(probed.get(rows[places[number][0]]._memory, ())),
+            int(rows[places[number][0]]._group),
             _find_wall(cases.iloc[places[number][:1]], searches) if searches else None,
         )
         for number in first
@@ -169,18 +202,15 @@ def find_families(
 
 def _find_wall(case: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
     """The wall that was found for the family of the only row of ``case``."""
-    (sweep,), (machine,) = (case[name] for name in SOURCE)
-    mine = [search for search in searches if (search.sweep, search.machine) == (sweep, machine)]
+    source = tuple(case[name].iloc[0] for name in SOURCE)
+    mine = [search for search in searches if (search.sweep, search.machine) == source]
     family = name_family(read_cases(case)[0]) if mine else None
     return next((search.wall for search in mine if search.family == family), None)
 
 
 def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """Of cases that differ only in how they were measured, the one that measured most.
-
-    Args:
-        axis: what the cases of a ``_family`` differ in, by which they are sorted.
-    """
+    """Of cases that differ only in how they were measured, the one that measured most; sorted by
+    ``axis``, in which the cases of a ``_family`` differ."""
     order = cases[["_family", axis, "part"]].assign(
         _lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != ""
     )
@@ -194,22 +224,12 @@ def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Speed:
-    """Images/s at a batch size, with the ends of their spread where it is known."""
+    """Images/s at a batch size, and the ends of their spread; where there is none, themselves."""
 
     batch_size: int
     images_per_s: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def lowest(self) -> float:
-        """The lower end of its spread, or itself."""
-        return self.images_per_s if self.low is None else self.low
-
-    @property
-    def highest(self) -> float:
-        """The upper end of its spread, or itself."""
-        return self.images_per_s if self.high is None else self.high
+    low: float
+    high: float
 
 
 class Shape(StrEnum):
@@ -237,6 +257,10 @@ class Knee:
     best: int
     ends: tuple[int, int] | None = None
 
+    @property
+    def certain(self) -> bool:
+        return self.shape is Shape.KNEE and self.ends is None
+
 
 def list_speeds(rows: Sequence[Row]) -> list[Speed]:
     """The speeds of rows of the frame of cases, upwards by batch size."""
@@ -244,7 +268,7 @@ def list_speeds(rows: Sequence[Row]) -> list[Speed]:
     for row in rows:
         if is_number(row.images_per_s):
             low, high = row.images_per_s_low, row.images_per_s_high
-            ends = (low, high) if is_number(low) and is_number(high) else (None, None)
+            ends = (low, high) if is_number(low) and is_number(high) else 2 * (row.images_per_s,)
             speeds.append(Speed(int(row.batch_size), row.images_per_s, *ends))
     return sorted(speeds, key=lambda speed: speed.batch_size)
 
@@ -270,8 +294,8 @@ def find_knee(speeds: Sequence[Speed]) -> Knee | None:
     best = max(speeds, key=lambda speed: speed.images_per_s)
     enough = (1 - NEAR) * best.images_per_s
     first = next(speed for speed in speeds if speed.images_per_s >= enough)
-    earliest = next(s for s in speeds if s.highest >= (1 - NEAR) * best.lowest)
-    sure = (s for s in speeds if s.lowest >= (1 - NEAR) * best.highest)
+    earliest = next(speed for speed in speeds if speed.high >= (1 - NEAR) * best.low)
+    sure = (speed for speed in speeds if speed.low >= (1 - NEAR) * best.high)
     latest = max(first, next(sure, best), key=lambda speed: speed.batch_size)
     ends = None if earliest is latest else (earliest.batch_size, latest.batch_size)
     half = best.batch_size / 2
@@ -303,9 +327,13 @@ class Cliff:
         return 1 - self.after.images_per_s / self.before.images_per_s
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        return self.before.batch_size, self.after.batch_size
+
+    @property
     def misalignment(self) -> str:
         """What the batch size is a multiple of before it, and not after it; empty for neither."""
-        before, after = self.before.batch_size, self.after.batch_size
+        before, after = self.sizes
         lost = next((of for of in (8, 64) if after % of and not before % of), 0)
         return f"{after} is no multiple of {lost}" if lost else ""
 
@@ -316,13 +344,9 @@ def write_drop(cliff: Cliff) -> str:
 
 
 def find_cliffs(speeds: Sequence[Speed]) -> list[Cliff]:
-    """Find the cliffs that the spread of the runs does not explain.
-
-    Args:
-        speeds: upwards by batch size.
-    """
+    """The cliffs that the spread of the runs does not explain, of speeds upwards by batch size."""
     cliffs = [Cliff(a, b) for a, b in pairwise(speeds)]
-    return [c for c in cliffs if c.lost > DROP and c.after.highest < c.before.lowest]
+    return [c for c in cliffs if c.lost > DROP and c.after.high < c.before.low]
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -349,9 +373,9 @@ class Growth:
     miss: float
     sizes: tuple[int, ...]
     available: float | None
-    largest: int | None
-    more: bool
-    predicted: dict[int, float]
+    largest: int | None = None
+    more: bool = False
+    predicted: dict[int, float] = field(default_factory=dict)
     holds: bool = True
 
 
@@ -359,13 +383,14 @@ def fit_growth(family: Family) -> Growth | None:
     """Fit memory over the batch size; None for fewer than `LEAST_SIZES`, or where it does not grow.
 
     A line that misses by more than `ROUGH` predicts nothing, nor does one that what was found of
-    the largest batch contradicts.
+    the largest batch contradicts: a batch trained that should take more than there is, or one
+    failed that should fit, by more than `ROUGH` of the memory that it should take.
 
     What made the allocator retry is left out: there memory is as large as it could be.
     """
     points = {
         int(row.batch_size): float(row.memory_bytes)
-        for row in family.rows
+        for row in (*family.probes, *family.cases)
         if row.status in RELIABLE
         and is_number(row.memory_bytes)
         and not (is_number(row.alloc_retries) and row.alloc_retries > 0)
@@ -373,89 +398,61 @@ def fit_growth(family: Family) -> Growth | None:
     line = fit_line(list(points.items()))
     if len(points) < LEAST_SIZES or line is None:
         return None
-    sizes, available, bounds = tuple(sorted(points)), find_available(family), find_bounds(family)
-    top = sizes[-1]
+    sizes, available = tuple(sorted(points)), _find_available(family)
+    top, (fits, fails) = sizes[-1], family.bounds
     misses = [abs(line.predict(size) / bytes - 1) for size, bytes in points.items()]
     others = fit_line([point for point in points.items() if point[0] != top])
     misses.append(abs(others.predict(top) / points[top] - 1) if others else math.inf)
-    growth = Growth(line, max(misses), sizes, available, None, False, {})
+    growth = Growth(line, max(misses), sizes, available)
     if growth.miss > ROUGH:
         return growth
-    if available is not None and _contradict(bounds, line, available):
+    if available is not None and (
+        (fails is not None and line.predict(fails) < (1 - ROUGH) * available)
+        or (fits is not None and line.predict(fits) > (1 + ROUGH) * available)
+    ):
         return replace(growth, holds=False)
     ends = math.inf if available is None else line.find_largest(available, STEP)
     power = 2 ** top.bit_length()
-    fits = power <= ends and power < (bounds.fails or math.inf)
     more = ends > FARTHEST * top
-    known = available is not None and not (more and bounds.fails)
+    known = available is not None and not (more and fails)
     return replace(
         growth,
         largest=int(min(ends, FARTHEST * top)) if known else None,
         more=more,
-        predicted={power: line.predict(power)} if fits else {},
+        predicted={power: line.predict(power)}
+        if power <= ends and power < (fails or math.inf)
+        else {},
     )
 
 
-def _contradict(bounds: Bounds, line: MemoryLine, available: float) -> bool:
-    """Whether a batch trained that should take more than there is, or one failed that should fit.
-
-    Of the memory that they should take, `ROUGH` is allowed either way.
-    """
-    too_low = bounds.fails is not None and line.predict(bounds.fails) < (1 - ROUGH) * available
-    too_high = bounds.fits is not None and line.predict(bounds.fits) > (1 + ROUGH) * available
-    return too_low or too_high
-
-
-def find_available(family: Family) -> float | None:
+def _find_available(family: Family) -> float | None:
     """Bytes that a family's memory may come to, by the measure it is read in; None if unknown.
 
     That is its memory limit, or the card less what others had of it if that is less. Torch's
     allocator does not hold the CUDA context, which then is subtracted too, as far as it is known.
     """
+    rows = (*family.probes, *family.cases)
 
     def middle(name: str) -> float:
-        known = [float(v) for row in family.rows if is_number(v := getattr(row, name))]
-        return median(known) if known else math.nan
+        known = [float(v) for row in rows if is_number(v := getattr(row, name))]
+        return median(known) if known else 0.0
 
-    card, others = middle("gpu_memory_bytes"), middle("baseline_device_bytes")
-    context = middle("context_bytes")
-    ends = []
+    card, ends = middle("gpu_memory_bytes"), []
     if family.first.memory_limit:
         ends.append(float(parse_bytes(family.first.memory_limit)))
     if family.first.device == "cuda" and card > 0:
-        ends.append(card - (others if others > 0 else 0))
+        ends.append(card - max(middle("baseline_device_bytes"), 0))
     if not ends:
         return None
-    measures = {row.memory_measure for row in family.rows}
-    of_allocator = measures & {"peak_reserved_bytes", "peak_allocated_bytes"}
-    return min(ends) - (context if of_allocator and context > 0 else 0)
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Between which batch sizes memory ends, as far as a family shows.
-
-    Attributes:
-        fits: the largest batch that was trained; None for none.
-        fails: the smallest above it that ran out of memory; None for none.
-    """
-
-    fits: int | None
-    fails: int | None
-
-
-def find_bounds(family: Family) -> Bounds:
-    """The largest batch that was trained, and the smallest that was not; cases and probes alike."""
-    fits = max((int(row.batch_size) for row in family.rows if row.status in TIMED), default=None)
-    failed = (int(row.batch_size) for row in family.rows if row.status in REFUSED)
-    return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
+    of_allocator = {"peak_reserved_bytes", "peak_allocated_bytes"}
+    context = any(row.memory_measure in of_allocator for row in rows)
+    return min(ends) - (max(middle("context_bytes"), 0) if context else 0)
 
 
 # ------------------------------------------------------------------------------ between precisions
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """A case beside another of another precision; at one batch size, or each at its largest."""
 
     before: Row
@@ -468,8 +465,8 @@ class Match:
 
     @property
     def memory(self) -> float:
-        """Its memory over that of the first; NaN where one is unknown."""
-        return divide(self.after.memory_bytes, self.before.memory_bytes)
+        """By how much its memory is more, as a share of the first's; NaN where one is unknown."""
+        return divide(self.after.memory_bytes, self.before.memory_bytes) - 1
 
     @property
     def loss(self) -> float:
@@ -478,13 +475,13 @@ class Match:
         And where they are not of equal parts of an epoch, or of batches of two sizes and no whole
         one.
         """
-        same = self.before.part == self.after.part
-        early = self.before.part < 1 and self.before.batch_size != self.after.batch_size
-        if not same or early or not (self.before.losses and self.after.losses):
+        before, after = self
+        early = before.part < 1 and before.batch_size != after.batch_size
+        if before.part != after.part or early or not (before.losses and after.losses):
             return math.nan
-        sides = share_seeds([(0, 1)], {0: self.before.losses, 1: self.after.losses})
-        before, after = (fmean(value for value, _ in side.values()) for (side,) in sides)
-        return after - before
+        sides = share_seeds([(0, 1)], {0: before.losses, 1: after.losses})
+        ours, theirs = (fmean(value for value, _ in side.values()) for (side,) in sides)
+        return theirs - ours
 
 
 def divide(a: float, b: float) -> float:
@@ -503,63 +500,30 @@ def list_rivals(families: Sequence[Family]) -> Iterator[tuple[Family, list[Famil
             groups.setdefault(family.group, []).append(family)
     for group in groups.values():
         # where the overview is ordered by batch size first, families come as they first ran
-        ordered = sorted(group, key=lambda family: list(PRECISIONS).index(family.first.precision))
-        sizes = {row.batch_size for family in group for row in family.ended}
-        if len(ordered) > 1 and len(sizes) > 1:
-            yield ordered[0], ordered[1:]
+        base, *others = sorted(group, key=lambda one: list(PRECISIONS).index(one.first.precision))
+        if others and len({row.batch_size for family in group for row in family.ended}) > 1:
+            yield base, others
 
 
-def match_sizes(base: Family, other: Family) -> list[Match]:
-    """The pairs of two families at each batch size that both ran, upwards."""
-    by_size = {row.batch_size: row for row in base.ended}
-    return [Match(by_size[r.batch_size], r) for r in other.ended if r.batch_size in by_size]
-
-
-def find_largest(family: Family) -> Row | None:
-    """The case at the largest batch size that was measured and ended well."""
-    fine = [row for row in family.ended if row.status == Status.OK.value]
-    return fine[-1] if fine else None
-
-
-def find_end(family: Family) -> Row | None:
-    """The case of `find_largest`, where that is about the largest batch that fits.
-
-    It is if memory is known to end there: by a search that ended, or by a batch of at most twice
-    its size that ran out of memory. And if nothing much larger trained: it has `CLOSE` of the
-    largest batch that did, or is the one that the search recommends.
-    """
-    row, bounds, wall = find_largest(family), find_bounds(family), family.wall
-    if row is None or bounds.fits is None:
-        return None
-    size, searched = int(row.batch_size), wall is not None and wall.confirmed
-    ends = searched or (bounds.fails is not None and bounds.fails <= 2 * size)
-    recommended = wall.recommended if wall is not None and searched else None
-    close = size >= CLOSE * bounds.fits or (recommended is not None and size >= recommended)
-    return row if ends and close else None
-
-
-@dataclass(frozen=True)
-class Contest:
-    """Families that differ in precision only, each with its case of `find_end`.
+class Contest(NamedTuple):
+    """Families that differ in precision only, each at its own largest batch.
 
     Attributes:
-        ends: those that have one, the baseline first; none where all are at one batch size, or
-            only one has one.
+        ends: those that have a `Family.end`, with it, the baseline first; none where all are at one
+            batch size, or only one has one.
         left: the others.
     """
 
-    ends: tuple[tuple[Family, Row], ...]
-    left: tuple[Family, ...]
+    ends: list[tuple[Family, Row]]
+    left: list[Family]
 
 
 def list_contests(families: Sequence[Family]) -> Iterator[Contest]:
     """The precisions that can be compared each at its own largest batch."""
     for base, others in list_rivals(families):
-        found = [(family, find_end(family)) for family in (base, *others)]
-        ends = tuple((family, row) for family, row in found if row is not None)
-        left = tuple(family for family, row in found if row is None)
-        several = len({row.batch_size for _, row in ends}) > 1
-        yield Contest(ends if several else (), left)
+        ends = [(family, row) for family in (base, *others) if (row := family.end) is not None]
+        left = [family for family in (base, *others) if family.end is None]
+        yield Contest(ends if len({row.batch_size for _, row in ends}) > 1 else [], left)
 
 
 # ----------------------------------------------------------------------------------- accumulation

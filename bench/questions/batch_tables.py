@@ -30,16 +30,13 @@ from bench.questions.batch_sizes import (
     Search,
     Shape,
     divide,
-    find_bounds,
     find_cliffs,
     find_knee,
-    find_largest,
     fit_growth,
     list_accumulated,
     list_contests,
     list_rivals,
     list_speeds,
-    match_sizes,
     write_drop,
 )
 from bench.questions.material import Material
@@ -55,9 +52,10 @@ from bench.render.cells import (
     whole_cell,
     write_ratio,
     write_signed,
+    write_tenths,
 )
 from bench.render.model import NOTHING, Cell
-from bench.render.section import MOST_ROWS, Column, Section, Sheet, join
+from bench.render.section import MOST_ROWS, Column, Said, Section, Sheet, join
 from bench.study.axes import Machines, find_varying
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
@@ -102,12 +100,12 @@ def _write_sizes(sizes: Sequence[int]) -> str:
     return f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
 
 
-def _write_signed(value: float, unit: str = " %", decimals: int = 1, mark: str = "") -> Cell:
-    """A difference with its sign; of shares in percent."""
-    if not is_number(value):
-        return Cell(NOTHING)
-    text = write_signed(100 * value if unit else value, decimals)
-    return Cell(f"{mark}{text}{unit}", value)
+def _write_change(share: float) -> str:
+    return f"{write_signed(100 * share, 1)} %"
+
+
+def _write_difference(value: float) -> str:
+    return write_signed(value, 3)
 
 
 # ------------------------------------------------------------------------------------------- wall
@@ -166,14 +164,11 @@ def _tell_speeds(found: Material) -> Iterator[Sheet]:
         if knee := find_knee(speeds):
             rows.append((family, knee, find_cliffs(speeds)))
     firsts = [family.first for family in found.families]
-    near, quantity = f"{100 * NEAR:.0f} %", QUANTITIES["images_per_s"]
-
-    def is_certain(knee: Knee) -> bool:
-        return knee.shape is Shape.KNEE and knee.ends is None
+    near = f"{100 * NEAR:.0f} %"
 
     def write_speed(family: Family, size: int) -> Cell:
         (row,) = (row for row in family.ended if row.batch_size == size)
-        return quantity_cell(quantity, row)
+        return quantity_cell(QUANTITIES["images_per_s"], row)
 
     def write_best(row: _Speeds) -> Cell:
         best = write_speed(row[0], row[1].best)
@@ -181,7 +176,7 @@ def _tell_speeds(found: Material) -> Iterator[Sheet]:
 
     def write_doubts(row: _Speeds) -> str:
         family, knee, cliffs = row
-        sizes = {knee.best, knee.batch_size, *(size for c in cliffs for size in _sizes_of(c))}
+        sizes = {knee.best, knee.batch_size, *(size for cliff in cliffs for size in cliff.sizes)}
         rested = [row for row in family.ended if row.batch_size in sizes]
         told = [doubt for doubt in DOUBTS.values() if doubt.name not in found.below]
         return ", ".join(d.remark for d in told if any(getattr(row, d.name) for row in rested))
@@ -189,16 +184,16 @@ def _tell_speeds(found: Material) -> Iterator[Sheet]:
     columns: list[Column[_Speeds]] = [
         *_list_keys(firsts, found.machines, lambda row: row[0].first),
         Column("knee", "knee", f"the smallest batch size that ran within {near} of the best",
-               lambda row: Cell(write_knee(row[1], find_bounds(row[0]).fails),
-                                row[1].batch_size if is_certain(row[1]) else None),
+               lambda row: Cell(write_knee(row[1], row[0].bounds.fails),
+                                row[1].batch_size if row[1].certain else None),
                wrap=True),
         Column("knee_speed", "images/s there", "at the knee",
-               lambda row: write_speed(row[0], row[1].batch_size) if is_certain(row[1]) else None,
+               lambda row: write_speed(row[0], row[1].batch_size) if row[1].certain else None,
                better="higher", keep=7),
         Column("best", "most images/s", "and the batch size that has them", write_best,
                better="higher"),
         Column("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %",
-               lambda row: "; ".join(map(write_cliff, row[2])) or "none",
+               lambda row: "; ".join(map(_write_cliff, row[2])) or "none",
                wrap=True, always=True),
         Column("sizes", "batch sizes", "that were timed, and how many they are",
                lambda row: _write_sizes([s.batch_size for s in list_speeds(row[0].ended)]),
@@ -237,15 +232,11 @@ def write_knee(knee: Knee, fails: int | None) -> str:
     return f"{first} to {last}" if knee.ends else str(first)
 
 
-def write_cliff(cliff: Cliff) -> str:
+def _write_cliff(cliff: Cliff) -> str:
     """``256 → 257: 23 % slower, 257 is no multiple of 8``."""
-    before, after = _sizes_of(cliff)
+    before, after = cliff.sizes
     said = f"{before} → {after}: {write_drop(cliff)}"
     return ", ".join(filter(None, (said, cliff.misalignment)))
-
-
-def _sizes_of(cliff: Cliff) -> tuple[int, int]:
-    return cliff.before.batch_size, cliff.after.batch_size
 
 
 SPEEDS = Section("batch-speed", "From which batch size on is training no faster?", _tell_speeds)
@@ -253,33 +244,32 @@ SPEEDS = Section("batch-speed", "From which batch size on is training no faster?
 
 # ----------------------------------------------------------------------------------------- memory
 
-_Grown = tuple[Family, Growth]
-
 
 def _tell_growth(found: Material) -> Iterator[Sheet]:
     rows = [(family, growth) for family in found.families if (growth := fit_growth(family))]
     firsts = [family.first for family in found.families]
-    columns: list[Column[_Grown]] = [
+    gib = partial(Column, write=lambda bytes: f"{bytes / GIB:.2f}")
+    columns: list[Column[tuple[Family, Growth]]] = [
         *_list_keys(firsts, found.machines, lambda row: row[0].first),
-        Column("fixed", "fixed (GiB)", "what no batch size changes: weights, context, libraries",
-               lambda row: _write_gib(row[1].line.fixed_bytes)),
+        gib("fixed", "fixed (GiB)", "what no batch size changes: weights, context, libraries",
+            lambda row: row[1].line.fixed_bytes),
         Column("image", "an item (MiB)", "memory that each item of a batch adds",
-               lambda row: Cell(write_number(row[1].line.bytes_per_image / MIB),
-                                row[1].line.bytes_per_image)),
+               lambda row: row[1].line.bytes_per_image,
+               write=lambda bytes: write_number(bytes / MIB)),
         Column("miss", "largest miss (%)", "of a batch size that ran, from the line; of the "
                "largest, also from the line through the others",
-               lambda row: Cell(f"{100 * row[1].miss:.1f}", row[1].miss), keep=7),
+               lambda row: row[1].miss, write=write_tenths, keep=7),
         Column("predicted", "predicted (GiB)", "for the next power of two", lambda row: "; ".join(
                f"{size}: {bytes / GIB:.2f}" for size, bytes in row[1].predicted.items()) or None,
                number=False, keep=8),
-        Column("available", "available (GiB)", "up to the end of the card or the limit",
-               lambda row: _write_gib(row[1].available), keep=6),
+        gib("available", "available (GiB)", "up to the end of the card or the limit",
+            lambda row: row[1].available, keep=6),
         Column("largest", "predicted to fit", f"the largest multiple of {STEP}, at most "
                f"{FARTHEST} times the largest that ran", lambda row: None
                if row[1].available is None else Cell(_write_fitting(row[1]), row[1].largest),
                number=True, wrap=True),
         Column("wall", "measured", "the largest batch that fits, where it was found",
-               lambda row: write_bounds(find_bounds(row[0])), number=False),
+               lambda row: _write_bounds(row[0].bounds), number=False),
         Column("sizes", "fitted to", "batch sizes, and how many they are",
                lambda row: _write_sizes(row[1].sizes), number=False, keep=5),
     ]  # fmt: skip
@@ -298,10 +288,6 @@ def _tell_growth(found: Material) -> Iterator[Sheet]:
     yield Sheet("Memory by batch size, as a line", columns, rows, notes)
 
 
-def _write_gib(number: float | None) -> Cell | None:
-    return None if number is None else Cell(f"{number / GIB:.2f}", number)
-
-
 def _write_fitting(growth: Growth) -> str:
     if not growth.holds:
         return "does not hold"
@@ -310,7 +296,7 @@ def _write_fitting(growth: Growth) -> str:
     return f"{growth.largest} or more" if growth.more else str(growth.largest or "none")
 
 
-def write_bounds(bounds: Bounds) -> str:
+def _write_bounds(bounds: Bounds) -> str:
     """``512 fits, 640 does not``; empty where nothing ran out of memory."""
     if bounds.fails is None:
         return ""
@@ -326,18 +312,17 @@ GROWTH = Section("batch-memory", "How does memory grow with the batch size?", _t
 
 
 def _tell_matches(found: Material) -> Iterator[Sheet]:
-    parts = [
-        _choose_matches(match_sizes(base, other), base)
+    rows, groups = join(
+        ("", _choose_matches(base, other))
         for base, others in list_rivals(found.families)
         for other in others
-    ]
-    rows, groups = join(("", part) for part in parts if part)
+    )
     lossless = not any(is_number(match.loss) for match in rows)
     if lossless and all(is_number(match.after.speedup) for match in rows):
         return  # the overview has it all
 
     def name_waiting(match: Match) -> str:
-        waiting = (row for row in (match.before, match.after) if row.host_bound)
+        waiting = (row for row in match if row.host_bound)
         return ", ".join(f"{row.precision} {DOUBTS['host_bound'].remark}" for row in waiting)
 
     speed, memory, loss = _match_columns(lambda match: match)
@@ -351,10 +336,7 @@ def _tell_matches(found: Material) -> Iterator[Sheet]:
                wrap=True),
     ]  # fmt: skip
     notes = ["At the smallest batch size, the baseline's knee and the largest that both ran."]
-    if any(
-        is_number(match.loss) and min(match.before.seeds, match.after.seeds) < MIN_REPEATS
-        for match in rows
-    ):
+    if any(is_number(m.loss) and min(row.seeds for row in m) < MIN_REPEATS for m in rows):
         notes.append(
             "A difference of loss of one batch size may be chance; the effects have its mean over "
             "all."
@@ -370,30 +352,32 @@ def _tell_matches(found: Material) -> Iterator[Sheet]:
 def _match_columns(take: Callable[[Any], Match | None]) -> list[Column[Any]]:
     """How a case differs from the baseline; nothing for the baseline itself."""
 
-    def write(say: Callable[[Match], Cell | None]) -> Callable[[Any], Cell | None]:
+    def of_match(say: Callable[[Match], Said]) -> Callable[[Any], Said]:
         return lambda row: say(match) if (match := take(row)) else None
 
     def write_speed(match: Match) -> Cell | None:
-        mark = mark_part(match.before, match.after)
-        known = is_number(match.speed)
-        return Cell(f"{mark}{write_ratio(match.speed)}×", match.speed) if known else None
+        text = f"{mark_part(*match)}{write_ratio(match.speed)}×"
+        return Cell(text, match.speed) if is_number(match.speed) else None
 
     return [
-        Column("speed", "speed", "epoch time of the baseline over this one's", write(write_speed),
-               better="higher"),
-        Column("memory", "memory change", "of the peak",
-               write(lambda match: _write_signed(match.memory - 1)), better="lower"),
+        Column("speed", "speed", "epoch time of the baseline over this one's",
+               of_match(write_speed), better="higher"),
+        Column("memory", "memory change", "of the peak", of_match(lambda match: match.memory),
+               write=_write_change, better="lower"),
         Column("loss", "loss difference", "of the training loss",
-               write(lambda match: _write_signed(match.loss, "", 3)), better="lower", keep=8),
+               of_match(lambda match: match.loss), write=_write_difference, better="lower", keep=8),
     ]  # fmt: skip
 
 
-def _choose_matches(matches: Sequence[Match], base: Family) -> list[Match]:
-    """Those at the smallest batch size, the knee of the baseline and the largest."""
+def _choose_matches(base: Family, other: Family) -> list[Match]:
+    """Of the batch sizes that both ran the smallest, the knee of the baseline and the largest."""
     knee = find_knee(list_speeds(base.ended))
     at_knee = knee.batch_size if knee and knee.shape is Shape.KNEE else None
-    ends = (matches[0], matches[-1]) if matches else ()
-    return [m for m in matches if m in ends or m.before.batch_size == at_knee]
+    ours = {row.batch_size: row for row in base.ended}
+    matches = [Match(ours[r.batch_size], r) for r in other.ended if r.batch_size in ours]
+    return [
+        m for m in matches if m in matches[::-1][:1] + matches[:1] or m.before.batch_size == at_knee
+    ]
 
 
 def _name_baselines(matches: Sequence[Match]) -> str:
@@ -418,7 +402,7 @@ def _tell_largest(found: Material) -> Iterator[Sheet]:
         Column("batch_size", "timed at", "the largest batch size that was timed and ended well",
                lambda row: int(row[1].batch_size)),
         Column("bound", "does not fit", "the smallest batch size above it that ran out of memory",
-               lambda row: find_bounds(row[0]).fails),
+               lambda row: row[0].bounds.fails),
         case("epoch_time_s", help="one training epoch"),
         case("images_per_s", help="at that batch size", keep=6),
         case("memory_bytes", keep=7),
@@ -428,9 +412,9 @@ def _tell_largest(found: Material) -> Iterator[Sheet]:
         loss,
     ]  # fmt: skip
     rough = dict.fromkeys(
-        f"{family.first.precision}: memory ends between {row.batch_size} and {bounds.fails}"
+        f"{family.first.precision}: memory ends between {row.batch_size} and {family.bounds.fails}"
         for family, row, _ in rows
-        if (bounds := find_bounds(family)).fails and not (family.wall and family.wall.confirmed)
+        if family.bounds.fails and not (family.wall and family.wall.confirmed)
     )
     notes = [
         "Another question than the same batch size: what a precision gains by a larger batch "
@@ -445,9 +429,9 @@ def _tell_largest(found: Material) -> Iterator[Sheet]:
 
 
 def _list_largest(contest: Contest) -> Iterator[_Largest]:
-    first = contest.ends[0][1]
-    for family, row in contest.ends:
-        yield family, row, None if row is first else Match(first, row)
+    (base, first), *others = contest.ends
+    yield base, first, None
+    yield from ((family, row, Match(first, row)) for family, row in others)
 
 
 _AUTO = "python -m bench.sweep --batch-size auto"
@@ -456,7 +440,7 @@ _AUTO = "python -m bench.sweep --batch-size auto"
 def _note_unended(families: Sequence[Family], contests: Sequence[Contest]) -> list[str]:
     """Which precisions are not compared at their own largest batch, and what would tell."""
     left = [family for contest in contests for family in contest.left]
-    if not left or not any(find_bounds(family).fails for family in families):
+    if not left or not any(family.bounds.fails for family in families):
         return []
     limits = {family.first.memory_limit for family in left}
     axes = ["precision", *(["memory_limit"] if len(limits) > 1 else [])]
@@ -465,13 +449,13 @@ def _note_unended(families: Sequence[Family], contests: Sequence[Contest]) -> li
 
 
 def _describe_end(family: Family) -> str:
-    bounds, row = find_bounds(family), find_largest(family)
+    (fits, fails), row = family.bounds, family.largest
     if row is None:
         return "none was timed"
     timed = f"timed up to {row.batch_size}"
-    if bounds.fits is not None and bounds.fits > row.batch_size:
-        return f"{bounds.fits} fits, {timed}"
-    return f"{bounds.fails} does not fit, {timed}" if bounds.fails else f"nothing failed, {timed}"
+    if fits is not None and fits > row.batch_size:
+        return f"{fits} fits, {timed}"
+    return f"{fails} does not fit, {timed}" if fails else f"nothing failed, {timed}"
 
 
 LARGEST = Section("largest", "What does each gain at its own largest batch?", _tell_largest)
@@ -487,13 +471,13 @@ def _tell_accumulated(found: Material) -> Iterator[Sheet]:
 
     def is_known(match: Match) -> bool:
         """Whether there is a batch in one piece, and that was trained."""
-        plain = match.before
-        return plain.accumulate == 1 != match.after.accumulate and plain.status in RELIABLE
+        plain, parted = match
+        return plain.accumulate == 1 != parted.accumulate and plain.status in RELIABLE
 
-    def write_time(match: Match) -> Cell:
+    def write_time(match: Match) -> Cell | None:
         change = divide(match.after.epoch_time_s, match.before.epoch_time_s) - 1
-        mark = mark_part(match.before, match.after)
-        return _write_signed(change, mark=mark)
+        known = is_known(match) and is_number(change)
+        return Cell(mark_part(*match) + _write_change(change), change) if known else None
 
     def write_pieces(match: Match) -> str:
         parts = match.after.accumulate
@@ -508,17 +492,16 @@ def _tell_accumulated(found: Material) -> Iterator[Sheet]:
                number=False),
         replace(case("epoch_time_s", help="one training epoch"),
                 say=lambda match: time_cell(match.after, spread=False)),
-        Column("time", "time change", "from the plain batch",
-               lambda match: write_time(match) if is_known(match) else None, better="lower"),
+        Column("time", "time change", "from the plain batch", write_time, better="lower"),
         case("memory_bytes", keep=7),
         Column("memory", "memory change", "from the plain batch",
-               lambda match: _write_signed(match.memory - 1) if is_known(match) else None,
-               better="lower", keep=8),
+               lambda match: match.memory if is_known(match) else None,
+               write=_write_change, better="lower", keep=8),
         case("train_loss", help="mean cross-entropy over the epoch", keep=6),
         Column("loss", "loss difference", "from the plain batch",
-               lambda match: _write_signed(match.loss, "", 3)
+               lambda match: match.loss
                if is_known(match) and match.after.workload == IMAGES else None,
-               better="lower", keep=7),
+               write=_write_difference, better="lower", keep=7),
     ]  # fmt: skip
     images = {match.after.workload == IMAGES for match in rows}
     notes = {

@@ -11,7 +11,7 @@ from bench.case import SAME_QUESTION
 from bench.diagnosis.explanation import Explanation
 from bench.questions.batch_sizes import Family, Search, find_families, find_searches
 from bench.questions.effects import Effect, find_effects
-from bench.questions.lines import Line, find_lines
+from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.record import RELIABLE
 from bench.render.cells import Row, iterate
@@ -73,6 +73,11 @@ class Material:
         return list_below(self.cases)
 
     @cached_property
+    def by_cell(self) -> dict[int, Row]:
+        """The cases as rows, by ``cell``."""
+        return {row.cell: row for row in iterate(self.cases)}
+
+    @cached_property
     def beside(self) -> pd.DataFrame:
         """The cases with what was published of each, of `summaries.set_beside`."""
         published, names = self.rows.head(0), ["model", "dataset"]
@@ -96,7 +101,7 @@ class Material:
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        return tuple(find_effects(self.rows, self.cases, self.machines))
+        return tuple(find_effects(self))
 
     @cached_property
     def searches(self) -> list[Search]:
@@ -104,19 +109,16 @@ class Material:
 
     @cached_property
     def families(self) -> list[Family]:
-        """Cases that differ in batch size."""
         return find_families(self.cases, self.probes, self.searches)
 
     @cached_property
     def lines(self) -> list[Line]:
-        """Cases on one GPU and on several, of weak and of strong scaling."""
-        return find_lines(self.rows, self.cases, self.times)
+        return find_lines(self)
 
     @cached_property
     def counted(self) -> list[tuple[Row, Profiled]]:
         """The cases whose work was counted."""
-        rows = iterate(self.cases[self.cases["cell"].isin(list(self.steps))])
-        return [(row, self.steps[row.cell]) for row in rows]
+        return [(row, self.steps[c]) for c, row in self.by_cell.items() if c in self.steps]
 
     @cached_property
     def pairs(self) -> list[Explanation]:
@@ -202,8 +204,7 @@ def _order_columns(cases: pd.DataFrame, by: str) -> tuple[str, ...]:
 
     How much was measured has one only where nothing else tells two cases apart.
     """
-    varying = axes.find_varying(cases)
-    order = [*([by] if by in varying else []), *(name for name in varying if name != by)]
+    order = sorted(axes.find_varying(cases), key=lambda name: name != by)
     for name in SAME_QUESTION:
         axes_shown = [axis for axis in order if axis != MACHINE]
         alike = number_groups(cases, [*summaries.SOURCE, *axes_shown, "environment", "kind"])

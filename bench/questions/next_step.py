@@ -113,15 +113,8 @@ def _explain(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
 
 
 def _complete(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    said = {
-        name: [value]
-        for name, value, needed in (
-            ("fraction", "1", (cases["fraction"] < 1).any()),
-            ("steps", "none", (cases["steps"] != "").any()),
-            ("until", "none", (cases["until"] != "").any()),
-        )
-        if needed
-    }
+    said = {"fraction": ["1"]} if (cases["fraction"] < 1).any() else {}
+    said |= {name: ["none"] for name in ("steps", "until") if (cases[name] != "").any()}
     return _change(sweep, **said) if said and cases["extrapolated"].any() else []
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.questions.material import Material
-from bench.questions.notes import list_values
+from bench.questions.notes import name_values
 from bench.render.cells import (
     TIMED,
     Row,
     axis_column,
     iterate,
     name_spread,
-    number_cell,
     published_time_cell,
     quantity_column,
     remarks,
@@ -29,7 +28,7 @@ from bench.study import axes, summaries
 from bench.study.axes import MACHINE, Machines, name_setting, name_value, sort_cases
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES
-from bench.text import GIB, count
+from bench.text import GIB, count, write_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,18 +58,17 @@ def _tell_cases(found: Material) -> Iterator[Sheet]:
     headings = _choose_headings(cases, order, found.by)
     cases = sort_cases(cases, headings)
     columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
-    several: list[Column[Row]] = [
-        Column("global_batch", "global batch",
-               "items of a step of the optimizer, of all GPUs together",
-               lambda row: int(row.batch_size * row.world_size), always=True),
-    ]  # fmt: skip
+    several: Column[Row] = Column(
+        "global_batch", "global batch", "items of a step of the optimizer, of all GPUs together",
+        lambda row: int(row.batch_size * row.world_size), always=True,
+    )  # fmt: skip
     # the effects say it, and the page is full
     saved = [quantity_column("memory_saved", keep=2), quantity_column("tensors_saved", keep=1)]
     yield Sheet(
         f"Overview: {count(len(cases), 'case')}",
         [
             *(axis_column(axis, machines) for axis in columns),
-            *(several if "world_size" in columns else []),
+            *([several] if "world_size" in columns else []),
             _time_column(TIME.title + name_spread(cases)),
             quantity_column("images_per_s", keep=5),
             quantity_column("speedup", label="speed-up over fp32", keep=7),
@@ -83,8 +81,8 @@ def _tell_cases(found: Material) -> Iterator[Sheet]:
             quantity_column("energy_per_epoch_j", keep=4),
             Column("start_time_s", "start-up (s)",
                    "set-up, and the slowest first steps of all repeats",
-                   lambda row: number_cell(row.start_time_s if slow else math.nan),
-                   better="lower", keep=3),
+                   lambda row: row.start_time_s if slow else None,
+                   write=write_number, better="lower", keep=3),
             Column("remarks", "remarks", "what to know before believing the row",
                    lambda row: remarks(row, found.below), wrap=True),
         ],
@@ -268,24 +266,24 @@ def tell_environment(found: Material) -> Sheet:
     cases, pairs = found.cases, list(found.machines)[:MOST_SECTIONS]
     parts = [cases[(cases["sweep"] == s) & (cases["machine"] == machine)] for s, machine in pairs]
 
-    def write(part: pd.DataFrame, name: str) -> str:
-        values = list_values(part, name)
+    def write(name: str, part: pd.DataFrame) -> str:
         if name == "gpu_memory_bytes":
-            values = [f"{b / GIB:.1f} GiB" for b in part[name].dropna().unique()]
-        return " or ".join(values[:4])
+            sizes = [f"{bytes / GIB:.1f} GiB" for bytes in part[name].dropna().unique()]
+            return " or ".join(sizes[:4])
+        return name_values(part, name, 4)
 
-    def pick(place: int, row: tuple[str, list[str]]) -> str | None:
-        return row[1][place] or None
+    def pick(place: int, row: Sequence[str]) -> str | None:
+        return row[place] or None
 
-    rows = [(label, [write(part, name) for part in parts]) for name, label in _ENVIRONMENT.items()]
+    rows = [(label, *(write(name, part) for part in parts)) for name, label in _ENVIRONMENT.items()]
     return Sheet(
         "Environment",
         [
-            Column("what", "", "", lambda row: row[0], number=False),
-            *(Column(f"m{i}", found.machines[pair], "", partial(pick, i),
+            Column("what", "", "", itemgetter(0), number=False),
+            *(Column(f"m{i}", found.machines[pair], "", partial(pick, i + 1),
                      number=False) for i, pair in enumerate(pairs)),
         ],
-        [row for row in rows if any(row[1])],
+        [row for row in rows if any(row[1:])],
         empty=(),
     )  # fmt: skip
 

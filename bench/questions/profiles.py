@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import product
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
@@ -138,13 +139,8 @@ def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) ->
         [value for run, _ in repeats if (value := _none(run[name])) is not None]
         for name in ("sm_clock_mhz", "alloc_retries")
     )
-    return Profiled(
-        case,
-        step,
-        times,
-        fmean(clocks) if clocks else None,
-        int(max(retries, default=0)),
-    )
+    clock = fmean(clocks) if clocks else None
+    return Profiled(case, step, times, clock, int(max(retries, default=0)))
 
 
 def _none(value: float) -> float | None:
@@ -203,17 +199,12 @@ def explain_pairs(
 ) -> list[Explanation]:
     """Explain each pair of profiled cases that differ in one axis.
 
-    Pairs are those of the effects of `bench.questions.effects`: of precisions each against fp32, of
-    numbers each against the next below, of other values each against the first; at equal values of
-    all other axes, on one machine.
+    Pairs are those of `bench.study.pairs.find_changes`, on one machine.
 
     Args:
         steps: of `read_steps`.
         cases: of `bench.study.summaries.summarize`.
-        machines: what each is called.
-        axis: in which the cases of a pair differ.
-        before: the value to begin with, as CSV spells it; None for any.
-        after: the value to explain; None for any.
+        before: the value to begin with, as CSV spells it; None for any. So is ``after``.
         tried: cases that an option may have been tried in; by default ``cases``.
     """
     known = {cell for cell, one in steps.items() if one.step.profile is not None}
@@ -238,31 +229,20 @@ def explain_pairs(
 def _find_pairs(
     cases: pd.DataFrame, axis: str, before: str | None, after: str | None, machines: Machines
 ) -> Iterator[tuple[int, int]]:
-    """Cells before and after the change."""
+    """Cells before and after the change; where one value is given, each other is the other end."""
+    if before is None and after is None:
+        for change in find_changes(axis, cases, machines):
+            yield from ((pair.a, pair.b) for pair in change.pairs)
+        return
     spelled = cases[axis].map(format_value)
-    if before is not None and after is not None:
-        for first, one, two in _list_pairs(axis, cases[spelled.isin([before, after])], machines):
-            yield (one, two) if first == (before or "none") else (two, one)
-        return
-    asked = before if before is not None else after
-    if asked is None:
-        yield from ((one, two) for _, one, two in _list_pairs(axis, cases, machines))
-        return
-    # one end is given: each other value is the other
-    order = cases.assign(_rank=rank(cases, axis), _text=spelled).sort_values("_rank")
-    for value in dict.fromkeys(order["_text"]):
-        if value != asked:
-            first, last = (asked, value) if before is not None else (value, asked)
-            yield from _find_pairs(cases, axis, first, last, machines)
-
-
-def _list_pairs(
-    axis: str, cases: pd.DataFrame, machines: Machines
-) -> Iterator[tuple[str, int, int]]:
-    """The value that each change begins with, and the cells of its pairs."""
-    for change in find_changes(axis, cases, machines):
-        cells = ((pair.a, pair.b) for pair in change.pairs)
-        yield from ((change.before, int(one), int(two)) for one, two in cells)
+    order = spelled[rank(cases, axis).sort_values().index]
+    firsts, lasts = (order if end is None else [end] for end in (before, after))
+    for first, last in dict.fromkeys(product(firsts, lasts)):
+        if first == last:
+            continue
+        for change in find_changes(axis, cases[spelled.isin([first, last])], machines):
+            forth = change.before == (first or "none")
+            yield from ((p.a, p.b) if forth else (p.b, p.a) for p in change.pairs)
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:

@@ -7,6 +7,7 @@ from itertools import count
 
 from bench.case import Case
 from bench.diagnosis.ceiling import Ceiling, find_beaten, find_ceiling
+from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.explanation import Change, Explanation
 from bench.diagnosis.sentences import (
     describe,
@@ -20,9 +21,9 @@ from bench.render.cells import (
     Row,
     case_column,
     estimate_cell,
-    iterate,
     ms_cell,
     ratio_cell,
+    write_ends,
     write_ratio,
 )
 from bench.render.model import Cell
@@ -76,12 +77,12 @@ _Possible = tuple[Row, float, Ceiling | None]
 def _tell_possible(found: Material) -> Iterator[Sheet]:
     """Of the pairs that are not explained for want of a profile."""
     steps, wrong = found.steps, None
-    cases = {row.cell: row for row in iterate(found.cases) if row.cell in steps}
-    pairs = [
-        pair for effect in found.effects if effect.axis == "precision" for pair in effect.pairs
-    ]
+    cases = found.by_cell
+    pairs = [pair for e in found.effects if e.axis == "precision" for pair in e.pairs]
     rows: list[_Possible] = []
-    for a, b in (pair for pair in pairs if pair[0] in cases and pair[1] in cases):
+    for a, b in pairs:
+        if a not in steps or b not in steps:
+            continue
         before, after = steps[a].step, steps[b].step
         if (before.profile and after.profile) or cases[a].precision != "fp32":
             continue
@@ -94,13 +95,14 @@ def _tell_possible(found: Material) -> Iterator[Sheet]:
     columns: list[Column[_Possible]] = [
         case_column(found.named, found.machines, lambda one: one[0]),
         Column("speedup", "speed-up (×)", "of a median step, over fp32",
-               lambda one: ratio_cell(one[1]), better="higher"),
+               lambda one: one[1], write=write_ratio, better="higher"),
         Column("ceiling", "at most (×)",
                "fp32's step as measured, over the work after at this machine's measured rates",
-               lambda one: ratio_cell(one[2].speedup if one[2] else None)),
+               lambda one: one[2].speedup if one[2] else None, write=write_ratio),
         Column("memory", "memory traffic (%)",
                "share of the least time of this precision's step",
-               lambda one: Cell(f"{100 * one[2].memory:.0f}", one[2].memory) if one[2] else None),
+               lambda one: one[2].memory if one[2] else None,
+               write=lambda share: f"{100 * share:.0f}"),
     ]  # fmt: skip
     notes = [f"{NOTE} With --profile on, python -m bench.why says where the rest goes."]
     notes += [write_beaten(wrong)] if wrong else []
@@ -114,11 +116,11 @@ def _tell_pairs(found: Material) -> Iterator[Sheet]:
     columns: list[Column[Explanation]] = [
         Column("pair", "pair", "the two cases", name_pair, wrap=True),
         Column("speedup", "speed-up (×)", "time of a step before over that after",
-               lambda why: ratio_cell(why.speedup.value), better="higher"),
+               lambda why: why.speedup.value, write=write_ratio, better="higher"),
         Column("interval", "95 % interval", "of the speed-up",
-               lambda why: _write_ends(why.speedup.low, why.speedup.high), keep=6),
+               lambda why: write_ends((why.speedup.low, why.speedup.high), write_ratio), keep=6),
         Column("ceiling", "at most (×)", "were all work done at the measured rates of this machine",
-               lambda why: ratio_cell(why.ceiling.speedup if why.ceiling else None), keep=8),
+               lambda why: why.ceiling.speedup if why.ceiling else None, write=write_ratio, keep=8),
         Column("reasons", "reasons", "shares of the step after, or of what was lost",
                _name_reasons, wrap=True),
         Column("remarks", "remarks", "whether a step waits for its program",
@@ -138,10 +140,6 @@ def _name_reasons(why: Explanation) -> str:
         if why.share(reason) >= NAMED
     )
     return f"of the loss: {listed}" if why.lost and listed else listed
-
-
-def _write_ends(low: float | None, high: float | None) -> str | None:
-    return None if low is None or high is None else f"{write_ratio(low)}–{write_ratio(high)}"
 
 
 PAIRS = Section("why", "Why is it not faster?", _tell_pairs)
@@ -167,7 +165,7 @@ def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
     kept = large if len(large) == len(parts) <= most else large[: most - 1]
     rest = [ends for part, ends in parts if not any(part is other for other, _ in kept)]
     if not rest:
-        return list(kept)
+        return kept
     together = Change(
         "",
         sum(ends.before_s for ends in rest),
@@ -225,7 +223,14 @@ def _end_columns(why: Explanation) -> Iterator[Column[Part]]:
     yield Column("after", f"{why.b.name} (ms)", "time in a step",
                  lambda row: ms_cell(row[1].after_s, row[1].after_estimated))  # fmt: skip
     yield Column("change", "change (ms)", "what it adds to the step",
-                 lambda row: change_cell(row[1].change_s, row[1].estimated))  # fmt: skip
+                 lambda row: _change_cell(row[1]))  # fmt: skip
+
+
+def _change_cell(ends: Change) -> Cell:
+    """What is added to a time, in milliseconds with its sign."""
+    text = write_ms(ends.change_s)
+    sign = "" if ends.change_s <= 0 or text == "0" else "+"
+    return estimate_cell(f"{sign}{text}", ends.change_s, ends.estimated)
 
 
 def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
@@ -243,24 +248,18 @@ def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
         rows = _fold(rows, SMALL * why.b.step.step_s, most - 1)
     rows.append((Cell("the whole step"), Change("", why.a.step.step_s, why.b.step.step_s)))
 
-    def divide_ends(ends: Change) -> float | None:
-        return ends.before_s / ends.after_s if min(ends.before_s, ends.after_s) > 0 else None
+    def write_speedup(ends: Change) -> Cell | None:
+        known = min(ends.before_s, ends.after_s) > 0
+        return ratio_cell(ends.before_s / ends.after_s, ends.estimated) if known else None
 
     columns: list[Column[Part]] = [
         Column("part", "part of the step", "", lambda row: row[0], wrap=True),
         *_end_columns(why),
         Column("speedup", "speed-up (×)", "of this part alone",
-               lambda row: ratio_cell(divide_ends(row[1]), row[1].estimated), keep=8),
+               lambda row: write_speedup(row[1]), keep=8),
     ]  # fmt: skip
     title = f"From one step to the other: {name_pair(why)}"
     return Sheet(title, columns, rows, name=name, empty=())
-
-
-def change_cell(seconds: float, estimated: bool = False) -> Cell:
-    """Write what is added to a time, in milliseconds with its sign."""
-    text = ms_cell(seconds).text
-    sign = "" if seconds <= 0 or text == "0" else "+"
-    return estimate_cell(f"{sign}{text}", seconds, estimated)
 
 
 EXPLAINED = Section(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from bench.questions.answers import answer
 from bench.questions.batch_tables import ACCUMULATION, GROWTH, LARGEST, MATCHED, SPEEDS, WALLS
 from bench.questions.breakdowns import BREAKDOWNS, OPERATIONS
-from bench.questions.changes import EFFECTS
 from bench.questions.checkpoints import CHECKPOINTS
+from bench.questions.effects import EFFECTS
 from bench.questions.epochs import EPOCHS
 from bench.questions.gpus import SCALING, TAX
 from bench.questions.halving import RUNGS, SEARCH
