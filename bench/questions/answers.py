@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
-from bench.questions.batch_sizes import Family, Match, find_bounds, list_contests
 from bench.questions.effects import Effect
+from bench.questions.families import Family, find_bounds
 from bench.questions.material import Material
+from bench.questions.rivals import Match, list_contests
 from bench.record import REFUSED
 from bench.render.cells import (
     ESTIMATE,
@@ -101,9 +102,6 @@ def _tell_repeats(cases: pd.DataFrame) -> Iterator[str]:
         yield f"{runs} in {which}, so small differences may be chance; use --repeats {MIN_REPEATS}."
 
 
-# ---------------------------------------------------------------------------------------- effects
-
-
 def _has_switch(found: Material) -> bool:
     """Whether anything varies that `_summarize_effects` tells of: all effects may take seconds."""
     return "precision" in found.varying or any(
@@ -135,12 +133,8 @@ def _summarize_effects(found: Material) -> Iterator[str]:
 
 
 def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) -> str:
-    """``fp16 trains 3.34 times as fast as fp32 (95 %: 3.20 to 3.47) with 38 % less memory``.
-
-    Args:
-        said: whether a change before it said what it is compared with; then ``fp16 3.34 times``.
-        saved: of `_tell_saved`.
-    """
+    """``fp16 trains 3.34 times as fast as fp32 (95 %: 3.20 to 3.47) with 38 % less memory``; or
+    ``fp16 3.34 times``, where a change before it ``said`` what it is compared with."""
     time, mode = effect.time, "" if effect.after == "on" else f" {effect.after}"
     precision = effect.axis == "precision"
     change = effect.after if precision else f"with {name_axis(effect.axis)}{mode}"
@@ -187,15 +181,9 @@ def _tell_busy(row: Row) -> str:
     return f"GPU busy for {write_quantity(QUANTITIES['busy_share'], row)} of a step"
 
 
-# ---------------------------------------------------------------------------------------- fastest
-
-
 def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
-    """Name the lowest time, and claim no more of it than its runs allow.
-
-    Args:
-        cases: those of one machine, network and dataset.
-    """
+    """Name the lowest time of the cases of a network and dataset on a machine, and claim no more of
+    it than its runs allow."""
     timed = cases[cases["epoch_time_s"].notna()].sort_values("epoch_time_s", kind="stable")
     trusted = doubts.trusted(timed)
     good, doubted = timed[trusted], timed[~trusted]
@@ -235,10 +223,8 @@ def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
 
 
 def _find_rivals(row: Row, timed: pd.DataFrame) -> list[Row]:
-    """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run.
-
-    A case of too few runs to show a spread is taken to have that of ``row``.
-    """
+    """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run. A
+    case of too few runs to show a spread is taken to have that of ``row``."""
     if row.repeats == 1:
         return []
     low = timed["epoch_time_s_low"].fillna(timed["epoch_time_s"])
@@ -264,13 +250,9 @@ def _list_some(names: Sequence[str], between: str = ", ") -> str:
 
 
 def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
-    """Compare the fastest case with fp32 at its batch size, and with the fastest fp32.
-
-    A speed-up at one batch size alone would flatter where fp32 is slow at just that one.
-
-    Args:
-        timed: all cases with a time, fastest first.
-    """
+    """Compare the fastest case with fp32 at its batch size, and with the fastest fp32: a speed-up
+    at one batch size alone would flatter where fp32 is slow at just that one. The cases with a time
+    come fastest first."""
     trusted, fp32 = doubts.trusted(timed), timed["precision"] == "fp32"
     if row.precision == "fp32":
         return "; no other precision was faster" if (trusted & ~fp32).any() else ""
@@ -300,11 +282,8 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
 
 
 def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str]) -> str:
-    """Compare the fastest case with the fp32 case most like it, and say in what that differs.
-
-    Args:
-        others: the fp32 cases with a time, fastest first; none has the settings of ``row``.
-    """
+    """Compare the fastest case with the fp32 case most like it, of which none has its settings, and
+    say in what that differs."""
     if not len(others):
         return "; there is no fp32 case here to compare it with"
     names = ("batch_size", *settings)
@@ -323,14 +302,9 @@ def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str])
     return f", {speedup} times as fast as the nearest fp32 case ({what}){doubt}"
 
 
-# ------------------------------------------------------------------------------------- batch sizes
-
-
 def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
-    """Name the largest batch that fits each precision, where any ran out of memory.
-
-    Micro-batches take less memory, so batches in one piece are told of, where there are any.
-    """
+    """Name the largest batch that fits each precision, where any ran out of memory. Micro-batches
+    take less memory, so batches in one piece are told of, where there are any."""
     import pandas as pd
 
     columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind"]
@@ -351,7 +325,6 @@ def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
 
 
 def _list_largest(ended: pd.DataFrame) -> Iterator[str]:
-    """Each precision with its largest batch and the next above that does not fit."""
     parts = dict(list(ended.groupby("precision")))
     for precision in (name for name in PRECISIONS if name in parts):
         fits, fails = find_bounds([*parts[precision].itertuples()])
@@ -363,10 +336,8 @@ def _list_largest(ended: pd.DataFrame) -> Iterator[str]:
 
 def _compare_largest(families: Sequence[Family]) -> str:
     """Compare precisions each at its own largest batch, and say how that differs from equal ones.
-
     Nothing, where fewer than two are known or all are at one batch size; and where several settings
-    ran, because then the tables tell.
-    """
+    ran, because then the tables tell."""
     contests = list(list_contests(families))
     if len(contests) != 1 or not contests[0].ends or families[0].first.kind == "fake":
         return ""
@@ -377,11 +348,8 @@ def _compare_largest(families: Sequence[Family]) -> str:
 
 
 def _contrast_largest(largest: Match, family: Family) -> str:
-    """``fp16 (512) is 1.52 times as fast as fp32 (256), and 1.45 times with both at 256``.
-
-    Args:
-        family: that of the second case.
-    """
+    """``fp16 (512) is 1.52 times as fast as fp32 (256), and 1.45 times with both at 256``; the
+    family is that of the second case."""
     before, after = largest
     said = (
         f"{after.precision} ({after.batch_size}) is {mark_part(*largest)}"

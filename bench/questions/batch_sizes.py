@@ -1,8 +1,4 @@
-"""How speed and memory go with the batch size: knees, cliffs, memory as a line, the largest batch.
-
-All of it is of a family: cases that differ in nothing but their batch size. Probes of the largest
-batch are no measurements of speed, but tell of memory as much as cases do.
-"""
+"""How speed and memory go with the batch size: knees, cliffs, and memory as a line."""
 
 from __future__ import annotations
 
@@ -10,31 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import partial
 from itertools import pairwise
-from statistics import fmean, median
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
-from bench.case import SAME_QUESTION, Case, free_axes
-from bench.precision import PRECISIONS
-from bench.record import REFUSED, RELIABLE, Status
-from bench.render.cells import TIMED, Row, iterate
-from bench.store.attempts import number_groups
-from bench.store.reader import read_cases
-from bench.study.axes import keep_main
-from bench.study.estimate import share_seeds
-from bench.study.quantities import is_number
-from bench.study.summaries import SOURCE, list_equal
-from bench.text import parse_bytes
-from bench.wall.answer import Wall
+from bench.limits import MIN_REPEATS
+from bench.questions.families import Bounds, Family, list_keys, note_first
+from bench.questions.material import Material
+from bench.record import RELIABLE
+from bench.render.cells import Row, quantity_cell, write_tenths
+from bench.render.model import NOTHING, Cell
+from bench.render.section import Column, Section, Sheet
+from bench.study.doubts import DOUBTS
+from bench.study.quantities import QUANTITIES, is_number
+from bench.text import GIB, parse_bytes, write_number
 from bench.wall.line import MemoryLine, fit_line
-from bench.wall.records import APART, name_family, read_walls
 from bench.wall.search import STEP
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from bench.study.sweeps import Sweep
 
 LEAST_SIZES = 3
 """Batch sizes that a knee or a line needs: two points lie on a line whatever they are."""
@@ -48,178 +36,10 @@ DROP = 0.10
 ROUGH = 0.05
 """Where a batch size misses the line by more, memory is no line."""
 
-CLOSE = 0.9
-"""A batch of this share of the largest that trained stands for it."""
-
 FARTHEST = 2
 """Times the largest batch that ran up to which memory is predicted."""
 
-MOST_FAMILIES = 60
-"""Families that a report looks at; more would not be read."""
-
-_EQUAL = list_equal(("batch_size", *SAME_QUESTION))
-
-
-class Bounds(NamedTuple):
-    """Between which batch sizes memory ends: the largest that was trained, None for none, and the
-    smallest above it that ran out of memory, None for none."""
-
-    fits: int | None
-    fails: int | None
-
-
-def find_bounds(rows: Sequence[Row]) -> Bounds:
-    """What cases and probes show of where memory ends."""
-    fits = max((int(row.batch_size) for row in rows if row.status in TIMED), default=None)
-    failed = (int(row.batch_size) for row in rows if row.status in REFUSED)
-    return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
-
-
-@dataclass(frozen=True)
-class Family:
-    """Cases of one precision that differ in nothing but their batch size.
-
-    Rows, not frames: each is looked at many times, and a frame takes a millisecond to give one.
-
-    Attributes:
-        cases: one row a batch size, upwards; at least one.
-        probes: the records of probes that take as much memory, in the order in which they ran.
-        group: a number that it shares with families that differ from it in precision only.
-        wall: what a search for its largest batch found; None where there was none.
-    """
-
-    cases: tuple[Row, ...]
-    probes: tuple[Row, ...]
-    group: int
-    wall: Wall | None = None
-
-    @property
-    def first(self) -> Row:
-        """Any of its cases, for the settings that all share."""
-        return self.cases[0]
-
-    @cached_property
-    def ended(self) -> list[Row]:
-        """The cases with a time that can be compared, by batch size."""
-        return [row for row in self.cases if row.status in RELIABLE]
-
-    @cached_property
-    def bounds(self) -> Bounds:
-        """Where its memory ends, by cases and probes alike."""
-        return find_bounds((*self.probes, *self.cases))
-
-    @property
-    def largest(self) -> Row | None:
-        """The case at the largest batch size that was measured and ended well."""
-        return next((row for row in self.ended[::-1] if row.status == Status.OK.value), None)
-
-    @property
-    def end(self) -> Row | None:
-        """`largest`, where that is about the largest batch that fits.
-
-        It is if memory is known to end there: by a search that ended, or by a batch of at most
-        twice its size that ran out of memory. And if nothing much larger trained: it has `CLOSE` of
-        the largest batch that did, or is the one that the search recommends.
-        """
-        row, (fits, fails) = self.largest, self.bounds
-        if row is None or fits is None:
-            return None
-        searched = self.wall if self.wall is not None and self.wall.confirmed else None
-        ends = searched or (fails is not None and fails <= 2 * row.batch_size)
-        recommended = searched.recommended if searched else None
-        least = CLOSE * fits if recommended is None else min(CLOSE * fits, recommended)
-        return row if ends and row.batch_size >= least else None
-
-
-class Search(NamedTuple):
-    """A search for the largest batch: where it ran, for which cases, and what it found."""
-
-    sweep: str
-    machine: str
-    family: Case
-    wall: Wall
-
-
-def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search]:
-    """The searches in records of `summaries.read`, probes and the cases that may have retried, each
-    to the step and with the margin of its sweep."""
-    if not records["probe"].any():
-        return []
-    asked = {sweep.name: sweep for sweep in sweeps}
-    return [
-        Search(str(sweep), str(machine), *found)
-        for (sweep, machine), part in records.groupby(list(SOURCE), sort=False)
-        for found in read_walls(part, asked[str(sweep)].step, asked[str(sweep)].margin)
-    ]
-
-
-def find_families(
-    cases: pd.DataFrame, probes: pd.DataFrame, searches: Sequence[Search] = ()
-) -> list[Family]:
-    """Gather families, in the order of the overview; each precision at its main loss scale.
-
-    Left out are families whose group has only one batch size, and those after the first
-    `MOST_FAMILIES`.
-
-    Args:
-        cases: of `summaries.summarize`.
-        probes: records of `summaries.read`.
-        searches: of `find_searches`.
-    """
-    import pandas as pd
-
-    if not len(cases):
-        return []
-    alike = [name for name in _EQUAL if name not in free_axes("precision")]
-    cases = keep_main(cases, number_groups(cases, alike))
-    memory = [name for name in _EQUAL if name not in APART]
-    both = pd.concat([part[memory] for part in (cases, probes)], ignore_index=True)
-    numbers = number_groups(both, memory).to_numpy()
-    probed: dict[int, list[Row]] = {}
-    for number, row in zip(numbers[len(cases) :], iterate(probes), strict=True):
-        probed.setdefault(number, []).append(row)
-    cases = cases.assign(
-        _family=number_groups(cases, _EQUAL),
-        _group=number_groups(cases, alike),
-        _memory=numbers[: len(cases)],
-    )
-    cases = cases[cases.groupby("_group")["batch_size"].transform("nunique") > 1]
-    first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
-    cases = _keep_one(cases[cases["_family"].isin(first)], "batch_size")
-    rows = list(iterate(cases))
-    # of each family its places in the frame, upwards by batch size
-    places = {number: list(part) for number, part in cases.groupby("_family").indices.items()}
-    return [
-        Family(
-            tuple(rows[at] for at in places[number]),
-            tuple(probed.get(rows[places[number][0]]._memory, ())),
-            int(rows[places[number][0]]._group),
-            _find_wall(cases.iloc[places[number][:1]], searches) if searches else None,
-        )
-        for number in first
-    ]
-
-
-def _find_wall(case: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
-    """The wall that was found for the family of the only row of ``case``."""
-    source = tuple(case[name].iloc[0] for name in SOURCE)
-    mine = [search for search in searches if (search.sweep, search.machine) == source]
-    family = name_family(read_cases(case)[0]) if mine else None
-    return next((search.wall for search in mine if search.family == family), None)
-
-
-def _keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """Of cases that differ only in how they were measured, the one that measured most; sorted by
-    ``axis``, in which the cases of a ``_family`` differ."""
-    order = cases[["_family", axis, "part"]].assign(
-        _lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != ""
-    )
-    by = [axis, "_lost", "_cut", "part"]
-    order = order.sort_values(by, ascending=[True, True, True, False], kind="stable")
-    return cases.loc[order.drop_duplicates(["_family", axis]).index]
-
-
-# ------------------------------------------------------------------------------------------ speed
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -274,20 +94,14 @@ def list_speeds(rows: Sequence[Row]) -> list[Speed]:
 
 
 def find_knee(speeds: Sequence[Speed]) -> Knee | None:
-    """Find the smallest batch within `NEAR` of the best images/s.
+    """Find the smallest batch within `NEAR` of the best images/s, of speeds upwards by batch size;
+    None where these are fewer than `LEAST_SIZES`.
 
     There is none where images/s still rise: where the largest batch is the best, and better by
     more than `NEAR` than half of it. There is none either where the smallest batch that ran is
-    within `NEAR`, by its median or by the spread of its repeats: then it may lie below.
-
-    It is certain where no smaller batch's highest reaches within `NEAR` of the best's lowest, and
-    its own lowest is within `NEAR` of the best's highest.
-
-    Args:
-        speeds: upwards by batch size.
-
-    Returns:
-        None where there are fewer than `LEAST_SIZES` batch sizes.
+    within `NEAR`, by its median or by the spread of its repeats: then it may lie below. It is
+    certain where no smaller batch's highest reaches within `NEAR` of the best's lowest, and its own
+    lowest is within `NEAR` of the best's highest.
     """
     if len(speeds) < LEAST_SIZES:
         return None
@@ -314,8 +128,7 @@ def _interpolate(speeds: Sequence[Speed], batch_size: float) -> float:
     return speeds[0].images_per_s  # all that ran lie within a factor of two
 
 
-@dataclass(frozen=True)
-class Cliff:
+class Cliff(NamedTuple):
     """Two neighbouring batch sizes, of which the larger is slower by more than `DROP`."""
 
     before: Speed
@@ -323,17 +136,12 @@ class Cliff:
 
     @property
     def lost(self) -> float:
-        """The share of images/s that is lost."""
         return 1 - self.after.images_per_s / self.before.images_per_s
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        return self.before.batch_size, self.after.batch_size
 
     @property
     def misalignment(self) -> str:
         """What the batch size is a multiple of before it, and not after it; empty for neither."""
-        before, after = self.sizes
+        before, after = (speed.batch_size for speed in self)
         lost = next((of for of in (8, 64) if after % of and not before % of), 0)
         return f"{after} is no multiple of {lost}" if lost else ""
 
@@ -349,7 +157,90 @@ def find_cliffs(speeds: Sequence[Speed]) -> list[Cliff]:
     return [c for c in cliffs if c.lost > DROP and c.after.high < c.before.low]
 
 
-# ----------------------------------------------------------------------------------------- memory
+_Speeds = tuple[Family, Knee, list[Cliff]]
+
+
+def _tell_speeds(found: Material) -> Iterator[Sheet]:
+    rows: list[_Speeds] = []
+    for family in found.families:
+        speeds = list_speeds(family.ended)
+        if knee := find_knee(speeds):
+            rows.append((family, knee, find_cliffs(speeds)))
+    firsts = [family.first for family in found.families]
+    near = f"{100 * NEAR:.0f} %"
+
+    def write_speed(family: Family, size: int) -> Cell:
+        (row,) = (row for row in family.ended if row.batch_size == size)
+        return quantity_cell(QUANTITIES["images_per_s"], row)
+
+    def write_best(row: _Speeds) -> Cell:
+        best = write_speed(row[0], row[1].best)
+        return Cell(f"{best.text} at {row[1].best}", best.value)
+
+    def write_doubts(row: _Speeds) -> str:
+        family, knee, cliffs = row
+        sizes = {knee.best, knee.batch_size, *(s.batch_size for cliff in cliffs for s in cliff)}
+        rested = [row for row in family.ended if row.batch_size in sizes]
+        told = [doubt for doubt in DOUBTS.values() if doubt.name not in found.below]
+        return ", ".join(d.remark for d in told if any(getattr(row, d.name) for row in rested))
+
+    columns: list[Column[_Speeds]] = [
+        *list_keys(firsts, found.machines, lambda row: row[0].first),
+        Column("knee", "knee", f"the smallest batch size that ran within {near} of the best",
+               lambda row: Cell(write_knee(row[1], row[0].bounds.fails),
+                                row[1].batch_size if row[1].certain else None),
+               wrap=True),
+        Column("knee_speed", "images/s there", "at the knee",
+               lambda row: write_speed(row[0], row[1].batch_size) if row[1].certain else None,
+               better="higher", keep=7),
+        Column("best", "most images/s", "and the batch size that has them", write_best,
+               better="higher"),
+        Column("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %",
+               lambda row: "; ".join(map(_write_cliff, row[2])) or "none",
+               wrap=True, always=True),
+        Column("sizes", "batch sizes", "that were timed, and how many they are",
+               lambda row: _write_sizes([s.batch_size for s in list_speeds(row[0].ended)]),
+               number=False, keep=5),
+        Column("remarks", "remarks", "on the rows that these rest on", write_doubts,
+               keep=8, wrap=True),
+    ]  # fmt: skip
+    notes = [
+        f"Knee: the smallest batch size that ran within {near} of the most images/s; two batch "
+        "sizes where the spread of the runs leaves it between them. Still rising: the largest is "
+        f"the best, by more than {near} over half of it. Cliff: more than {100 * DROP:.0f} % fewer "
+        "images/s than at the batch size before, and more than the spread of the runs explains."
+    ]
+    if any(row.repeats < MIN_REPEATS for family, *_ in rows for row in family.ended):
+        notes.append(
+            f"With fewer than {MIN_REPEATS} repeats, knees and cliffs are as uncertain as the "
+            f"runs, and may be chance; use --repeats {MIN_REPEATS}."
+        )
+    notes += note_first(found.families)
+    yield Sheet("Speed by batch size: knees and cliffs", columns, rows, notes)
+
+
+def write_knee(knee: Knee, fails: int | None) -> str:
+    """``128``, ``64 to 256``, ``64 or below``, ``still rising at 512 (640 does not fit)``; what
+    ``fails`` is the smallest batch size that does not fit, where one is known."""
+    first, last = knee.ends or (knee.batch_size, knee.batch_size)
+    if knee.shape is Shape.RISING:
+        beyond = f" ({fails} does not fit)" if fails else ""
+        perhaps = f"{first} or later, or " if first < last else ""
+        return f"{perhaps}still rising at {last}{beyond}"
+    if knee.shape is Shape.BELOW:
+        return f"{last} or below"
+    return f"{first} to {last}" if knee.ends else str(first)
+
+
+def _write_cliff(cliff: Cliff) -> str:
+    """``256 → 257: 23 % slower, 257 is no multiple of 8``."""
+    said = f"{' → '.join(str(speed.batch_size) for speed in cliff)}: {write_drop(cliff)}"
+    return ", ".join(filter(None, (said, cliff.misalignment)))
+
+
+def _write_sizes(sizes: Sequence[int]) -> str:
+    """Batch sizes as their range: ``32 to 512 (5)``."""
+    return f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
 
 
 @dataclass(frozen=True)
@@ -381,13 +272,10 @@ class Growth:
 
 def fit_growth(family: Family) -> Growth | None:
     """Fit memory over the batch size; None for fewer than `LEAST_SIZES`, or where it does not grow.
-
     A line that misses by more than `ROUGH` predicts nothing, nor does one that what was found of
     the largest batch contradicts: a batch trained that should take more than there is, or one
-    failed that should fit, by more than `ROUGH` of the memory that it should take.
-
-    What made the allocator retry is left out: there memory is as large as it could be.
-    """
+    failed that should fit, by more than `ROUGH` of the memory that it should take. What made the
+    allocator retry is left out: there memory is as large as it could be."""
     points = {
         int(row.batch_size): float(row.memory_bytes)
         for row in (*family.probes, *family.cases)
@@ -426,11 +314,9 @@ def fit_growth(family: Family) -> Growth | None:
 
 
 def _find_available(family: Family) -> float | None:
-    """Bytes that a family's memory may come to, by the measure it is read in; None if unknown.
-
-    That is its memory limit, or the card less what others had of it if that is less. Torch's
-    allocator does not hold the CUDA context, which then is subtracted too, as far as it is known.
-    """
+    """Bytes that a family's memory may come to, by the measure it is read in; None if unknown. That
+    is its memory limit, or the card less what others had of it if that is less. Torch's allocator
+    does not hold the CUDA context, which then is subtracted too, as far as it is known."""
     rows = (*family.probes, *family.cases)
 
     def middle(name: str) -> float:
@@ -449,95 +335,65 @@ def _find_available(family: Family) -> float | None:
     return min(ends) - (max(middle("context_bytes"), 0) if context else 0)
 
 
-# ------------------------------------------------------------------------------ between precisions
+def _tell_growth(found: Material) -> Iterator[Sheet]:
+    rows = [(family, growth) for family in found.families if (growth := fit_growth(family))]
+    firsts = [family.first for family in found.families]
+    gib = partial(Column, write=lambda bytes: f"{bytes / GIB:.2f}")
+    columns: list[Column[tuple[Family, Growth]]] = [
+        *list_keys(firsts, found.machines, lambda row: row[0].first),
+        gib("fixed", "fixed (GiB)", "what no batch size changes: weights, context, libraries",
+            lambda row: row[1].line.fixed_bytes),
+        Column("image", "an item (MiB)", "memory that each item of a batch adds",
+               lambda row: row[1].line.bytes_per_image,
+               write=lambda bytes: write_number(bytes / MIB)),
+        Column("miss", "largest miss (%)", "of a batch size that ran, from the line; of the "
+               "largest, also from the line through the others",
+               lambda row: row[1].miss, write=write_tenths, keep=7),
+        Column("predicted", "predicted (GiB)", "for the next power of two", lambda row: "; ".join(
+               f"{size}: {bytes / GIB:.2f}" for size, bytes in row[1].predicted.items()) or None,
+               number=False, keep=8),
+        gib("available", "available (GiB)", "up to the end of the card or the limit",
+            lambda row: row[1].available, keep=6),
+        Column("largest", "predicted to fit", f"the largest multiple of {STEP}, at most "
+               f"{FARTHEST} times the largest that ran", lambda row: None
+               if row[1].available is None else Cell(_write_fitting(row[1]), row[1].largest),
+               number=True, wrap=True),
+        Column("wall", "measured", "the largest batch that fits, where it was found",
+               lambda row: _write_bounds(row[0].bounds), number=False),
+        Column("sizes", "fitted to", "batch sizes, and how many they are",
+               lambda row: _write_sizes(row[1].sizes), number=False, keep=5),
+    ]  # fmt: skip
+    notes = [
+        "Memory as a line over the batch size: least squares through the batch sizes that ran. "
+        "What is predicted was not measured."
+    ]
+    if any(growth.miss > ROUGH or not growth.holds for _, growth in rows):
+        notes.append(
+            f"Where the line misses by more than {100 * ROUGH:.0f} %, or where what was measured "
+            "of the largest batch contradicts it, memory is no line (algorithms and allocators "
+            "change with the batch size), and nothing is predicted; python -m bench.fit measures "
+            "the largest batch."
+        )
+    notes += note_first(found.families)
+    yield Sheet("Memory by batch size, as a line", columns, rows, notes)
 
 
-class Match(NamedTuple):
-    """A case beside another of another precision; at one batch size, or each at its largest."""
-
-    before: Row
-    after: Row
-
-    @property
-    def speed(self) -> float:
-        """How many times as fast the second is; NaN where a time is unknown."""
-        return divide(self.before.epoch_time_s, self.after.epoch_time_s)
-
-    @property
-    def memory(self) -> float:
-        """By how much its memory is more, as a share of the first's; NaN where one is unknown."""
-        return divide(self.after.memory_bytes, self.before.memory_bytes) - 1
-
-    @property
-    def loss(self) -> float:
-        """Its training loss less that of the first, over the seeds that both ran; NaN for none.
-
-        And where they are not of equal parts of an epoch, or of batches of two sizes and no whole
-        one.
-        """
-        before, after = self
-        early = before.part < 1 and before.batch_size != after.batch_size
-        if before.part != after.part or early or not (before.losses and after.losses):
-            return math.nan
-        sides = share_seeds([(0, 1)], {0: before.losses, 1: after.losses})
-        ours, theirs = (fmean(value for value, _ in side.values()) for (side,) in sides)
-        return theirs - ours
+def _write_fitting(growth: Growth) -> str:
+    if not growth.holds:
+        return "does not hold"
+    if growth.largest is None:
+        return NOTHING
+    return f"{growth.largest} or more" if growth.more else str(growth.largest or "none")
 
 
-def divide(a: float, b: float) -> float:
-    """A ratio of two numbers of cases; NaN where one is missing, or nothing can be divided by."""
-    return a / b if is_number(a) and is_number(b) and b > 0 else math.nan
+def _write_bounds(bounds: Bounds) -> str:
+    """``512 fits, 640 does not``; empty where nothing ran out of memory."""
+    if bounds.fails is None:
+        return ""
+    if bounds.fits is None:
+        return f"not even {bounds.fails} fits"
+    return f"{bounds.fits} fits, {bounds.fails} does not"
 
 
-def list_rivals(families: Sequence[Family]) -> Iterator[tuple[Family, list[Family]]]:
-    """Each group of families that differ in precision only: the baseline, and the others.
-
-    The baseline is the first of `PRECISIONS` that ended anywhere: fp32, where it did.
-    """
-    groups: dict[int, list[Family]] = {}
-    for family in families:
-        if family.ended:
-            groups.setdefault(family.group, []).append(family)
-    for group in groups.values():
-        # where the overview is ordered by batch size first, families come as they first ran
-        base, *others = sorted(group, key=lambda one: list(PRECISIONS).index(one.first.precision))
-        if others and len({row.batch_size for family in group for row in family.ended}) > 1:
-            yield base, others
-
-
-class Contest(NamedTuple):
-    """Families that differ in precision only, each at its own largest batch.
-
-    Attributes:
-        ends: those that have a `Family.end`, with it, the baseline first; none where all are at one
-            batch size, or only one has one.
-        left: the others.
-    """
-
-    ends: list[tuple[Family, Row]]
-    left: list[Family]
-
-
-def list_contests(families: Sequence[Family]) -> Iterator[Contest]:
-    """The precisions that can be compared each at its own largest batch."""
-    for base, others in list_rivals(families):
-        ends = [(family, row) for family in (base, *others) if (row := family.end) is not None]
-        left = [family for family in (base, *others) if family.end is None]
-        yield Contest(ends if len({row.batch_size for _, row in ends}) > 1 else [], left)
-
-
-# ----------------------------------------------------------------------------------- accumulation
-
-
-def list_accumulated(cases: pd.DataFrame) -> Iterator[list[Row]]:
-    """Cases that differ only in how many micro-batches make their batch, the fewest first.
-
-    Where the plain batch did not fit, its row says so.
-    """
-    equal = [name for name in (*_EQUAL, "batch_size") if name != "accumulate"]
-    numbers = number_groups(cases, equal)
-    several = cases.groupby(numbers)["accumulate"].transform("nunique") > 1
-    order = cases.assign(_family=numbers)[several]
-    order = order.sort_values(["_family", "accumulate"], kind="stable")
-    for _, part in order.groupby("_family", sort=False):
-        yield list(iterate(_keep_one(part, "accumulate")))
+SPEEDS = Section("batch-speed", "From which batch size on is training no faster?", _tell_speeds)
+GROWTH = Section("batch-memory", "How does memory grow with the batch size?", _tell_growth)

@@ -14,14 +14,7 @@ from bench.diagnosis.step import Bound, Step
 from bench.questions.material import Material
 from bench.questions.profiles import Profiled
 from bench.questions.reasons import choose_pairs
-from bench.render.cells import (
-    Row,
-    case_column,
-    estimate_cell,
-    ms_cell,
-    name_place,
-    write_tenths,
-)
+from bench.render.cells import Row, case_column, estimate_cell, ms_cell, name_place, write_tenths
 from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Section, Sheet, join
 from bench.text import ESTIMATE, count, say_left_out, write_number
@@ -91,7 +84,6 @@ def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
 
 
 def _share(breakdown: Breakdown) -> dict[str, float]:
-    """The parts of a step as shares of it, with what is left over."""
     shares = {str(part.name): part.time_s / breakdown.step_s for part in breakdown.parts}
     return shares | {LEFT_OVER: breakdown.left_over_s / breakdown.step_s}
 
@@ -109,11 +101,6 @@ def _choose_parts(shares: Iterable[dict[str, float]]) -> list[str]:
 def _percent_cell(share: float, estimated: bool = False) -> Cell:
     return estimate_cell(write_tenths(share), share, estimated)
 
-
-BREAKDOWNS = Section("time", "Where does the time of a step go?", _tell_breakdowns)
-
-
-# ------------------------------------------------------------------------------------- operations
 
 _Operation = tuple[Timed, Step, Breakdown]
 
@@ -174,4 +161,5 @@ def _write_rate(rate: float | None, scale: float, estimated: bool) -> Cell | Non
     return None if rate is None else estimate_cell(write_number(rate / scale), rate, estimated)
 
 
+BREAKDOWNS = Section("time", "Where does the time of a step go?", _tell_breakdowns)
 OPERATIONS = Section("operations", "Which operations take longest?", _tell_operations)

@@ -156,9 +156,6 @@ def _name_settings(
     return " · ".join(said)
 
 
-# -------------------------------------------------------------------------------------- the table
-
-
 def _tell_effects(found: Material) -> Iterator[Sheet]:
     effects = found.effects
     columns: list[Column[Effect]] = [
@@ -272,7 +269,6 @@ def _tell_ends(time: Estimate | None, found: Material) -> Iterator[str]:
 
 
 def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
-    """How to read the table, and what is missing for a verdict."""
     yield (
         "Speed: epoch time before the change over that after it, geometric mean over the pairs of "
         "cases that differ in it alone. Precisions are compared at their default loss scale, or "

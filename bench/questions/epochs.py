@@ -36,10 +36,8 @@ OPTIONAL = ("test_loss", "test_accuracy")
 
 
 def _collect_epochs(found: Material) -> pd.DataFrame:
-    """One row for each epoch of a case: ``cell``, ``epoch`` from 0, and `MEASURES`.
-
-    Numbers are medians over the repeats that ended as their case is said to have.
-    """
+    """One row for each epoch of a case: ``cell``, ``epoch`` from 0, and `MEASURES`. Numbers are
+    medians over the repeats that ended as their case is said to have."""
     import pandas as pd
 
     rows, cases = found.rows, found.cases
@@ -58,11 +56,9 @@ def _collect_epochs(found: Material) -> pd.DataFrame:
 
 
 def find_trend(epochs: Sequence[float], times: Sequence[float]) -> float | None:
-    """By how much times rose from first to last, as a share of the first, along their slope.
-
-    That is the least-squares slope, where its 95 % interval (Student's t of the residuals) leaves
-    out 0; else None, as where there are fewer than `LEAST_EPOCHS`.
-    """
+    """By how much times rose from first to last, as a share of the first, along their slope. That
+    is the least-squares slope, where its 95 % interval (Student's t of the residuals) leaves out 0;
+    else None, as where there are fewer than `LEAST_EPOCHS`."""
     if len(times) < LEAST_EPOCHS:
         return None
     slope, start = linear_regression(epochs, times)
@@ -91,7 +87,6 @@ def _tell_epochs(found: Material) -> Iterator[Sheet]:
         for cell, part in shown.dropna(subset=["epoch_time_s"]).groupby("cell")
     }
     last = shown.groupby("cell")["epoch"].max()
-    told = any(write_trend(trend or 0) for trend in trends.values())
 
     def tell_trend(row: Row) -> Cell:
         trend = trends.get(row.cell) if row.epoch == last[row.cell] else None
@@ -100,21 +95,15 @@ def _tell_epochs(found: Material) -> Iterator[Sheet]:
     def measure_column(name: str) -> Column[Row]:
         quantity = QUANTITIES[name]
         return Column(name, quantity.title, quantity.help, lambda row: getattr(row, name),
-                      write=quantity.write, better=quantity.better)  # fmt: skip
+                      write=quantity.write, better=quantity.better,
+                      always=name not in OPTIONAL)  # fmt: skip
 
     columns: list[Column[Row]] = [
         Column("epoch", "epoch", "from 1", lambda row: int(row.epoch) + 1),
-        *(
-            measure_column(name)
-            for name in MEASURES
-            if name not in OPTIONAL or shown[name].notna().any()
-        ),
-    ]
-    if told:
-        columns.append(
-            Column("trend", "trend of the time", "by the slope over epochs, where that is more "
-                   f"than {100 * STEADY:.0f} %", tell_trend, wrap=True)
-        )  # fmt: skip
+        *map(measure_column, MEASURES),
+        Column("trend", "trend of the time", "by the slope over epochs, where that is more than "
+               f"{100 * STEADY:.0f} %", tell_trend, wrap=True),
+    ]  # fmt: skip
     note = (
         f"The epochs of a case became slower or faster by more than {100 * STEADY:.0f} %, by their "
         "least-squares slope, whose 95 % interval leaves out 0; the overview has the mean. Close "
@@ -124,8 +113,8 @@ def _tell_epochs(found: Material) -> Iterator[Sheet]:
         (name_place(found.by_cell[cell], found.order, found.machines), part)
         for cell, part in groupby(iterate(shown), lambda row: row.cell)
     )
-    notes = [note] if told else []
-    yield Sheet("Epoch by epoch", columns, rows, notes, groups, file="epochs.csv", empty=())
+    notes = [note] if any(trend and write_trend(trend) for trend in trends.values()) else []
+    yield Sheet("Epoch by epoch", columns, rows, notes, groups, file="epochs.csv")
 
 
 EPOCHS = Section("epochs", "How did time, loss and accuracy change by epoch?", _tell_epochs)

@@ -63,12 +63,14 @@ class Point:
 
     Attributes:
         row: its case.
+        base: the one on one GPU that it is compared with; None for that itself, or without one.
         times: the epoch times of its repeats, in s.
         ratio: of its epoch time over that of one GPU; without a value where there is no such case.
         slowest: the rank that worked longest in most of its repeats; None where none is known.
     """
 
     row: Row
+    base: Row | None
     times: Sequence[float]
     ratio: Ratio
     slowest: int | None
@@ -97,19 +99,15 @@ class Point:
 
     @property
     def beyond(self) -> bool:
-        """Whether N GPUs are more than N times as fast as one, by more than runs should vary.
-
-        And by more than they do vary, where there are enough to tell.
-        """
+        """Whether N GPUs are more than N times as fast as one, by more than runs should vary. And
+        by more than they do vary, where there are enough to tell."""
         sure = self.ends is None or self.ends[0] > 1
         return self.gpus > 1 and self.efficiency > 1 + STEADY and sure
 
     @property
     def exposed_error_s(self) -> float:
-        """How far exposed communication may be off: in a run, or between runs if that is more.
-
-        Half of an interval; NaN where it is not known.
-        """
+        """How far exposed communication may be off: in a run, or between runs if that is more. Half
+        of an interval; NaN where it is not known."""
         row = self.row
         halves = (row.exposed_error_s, (row.exposed_s_high - row.exposed_s_low) / 2)
         return max(filter(is_number, halves), default=math.nan)
@@ -157,12 +155,10 @@ class Line:
 
 
 def find_lines(found: Material) -> list[Line]:
-    """The lines of weak scaling, then those of strong scaling, in the order of the overview.
-
-    The base is a case of ``--parallel none``, or of the same kind as the others on one GPU; one
-    that ran alone, as those on several GPUs do, comes before one beside other lanes. A case that is
-    on no line with another is a line of weak scaling by itself.
-    """
+    """The lines of weak scaling, then those of strong scaling, in the order of the overview. The
+    base is a case of ``--parallel none``, or of the same kind as the others on one GPU; one that
+    ran alone, as those on several GPUs do, comes before one beside other lanes. A case that is on
+    no line with another is a line of weak scaling by itself."""
     rows, cases, times = found.rows, found.cases, found.times
     timed = cases[cases["status"].isin(RELIABLE) & cases["epoch_time_s"].notna()]
     timed = timed.assign(global_batch=timed["batch_size"] * timed["world_size"])
@@ -175,11 +171,10 @@ def find_lines(found: Material) -> list[Line]:
     slowest = {c: int(held.mode().iloc[0]) for c, held in ranks.groupby("cell")["slowest_rank"]}
 
     def read(row: Row, base: Row | None) -> Point:
-        """The point of a case, against that on one GPU."""
         ratio = Ratio(lack="there is no such case on one GPU")
-        if base is not None and base.cell != row.cell:
+        if base is not None:
             (ratio,) = compare([(times.get(base.cell, ()), times.get(row.cell, ()))])
-        return Point(row, times.get(row.cell, ()), ratio, slowest.get(row.cell))
+        return Point(row, base, times.get(row.cell, ()), ratio, slowest.get(row.cell))
 
     weak, strong = (list(_gather(timed, held, read)) for held in ("batch_size", "global_batch"))
     lines = [line for line in (*weak, *strong) if len(line.all) > 1]
@@ -233,7 +228,6 @@ def name_line(line: Line, named: Sequence[str], machines: Machines, but: str = "
 
 
 def _name_base(line: Line) -> str:
-    """What the points of a line are compared with."""
     if line.base is None:
         return "nothing: add --parallel none, which measures one"
     if line.base.row.parallel == Case.parallel:
@@ -246,8 +240,6 @@ def _name_devices(points: Sequence[Point]) -> str:
 
 
 # -------------------------------------------------------------------------------- speed and lines
-
-_Place = tuple[Point, Line]
 
 
 def _tell_scaling(found: Material) -> Iterator[Sheet]:
@@ -263,54 +255,58 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
     several_bases = len({_name_base(line) for line in lines}) > 1
     several_ways = len({point.row.parallel for line in lines for point in line.all}) > 1
 
-    def write(place: _Place, value: float, write: Callable[[float], str]) -> Cell | None:
-        point, line = place
-        rows = [point.row, *([line.base.row] if line.base else [])]
-        return None if math.isnan(value) else Cell(mark_part(*rows) + write(value), value)
+    def write(point: Point, value: float, write: Callable[[float], str]) -> Cell | None:
+        mark = mark_part(*(row for row in (point.row, point.base) if row is not None))
+        return None if math.isnan(value) else Cell(mark + write(value), value)
 
-    def write_exposed(place: _Place) -> Cell:
-        cell, error = quantity_cell(exposed, place[0].row, spread=False), place[0].exposed_error_s
+    def write_way(point: Point) -> Cell | None:
+        way = point.row.parallel
+        return Cell(name_value("parallel", way, {}), way) if several_ways else None
+
+    def write_exposed(point: Point) -> Cell:
+        cell, error = quantity_cell(exposed, point.row, spread=False), point.exposed_error_s
         if not (is_number(cell.value) and is_number(error)):
             return cell
         return replace(cell, text=f"{cell.text} ± {exposed.write(error)}")
 
-    def write_slowest(place: _Place) -> Cell | None:
-        point, late_by = place[0], place[0].row.straggle
+    def write_slowest(point: Point) -> Cell | None:
+        late_by = float(point.row.straggle)
         if point.slowest is None or math.isnan(late_by):
             return None
-        return Cell(f"{point.slowest}, +{late.write(late_by)} %", float(late_by))
+        return Cell(f"{point.slowest}, +{late.write(late_by)} %", late_by)
 
-    def list_remarks(point: Point, line: Line) -> Iterator[str]:
+    def list_remarks(point: Point) -> Iterator[str]:
         yield remarks(point.row, found.below)
-        if line.base and line.base.row.beside and not (point is line.base or point.row.beside):
+        if point.base is not None and point.base.beside and not point.row.beside:
             yield f"against one {DOUBTS['beside'].remark}"
         if point.beyond:
             yield "above 100 %"
         if point.hidden:
             yield "exchange not above noise"
 
-    def explain(places: Sequence[_Place]) -> Iterator[str]:
-        return _explain_lines(list({id(line): line for _, line in places}.values()), what, again)
+    def explain(shown: Sequence[Point]) -> Iterator[str]:
+        return _explain_lines([line for line in lines if line.all[0] in shown], what, again)
 
-    quantity = partial(quantity_column, take=lambda place: place[0].row, spread=False)
-    columns: list[Column[_Place]] = [
-        Column("world_size", what, "that train one network together", lambda at: at[0].gpus,
+    quantity = partial(quantity_column, take=lambda point: point.row, spread=False)
+    columns: list[Column[Point]] = [
+        Column("world_size", what, "that train one network together", lambda point: point.gpus,
                always=True),
         Column("parallel", "parallel", "how they do",
-               lambda at: Cell(name_value("parallel", at[0].row.parallel, {}), at[0].row.parallel)
-               if several_ways else None, number=False, keep=8),
-        Column("batch_size", "batch size", "of each", lambda at: int(at[0].row.batch_size)),
+               write_way, number=False, keep=8),
+        Column("batch_size", "batch size", "of each", lambda point: int(point.row.batch_size)),
         Column("global_batch", "global batch", "of all together, a step of the optimizer",
-               lambda at: int(at[0].row.global_batch)),
+               lambda point: int(point.row.global_batch)),
         Column(time.name, time.title + name_spread(found.cases), "of the slowest process",
-               lambda at: time_cell(at[0].row), better=time.better),
+               lambda point: time_cell(point.row), better=time.better),
         quantity("images_per_s"),
         Column("gpu_speedup", "speed-up (×)", "images/s over those of one",
-               lambda at: write(at, at[0].speedup, write_ratio), better="higher", always=True),
+               lambda point: write(point, point.speedup, write_ratio),
+               better="higher", always=True),
         Column("gpu_efficiency", "efficiency (%)", "speed-up over their number",
-               lambda at: write(at, at[0].efficiency, write_tenths), better="higher", always=True),
+               lambda point: write(point, point.efficiency, write_tenths),
+               better="higher", always=True),
         Column("gpu_interval", "95 % interval", "of the efficiency",
-               lambda at: write_ends(at[0].ends, write_tenths, " to "), keep=7),
+               lambda point: write_ends(point.ends, write_tenths, " to "), keep=7),
         replace(quantity("exposed_s", keep=6), say=write_exposed),
         quantity("exposed_share", keep=6),
         quantity("wire_bytes", keep=6),
@@ -318,21 +314,18 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
         Column("slowest", "longest work", "the process that works longest before gradients are "
                "exchanged, and how much longer than the others' median", write_slowest, keep=5),
         Column("remarks", "remarks", "what to know before believing the row",
-               lambda at: ", ".join(filter(None, list_remarks(*at))), wrap=True),
+               lambda point: ", ".join(filter(None, list_remarks(point))), wrap=True),
     ]  # fmt: skip
     rows, groups = join(
         (
             name_line(line, found.named, found.machines)
             + (f" (against {_name_base(line)})" if several_bases else ""),
-            [(point, line) for point in line.all],
+            line.all,
         )
         for line in lines
     )
-    kind, held = (
-        ("strong", "the global batch stays")
-        if lines[0].strong
-        else ("weak", "the batch of each stays")
-    )
+    held = "the global batch stays" if lines[0].strong else "the batch of each stays"
+    kind = "strong" if lines[0].strong else "weak"
     return Sheet(
         f"Scaling over {what}: {kind}, {held}", columns, rows, explain, groups,
         name=f"{kind}-scaling", most=MOST_ROWS,
@@ -393,9 +386,6 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
         yield "dp is torch's DataParallel, which torch itself advises against; use --parallel ddp."
 
 
-SCALING = Section("scaling", "How much faster do several train one network?", _tell_scaling)
-
-
 # ---------------------------------------------------------------------------------------- the tax
 
 
@@ -418,7 +408,6 @@ class Tax:
 
     @property
     def most(self) -> Point:
-        """On the most GPUs."""
         return self.line.by_gpus[max(self.speedups)]
 
 
@@ -523,4 +512,5 @@ def _explain_taxes(taxes: Sequence[Tax]) -> Iterator[str]:
         yield f"An interval needs {MIN_REPEATS} runs of each of the four cases; use --repeats 5."
 
 
+SCALING = Section("scaling", "How much faster do several train one network?", _tell_scaling)
 TAX = Section("scaling-tax", "What of its speed-up does each precision lose there?", _tell_taxes)

@@ -64,12 +64,8 @@ class Trial:
 
 
 def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> list[Trial]:
-    """The trials that a folder holds: those that trained longest first, the best of them first.
-
-    Args:
-        records: of `bench.store.reader.read_records`.
-        epochs: of the same folder.
-    """
+    """The trials that the records and epochs of a folder hold: those that trained longest first,
+    the best of them first."""
     numbers = {frozenset(settings.items()): i for i, settings in enumerate(halving.trials, 1)}
     names = [name for name in halving.trials[0] if name in AXES] if halving.trials else []
     mine = (records["repeat"] == 1) & (records["epochs"] == halving.epochs)
@@ -217,11 +213,6 @@ def _of_each(tell: Callable[..., Iterator[Sheet]]) -> Callable[[Material], Itera
     )
 
 
-SEARCH = Section("search", "Which settings are the best?", _of_each(tell_trials), Level.ANSWER)
-
-RUNGS = Section("rungs", "What decided which trials went on?", _of_each(tell_rungs))
-
-
 def confirm(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving, out: Path) -> list[str]:
     """The commands that run the best trials again on other seeds, and the report on them."""
     best = [t for t in find_trials(records, epochs, halving) if t.whole][:CONFIRMED]
@@ -239,10 +230,8 @@ _ALWAYS = ("model", "dataset", "precision", "batch_size", "lr", "device")
 
 
 def spell_case(case: Case) -> list[str]:
-    """The flags by which `bench.sweep` runs ``case`` again, with the next seed.
-
-    The seed that chose it would flatter it.
-    """
+    """The flags by which `bench.sweep` runs ``case`` again, with the next seed. The seed that chose
+    it would flatter it."""
     words = []
     for name, axis in AXES.items():
         value = getattr(case, name)
@@ -252,3 +241,7 @@ def spell_case(case: Case) -> list[str]:
         elif not brought and value is not None and (value != axis.default or name in _ALWAYS):
             words += [axis_flag(name), spell_value(value)]
     return words
+
+
+SEARCH = Section("search", "Which settings are the best?", _of_each(tell_trials), Level.ANSWER)
+RUNGS = Section("rungs", "What decided which trials went on?", _of_each(tell_rungs))

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 
 
 def tell_lanes(records: pd.DataFrame) -> Iterator[Sheet]:
-    """One row for each lane whose anchors ran, each session of a sweep set off.
-
-    Args:
-        records: of `bench.study.summaries.read`.
-    """
+    """One row for each lane whose anchors ran, each session of a sweep set off; of all records of
+    `bench.study.summaries.read`."""
     parts: list[tuple[str, Sequence[LaneReading]]] = []
     notes = []
     for sweep, own in records.groupby("sweep", sort=False):
@@ -66,7 +63,6 @@ def _write_change(change: Change | None) -> Cell | None:
 
 
 def _describe_spread(spread: Change | None) -> str:
-    """Say whether lanes are equally fast, each alone."""
     if spread is None:
         return "whether the lanes are equally fast is not known."
     unsure = spread.verdict is AnchorVerdict.UNKNOWN

@@ -61,7 +61,6 @@ class Lesson(NamedTuple):
 
 
 def _judge_learning(found: Material) -> Iterator[Lesson]:
-    """Judge every change of precision by each of `LEARNT` that was measured."""
     losses, cells = found.losses, found.by_cell
     told = {c: tuple(getattr(row, name) for name in SAME_LOSS) for c, row in cells.items()}
     for metric in LEARNT:

@@ -73,9 +73,7 @@ class Loaded:
     @property
     def free(self) -> bool | None:
         """Whether the epoch takes no longer than the device loader's; None where it is not certain.
-
-        No longer is within `STEADY`. By one or two runs it is never certain.
-        """
+        No longer is within `STEADY`. By one or two runs it is never certain."""
         if self.ratio.judge(STEADY) in (Verdict.SAME, Verdict.LOWER):
             return True
         near = self.ratio.value is not None and self.ratio.value <= 1 + STEADY
@@ -117,11 +115,9 @@ def _find_loaded(found: Material) -> Iterator[Comparison]:
 
 def tell_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
     """From how many workers on the loader no longer matters, in a sentence for each way of loading:
-    ``fp32 · batch size 128: from 4 workers on, the loader no longer matters.``
-
-    That is the smallest number from which every one tried is as fast as the device's loader.
-    Loading without workers belongs to each way.
-    """
+    ``fp32 · batch size 128: from 4 workers on, the loader no longer matters.`` That is the smallest
+    number from which every one tried is as fast as the device's loader. Loading without workers
+    belongs to each way."""
     rest = [name for name in SETTINGS if name not in ("loader", "workers")]
     timed = [one for one in comparison.loaded if one.ratio.value is not None]
     alone = [one for one in timed if not one.row.workers]
@@ -147,8 +143,6 @@ def tell_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
         else:
             yield f"{name}: the loader does not matter, even without workers{few}."
 
-
-# ----------------------------------------------------------------------------------------- a table
 
 _Line = tuple[Comparison, Row, Loaded | None]
 """A row of the table: a case, and what is known of it where it is of torch's DataLoader."""

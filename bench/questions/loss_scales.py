@@ -138,11 +138,8 @@ def _overflow(case: ScaleCase, scale: float) -> str:
 
 
 def tell_scale_map(scales: ScaleMap, said: Sequence[str] = ()) -> Iterator[Sheet]:
-    """The windows, then for each case its scales, its trainings and its layers that lose most.
-
-    Args:
-        said: sentences that stand above the notes on the windows.
-    """
+    """The windows, with sentences that are ``said`` above their notes, then for each case its
+    scales, its trainings and its layers that lose most."""
     windows = [(case, find_window(case, scales.tolerance)) for case in scales.cases]
     yield _tell_windows(windows, scales.tolerance, said)
     for number, (case, window) in enumerate(windows, 1):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.diagnosis.explanation import Explanation
-from bench.questions.batch_sizes import Family, Search, find_families, find_searches
 from bench.questions.effects import Effect, find_effects
+from bench.questions.families import Family, Search, find_families, find_searches
 from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.record import RELIABLE
@@ -141,17 +141,8 @@ def gather(
     by: str = "",
     make: Callable[..., M] = Material,  # type: ignore[assignment]
 ) -> M:
-    """Read the cases of some sweeps.
-
-    Args:
-        reference: published figures, if any.
-        where: which cases it is about; all of them by default.
-        by: the axis by which the overview is grouped, if it varies.
-        make: takes the fields of `Material`.
-
-    Raises:
-        UsageError: ``where`` leaves nothing.
-    """
+    """Read the cases of some sweeps, those that ``where`` asks for, the overview grouped ``by`` an
+    axis; ``make`` takes the fields of `Material`. Raises UsageError: ``where`` leaves nothing."""
     import pandas as pd
 
     everything = summaries.read(sweeps)
@@ -173,12 +164,10 @@ def gather(
 
 
 def _find_start(rows: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of set-up and first steps of each cell: ``start_time_s``, ``cached_time_s``.
-
-    The first steps are those of its slowest repeat, and where several ran, of its fastest. The rest
-    of the warm-up is left out: it goes on until steps are steady, however long that takes. Records
-    without first steps (before schema 2) have the whole warm-up instead.
-    """
+    """Seconds of set-up and first steps of each cell: ``start_time_s``, ``cached_time_s``. The
+    first steps are those of its slowest repeat, and where several ran, of its fastest. The rest of
+    the warm-up is left out: it goes on until steps are steady, however long that takes. Records
+    without first steps (before schema 2) have the whole warm-up instead."""
     import pandas as pd
 
     rows = rows[rows["status"].isin(RELIABLE)]
@@ -200,10 +189,8 @@ def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def _order_columns(cases: pd.DataFrame, by: str) -> tuple[str, ...]:
-    """The axes that have a column, the one that groups first.
-
-    How much was measured has one only where nothing else tells two cases apart.
-    """
+    """The axes that have a column, the one that groups first. How much was measured has one only
+    where nothing else tells two cases apart."""
     order = sorted(axes.find_varying(cases), key=lambda name: name != by)
     for name in SAME_QUESTION:
         axes_shown = [axis for axis in order if axis != MACHINE]

@@ -84,7 +84,6 @@ def _list_same(cases: pd.DataFrame, varying: Collection[str]) -> list[str]:
 
 
 def _name_scales(cases: pd.DataFrame) -> str:
-    """The loss scale of each precision that has one."""
     pairs = dict.fromkeys(zip(cases["precision"], cases["loss_scale"], strict=True))
     names = [
         f"{scale} ({precision})" if len(pairs) > 1 else str(scale)
@@ -95,7 +94,6 @@ def _name_scales(cases: pd.DataFrame) -> str:
 
 
 def _describe_machine(machine: str, rows: pd.DataFrame) -> str:
-    """Hardware and versions of some rows of one machine, as one line."""
     bytes = rows["gpu_memory_bytes"].dropna()
     size = len(bytes) and (rows["device"] == "cuda").any()
     said = [f"{machine} ({bytes.iloc[0] / GIB:.1f} GiB)" if size else machine]

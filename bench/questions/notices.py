@@ -33,14 +33,9 @@ def warn(
     everything: pd.DataFrame | None = None,
     sweeps: Sequence[Sweep] = (),
 ) -> list[Notice]:
-    """All there is to warn of, most serious first.
-
-    Args:
-        records: of `read`.
-        cases: the same, of `summarize`.
-        everything: all records of their sweeps, in which a drift shows; by default, ``records``.
-        sweeps: that they are of, of which some may not be complete.
-    """
+    """All there is to warn of, most serious first: of records of `read`, of the same as cases, of
+    all records of their sweeps, in which a drift shows (by default these), and of what sweeps
+    lack."""
     rows = latest(records)
     below = list_below(cases)
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
@@ -82,7 +77,6 @@ def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:
 
 
 def _describe_failures(rows: pd.DataFrame) -> Iterator[Notice]:
-    """The runs that ended otherwise than measured, out of memory or unsupported."""
     failed = list_failed(rows)
     if len(failed):
         ends = failed["status"].str.replace("_", " ").value_counts()
@@ -105,7 +99,6 @@ def list_asked(failed: pd.DataFrame) -> list[str]:
 
 
 def _describe_spread(cases: pd.DataFrame) -> Iterator[Notice]:
-    """How many cases of several runs spread."""
     if wide := int(find_wide(cases).sum()):
         several = int((cases["repeats"] > 1).sum())
         yield Notice(

@@ -23,8 +23,7 @@ from bench.render.cells import (
 )
 from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Level
 from bench.render.section import Column, Section, Sheet
-from bench.store.attempts import number_groups
-from bench.study import axes, summaries
+from bench.study import axes
 from bench.study.axes import MACHINE, Machines, name_setting, name_value, sort_cases
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES
@@ -100,9 +99,7 @@ def _time_column(label: str) -> Column[Row]:
 
 def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tuple[str, ...]:
     """The axes that are said once above their rows: what is asked for, machines, networks, files.
-
-    One axis at least is left for the columns.
-    """
+    One axis at least is left for the columns."""
     if by in order:
         return (by,)
     headings = [axis for axis in order if axis in HEADINGS][: len(order) - 1]
@@ -118,10 +115,8 @@ def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tupl
 def _find_groups(
     cases: pd.DataFrame, order: Sequence[str], headings: Sequence[str], machines: Machines
 ) -> dict[int, str]:
-    """Where groups of rows begin, and their headings.
-
-    Without headings, groups agree on as many of the leading axes as leave them three rows each.
-    """
+    """Where groups of rows begin, and their headings. Without headings, groups agree on as many of
+    the leading axes as leave them three rows each."""
     if headings:
         return _find_starts(cases, headings, machines)
     found: dict[int, str] = {}
@@ -147,21 +142,13 @@ def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines
     }
 
 
-OVERVIEW = Section("overview", "How did each case do?", _tell_cases, Level.TABLE)
-
-
-# ---------------------------------------------------------------------------- beside other figures
-
-
 def _tell_machines(found: Material) -> Iterator[Sheet]:
     cases, machines = found.cases, found.machines
     rest = [axis for axis in found.order if axis != MACHINE]
     if len(machines) < 2 or not rest:
         return
-    question = number_groups(cases, rest)
-    places = number_groups(cases, summaries.SOURCE).groupby(question).transform("nunique")
     lines: dict[tuple[Any, ...], dict[tuple[str, str], list[Row]]] = {}
-    for row in iterate(sort_cases(cases[places > 1], rest)):
+    for row in iterate(sort_cases(cases, rest)):
         line = lines.setdefault(tuple(getattr(row, axis) for axis in rest), {})
         line.setdefault((row.sweep, row.machine), []).append(row)
 
@@ -182,14 +169,11 @@ def _tell_machines(found: Material) -> Iterator[Sheet]:
             *(Column(f"machine{i}", label, "", partial(write_time, place))
               for i, (place, label) in enumerate(machines.items(), 1)),
         ],
-        list(lines.values()),
+        [line for line in lines.values() if len(line) > 1],
         most=MOST_ROWS,
         file=CSV,
         empty=(),
     )  # fmt: skip
-
-
-MACHINES = Section("machines", "How fast is the same case on each machine?", _tell_machines)
 
 
 def _tell_published(found: Material) -> Iterator[Sheet]:
@@ -234,11 +218,6 @@ def _tell_published(found: Material) -> Iterator[Sheet]:
         empty=EMPTY,
     )  # fmt: skip
 
-
-PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tell_published)
-
-
-# ------------------------------------------------------------------------------- what ran the cases
 
 _ENVIRONMENT = {
     "gpu_memory_bytes": "GPU memory",
@@ -288,4 +267,7 @@ def tell_environment(found: Material) -> Sheet:
     )  # fmt: skip
 
 
+OVERVIEW = Section("overview", "How did each case do?", _tell_cases, Level.TABLE)
+MACHINES = Section("machines", "How fast is the same case on each machine?", _tell_machines)
+PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tell_published)
 ENVIRONMENT = Section("environment", "What ran the cases?", lambda found: [tell_environment(found)])

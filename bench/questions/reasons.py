@@ -9,13 +9,7 @@ from bench.case import Case
 from bench.diagnosis.ceiling import Ceiling, find_beaten, find_ceiling
 from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.explanation import Change, Explanation
-from bench.diagnosis.sentences import (
-    describe,
-    name_part,
-    write_beaten,
-    write_host,
-    write_percent,
-)
+from bench.diagnosis.sentences import describe, name_part, write_beaten, write_host, write_percent
 from bench.questions.material import Material
 from bench.render.cells import (
     Row,
@@ -55,10 +49,8 @@ NOTE = (
 
 
 def choose_pairs(explanations: Sequence[Explanation], most: int = MOST_PAIRS) -> list[Explanation]:
-    """The pairs to explain in full, in their order.
-
-    Of each value of the axis one before a second of any, those at the largest batch sizes first.
-    """
+    """The pairs to explain in full, in their order. Of each value of the axis one before a second
+    of any, those at the largest batch sizes first."""
     left = sorted(explanations, key=lambda why: -why.b.case.batch_size)
     turns: dict[str, Iterator[int]] = {}
     chosen = sorted(left, key=lambda why: next(turns.setdefault(why.b.name, count())))[:most]
@@ -76,8 +68,7 @@ _Possible = tuple[Row, float, Ceiling | None]
 
 def _tell_possible(found: Material) -> Iterator[Sheet]:
     """Of the pairs that are not explained for want of a profile."""
-    steps, wrong = found.steps, None
-    cases = found.by_cell
+    steps, cases, wrong = found.steps, found.by_cell, None
     pairs = [pair for e in found.effects if e.axis == "precision" for pair in e.pairs]
     rows: list[_Possible] = []
     for a, b in pairs:
@@ -107,9 +98,6 @@ def _tell_possible(found: Material) -> Iterator[Sheet]:
     notes = [f"{NOTE} With --profile on, python -m bench.why says where the rest goes."]
     notes += [write_beaten(wrong)] if wrong else []
     yield Sheet("What each precision can gain at most", columns, rows, notes, empty=())
-
-
-POSSIBLE = Section("possible", "How much can each precision gain at most?", _tell_possible)
 
 
 def _tell_pairs(found: Material) -> Iterator[Sheet]:
@@ -142,12 +130,6 @@ def _name_reasons(why: Explanation) -> str:
     return f"of the loss: {listed}" if why.lost and listed else listed
 
 
-PAIRS = Section("why", "Why is it not faster?", _tell_pairs)
-
-
-# ------------------------------------------------------------------------------ one pair in full
-
-
 Part = tuple[Cell, Change]
 """A row of a table of reasons or changes: its name, and what it takes of both steps."""
 
@@ -177,11 +159,8 @@ def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
 
 
 def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
-    """What the step after goes to, or what it lost by; the evidence below.
-
-    Args:
-        most: rows, of which the last is all that is left or small; 0 for all.
-    """
+    """What the step after goes to, or what it lost by; the evidence below. Of at ``most`` so many
+    rows the last is all that is left or small; 0 for all."""
     lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
     rows: list[Part] = [
         (Cell(r.cause.meaning, str(r.cause)),
@@ -217,7 +196,6 @@ def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
 
 
 def _end_columns(why: Explanation) -> Iterator[Column[Part]]:
-    """Before, after, and what that adds."""
     yield Column("before", f"{why.a.name} (ms)", "time in a step",
                  lambda row: ms_cell(row[1].before_s, row[1].before_estimated))  # fmt: skip
     yield Column("after", f"{why.b.name} (ms)", "time in a step",
@@ -234,11 +212,8 @@ def _change_cell(ends: Change) -> Cell:
 
 
 def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
-    """The way from one step time to the other, by kind of work; it adds up.
-
-    Args:
-        most: rows, as for `tell_reasons`; the whole step is one of them.
-    """
+    """The way from one step time to the other, by kind of work; it adds up. Of at ``most`` so many
+    rows, as for `tell_reasons`, the whole step is one."""
     rows: list[Part] = [
         (Cell(name_part(change.name), str(change.name)), change)
         for change in why.changes
@@ -262,6 +237,8 @@ def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
     return Sheet(title, columns, rows, name=name, empty=())
 
 
+POSSIBLE = Section("possible", "How much can each precision gain at most?", _tell_possible)
+PAIRS = Section("why", "Why is it not faster?", _tell_pairs)
 EXPLAINED = Section(
     "reasons", "What changed in a step?", lambda found: tell_explained(choose_pairs(found.pairs))
 )

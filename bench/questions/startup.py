@@ -107,9 +107,6 @@ def _find_prices(found: Material) -> Iterator[Price]:
             yield price
 
 
-# -------------------------------------------------------------------------------------- the tables
-
-
 def _tell_prices(found: Material) -> Iterator[Sheet]:
     prices = list(_find_prices(found))
     pairs = found.cases[found.cases["cell"].isin([price.on.cell for price in prices])]
@@ -167,7 +164,6 @@ def _write_whole(epochs: float) -> str:
 
 
 def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
-    """What all pairs say together, and how sure it is."""
     yield (
         "Start-up: set-up and the first step of each batch shape, where compiling, autotuning and "
         "capturing happen; of these the slowest repeat, because later ones find compiled code in a "
@@ -189,9 +185,6 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
             f"Epochs until {switch} pays off, over all {len(epochs):,} pairs: "
             f"{low} at best, {middle} in the median, {high} at worst."
         )
-
-
-PRICES = Section("start-up", "When has compiling, autotuning or capturing paid off?", _tell_prices)
 
 
 _Part = tuple[tuple[str, str], dict[Hashable, Any]]
@@ -222,4 +215,5 @@ def _tell_parts(found: Material) -> Iterator[Sheet]:
     yield Sheet("Seconds of a run beside warm-up and training (median)", columns, rows)
 
 
+PRICES = Section("start-up", "When has compiling, autotuning or capturing paid off?", _tell_prices)
 PARTS = Section("beside", "What does a run take beside warm-up and training?", _tell_parts)

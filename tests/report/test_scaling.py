@@ -19,13 +19,13 @@ from bench.questions.batch_sizes import (
     Shape,
     Speed,
     find_cliffs,
-    find_families,
     find_knee,
     fit_growth,
-    list_rivals,
     list_speeds,
+    write_knee,
 )
-from bench.questions.batch_tables import write_knee
+from bench.questions.families import find_families
+from bench.questions.rivals import list_rivals
 from bench.record import Status, Step
 from bench.render.model import Table
 from bench.report.document import Report, build

@@ -18,6 +18,7 @@ from bench.case import FOLLOWS, list_affecting
 from bench.diagnosis.sentences import name_part
 from bench.precision import PRECISIONS
 from bench.questions import batch_sizes
+from bench.questions.families import find_families
 from bench.questions.gpus import find_taxes
 from bench.record import REFUSED, RELIABLE
 from bench.render.cells import TIMED, iterate
@@ -133,7 +134,7 @@ def take_memory(group: Group, view: View) -> pd.DataFrame:
 
 def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Where each precision's line goes beyond the batch sizes that ran, up to its end."""
-    for family in batch_sizes.find_families(rows, rows.head(0)):
+    for family in find_families(rows, rows.head(0)):
         growth = batch_sizes.fit_growth(family)
         if growth is None:
             continue
