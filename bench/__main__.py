@@ -16,7 +16,7 @@ from bench.flags import command
 
 COMMANDS = {
     "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),
-    "Read the results": ("merge", "report", "compare", "why"),
+    "Read the results": ("merge", "report", "compare", "why", "validate"),
     "Check the machine and the training": ("doctor", "check"),
     "Check the harness": ("crosscheck", "overhead", "rehearsal"),
     "Publish": ("asv_import", "export", "publish"),

@@ -310,7 +310,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
     for name, text in zip(("mynet.py", "mywork.py"), files, strict=True):
         (folder / name).write_text(text)
     (folder / "results").mkdir()
-    (folder / "results" / "reference").symlink_to(ROOT / "results" / "reference")
+    for name in ("reference", WHY_SWEEP):
+        (folder / "results" / name).symlink_to(ROOT / "results" / name)
     (folder / "data").symlink_to(cifar10)
     for name in ("before", "after"):
         subprocess.run(
