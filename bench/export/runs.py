@@ -172,7 +172,7 @@ def _name(case: Case, row: dict[Any, Any], status: Status, remarks: Iterable[str
 
 def _warn(name: str, rows: pd.DataFrame) -> str:
     doubt = DOUBTS[name]
-    detail = clean(doubt.detail(rows)) if doubt.detail else ""
+    detail = clean(doubt.describe(rows))
     return f"{doubt.warning}{f' ({detail})' if detail else ''}. {doubt.advise(rows)}"
 
 
