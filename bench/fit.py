@@ -26,7 +26,6 @@ from bench.grid import AUTO
 from bench.preset import Preset
 from bench.render.cells import whole_cell
 from bench.render.model import NOTHING, Cell, Head, Table
-from bench.render.text import draw_table
 from bench.store.writer import StoreError
 from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Options, add_running, plan_cases, read_running
@@ -168,6 +167,8 @@ def describe_walls(walls: Mapping[Case, Wall], step: int) -> list[dict[str, Any]
 
 def print_walls(walls: Mapping[Case, Wall], step: int) -> None:
     from rich.console import Console
+
+    from bench.render.text import draw_table
 
     console = Console(highlight=False)
     if not (console.is_terminal or os.environ.get("COLUMNS")):
