@@ -37,17 +37,13 @@ def find_kinds(comparison: Comparison) -> list[KindChange]:
         raise UsageError(f"--why: no case has a profile{where}; run both sweeps with --profile on")
     found = [(match, *change) for match in both for change in _list_changes(a[match.a], b[match.b])]
     ratios = compare([samples for *_, samples in found])
-    kinds = [
-        KindChange(match, change, step_s, ratio.p_adjusted)
-        for (match, step_s, change, (before, after)), ratio in zip(found, ratios, strict=True)
+    kinds = []
+    for (match, step_s, change, (before, after)), ratio in zip(found, ratios, strict=True):
+        apart = max(before) < min(after) or max(after) < min(before)
         # a ratio without interval has too few repeats
-        if (
-            (max(before) < min(after) or max(after) < min(before))
-            if ratio.low is None
-            else ratio.differs
-        )
-        and abs(change.change_s) > STEADY * step_s
-    ]
+        beyond_noise = apart if ratio.low is None else ratio.differs
+        if beyond_noise and abs(change.change_s) > STEADY * step_s:
+            kinds.append(KindChange(match, change, step_s, ratio.p_adjusted))
     order = {match: place for place, match in enumerate(both)}
     return sorted(kinds, key=lambda kind: (order[kind.match], -abs(kind.change.change_s)))
 

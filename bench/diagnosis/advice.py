@@ -44,34 +44,25 @@ NO_LIMIT = Option("memory_limit", "no --memory-limit", lambda old, new: new is N
 FP32 = Option("precision", "--precision fp32", lambda old, new: new == "fp32" != old)
 HALF = Option("precision", "--precision fp16", lambda old, new: (old, new) == ("fp16-amp", "fp16"))
 
-
-@dataclass(frozen=True)
-class Cure:
-    """What may mend a cause: settings of this harness, and what else."""
-
-    options: tuple[Option, ...] = ()
-    other: str = ""
-
-
-CURES: dict[Cause, Cure] = {
-    Cause.MEMORY: Cure((COMPILE,)),  # operations that are fused move less
-    Cause.BELOW_COPY: Cure(),
-    Cause.ARITHMETIC: Cure(),
-    Cause.PRODUCTS: Cure((LARGER, TUNED)),
-    Cause.NO_TENSOR_CORES: Cure((NHWC,)),
-    Cause.EMULATED: Cure((FP32,)),
-    Cause.FLOAT32: Cure((HALF,)),
-    Cause.ADDED: Cure((COMPILE, HALF)),
-    Cause.LAYOUT: Cure((NHWC, NCHW)),
-    Cause.LAUNCH: Cure((LARGER, COMPILE, GRAPHS)),
-    Cause.SYNCHRONISATION: Cure(
-        other="reading losses (.item(), .cpu(), print) once an epoch, not each step"
+CURES: dict[Cause, tuple[Option | str, ...]] = {
+    Cause.MEMORY: (COMPILE,),  # operations that are fused move less
+    Cause.BELOW_COPY: (),
+    Cause.ARITHMETIC: (),
+    Cause.PRODUCTS: (LARGER, TUNED),
+    Cause.NO_TENSOR_CORES: (NHWC,),
+    Cause.EMULATED: (FP32,),
+    Cause.FLOAT32: (HALF,),
+    Cause.ADDED: (COMPILE, HALF),
+    Cause.LAYOUT: (NHWC, NCHW),
+    Cause.LAUNCH: (LARGER, COMPILE, GRAPHS),
+    Cause.SYNCHRONISATION: (
+        "reading losses (.item(), .cpu(), print) once an epoch, not each step",
     ),
-    Cause.MEMORY_LIMIT: Cure((SMALLER, NO_LIMIT)),
-    Cause.LOADER: Cure((WORKERS, ON_DEVICE)),
-    Cause.CLOCKS: Cure(),
+    Cause.MEMORY_LIMIT: (SMALLER, NO_LIMIT),
+    Cause.LOADER: (WORKERS, ON_DEVICE),
+    Cause.CLOCKS: (),
 }
-"""Every cause, and what may mend it."""
+"""Every cause, and what may mend it: settings of this harness, or what else."""
 
 _ABSENT_AXES: dict[str, Callable[[Case], bool]] = {
     "cudnn_benchmark": lambda case: case.device == "cpu",
@@ -110,7 +101,10 @@ for the pair that differs in it, all were measured with ``--cudnn-benchmark on``
 
 def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Advice]:
     """What may mend a cause in a case, with what was measured of it."""
-    for option in CURES[cause].options:
+    for option in CURES[cause]:
+        if isinstance(option, str):
+            yield Advice(option)
+            continue
         old = getattr(case, option.axis)
         absent = _ABSENT_AXES.get(option.axis, lambda _: False)(case)
         # a number always has one that is larger or smaller
@@ -123,8 +117,6 @@ def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Adv
             ]
             best = max(tried, key=lambda one: one.speedup or 0.0, default=None)
             yield best or _find_lever(option, case) or Advice(option.flag)
-    if CURES[cause].other:
-        yield Advice(CURES[cause].other)
 
 
 _VALUES: tuple[Value, ...] = (True, False, None, "default", "device", "fp32", "fp16")
