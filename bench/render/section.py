@@ -14,15 +14,15 @@ MOST_ROWS = 40  # rows of a table, unless it says otherwise; more would not be r
 
 R = TypeVar("R")
 
-Said = Cell | str | int | None
-"""What a row says in a column: a cell, text, a whole number, or nothing."""
+Said = Cell | str | float | None
+"""What a row says in a column: a cell, text, a number, or nothing."""
 
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
     """A column: its `Head`, and what a row says in it. It is left out where no row says more than
     nothing, unless it is there ``always``. What may ``wrap`` is words, and no ``number``, unless
-    that is said."""
+    that is said. A number that a row says is written by ``write``; NaN is nothing."""
 
     name: str
     label: str
@@ -33,6 +33,16 @@ class Column(Generic[R]):
     keep: int = 9
     wrap: bool = False
     always: bool = False
+    write: Callable[[Any], str] = str
+
+    def fill(self, row: R) -> Cell:
+        """What stands in a row."""
+        said = self.say(row)
+        if isinstance(said, Cell):
+            return said
+        if isinstance(said, str):
+            return Cell(said)
+        return Cell(NOTHING) if said is None or said != said else Cell(self.write(said), said)
 
     @property
     def head(self) -> Head:
@@ -92,7 +102,7 @@ class Section:
             sheet.name or self.name,
             sheet.title,
             tuple(column.head for column in sheet.columns),
-            tuple(tuple(_write(column.say(row)) for column in sheet.columns) for row in shown),
+            tuple(tuple(column.fill(row) for column in sheet.columns) for row in shown),
             tuple(notes),
             # nothing is set off before the first row, unless something is said there
             {at: said for at, said in sheet.groups.items() if at < end and (at or said)},
@@ -102,14 +112,6 @@ class Section:
         )
         always = [column.name for column in sheet.columns if column.always]
         return table.drop_empty(sheet.empty, always) if sheet.empty else table
-
-
-def _write(said: Said) -> Cell:
-    if isinstance(said, Cell):
-        return said
-    if said is None:
-        return Cell(NOTHING)
-    return Cell(said) if isinstance(said, str) else Cell(str(said), said)
 
 
 def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, str]]:

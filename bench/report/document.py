@@ -9,11 +9,12 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from bench.questions.answers import answer
-from bench.questions.batch_tables import ACCUMULATION, GROWTH, LARGEST, MATCHED, SPEEDS, WALLS
+from bench.questions.batch_sizes import GROWTH, SPEEDS
 from bench.questions.breakdowns import BREAKDOWNS, OPERATIONS
-from bench.questions.changes import EFFECTS
 from bench.questions.checkpoints import CHECKPOINTS
+from bench.questions.effects import EFFECTS
 from bench.questions.epochs import EPOCHS
+from bench.questions.families import WALLS
 from bench.questions.gpus import SCALING, TAX
 from bench.questions.halving import RUNGS, SEARCH
 from bench.questions.lanes import LANES
@@ -27,6 +28,7 @@ from bench.questions.notices import warn
 from bench.questions.overview import ENVIRONMENT, MACHINES, OVERVIEW, PUBLISHED
 from bench.questions.profiles import doubt_profiles
 from bench.questions.reasons import EXPLAINED, PAIRS, POSSIBLE
+from bench.questions.rivals import ACCUMULATION, LARGEST, MATCHED
 from bench.questions.startup import PARTS, PRICES
 from bench.record import Status
 from bench.render.cells import outcome

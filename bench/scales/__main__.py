@@ -18,7 +18,8 @@ from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_
 from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map
 from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
 from bench.scales.options import Options, build_parser, read_options
-from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours, refuse_unwritable
+from bench.sweep.folder import refuse_unwritable
+from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours
 
 
 @command
