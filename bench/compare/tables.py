@@ -15,6 +15,7 @@ from bench.diagnosis.rates import CALL, RATES, write_rate
 from bench.diagnosis.sentences import name_part
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
+from bench.render.cells import write_ends
 from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.study.metrics import Metric
 from bench.study.pairs import Match
@@ -164,7 +165,8 @@ def _metric_table(
         shown, judged = metric.show(finding.ratio), finding.ratio.judge(margin)
         means = (_write_mean(side, metric) for side in finding.compared)
         value = NOTHING if shown.value is None else write_number(shown.value)
-        between = "exact" if shown.exact else _write_interval(shown.low, shown.high)
+        between = write_ends((shown.low, shown.high), write_number, " to ") or NOTHING
+        between = "exact" if shown.exact else between
         p = _write_p(None if shown.exact else shown.p_adjusted)
         runs = ", ".join(str(len(side)) for side in finding.compared)
         label = comparison.label(finding.match)
@@ -216,9 +218,9 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
         needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
         if found.seeds_needed is None and found.verdict is Claim.UNCLEAR and found.p is not None:
             needed = f">{verdict.MOST_SEEDS}"
-        interval, p = _write_interval(found.low, found.high), _write_p(found.p)
+        between = write_ends((found.low, found.high), write_number, " to ") or NOTHING
         ratio, label = write_number(found.ratio or 0), comparison.label(finding.match)
-        told = (ratio, interval, p, str(found.seeds), needed, found.verdict.value)
+        told = (ratio, between, _write_p(found.p), str(found.seeds), needed, found.verdict.value)
         rows.append((label, *told, text))
     labels = ("case", *numbers, "verdict", "remarks")
     yield _tabulate(f"{title}: {summary}", labels, rows, notes, numbers)
@@ -228,12 +230,6 @@ SEEDS_NEEDED = (
     f"Seeds needed: with which a verdict has a probability of {write_percent(verdict.POWER)}, "
     "estimated from the spread of these runs."
 )
-
-
-def _write_interval(low: float | None, high: float | None) -> str:
-    if low is None or high is None:
-        return NOTHING
-    return f"{write_number(low)} to {write_number(high)}"
 
 
 def _write_p(p: float | None) -> str:
