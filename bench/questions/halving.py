@@ -100,7 +100,7 @@ def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
 
 def _describe(trial: Trial) -> str:
     if trial.status not in MEASURED:
-        return outcome(trial.status.value, trial.reason, trial.inferred)
+        return outcome(trial.status.value, trial.inferred)
     words = [] if trial.status is Status.OK else [trial.status.value]
     words += [f"ended after {count(len(trial.curve), 'epoch')}"] if trial.truncated else []
     return ", ".join(words) or "whole"

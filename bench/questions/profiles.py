@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import AXES, SAME_QUESTION, Case, format_value, free_axes, spell_value
-from bench.diagnosis.advice import CURES
+from bench.diagnosis.advice import CURES, Option
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side
 from bench.diagnosis.floors import take_rates
@@ -273,7 +273,9 @@ def _name_common(cases: pd.DataFrame, axis: str, machines: Machines) -> dict[int
     return common
 
 
-_OPTION_AXES = sorted({option.axis for cure in CURES.values() for option in cure.options})
+_OPTION_AXES = sorted(
+    {option.axis for cures in CURES.values() for option in cures if isinstance(option, Option)}
+)
 
 
 def _group_others(
