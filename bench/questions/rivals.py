@@ -92,13 +92,9 @@ def list_rivals(families: Sequence[Family]) -> Iterator[tuple[Family, list[Famil
 
 
 class Contest(NamedTuple):
-    """Families that differ in precision only, each at its own largest batch.
-
-    Attributes:
-        ends: those that have a `Family.end`, with it, the baseline first; none where all are at one
-            batch size, or only one has one.
-        left: the others.
-    """
+    """Families that differ in precision only, each at its own largest batch: those that have a
+    `Family.end`, with it, the baseline first; none where all are at one batch size, or only one has
+    one. And the others."""
 
     ends: list[tuple[Family, Row]]
     left: list[Family]
