@@ -38,8 +38,6 @@ STEPS = "bench::steps"
 _NETWORK = "network"
 _MARK = "bench::"
 
-_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-_CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 _WAITS = frozenset(
     f"{prefix}{name}"
     for prefix in ("cuda", "hip")
@@ -152,8 +150,8 @@ def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
     places = {
         "cpu_op": operators,
         "user_annotation": regions,
-        **dict.fromkeys(_ON_DEVICE, kernels),
-        **dict.fromkeys(_CALLS, calls),
+        **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset"), kernels),
+        **dict.fromkeys(("cuda_runtime", "cuda_driver"), calls),
     }
     for raw in events:
         if raw.get("ph") != "X" or raw.get("cat") not in places:
@@ -168,13 +166,13 @@ def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
                 raw.get("args") or {},
             )
         )
+    operators.sort(key=lambda e: (e.start, -e.end))
     _link(operators)
     return Trace(operators, kernels, calls, regions)
 
 
-def _link(operators: list[Event]) -> None:
+def _link(operators: Iterable[Event]) -> None:
     """Say of each operator which one called it: the innermost around it on its thread."""
-    operators.sort(key=lambda e: (e.start, -e.end))
     around: dict[tuple[Any, Any], list[Event]] = {}
     for event in operators:
         stack = around.setdefault(event.thread, [])
@@ -286,14 +284,16 @@ def _read_gpu(view: _View) -> Timeline:
         raise ValueError("the profiler saw no kernel; it needs CUPTI, and the right to use it")
     operators = {e.arguments.get("External id"): e for e in trace.operators}
     launches = {e.arguments.get("correlation"): e for e in trace.calls}
-    finder = _Finder(trace.operators)
+    threads: dict[tuple[Any, Any], list[Event]] = {}
+    for event in trace.operators:  # sorted by their starts
+        threads.setdefault(event.thread, []).append(event)
     work: dict[Label, Timed] = {}
     owners: dict[Label, set[int]] = {}
     spans = [(e.start, e.end) for e in kernels]
     for kernel, exclusive_s in zip(kernels, divide_overlaps(spans), strict=True):
         launch = launches.get(kernel.arguments.get("correlation"))
         caller = operators.get(kernel.arguments.get("External id")) or (
-            finder.find(launch.thread, launch.start) if launch else None
+            _find_around(threads.get(launch.thread, []), launch.start) if launch else None
         )
         owner = view.find_owner(caller)
         if owner is not None and not _is_fused(kernel.name):
@@ -315,6 +315,15 @@ def _read_gpu(view: _View) -> Timeline:
     drained = [gap for gap in gaps if _ends_within(waits, gap)]
     waiting = _length(drained) - _overlap(drained, view.inputs)
     return Timeline(1, end - window.start, _length(busy), wanting, waiting, work)
+
+
+def _find_around(operators: Sequence[Event], moment: float) -> Event | None:
+    """The operator of a thread around a moment that began last; None between operators."""
+    at = bisect_right(operators, moment, key=lambda e: e.start)
+    event = operators[at - 1] if at else None
+    while event is not None and event.end < moment:
+        event = event.parent
+    return event
 
 
 def _ends_within(waits: Sequence[tuple[float, float]], gap: Span) -> bool:
@@ -656,21 +665,3 @@ def _lay_out(regions: Iterable[Event]) -> tuple[list[float], list[Kind | None]]:
         moments.append(moment)
         parts.append(None if name == _NETWORK else Kind(name))
     return moments, parts
-
-
-class _Finder:
-    def __init__(self, operators: Iterable[Event]) -> None:
-        self._by_thread: dict[tuple[Any, Any], list[Event]] = {}
-        for event in operators:  # sorted by their starts
-            self._by_thread.setdefault(event.thread, []).append(event)
-        self._starts = {
-            thread: [e.start for e in events] for thread, events in self._by_thread.items()
-        }
-
-    def find(self, thread: tuple[Any, Any], moment: float) -> Event | None:
-        """The operator around a moment that began last; None between operators."""
-        at = bisect_right(self._starts.get(thread, []), moment)
-        event = self._by_thread[thread][at - 1] if at else None
-        while event is not None and event.end < moment:
-            event = event.parent
-        return event

@@ -65,7 +65,6 @@ from bench.scales.gradients import (
     choose_format,
     find_layers,
     list_kept,
-    read_counts,
 )
 from bench.scales.measurement import Question, Session, measure
 from bench.scales.options import NARROW, build_parser
@@ -95,7 +94,7 @@ def exact_fate(value: float, scale: float, format: Format) -> Fate:
     return Fate.SUBNORMAL if rounded < Fraction(2) ** format.least_exponent else Fate.NORMAL
 
 
-def count(values: Tensor, format: str, scale: float) -> dict[Fate, int]:
+def count(values: Tensor, format: str, scale: float) -> Tally:
     """The fates of ``values``, as the map counts them."""
     cells = Cells([format], [scale])
     counter = Counter(1, cells, 1, [1], CPU)
@@ -104,8 +103,8 @@ def count(values: Tensor, format: str, scale: float) -> dict[Fate, int]:
     return cells.read(counter.counts[0, 0, 0].tolist(), format, scale)
 
 
-def only(fates: dict[Fate, int]) -> Fate:
-    (fate,) = (fate for fate, n in fates.items() if n)
+def only(fates: Tally) -> Fate:
+    (fate,) = (fate for fate in Fate if getattr(fates, fate.value))
     return fate
 
 
@@ -173,7 +172,7 @@ scales = st.integers(0, 24).map(lambda k: 2.0**k) | st.floats(2.0**-6, 2.0**24, 
 def test_fates_are_those_of_exact_rounding(values: list[float], name: str, scale: float) -> None:
     expected = [exact_fate(v, scale, FORMATS[name]) for v in values]
     counted = count(torch.tensor(values), name, scale)
-    assert counted == {fate: expected.count(fate) for fate in Fate}
+    assert counted == Tally(*map(expected.count, Fate))
 
 
 @given(st.lists(near, min_size=1, max_size=20), st.sampled_from([*FORMATS]), st.integers(0, 24))
@@ -185,9 +184,9 @@ def test_fates_are_those_of_torch(values: list[float], name: str, power: int) ->
     beyond = ~y.isfinite() | ((x * 2.0**power).abs() > limit)
     small = (y > 0) & (y < 2.0**format.least_exponent)
     counted = count(x, name, 2.0**power)
-    assert counted[Fate.FLUSHED] == int((y == 0).sum())
-    assert counted[Fate.SUBNORMAL] == int(small.sum())
-    assert counted[Fate.OVERFLOWED] == int(beyond.sum())
+    assert counted.flushed == int((y == 0).sum())
+    assert counted.subnormal == int(small.sum())
+    assert counted.overflowed == int(beyond.sum())
 
 
 @given(st.lists(near, min_size=1, max_size=20), st.sampled_from([*FORMATS]))
@@ -206,7 +205,7 @@ def test_rounding_is_exact(values: list[float], name: str) -> None:
 
 def test_known_tensors_give_known_shares() -> None:
     values = torch.tensor([0.0] * 6 + [2.0**-25] * 3 + [2.0**-24] + [1.0] * 5 + [7e4])
-    fates = Tally(**{f.value: n for f, n in count(values, "fp16", 1.0).items()})
+    fates = count(values, "fp16", 1.0)
     assert fates == Tally(zero=6, flushed=3, subnormal=1, normal=5, overflowed=1)
     assert fates.share(Fate.FLUSHED) == 0.3
     assert fates.share(Fate.OVERFLOWED) == 0.1
@@ -957,8 +956,7 @@ def test_counts_are_read_by_scale() -> None:
     assert sum(counts) == len(values)
     for name in FORMATS:
         for scale in scales:
-            alone = Tally(**{f.value: n for f, n in count(values, name, scale).items()})
-            assert read_counts(counts, cells, name, scale) == alone
+            assert cells.read(counts, name, scale) == count(values, name, scale)
 
 
 # ------------------------------------------------------------------------------- the worst layer

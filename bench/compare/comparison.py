@@ -22,6 +22,7 @@ from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS, RELIABLE, Environment, Status
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
 from bench.store.reader import read_cases, read_records, records_file
+from bench.study.columns import Columns
 from bench.study.doubts import DOUBTS
 from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import Match, Matches, Told
@@ -190,7 +191,7 @@ def read_side(name: str, path: Path) -> Side:
         raise UsageError(f"{path}: no records yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)
     for column in (TREND, HOST_BOUND):
-        records[column] = DOUBTS[column].find(records)
+        records[column] = DOUBTS[column].find(Columns(records))
     records["part"] = measure_part(records)
     # what a run did not get to know of what ran it is its case's
     filled = fill_unknown(records, number_groups(records, AXES))

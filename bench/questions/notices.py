@@ -58,7 +58,7 @@ def warn(
 
 def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, below: bool) -> Notice:
     hit = rows[rows[doubt.name]]
-    detail = doubt.detail(hit) if doubt.detail else ""
+    detail = doubt.describe(hit)
     return Notice(
         capitalize(doubt.remark),
         f"{doubt.warning}{f' ({detail})' if detail else ''}.",

@@ -24,7 +24,7 @@ def column_names() -> list[str]:
     numbers = [
         n
         for q in QUANTITIES.values()
-        for n in ([q.name, f"{q.name}_low", f"{q.name}_high"] if q.derive else [q.name])
+        for n in ([q.name] if q.paired else [q.name, f"{q.name}_low", f"{q.name}_high"])
     ]
     beside = [f"published_{name}" for name in BESIDE]
     outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]

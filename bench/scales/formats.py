@@ -14,8 +14,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, pairwise
+from typing import NamedTuple
 
-from bench.scale_map import Fate
+from bench.scale_map import Tally
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,7 @@ def _of_bits(bits: int) -> float:
     return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Three float32 numbers that tell the fates of the values at one scale apart.
 
     A value above 0 is flushed below ``kept``, subnormal from there to below ``normal``, normal to
@@ -116,25 +117,13 @@ class Cells:
         self._bounds = {
             (name, scale): find_bounds(FORMATS[name], scale) for name in formats for scale in scales
         }
-        ends = [_of_bits(1), math.inf]
-        for bounds in self._bounds.values():
-            ends += [bounds.kept, bounds.normal, bounds.overflowing]
-        self.cuts = sorted(set(ends))
+        self.cuts = sorted({_of_bits(1), math.inf, *chain(*self._bounds.values())})
         self._index = {cut: index for index, cut in enumerate(self.cuts)}
 
     def __len__(self) -> int:
         return len(self.cuts) + 1
 
-    def read(self, counts: Sequence[int], format: str, scale: float) -> dict[Fate, int]:
+    def read(self, counts: Sequence[int], format: str, scale: float) -> Tally:
         """The fates of the values counted in ``counts``, one count a cell."""
-        bounds = self._bounds[format, scale]
-        kept, normal, over = (
-            self._index[cut] + 1 for cut in (bounds.kept, bounds.normal, bounds.overflowing)
-        )
-        return {
-            Fate.ZERO: sum(counts[:1]),
-            Fate.FLUSHED: sum(counts[1:kept]),
-            Fate.SUBNORMAL: sum(counts[kept:normal]),
-            Fate.NORMAL: sum(counts[normal:over]),
-            Fate.OVERFLOWED: sum(counts[over:]),
-        }
+        ends = [0, 1, *(self._index[cut] + 1 for cut in self._bounds[format, scale]), len(counts)]
+        return Tally(*(sum(counts[start:end]) for start, end in pairwise(ends)))

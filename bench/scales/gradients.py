@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.precision import PRECISIONS, is_affine_batchnorm
-from bench.scale_map import Fate, Kind, Tally
+from bench.scale_map import Fate, Kind
 from bench.scales.formats import FORMATS, Cells, Format, find_bounds
 
 
@@ -213,12 +213,6 @@ class Rounding:
         rounded = values.to(self._dtype).to(values.dtype)
         beyond = values.abs() >= self._limit
         return torch.where(beyond, values.sign() * torch.inf, rounded)
-
-
-def read_counts(counts: Sequence[int], cells: Cells, format: str, scale: float) -> Tally:
-    """The tally of one kind of gradient of one layer, from its counts on the host."""
-    fates = cells.read(counts, format, scale)
-    return Tally(**{fate.value: count for fate, count in fates.items()})
 
 
 def choose_format(precision: str) -> Format:

@@ -18,7 +18,6 @@ from bench.data import Dataset
 from bench.data.batches import stream
 from bench.precision import PRECISIONS, is_dynamic, set_flags
 from bench.scale_map import (
-    Fate,
     Gradients,
     Kind,
     Overflow,
@@ -39,7 +38,6 @@ from bench.scales.gradients import (
     choose_format,
     find_layers,
     list_kept,
-    read_counts,
 )
 from bench.scales.options import RECOMMENDED, Question
 from bench.training.building import build_training, seed_all
@@ -158,14 +156,11 @@ class Session:
     ) -> Observation:
         q, format, masks = self.question, choose_format(precision), self.masks(precision)
         gradients = tuple(
-            Gradients(step, scale, self.layers[i], kind, tally)
+            Gradients(step, scale, self.layers[i], kind, cells.read(counted, format.name, scale))
             for slot, step in enumerate(q.at)
             for i, kind in masks
+            if any(counted := counts[slot][i][KINDS.index(kind)])
             for scale in q.scales
-            if any(counts[slot][i][KINDS.index(kind)])
-            for tally in [
-                read_counts(counts[slot][i][KINDS.index(kind)], cells, format.name, scale)
-            ]
         )
         largest, places = self.find_peaks(peaks, masks)
         overflows = {}
@@ -283,9 +278,7 @@ class Probe:
         gradients, overflows = [], dict[float, Overflow]()
         for (step, scale), counted in zip(passes, fates, strict=True):
             for i, kind in masks:
-                tally = Tally(
-                    **{f.value: n for f, n in zip(Fate, counted[i][KINDS.index(kind)], strict=True)}
-                )
+                tally = Tally(*counted[i][KINDS.index(kind)])
                 if tally == Tally():
                     continue
                 layer = self._session.layers[i]

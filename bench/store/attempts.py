@@ -110,8 +110,11 @@ def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
     which = [*where, *AXES, "repeat", "sentinel", "probe", "anchor"]
     needed = {*which, *COMPARABLE, "attempt", ASKED}
     rows = records[[name for name in records if name in needed]]
-    rows = rows.sort_values("attempt", kind="stable")
     run = number_groups(rows, which)
+    if not run.duplicated().any():
+        return records.copy(deep=False)
+    rows = rows.sort_values("attempt", kind="stable")
+    run = run[rows.index]
     attempts = fill_unknown(rows, run).assign(run=run)
     group = number_groups(attempts, attempts.columns)
     return keep(records, ~group.duplicated(keep="last").reindex(records.index))

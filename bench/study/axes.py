@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, main_loss_scale, mark_legacy
+from bench.study.columns import find_least
 from bench.study.summaries import SOURCE
 
 if TYPE_CHECKING:
@@ -93,9 +94,11 @@ def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
 
 def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
     """Where each case's value of an axis stands in `order_values`; of machines, as they ran."""
-    values = take_values(cases, axis)
+    import pandas as pd
+
+    values = take_values(cases, axis).tolist()
     order = {value: place for place, value in enumerate(order_values(axis, values))}
-    return values.map(order)
+    return pd.Series([order[value] for value in values], cases.index, dtype=int)
 
 
 def take_values(cases: pd.DataFrame, axis: str) -> pd.Series:
@@ -127,18 +130,20 @@ def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFra
         equal: a number for cases that are equal in all else. Where none of these is at the main
             loss scale of the whole sweep, those at the lowest stand for it.
     """
-    import pandas as pd
+    import numpy as np
 
-    usual = {
-        precision: main_loss_scale(str(precision), part["loss_scale"])
-        for precision, part in cases.groupby("precision", sort=False)
-    }
-    group = pd.Series(0, index=cases.index) if equal is None else equal
-    places = [rank(cases, follower) for follower in FOLLOWS["precision"]]
-    # the usual scale comes before all others
-    places[0] = places[0].mask(cases["loss_scale"] == cases["precision"].map(usual), -1)
+    precisions, scales = cases["precision"].tolist(), cases["loss_scale"].tolist()
+    by_precision: dict[str, list[str]] = {}
+    for precision, scale in zip(precisions, scales, strict=True):
+        by_precision.setdefault(precision, []).append(scale)
+    usual = {name: main_loss_scale(name, held) for name, held in by_precision.items()}
+    main = [usual[name] == scale for name, scale in zip(precisions, scales, strict=True)]
+    places = [rank(cases, follower).to_numpy() for follower in FOLLOWS["precision"]]
+    places[0] = np.where(main, -1, places[0])  # the usual scale comes before all others
+    numbers: dict[tuple[int, str], int] = {}
+    alike = zip([0] * len(cases) if equal is None else equal.tolist(), precisions, strict=True)
+    group = np.array([numbers.setdefault(one, len(numbers)) for one in alike], int)
+    left = np.arange(len(cases))
     for place in places:
-        by = [group[cases.index], cases["precision"]]
-        best = place[cases.index] == place[cases.index].groupby(by).transform("min")
-        cases = cases[best]
-    return cases
+        left = left[place[left] == find_least(place[left], group[left])]
+    return cases.take(left)

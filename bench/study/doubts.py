@@ -6,26 +6,22 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from bench.case import Case
+from bench.diagnosis.rates import RATES
 from bench.gpu.nvml import EFFECTS
 from bench.limits import INTERFERENCE, STEADY, STRAGGLES, is_shared
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
-from bench.study.quantities import (
-    busy_share,
-    find_beyond,
-    find_rows,
-    find_wrong_rates,
-    map_distinct,
-    positive,
-    step_noise,
-)
+from bench.study.columns import Columns, fill, known, positive
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.study.columns import Array
 
 NOISY_STEPS = 0.05
 """Step times whose MAD is above this share of their median are called noisy."""
@@ -41,7 +37,6 @@ SHORT_ENERGY_S = 2.0
 """Below this many seconds an energy is doubted: NVML's readings are 0.1 s apart, and the power of
 the moments before and after is in the first and the last."""
 
-
 LEAST_BUSY = 0.9
 """A GPU that runs kernels for less than this share of a step waits for the host: of DPN-92 on an
 H100, 0.95 to 0.99 at batch sizes that fill it, 0.69 and 0.75 at 128 in half precision."""
@@ -52,53 +47,11 @@ MOST_UNNAMED = 0.05
 MOST_STRETCHED = 1.3
 """A profiled step over one without the profiler, on a CPU: 1.01 to 1.28 on a noisy machine."""
 
-
-_SLOWED, _CAPPED = (
-    "|".join(name for name, effect in EFFECTS.items() if effect == wanted)
-    for wanted in ("slowed", "capped")
-)
-
-
-def _shared(records: pd.DataFrame) -> pd.Series:
-    """Whether others computed where the case trained, on the card or on the CPU.
-
-    A desktop, or who came after the epoch, did not.
-    """
-    shared: pd.Series = is_shared(records["neighbours_computing"], records["other_cores"])
-    return shared
-
-
-def _quarter_noise(records: pd.DataFrame) -> pd.Series:
-    """How far the medians of two quarters of the steps lie apart by their noise alone, as a share.
-
-    Two standard errors of a difference of two medians: of a normal distribution these are 1.2533
-    times those of means, and its standard deviation 1.4826 times its median absolute deviation.
-    """
-    quarter = positive(records["measured_steps"].astype(float)) / 4
-    return (2 * 1.2533 * 1.4826 * step_noise(records) * (2 / quarter) ** 0.5).fillna(0.0)
-
-
 LEAST_KNOWN = 0.5
 """An epoch whose 95 % interval is wider than this share of it on either side is not known."""
 
 
-def _measure_error(records: pd.DataFrame) -> pd.Series:
-    """Half the 95 % interval of the epoch time by its own steps, as a share of it."""
-    time, low, high = (
-        records[name].astype(float)
-        for name in ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s")
-    )
-    return (high - low) / 2 / positive(time)
-
-
-def _find_unknown_time(records: pd.DataFrame) -> pd.Series:
-    """Which epoch times are known less well than was asked, or hardly at all."""
-    return _missed(records) | (_measure_error(records) > LEAST_KNOWN)
-
-
-def _describe_unknown_time(records: pd.DataFrame) -> str:
-    worst = records["epoch_time_error"].astype(float).fillna(_measure_error(records)).max()
-    return f"known within {100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
+# --------------------------------------------------------------------------- trends within an epoch
 
 
 @dataclass(frozen=True)
@@ -113,26 +66,26 @@ class Trend:
     first: str
     last: str
     most: float
-    noise: Callable[[pd.DataFrame], pd.Series] | None = None
+    noise: Callable[[Columns], Array] | None = None
     relative: bool = True
     unit: str = ""
     signs: tuple[int, ...] = (1, -1)  # a rise is doubted, a fall, or either
 
-    def measure(self, records: pd.DataFrame) -> pd.Series:
+    def measure(self, r: Columns) -> Array:
         """Change from the first quarter to the last; NaN where either is unknown."""
-        first, last = records[self.first].astype(float), records[self.last].astype(float)
-        return last / positive(first) - 1 if self.relative else last - first
+        first, last = getattr(r, self.first), getattr(r, self.last)
+        change: Array = last / positive(first) - 1 if self.relative else last - first
+        return change
 
-    def find(self, records: pd.DataFrame) -> pd.Series:
+    def find(self, r: Columns) -> Array:
         """Which rows changed by more than is believed."""
-        change = self.measure(records)
-        believed = self.most + (self.noise(records) if self.noise else 0.0)
-        beyond = [sign * change > believed for sign in self.signs]
-        return beyond[0] | beyond[-1]
+        change = self.measure(r)
+        believed = self.most + (self.noise(r) if self.noise else 0.0)
+        return reduce(or_, (sign * change > believed for sign in self.signs))
 
-    def describe(self, records: pd.DataFrame) -> str:
+    def describe(self, r: Columns) -> str:
         """Say the largest change among the rows that changed too much; empty if none did."""
-        change = self.measure(records)[self.find(records)]
+        change = self.measure(r)[self.find(r)]
         if not len(change):
             return ""
         largest = max(change.tolist(), key=abs)
@@ -142,71 +95,81 @@ class Trend:
         return f"{self.label} {word} by {'up to ' if len(change) > 1 else ''}{size}"
 
 
+def _quarter_noise(r: Columns) -> Array:
+    """How far the medians of two quarters of the steps lie apart by their noise alone, as a share.
+
+    Two standard errors of a difference of two medians: of a normal distribution these are 1.2533
+    times those of means, and its standard deviation 1.4826 times its median absolute deviation.
+    """
+    quarter = positive(r.measured_steps) / 4
+    return fill(2 * 1.2533 * 1.4826 * r.step_noise * (2 / quarter) ** 0.5, 0.0)
+
+
 TRENDS = (
     Trend("step times", "step_time_first_s", "step_time_last_s", STEADY, _quarter_noise),
     Trend("the SM clock", "sm_clock_first_mhz", "sm_clock_last_mhz", STEADY, signs=(-1,)),
 )
 """What is to be the same at both ends of an epoch, and how much change is believed."""
 
-WARMING = (
-    Trend(
-        "the temperature",
-        "temperature_first_c",
-        "temperature_last_c",
-        5.0,
-        relative=False,
-        unit="°C",
-        signs=(1,),
-    ),
+WARMING = Trend(
+    "the temperature",
+    "temperature_first_c",
+    "temperature_last_c",
+    5.0,
+    relative=False,
+    unit="°C",
+    signs=(1,),
 )
 """What foretells a change: clocks sink as a card warms."""
 
 
-def _follow(trends: Sequence[Trend]) -> Callable[[pd.DataFrame], pd.Series]:
-    def find(records: pd.DataFrame) -> pd.Series:
-        found = trends[0].find(records)
-        for trend in trends[1:]:
-            found |= trend.find(records)
-        return found
-
-    return find
+# --------------------------------------------------------------------------------- what is doubtful
 
 
-def _describe(trends: Sequence[Trend]) -> Callable[[pd.DataFrame], str]:
-    return lambda rows: "; ".join(filter(None, (trend.describe(rows) for trend in trends)))
+def _meets(effect: str) -> Callable[[Columns], Array]:
+    """Which rows met a throttle reason with this effect."""
+    reasons = "|".join(name for name, its in EFFECTS.items() if its == effect)
+    return lambda r: r.throttle_during.find(partial(re.search, reasons))
 
 
-def _unclear(records: pd.DataFrame) -> pd.Series:
-    return find_rows(records["arithmetic"], lambda names: Arithmetic.UNCLEAR in names.split("/"))
+def _in_fp8(r: Columns) -> Array:
+    """Which rows were measured in fp8."""
+    float8: Array = r.precision.find(lambda name: PRECISIONS[name].float8)
+    return float8 & known(r.epoch_time_s)
 
 
-def _in_fp8(records: pd.DataFrame) -> pd.Series:
-    """Whether a row was measured in fp8."""
-    names = [name for name, precision in PRECISIONS.items() if precision.float8]
-    return records["precision"].isin(names) & records["epoch_time_s"].notna()
+def _measure_error(r: Columns) -> Array:
+    """Half the 95 % interval of the epoch time by its own steps, as a share of it."""
+    error: Array = (r.epoch_time_high_s - r.epoch_time_low_s) / 2 / positive(r.epoch_time_s)
+    return error
 
 
-def _skipped(records: pd.DataFrame) -> pd.Series:
+def _is_skipping(r: Columns) -> Array:
     """Whether many steps left the weights as they were."""
-    skips = records["skip_overflow"].astype(bool) | find_rows(records["loss_scale"], is_dynamic)
-    share = records["overflow_steps"] / positive(records["measured_steps"].astype(float))
-    return skips & (share > MOST_SKIPPED)
+    share = r.overflow_steps / positive(r.measured_steps)
+    skipping: Array = (r.skip_overflow | r.loss_scale.find(is_dynamic)) & (share > MOST_SKIPPED)
+    return skipping
 
 
-def _quote(column: str) -> Callable[[pd.DataFrame], str]:
-    """Say the texts of a column, for display."""
-
-    def quote(rows: pd.DataFrame) -> str:
-        said = [text for text in rows[column].unique() if text]
-        more = f"; and {len(said) - 3:,} other reasons" if len(said) > 3 else ""
-        return "; ".join(said[:3]) + more
-
-    return quote
+def _is_beside_others(r: Columns) -> Array:
+    """Whether a case of one GPU had neighbours, in a sweep whose cases of several have none."""
+    wide = r.sweep.any_of(r.world_size > 1)
+    beside: Array = wide & (r.world_size == 1) & (r.lanes_beside > 0)
+    return beside
 
 
-def _name_most(column: str) -> Callable[[pd.DataFrame], str]:
-    """Say the largest of a column of shares."""
-    return lambda rows: f"up to {100 * rows[column].max():.1f} %"
+def _is_beyond(r: Columns) -> Array:
+    """Whether a row has more FLOP or bytes a second than the data sheet of its card allows.
+
+    Compiled code moves less than is counted, so that its bytes say nothing.
+    """
+    moved: Array = (r.of_bandwidth > 1) & (r.compile == Case.compile)
+    return moved | (r.of_peaks > 1)
+
+
+def _has_wrong_rates(r: Columns) -> Array:
+    """Whether a rate of the row's machine is above the data sheet of its card."""
+    return reduce(or_, (known(getattr(r, name)) & ~known(r.take_rate(name)) for name in RATES))
 
 
 def _count_cores(cpu: str) -> float:
@@ -227,6 +190,9 @@ def list_links(text: str) -> list[str]:
     return sorted(set(_LINK.findall(text)))
 
 
+# ------------------------------------------------------------------------------- what is said of it
+
+
 def name_links(kinds: Mapping[int, Sequence[str]]) -> str:
     """Name the kinds of links by the number of GPUs.
 
@@ -236,63 +202,67 @@ def name_links(kinds: Mapping[int, Sequence[str]]) -> str:
     return "; ".join(f"{gpus} GPUs: {' and '.join(kinds[gpus])}" for gpus in sorted(kinds))
 
 
-def _beside_others(records: pd.DataFrame) -> pd.Series:
-    """Whether a case of one GPU had neighbours, in a sweep whose cases of several have none."""
-    wide = (records["world_size"] > 1).groupby(records["sweep"]).transform("any")
-    return wide & (records["world_size"] == 1) & (records["lanes_beside"] > 0)
+def _describe_links(r: Columns) -> str:
+    links: dict[int, str] = {}
+    for gpus, text in zip(r.world_size.tolist(), r.links.map(str, object), strict=True):
+        links[int(gpus)] = f"{links.get(int(gpus), '')}, {text}"
+    return name_links({gpus: list_links(text) for gpus, text in links.items()})
 
 
-def _cut_by_steps(records: pd.DataFrame) -> pd.Series:
-    """Whether ``--steps`` is what keeps a row from having measured more."""
-    return (records["part"] < records["fraction"]) & ~_ended(records)
+def _describe_unknown_time(r: Columns) -> str:
+    worst = max(fill(r.epoch_time_error, _measure_error(r)).tolist())
+    return f"known within {100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
 
 
-def _ended(records: pd.DataFrame) -> pd.Series:
-    """Whether ``--until`` ended a row before its epoch did."""
-    return (records["until"] != "") & (records["part"] < 1) & ~_missed(records)
+def _quote(column: str) -> Callable[[Columns], str]:
+    """Say the texts of a column, for display."""
+
+    def quote(r: Columns) -> str:
+        said = [text for text in getattr(r, column).distinct if text]
+        more = f"; and {len(said) - 3:,} other reasons" if len(said) > 3 else ""
+        return "; ".join(said[:3]) + more
+
+    return quote
 
 
-def _missed(records: pd.DataFrame) -> pd.Series:
-    """Whether a row's epoch time is known less well than ``--until`` asked."""
-    import pandas as pd
-
-    return records["epoch_time_error"].astype(float) > pd.to_numeric(records["until"])
+def _name_most(column: str) -> Callable[[Columns], str]:
+    """Say the largest of a column of shares."""
+    return lambda r: f"up to {100 * getattr(r, column).max():.1f} %"
 
 
-def _name_longer(rows: pd.DataFrame, whole: str = "--epochs") -> str:
+# --------------------------------------------------------------------------------------- what helps
+
+
+def _name_longer(r: Columns, whole: str = "--epochs") -> str:
     """What makes such rows measure longer: ``a larger --fraction``, or ``… --steps or --epochs``.
 
     Args:
-        rows: of `bench.study.summaries.read`.
         whole: the flag where whole epochs were measured; empty for none.
     """
-    by_steps = _cut_by_steps(rows)
     said = {
-        "--fraction": (~by_steps & ~_ended(rows) & (rows["part"] < 1)).any(),
-        "--steps": by_steps.any(),
-        whole: (rows["part"] == 1).any(),
+        "--fraction": (~r.cut_by_steps & ~r.ended & (r.part < 1)).any(),
+        "--steps": r.cut_by_steps.any(),
+        whole: (r.part == 1).any(),
     }
     larger = " or ".join(flag for flag, needed in said.items() if flag and needed)
-    smaller = "a smaller --until" if _ended(rows).any() else ""
+    smaller = "a smaller --until" if r.ended.any() else ""
     return " or ".join(filter(None, [larger and f"a larger {larger}", smaller]))
 
 
-def _measure_longer(before: str, after: str) -> Callable[[pd.DataFrame], str]:
-    return lambda rows: f"{before} {_name_longer(rows)}{after}"
+def _measure_longer(before: str, after: str) -> Callable[[Columns], str]:
+    return lambda r: f"{before} {_name_longer(r)}{after}"
 
 
-def _lengthen_for_energy(rows: pd.DataFrame) -> str:
+def _lengthen_for_energy(r: Columns) -> str:
     # the sensor is read at both ends of each epoch, so that more of them are as short
-    longer = _name_longer(rows, whole="")
-    said = [longer] if longer else []
-    if (rows["part"] == 1).any():
-        said.append("--repeats 5 or more, which show the error of whole epochs")
-    return f"Use {', or '.join(said)}."
+    longer = _name_longer(r, whole="")
+    whole = "--repeats 5 or more, which show the error of whole epochs" * bool((r.part == 1).any())
+    return f"Use {', or '.join(filter(None, [longer, whole]))}."
 
 
-def _find_straggler(rows: pd.DataFrame) -> str:
+def _find_straggler(r: Columns) -> str:
     shown = "See its rank in ranks.csv; python -m bench.doctor shows what else uses the"
-    if not (rows["device"] == "cuda").any():
+    if not (r.device == "cuda").any():
         return f"{shown} CPU."
     return (
         f"{shown} GPUs and the CPU, and nvidia-smi -q -d PERFORMANCE,TEMPERATURE whether one of "
@@ -300,17 +270,17 @@ def _find_straggler(rows: pd.DataFrame) -> str:
     )
 
 
-def _use_cifar10(rows: pd.DataFrame) -> str:
-    given = [f"--{name}" for name in ("input", "classes") if (rows[name] != "").any()]
+def _use_cifar10(r: Columns) -> str:
+    given = [f"--{name}" for name in ("input", "classes") if any(getattr(r, name).distinct)]
     without = f" without {' and '.join(given)}" if given else ""
     return f"Use --dataset cifar10{without} to train on it."
 
 
-def _measure_whole(rows: pd.DataFrame) -> str:
+def _measure_whole(r: Columns) -> str:
     said = {
-        "--fraction 1": (rows["fraction"] < 1).any(),
-        "--steps none": _cut_by_steps(rows).any(),
-        "--until none": _ended(rows).any(),
+        "--fraction 1": (r.fraction < 1).any(),
+        "--steps none": r.cut_by_steps.any(),
+        "--until none": r.ended.any(),
     }
     flags = " and ".join(flag for flag, needed in said.items() if needed)
     return f"Use {flags} to measure whole epochs."
@@ -327,342 +297,202 @@ class Doubt:
     name: str
     remark: str  # beside the row
     warning: str  # at the top
-    fix: str | Callable[[pd.DataFrame], str]
-    find: Callable[[pd.DataFrame], pd.Series]
+    fix: str | Callable[[Columns], str]
+    find: Callable[[Columns], Array]
     fatal: bool = True
-    detail: Callable[[pd.DataFrame], str] | None = None
+    detail: Callable[[Columns], str] = lambda r: ""
 
     def advise(self, rows: pd.DataFrame) -> str:
         """What helps these rows, all of which have this doubt."""
-        return self.fix if isinstance(self.fix, str) else self.fix(rows)
+        return self.fix if isinstance(self.fix, str) else self.fix(Columns(rows))
+
+    def describe(self, rows: pd.DataFrame) -> str:
+        """What more there is to say of these rows; empty for nothing."""
+        return self.detail(Columns(rows))
 
 
-DOUBTS: dict[str, Doubt] = {
-    d.name: d
-    for d in (
-        Doubt(
-            "fake",
-            "not measured",
-            "These rows come from the fake executor, which measures nothing",
-            "Leave out --executor fake to measure.",
-            lambda r: r["executor"] == "fake",
-        ),
-        Doubt(
-            "invalid",
-            "invalid",
-            "The measurement failed a check and cannot be trusted",
-            "Remove the cause, then run them again with --retry invalid.",
-            lambda r: r["status"] == Status.INVALID.value,
-            detail=_quote("reason"),
-        ),
-        Doubt(
-            "emulated",
-            "emulated",
-            "fp8 was emulated on a CPU, so time and memory say nothing about a GPU",
-            f"Measure --precision fp8 on a GPU, without {EMULATE_FP8}.",
-            lambda r: _in_fp8(r) & (r["device"] == "cpu"),
-        ),
-        Doubt(
-            "diverged",
-            "diverged",
-            "The loss became inf or NaN; time and memory are still valid",
-            "Use a lower --lr or, for a static loss scale, --loss-scale dynamic.",
-            lambda r: r["status"] == Status.DIVERGED.value,
-        ),
-        Doubt(
-            "throttled",
-            "throttled",
-            "The GPU lowered its clocks to protect itself",
-            "Improve the cooling; nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reason.",
-            lambda r: r["throttle_during"].str.contains(_SLOWED, regex=True),
-            detail=_quote("throttle_during"),
-        ),
-        Doubt(
-            "capped",
-            "power cap",
-            "The GPU ran at its power limit, so its times depend on that limit",
-            "Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows.",
-            lambda r: r["throttle_during"].str.contains(_CAPPED, regex=True),
-            fatal=False,
-        ),
-        Doubt(
-            "shared",
-            "shared",
-            "Another program used what was measured on",
-            "Close other programs, or use --repeats 5 or more.",
-            _shared,
-            detail=_quote("neighbours"),
-        ),
-        Doubt(
-            "disturbed",
-            "slowed by other lanes",
-            "The steps of a lane took more than "
-            f"{100 * INTERFERENCE:.0f} % longer while other lanes were busy",
-            "Use --lanes quiet with another --out: it uses all GPUs but one at a time.",
-            lambda r: r["interference"].notna(),
-            detail=_name_most("interference"),
-        ),
-        Doubt(
-            "unequal",
-            "unequal lanes",
-            f"Of the lanes, each alone, the slowest took more than {100 * INTERFERENCE:.0f} % "
-            "longer for a step than the fastest, and that is in comparisons of cases that ran on "
-            "different ones",
-            "Use --repeats 5 or more, which are spread over the lanes, or --lanes 1 with another "
-            "--out.",
-            lambda r: r["lane_spread"].notna(),
-            fatal=False,
-            detail=_name_most("lane_spread"),
-        ),
-        Doubt(
-            "beside",
-            "beside other lanes",
-            "Cases of one GPU ran beside other lanes, and those of several ran alone, so that "
-            "speed-ups over one may be too high",
-            "Use --lanes quiet with another --out: it runs one case at a time.",
-            _beside_others,
-            fatal=False,
-        ),
-        Doubt(
-            "noisy",
-            "noisy",
-            "Step times did not settle during warm-up, or vary by more than "
-            f"{100 * NOISY_STEPS:.0f} % around their median",
-            "Close other programs, or use --repeats 5 or more.",
-            lambda r: (
-                (~r["warmup_steady"].astype(bool) & r["warmup_steps"].notna())
-                | (step_noise(r) > NOISY_STEPS)
-            ),
-        ),
-        Doubt(
-            "trend",
-            "trend",
-            "Speed changed between the first and the last quarter of the measured steps",
-            _measure_longer("Use", ", or --repeats 5 or more."),
-            _follow(TRENDS),
-            detail=_describe(TRENDS),
-        ),
-        Doubt(
-            "unknown",
-            "epoch not known",
-            "The measured steps vary too much to tell the time of an epoch as well as --until "
-            f"asks, or within {100 * LEAST_KNOWN:.0f} %",
-            _measure_longer("Use", ", or close other programs."),
-            _find_unknown_time,
-            detail=_describe_unknown_time,
-        ),
-        Doubt(
-            "warming",
-            "warming",
-            "The GPU was still warming up, and its clocks fall as it does",
-            _measure_longer("Use", ", or --repeats 5 or more."),
-            _follow(WARMING),
-            fatal=False,
-            detail=_describe(WARMING),
-        ),
-        Doubt(
-            "host_bound",
-            "host-bound",
-            f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited for "
-            "the host, so that these times say little of what it can do",
-            "Compare at a larger --batch-size; python -m bench.why tells what it waited for.",
-            lambda r: busy_share(r) < LEAST_BUSY,
-            fatal=False,
-            detail=lambda r: f"down to {100 * r['busy_share'].min():.0f} %",
-        ),
-        Doubt(
-            "few",
-            "few steps",
-            f"Fewer than {FEW_STEPS} steps were measured, too few to estimate noise",
-            _measure_longer("Use", "."),
-            # one that --until ended has shown its noise
-            lambda r: (r["measured_steps"] < FEW_STEPS) & (r["part"] < 1) & ~_ended(r),
-        ),
-        Doubt(
-            "unscheduled",
-            "schedule cut",
-            "Only the beginning of the learning rate's schedule ran, so its effect on the loss is "
-            "not known",
-            "Use --fraction 1 without --steps.",
-            lambda r: (
-                (r["part"] < 1)
-                & ((r["schedule"] != Case.schedule) | (r["lr_warmup"] != Case.lr_warmup))
-            ),
-            fatal=False,
-        ),
-        Doubt(
-            "crowded",
-            "more workers than cores",
-            "The DataLoader had more workers than there were CPU cores for them",
-            "Use --workers of at most that number.",
-            lambda r: r["workers"] > map_distinct(r["cpu"], _count_cores).astype(float),
-            fatal=False,
-        ),
-        Doubt(
-            "prepared",
-            "batches prepared ahead",
-            "Most of the measured steps may have used batches that the DataLoader's workers had "
-            "prepared before, so that an epoch may wait longer for it",
-            "Raise --steps or --fraction, or lower --workers or --prefetch.",
-            lambda r: (
-                (r["measured_steps"] < r["steps_per_epoch"])
-                & (r["measured_steps"] < 2 * r["workers"] * r["prefetch"] / r["accumulate"])
-            ),
-            fatal=False,
-        ),
-        Doubt(
-            "unclear",
-            "unclear arithmetic",
-            "The numeric probe found a rounding error between those of two number formats",
-            "The columns proof_layer and *_error of the records show where; cuDNN may choose "
-            "another algorithm with --cudnn-benchmark on or off.",
-            _unclear,
-            fatal=False,
-        ),
-        Doubt(
-            "unproven",
-            "arithmetic not probed",
-            "The numeric probe failed, so it is not verified which arithmetic ran",
-            "The column missing of the records gives the reason; a smaller --batch-size leaves "
-            "memory for the probe.",
-            # flags are read back right before it
-            lambda r: (r["flags"] != "") & (r["arithmetic"] == ""),
-            fatal=False,
-        ),
-        Doubt(
-            "uncompiled",
-            "not compiled",
-            "fp8 rarely pays without torch.compile: each rounding to fp8 is then several kernels "
-            "that read and write memory",
-            "Use --compile on.",
-            lambda r: _in_fp8(r) & (r["compile"] == Case.compile),
-            fatal=False,
-        ),
-        Doubt(
-            "skipped",
-            "steps skipped",
-            f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
-            "gradients overflowed, so that less was learnt",
-            _measure_longer("Use a smaller static --loss-scale, or", ": a dynamic scale settles."),
-            _skipped,
-            fatal=False,
-        ),
-        Doubt(
-            "inexact",
-            "resume differs",
-            "Training that is resumed from a checkpoint does not go on bit for bit, although the "
-            "device repeats its steps",
-            "Keep what steps change in buffers of the network, draw random numbers from torch's "
-            "generators or the one that a workload is given, and run --checkpoint again.",
-            lambda r: r["resume_difference"] != "",
-            fatal=False,
-            detail=_quote("resume_difference"),
-        ),
-        Doubt(
-            "straggling",
-            "straggler",
-            f"One of the processes worked more than {100 * STRAGGLES:.0f} % longer than the median "
-            "of the others, and all waited for it",
-            _find_straggler,
-            lambda r: r["straggle"] > STRAGGLES,
-            fatal=False,
-        ),
-        Doubt(
-            "unlike_links",
-            "unlike links",
-            "The GPUs were not all linked alike, so that the exchange of gradients was as slow as "
-            "the slowest link",
-            "CUDA_VISIBLE_DEVICES chooses GPUs that are linked alike; nvidia-smi topo -m shows how "
-            "they are.",
-            lambda r: find_rows(r["links"], lambda links: len(list_links(links)) > 1),
-            fatal=False,
-            detail=lambda r: name_links(
-                {
-                    int(n): list_links(", ".join(part))
-                    for n, part in r["links"].groupby(r["world_size"])
-                }
-            ),
-        ),
-        Doubt(
-            "unnamed",
-            "operations unnamed",
-            f"Operations that no kind of work names took more than {100 * MOST_UNNAMED:.0f} % of a "
-            "profiled step, so that what is said of its kinds is incomplete",
-            "The rows of the kind other in work.csv name them; --trace keeps what shows where they "
-            "ran.",
-            lambda r: r["unnamed_share"] > MOST_UNNAMED,
-            fatal=False,
-        ),
-        Doubt(
-            "stretched",
-            "profile stretched",
-            f"On a CPU, a step under the profiler took more than {MOST_STRETCHED:g} times as long "
-            "as one without it, so that the shares of its kinds of work are less certain",
-            "Use a larger --batch-size, whose operations take longer, and close other programs.",
-            lambda r: (
-                (r["device"] == "cpu")
-                & (r["profiled_step_s"] > MOST_STRETCHED * r["step_time_median_s"])
-            ),
-            fatal=False,
-        ),
-        Doubt(
-            "beyond",
-            "beyond the data sheet",
-            "More FLOP or bytes a second than the data sheet of the card allows, which are left "
-            "out: a cache holds what the network moves, or the times are wrong",
-            "Use a larger --batch-size, and python -m bench.overhead to check the times.",
-            find_beyond,
-            fatal=False,
-        ),
-        Doubt(
-            "wrong_rates",
-            "machine's rates beyond the data sheet",
-            "A rate of the machine was measured above the data sheet of its card, and is left out: "
-            "nothing is held against it. The time is wrong, or the card's clock was above the "
-            "boost that the data sheet is for",
-            "nvidia-smi -q -d CLOCK shows such a clock; if there is none, run the same command "
-            "with a new --out, which measures the rates again.",
-            find_wrong_rates,
-            fatal=False,
-        ),
-        Doubt(
-            "energy",
-            "short energy",
-            f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
-            "resolution of the sensor",
-            _lengthen_for_energy,
-            # of each epoch: the sensor is read at both ends of each
-            lambda r: r["energy_j"].notna() & (r["measured_time_s"] < SHORT_ENERGY_S * r["epochs"]),
-            fatal=False,
-        ),
-        Doubt(
-            "extrapolated",
-            "extrapolated",
-            "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
-            _measure_whole,
-            lambda r: (r["part"] < 1) & r["epoch_time_s"].notna(),
-            fatal=False,
-        ),
-        Doubt(
-            "synthetic",
-            "synthetic images",
-            "Loss and accuracy say nothing about CIFAR-10",
-            _use_cifar10,
-            lambda r: (r["dataset"] == "synthetic") & r["epoch_time_s"].notna(),
-            fatal=False,
-        ),
-        Doubt(
-            "published",
-            "published",
-            "Not measured by this harness: each is the cold first epoch of a process, while a "
-            "sweep times a warm one",
-            "python -m bench.sweep --preset rtx-titan measures the same cases here.",
-            lambda r: r["executor"] == "published",
-            fatal=False,
-        ),
-    )
-}
+_ALL = (
+    Doubt("fake", "not measured",
+          "These rows come from the fake executor, which measures nothing",
+          "Leave out --executor fake to measure.",
+          lambda r: r.executor == "fake"),
+    Doubt("invalid", "invalid",
+          "The measurement failed a check and cannot be trusted",
+          "Remove the cause, then run them again with --retry invalid.",
+          lambda r: r.status == Status.INVALID, detail=_quote("reason")),
+    Doubt("emulated", "emulated",
+          "fp8 was emulated on a CPU, so time and memory say nothing about a GPU",
+          f"Measure --precision fp8 on a GPU, without {EMULATE_FP8}.",
+          lambda r: _in_fp8(r) & (r.device == "cpu")),
+    Doubt("diverged", "diverged",
+          "The loss became inf or NaN; time and memory are still valid",
+          "Use a lower --lr or, for a static loss scale, --loss-scale dynamic.",
+          lambda r: r.status == Status.DIVERGED),
+    Doubt("throttled", "throttled",
+          "The GPU lowered its clocks to protect itself",
+          "Improve the cooling; nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reason.",
+          _meets("slowed"), detail=_quote("throttle_during")),
+    Doubt("capped", "power cap",
+          "The GPU ran at its power limit, so its times depend on that limit",
+          "Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows.",
+          _meets("capped"), fatal=False),
+    # a desktop, or who came after the epoch, computes nothing meanwhile
+    Doubt("shared", "shared",
+          "Another program used what was measured on",
+          "Close other programs, or use --repeats 5 or more.",
+          lambda r: is_shared(r.neighbours_computing, r.other_cores), detail=_quote("neighbours")),
+    Doubt("disturbed", "slowed by other lanes",
+          f"The steps of a lane took more than {100 * INTERFERENCE:.0f} % longer while other "
+          "lanes were busy",
+          "Use --lanes quiet with another --out: it uses all GPUs but one at a time.",
+          lambda r: known(r.interference), detail=_name_most("interference")),
+    Doubt("unequal", "unequal lanes",
+          f"Of the lanes, each alone, the slowest took more than {100 * INTERFERENCE:.0f} % "
+          "longer for a step than the fastest, and that is in comparisons of cases that ran "
+          "on different ones",
+          "Use --repeats 5 or more, which are spread over the lanes, or --lanes 1 with "
+          "another --out.",
+          lambda r: known(r.lane_spread), fatal=False, detail=_name_most("lane_spread")),
+    Doubt("beside", "beside other lanes",
+          "Cases of one GPU ran beside other lanes, and those of several ran alone, so that "
+          "speed-ups over one may be too high",
+          "Use --lanes quiet with another --out: it runs one case at a time.",
+          _is_beside_others, fatal=False),
+    Doubt("noisy", "noisy",
+          "Step times did not settle during warm-up, or vary by more than "
+          f"{100 * NOISY_STEPS:.0f} % around their median",
+          "Close other programs, or use --repeats 5 or more.",
+          lambda r: (~r.warmup_steady & known(r.warmup_steps)) | (r.step_noise > NOISY_STEPS)),
+    Doubt("trend", "trend",
+          "Speed changed between the first and the last quarter of the measured steps",
+          _measure_longer("Use", ", or --repeats 5 or more."),
+          lambda r: reduce(or_, (trend.find(r) for trend in TRENDS)),
+          detail=lambda r: "; ".join(filter(None, (trend.describe(r) for trend in TRENDS)))),
+    Doubt("unknown", "epoch not known",
+          "The measured steps vary too much to tell the time of an epoch as well as --until "
+          f"asks, or within {100 * LEAST_KNOWN:.0f} %",
+          _measure_longer("Use", ", or close other programs."),
+          lambda r: r.missed | (_measure_error(r) > LEAST_KNOWN), detail=_describe_unknown_time),
+    Doubt("warming", "warming",
+          "The GPU was still warming up, and its clocks fall as it does",
+          _measure_longer("Use", ", or --repeats 5 or more."),
+          WARMING.find, fatal=False, detail=WARMING.describe),
+    Doubt("host_bound", "host-bound",
+          f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
+          "for the host, so that these times say little of what it can do",
+          "Compare at a larger --batch-size; python -m bench.why tells what it waited for.",
+          lambda r: r.busy_share < LEAST_BUSY, fatal=False,
+          detail=lambda r: f"down to {100 * r.busy_share.min():.0f} %"),
+    Doubt("few", "few steps",
+          f"Fewer than {FEW_STEPS} steps were measured, too few to estimate noise",
+          _measure_longer("Use", "."),
+          # one that --until ended has shown its noise
+          lambda r: (r.measured_steps < FEW_STEPS) & (r.part < 1) & ~r.ended),
+    Doubt("unscheduled", "schedule cut",
+          "Only the beginning of the learning rate's schedule ran, so its effect on the loss "
+          "is not known",
+          "Use --fraction 1 without --steps.",
+          lambda r: (r.part < 1)
+          & ((r.schedule != Case.schedule) | (r.lr_warmup != Case.lr_warmup)), fatal=False),
+    Doubt("crowded", "more workers than cores",
+          "The DataLoader had more workers than there were CPU cores for them",
+          "Use --workers of at most that number.",
+          lambda r: r.workers > r.cpu.map(_count_cores), fatal=False),
+    Doubt("prepared", "batches prepared ahead",
+          "Most of the measured steps may have used batches that the DataLoader's workers had "
+          "prepared before, so that an epoch may wait longer for it",
+          "Raise --steps or --fraction, or lower --workers or --prefetch.",
+          lambda r: (r.measured_steps < r.steps_per_epoch)
+          & (r.measured_steps < 2 * r.workers * r.prefetch / r.accumulate), fatal=False),
+    Doubt("unclear", "unclear arithmetic",
+          "The numeric probe found a rounding error between those of two number formats",
+          "The columns proof_layer and *_error of the records show where; cuDNN may choose "
+          "another algorithm with --cudnn-benchmark on or off.",
+          lambda r: r.arithmetic.find(lambda names: Arithmetic.UNCLEAR in names.split("/")),
+          fatal=False),
+    Doubt("unproven", "arithmetic not probed",
+          "The numeric probe failed, so it is not verified which arithmetic ran",
+          "The column missing of the records gives the reason; a smaller --batch-size leaves "
+          "memory for the probe.",
+          # flags are read back right before it
+          lambda r: (r.flags != "") & (r.arithmetic == ""), fatal=False),
+    Doubt("uncompiled", "not compiled",
+          "fp8 rarely pays without torch.compile: each rounding to fp8 is then several "
+          "kernels that read and write memory",
+          "Use --compile on.",
+          lambda r: _in_fp8(r) & (r.compile == Case.compile), fatal=False),
+    Doubt("skipped", "steps skipped",
+          f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
+          "gradients overflowed, so that less was learnt",
+          _measure_longer("Use a smaller static --loss-scale, or", ": a dynamic scale settles."),
+          _is_skipping, fatal=False),
+    Doubt("inexact", "resume differs",
+          "Training that is resumed from a checkpoint does not go on bit for bit, although "
+          "the device repeats its steps",
+          "Keep what steps change in buffers of the network, draw random numbers from "
+          "torch's generators or the one that a workload is given, and run --checkpoint "
+          "again.",
+          lambda r: r.resume_difference != "", fatal=False, detail=_quote("resume_difference")),
+    Doubt("straggling", "straggler",
+          f"One of the processes worked more than {100 * STRAGGLES:.0f} % longer than the "
+          "median of the others, and all waited for it",
+          _find_straggler,
+          lambda r: r.straggle > STRAGGLES, fatal=False),
+    Doubt("unlike_links", "unlike links",
+          "The GPUs were not all linked alike, so that the exchange of gradients was as slow "
+          "as the slowest link",
+          "CUDA_VISIBLE_DEVICES chooses GPUs that are linked alike; nvidia-smi topo -m shows "
+          "how they are.",
+          lambda r: r.links.find(lambda links: len(list_links(links)) > 1), fatal=False,
+          detail=_describe_links),
+    Doubt("unnamed", "operations unnamed",
+          f"Operations that no kind of work names took more than {100 * MOST_UNNAMED:.0f} % "
+          "of a profiled step, so that what is said of its kinds is incomplete",
+          "The rows of the kind other in work.csv name them; --trace keeps what shows where "
+          "they ran.",
+          lambda r: r.unnamed_share > MOST_UNNAMED, fatal=False),
+    Doubt("stretched", "profile stretched",
+          f"On a CPU, a step under the profiler took more than {MOST_STRETCHED:g} times as "
+          "long as one without it, so that the shares of its kinds of work are less certain",
+          "Use a larger --batch-size, whose operations take longer, and close other programs.",
+          lambda r: (r.device == "cpu")
+          & (r.profiled_step_s > MOST_STRETCHED * r.step_time_median_s), fatal=False),
+    Doubt("beyond", "beyond the data sheet",
+          "More FLOP or bytes a second than the data sheet of the card allows, which are left "
+          "out: a cache holds what the network moves, or the times are wrong",
+          "Use a larger --batch-size, and python -m bench.crosscheck --overhead to check the "
+          "times.",
+          _is_beyond, fatal=False),
+    Doubt("wrong_rates", "machine's rates beyond the data sheet",
+          "A rate of the machine was measured above the data sheet of its card, and is left "
+          "out: nothing is held against it. The time is wrong, or the card's clock was above "
+          "the boost that the data sheet is for",
+          "nvidia-smi -q -d CLOCK shows such a clock; if there is none, run the same command "
+          "with a new --out, which measures the rates again.",
+          _has_wrong_rates, fatal=False),
+    Doubt("energy", "short energy",
+          f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
+          "resolution of the sensor",
+          _lengthen_for_energy,
+          # of each epoch: the sensor is read at both ends of each
+          lambda r: known(r.energy_j) & (r.measured_time_s < SHORT_ENERGY_S * r.epochs),
+          fatal=False),
+    Doubt("extrapolated", "extrapolated",
+          "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
+          _measure_whole,
+          lambda r: (r.part < 1) & known(r.epoch_time_s), fatal=False),
+    Doubt("synthetic", "synthetic images",
+          "Loss and accuracy say nothing about CIFAR-10",
+          _use_cifar10,
+          lambda r: (r.dataset == "synthetic") & known(r.epoch_time_s), fatal=False),
+    Doubt("published", "published",
+          "Not measured by this harness: each is the cold first epoch of a process, while a "
+          "sweep times a warm one",
+          "python -m bench.sweep --preset rtx-titan measures the same cases here.",
+          lambda r: r.executor == "published", fatal=False),
+)  # fmt: skip
 
+DOUBTS: dict[str, Doubt] = {doubt.name: doubt for doubt in _ALL}
 
 SAID_BELOW = ("extrapolated", "synthetic", "published")
 """Doubts that are said below the tables, or marked at each number, and not beside each row."""

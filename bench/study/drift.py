@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bench.interval import find_quantile
 from bench.limits import STEADY
 from bench.record import MEASURED
-from bench.store.attempts import keep_cases, keep_latest, number_groups
+from bench.store.attempts import ASKED, keep_cases, keep_latest, number_groups
 from bench.study.summaries import list_equal
 
 if TYPE_CHECKING:
@@ -66,14 +66,12 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     Args:
         records: of `read`, in the order in which they ran.
     """
-    if not records["sentinel"].any():
-        return {}
-    timed = records[records["status"].isin([s.value for s in MEASURED])]
-    timed = timed[timed["epoch_time_s"].notna()]
-    sentinel = timed["sentinel"].astype(bool)
+    ended = records["status"].isin([s.value for s in MEASURED]) & records["epoch_time_s"].notna()
     drifts: dict[tuple[str, str], list[Drift]] = {}
-    if not sentinel.any():
+    if not (records["sentinel"] & ended).any():
         return drifts
+    timed = records.loc[ended, [*_NEEDED]]
+    sentinel = timed["sentinel"]
     cell = number_groups(timed, list_equal())
     alike = number_groups(timed.assign(beside=timed["lanes_beside"] > 0), _ALIKE)
     counting = keep_latest(keep_cases(records))  # whether timed or not
@@ -101,6 +99,10 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
 
 
 _ALIKE = ("lane", "gpu_uuid", "beside")
+_NEEDED = (
+    *(ASKED, "sweep", "machine", "environment", "kind", "sentinel", "epoch_time_s", "started_at"),
+    *("lane", "gpu_uuid", "lanes_beside"),
+)
 
 
 def _pool(times: pd.Series, alike: pd.Series) -> tuple[float, int]:

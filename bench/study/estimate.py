@@ -24,6 +24,7 @@ from bench.interval import CONFIDENCE, find_quantile, find_reach
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE, Status
 from bench.study import quantities
+from bench.study.columns import Columns, known
 from bench.study.metrics import METRICS
 from bench.study.pairs import Changed, keep_alike
 from bench.verdict import MIN_SEEDS, ROUNDING, Ratio, adjust, compare_seeds
@@ -88,10 +89,11 @@ def estimate(
 
 def take_times(rows: pd.DataFrame) -> dict[int, list[float]]:
     """By cell, the epoch times of its repeats that ended with one, in s."""
-    timed = rows.loc[rows["status"].isin(RELIABLE), ["cell", TIME.column]].dropna()
+    columns = (rows[name].tolist() for name in ("cell", "status", TIME.column))
     times: dict[int, list[float]] = {}
-    for cell, time in zip(timed["cell"].tolist(), timed[TIME.column].tolist(), strict=True):
-        times.setdefault(cell, []).append(time)
+    for cell, status, time in zip(*columns, strict=True):
+        if status in RELIABLE and not math.isnan(time):
+            times.setdefault(cell, []).append(time)
     return times
 
 
@@ -102,16 +104,21 @@ def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
     that has no logarithm has no ratio, and is left out.
     """
     import numpy as np
+    import pandas as pd
 
-    counted = RELIABLE if metric.diverged else {Status.OK}
-    rows = rows[rows["status"].isin(counted) & rows[metric.column].notna()]
-    values = rows[metric.column].astype(float)
+    counted, r = RELIABLE if metric.diverged else {Status.OK}, Columns(rows)
+    values = getattr(r, metric.column).astype(float)
     values = 1 - values if metric.error_of else values
-    lost = ~(values > 0) | np.isinf(values)
-    readings = rows[["cell", "run_seed"]].assign(value=values, log=np.log(values.where(~lost)))
-    readings = readings[~readings["cell"].isin(readings.loc[lost, "cell"])]
+    wanted = r.status.find(lambda status: status in counted) & known(values)
+    lost = wanted & (~(values > 0) | np.isinf(values))
+    wanted &= ~np.isin(r.cell, r.cell[lost])
+    held = {"cell": r.cell, "run_seed": r.run_seed, "value": values}
+    readings = pd.DataFrame({name: cells[wanted] for name, cells in held.items()})
+    readings["log"] = np.log(readings["value"])
     if metric.seeded:
-        readings = readings.groupby(["cell", "run_seed"], as_index=False)[["value", "log"]].mean()
+        readings = readings.sort_values(["cell", "run_seed"], kind="stable", ignore_index=True)
+        if readings.duplicated(["cell", "run_seed"]).any():
+            readings = readings.groupby(["cell", "run_seed"], as_index=False).mean()
     return readings
 
 
@@ -223,12 +230,13 @@ def _judge_repeats(
     metric: Metric, changes: Sequence[Changed], readings: pd.DataFrame
 ) -> list[Estimate | None]:
     """Estimate what each change does to a time, a memory or an energy."""
-    grouped = readings.groupby("cell")["log"]
-    moments = grouped.agg(["size", "mean", "var", "min", "max"])
-    moments["value"] = readings.groupby("cell")["value"].mean()
-    still = moments["max"] - moments["min"] <= ROUNDING
-    moments["var"] = moments["var"].mask(still, 0.0)
-    place_of = {cell: place for place, cell in enumerate(moments.index.tolist())}
+    grouped = readings.groupby("cell")
+    logs, numbers = grouped["log"], grouped.size()
+    still = logs.max() - logs.min() <= ROUNDING
+    moments = (numbers, logs.mean(), logs.var().mask(still, 0.0), grouped["value"].mean())
+    columns = [moment.to_numpy() for moment in moments]
+    cells = numbers.index.tolist()
+    place_of = {cell: place for place, cell in enumerate(cells)}
     known = [
         [
             pair
@@ -239,16 +247,15 @@ def _judge_repeats(
         ]
         for change in changes
     ]
-    sure = {*moments.index[moments["size"] >= MIN_REPEATS].tolist()}
-    columns = [moments[name].to_numpy() for name in ("size", "mean", "var", "value")]
+    sure = {cell for cell, number in zip(cells, numbers, strict=True) if number >= MIN_REPEATS}
     samples: list[_Sample | None] = []
     for pairs in keep_alike(changes, known, sure):
         if not pairs:
             samples.append(None)
             continue
-        cells = tuple((pair.a, pair.b) for pair in pairs)
-        sides = [[place_of[cell] for cell in side] for side in zip(*cells, strict=True)]
-        samples.append(_Sample(cells, *(column[side] for column in columns for side in sides)))
+        both = tuple((pair.a, pair.b) for pair in pairs)
+        sides = [[place_of[cell] for cell in side] for side in zip(*both, strict=True)]
+        samples.append(_Sample(both, *(column[side] for column in columns for side in sides)))
     noises = [noise for sample in samples if sample for noise in sample.noises]
     typical = math.exp(median(noises)) if noises else None
     estimates = [sample.estimate(metric, typical) if sample else None for sample in samples]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from bench.interval import CONFIDENCE
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from bench.study.columns import Array
 
 ENOUGH = 5
 """From so many repeats on an interval is given, below only their range."""
@@ -66,15 +66,22 @@ def choose_depth(runs: int) -> int:
     return max(wide, 1)
 
 
-def find_ends(numbers: pd.DataFrame, group: pd.Series) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Lower and upper end of each column in each group, NaN where there is one value or none."""
+def find_middle(values: Array, group: Array) -> tuple[Array, Array, Array]:
+    """Median, lower end and upper end of the values in each group; of one value it has no ends.
+
+    Args:
+        values: NaN for none.
+        group: the number of each one's group, from 0 without a gap.
+    """
     import numpy as np
 
-    filled = numbers.loc[:, numbers.notna().any()]
-    grouped = filled.groupby(group)
-    ranks, counts = grouped.rank(method="first"), grouped.transform("count")
-    depths = {int(n): choose_depth(int(n)) for n in np.unique(counts) if n > 1}  # else no ends
-    depth = counts.apply(lambda column: column.map(depths))
-    low = filled.where(ranks == depth).groupby(group).max()
-    high = filled.where(ranks == counts + 1 - depth).groupby(group).max()
-    return low.reindex(columns=numbers.columns), high.reindex(columns=numbers.columns)
+    size = np.bincount(group)
+    number = np.bincount(group, values == values).astype(int)
+    start = np.cumsum(size) - size
+    ordered = values[np.lexsort((values, group))]  # NaN is last in its group
+    middle = (ordered[start + np.maximum(number - 1, 0) // 2] + ordered[start + number // 2]) / 2
+    kinds, kind = np.unique(number, return_inverse=True)
+    depth = np.array([choose_depth(n) if n > 1 else 1 for n in kinds.tolist()], int)[kind]
+    low, high = ordered[start + depth - 1], ordered[start + np.maximum(number - depth, 0)]
+    low[number < 2] = high[number < 2] = np.nan
+    return middle, low, high

@@ -11,8 +11,9 @@ Everything is vectorised: 100,000 records take about a second.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bench.anchors import judge_lanes
 from bench.case import AXES, SAME_QUESTION, free_axes
@@ -20,20 +21,15 @@ from bench.interval import CONFIDENCE
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.store.attempts import ASKED, keep, keep_cases, keep_latest, number_groups
+from bench.study.columns import Columns, fill, find_least, known, leave_out, positive
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
-from bench.study.quantities import (
-    ALSO_FILLED,
-    QUANTITIES,
-    choose_memory,
-    compare_with_card,
-    positive,
-    take_median,
-)
-from bench.study.spread import ENOUGH, Spread, choose_depth, find_coverage, find_ends
+from bench.study.quantities import MEMORY, STORED
+from bench.study.spread import ENOUGH, Spread, choose_depth, find_coverage, find_middle
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.study.columns import Array
     from bench.study.sweeps import Sweep
 
 
@@ -52,9 +48,10 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
     ``part`` (of an epoch that was measured; the rest is extrapolated), ``unnamed_share`` (of a
     profiled step that no kind of work names), ``straggle`` (of its slowest process), those of
-    `judge_lanes`, ``asked`` (a number of its case), ``memory_measure``, those of
-    `compare_with_card`, each of `QUANTITIES` that has a ``derive`` and each of `DOUBTS`.
+    `judge_lanes`, ``asked`` (a number of its case), ``memory_measure``, each of `STORED` and each
+    of `DOUBTS`.
     """
+    import numpy as np
     import pandas as pd
 
     # of one sweep, and below, this copies nothing: three copies of 100,000 records took 0.5 GB
@@ -72,19 +69,33 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     )
     _fill_environment(records)
     records[ASKED] = number_groups(records, AXES)
+    added: dict[str, Array] = {}
+    r = Columns(records, added)
     kinds = {"fake": "fake", "published": "published"}
-    added: dict[str, pd.Series] = {
-        "machine": _machine(records),
-        "kind": records["executor"].map(kinds).fillna("measured"),
-        "environment": number_groups(records, COMPARABLE),
+    added |= {
+        "machine": np.where(
+            r.device == "cuda",
+            r.gpu.map(lambda name: name or "unknown GPU", object),
+            r.cpu.map(lambda name: name or "CPU", object),
+        ),
+        "kind": r.executor.map(lambda name: kinds.get(name, "measured"), object),
+        "environment": number_groups(records, COMPARABLE).to_numpy(),
         "part": measure_part(records, SOURCE[:1]),
     }
-    records = pd.concat([records, pd.DataFrame(added)], axis=1)
-    records = records.assign(memory_measure=choose_memory(records), **compare_with_card(records))
-    derived = {q.name: q.derive(records) for q in QUANTITIES.values() if q.derive}
-    derived |= {doubt.name: doubt.find(records) for doubt in DOUBTS.values()}
-    known = {name: derived.pop(name) for name in [*derived] if name in records}
-    return pd.concat([records.assign(**known), pd.DataFrame(derived)], axis=1)
+    added["memory_measure"] = choose_memory(r)
+    with np.errstate(all="ignore"):
+        derived = {q.name: q.take(r) for q in STORED}
+        derived |= {doubt.name: doubt.find(r) for doubt in DOUBTS.values()}
+    # what is as it was stays where it is
+    for name, values in derived.items():
+        if name not in records:
+            added[name] = values
+        elif values is not getattr(r, name):
+            records[name] = values
+    return pd.concat([records, pd.DataFrame(added)], axis=1)
+
+
+ALSO_FILLED = {"gpu_memory_bytes": "device", "cpu": "device", "train_images": "dataset"}
 
 
 def _fill_environment(records: pd.DataFrame) -> None:
@@ -102,7 +113,7 @@ def _fill_environment(records: pd.DataFrame) -> None:
                 records.loc[empty & same, name] = cells.iloc[0]
 
 
-def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> pd.Series:
+def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
     """The part of an epoch that a case measures: its fraction, or less with ``--steps``.
 
     With ``--until`` a run measures less too, and each as much as it needs.
@@ -111,19 +122,23 @@ def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> pd.Series:
         records: any rows; all of one case have the same part.
         where: columns beside the axes that tell cases apart.
     """
-    share = records["measured_steps"] / positive(records["steps_per_epoch"])
-    part = records["fraction"].where(
-        (records["steps"] == "") & (records["until"] == ""),
-        share.fillna(1.0).clip(upper=records["fraction"]),
-    )
+    import numpy as np
+
+    r = Columns(records)
+    share = np.minimum(fill(r.measured_steps / positive(r.steps_per_epoch), 1.0), r.fraction)
+    part = np.where((r.steps == "") & (r.until == ""), r.fraction, share)
     # a run that failed has no steps: it is of the case that its repeats measured
-    return part.groupby(number_groups(records, [*where, *AXES])).transform("min")
+    return find_least(part, number_groups(records, [*where, *AXES]).to_numpy())
 
 
-def _machine(records: pd.DataFrame) -> pd.Series:
-    cpu = records["cpu"].where(records["cpu"] != "", "CPU")
-    gpu = records["gpu"].where(records["gpu"] != "", "unknown GPU")
-    return gpu.where(records["device"] == "cuda", cpu)
+def choose_memory(r: Columns) -> Array:
+    """The column of `MEMORY` each row's memory is read from: the first its machine has filled."""
+    import numpy as np
+
+    chosen = np.full(len(r), "", object)
+    for name in reversed(MEMORY):
+        chosen[r.machine.any_of(known(getattr(r, name)))] = name
+    return chosen
 
 
 def latest(records: pd.DataFrame) -> pd.DataFrame:
@@ -156,115 +171,131 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     Args:
         rows: of `latest`.
     """
-    rows = rows.reset_index(drop=True)
-    cell = rows["cell"]
-    rank = rows["status"].map(_RANK).fillna(len(_RANK))
-    counts = rank == rank.groupby(cell).transform("min")
-    runs = cell.value_counts()
-    doubts = rows[list(DOUBTS)].groupby(cell).any()  # of every run: one that diverged is told
-    rows, cell = keep(rows, counts), cell[counts]
-    names = [q.name for q in QUANTITIES.values() if q.derive]
-    numbers = rows[names].astype(float)
-    measured = rows["status"].isin([s.value for s in MEASURED])
-    numbers["epoch_time_s"] = numbers["epoch_time_s"].where(measured)
-    numbers["images_per_s"] = numbers["images_per_s"].where(measured)
-    medians = take_median(numbers, cell)
-    low, high = find_ends(numbers, cell)
-    repeats = cell.value_counts().rename("repeats")
-    seeds = rows["run_seed"].groupby(cell).nunique().rename("seeds")
-    first = rows[~cell.duplicated()].set_index(cell[~cell.duplicated()])
-    first = first.drop(columns=[*names, *DOUBTS])
+    import numpy as np
+    import pandas as pd
+
+    r = Columns(rows)
+    rank = r.status.map(lambda status: _RANK.get(status, len(_RANK)))
+    counts = rank == find_least(rank, r.cell)
+    kept = keep(rows, pd.Series(counts, rows.index))
+    k = Columns(kept)
+    group, cells = pd.factorize(k.cell)
+    every = pd.Index(cells).get_indexer(r.cell)
+    found: dict[str, Array] = {
+        # of every run: one that diverged is told
+        **{name: np.bincount(every, getattr(r, name)) > 0 for name in DOUBTS},
+        "repeats": np.bincount(group),
+        "seeds": np.bincount(group[~number_groups(kept, ["cell", "run_seed"]).duplicated()]),
+        "runs": np.bincount(every),
+    }
+    timed = k.status.find(lambda status: status in MEASURED)
+    for q in STORED:
+        values = getattr(k, q.name)
+        if q.name in ("epoch_time_s", "images_per_s"):
+            values = leave_out(values, ~timed)
+        middle, low, high = find_middle(values, group)
+        if q.rate:
+            middle = 1 / find_middle(1 / positive(values), group)[0]
+        found |= {q.name: middle, f"{q.name}_low": low, f"{q.name}_high": high}
+    places = np.unique(group, return_index=True)[1]
+    first = kept[[name for name in kept if name not in found]].iloc[places].reset_index(drop=True)
+    with np.errstate(all="ignore"):
+        found |= _say_spread(Columns(first), found)
+        found["noisy"] |= find_wide(found)
+        found |= _pair(first, found)
+    found["apart"] = _tell_apart(first).to_numpy()
     # as objects, all text is one block: of few cases, a mask then takes a tenth of the time
-    cases = (
-        first.astype(dict.fromkeys(first.columns[first.dtypes == "str"], object))
-        .join(
-            [
-                medians,
-                low.add_suffix("_low"),
-                high.add_suffix("_high"),
-                doubts,
-                repeats,
-                seeds,
-                runs.rename("runs"),
-            ]
-        )
-        .copy()
-    )  # in one block again: columns are added below
-    _say_spread(cases)
-    _tell_apart(cases)
-    cases["noisy"] |= find_wide(cases)
-    return _pair(cases).reset_index(drop=True)
+    texts: pd.DataFrame = first.select_dtypes("str")
+    objects = pd.DataFrame(texts.to_numpy(), texts.index, texts.columns, dtype=object)
+    others = first.select_dtypes(exclude="str")
+    return pd.concat([objects, others, pd.DataFrame(found)], axis=1).copy()
 
 
-def _tell_apart(cases: pd.DataFrame) -> None:
-    """Add ``apart``: what tells a case from those of the same axes that something else ran."""
-    cell = number_groups(cases, [*SOURCE, *AXES, "kind"])
-    alike = cell.duplicated(keep=False)
-    cases["apart"] = ""
-    if not alike.any():  # as in every sweep without --mix
-        return
-    said = alike & False
-    for name in COMPARABLE:
-        varies = alike & (cases[name].groupby(cell).transform("nunique") > 1)
-        if name in MODEL_PARTS:  # one of its parts is enough
-            varies, said = varies & ~said, said | varies
-        what = "network" if name in MODEL_PARTS else name.replace("_", " ")
-        text = what + " " + cases[name].astype(str).str.slice(0, 40 if what != "network" else 8)
-        cases["apart"] = cases["apart"].mask(varies, cases["apart"] + ", " + text)
-    cases["apart"] = cases["apart"].str.removeprefix(", ")
+def _say_spread(first: Columns, found: Mapping[str, Array]) -> dict[str, Array]:
+    """What the ends of each case are; single runs have those their own steps allow."""
+    import numpy as np
 
-
-def _say_spread(cases: pd.DataFrame) -> None:
-    """Add what the ends of each case are; single runs have those their own steps allow."""
-    repeats = cases["repeats"]
-    single = (repeats == 1) & cases[["epoch_time_low_s", "epoch_time_high_s"]].notna().all(axis=1)
-    time, low, high = (
-        cases[name].astype(float)
-        for name in ("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s")
-    )
+    repeats, time = found["repeats"], found["epoch_time_s"]
+    low, high = first.epoch_time_low_s, first.epoch_time_high_s
     # an interval from nothing to a multiple of the time says nothing; a doubt does
-    single &= (high - low) / 2 <= LEAST_KNOWN * time
-    low, high = low[single], high[single]
-    cases.loc[single, "epoch_time_s_low"], cases.loc[single, "epoch_time_s_high"] = low, high
-    images = cases.loc[single, "images_per_s"] * cases.loc[single, "epoch_time_s"]
-    cases.loc[single, "images_per_s_low"] = images / positive(high)
-    cases.loc[single, "images_per_s_high"] = images / positive(low)
-    cases["spread"] = Spread.NONE.value
-    cases.loc[single, "spread"] = Spread.WITHIN.value
-    cases.loc[repeats > 1, "spread"] = Spread.RANGE.value
-    cases.loc[repeats >= ENOUGH, "spread"] = Spread.PREDICTION.value
-    known = {n: find_coverage(n, choose_depth(n)) for n in repeats.unique() if n >= ENOUGH}
-    cases["coverage"] = repeats.map(known).astype(float)
-    cases.loc[single, "coverage"] = CONFIDENCE
+    single = (repeats == 1) & ((high - low) / 2 <= LEAST_KNOWN * time)
+    images = found["images_per_s"] * time
+    ends = {
+        "epoch_time_s_low": low,
+        "epoch_time_s_high": high,
+        "images_per_s_low": images / positive(high),
+        "images_per_s_high": images / positive(low),
+    }
+    spread = np.full(len(time), Spread.NONE.value, object)
+    for which, kind in (
+        (single, Spread.WITHIN),
+        (repeats > 1, Spread.RANGE),
+        (repeats >= ENOUGH, Spread.PREDICTION),
+    ):
+        spread[which] = kind.value
+    coverage = np.where(single, CONFIDENCE, math.nan)
+    for number in np.unique(repeats[repeats >= ENOUGH]).tolist():
+        coverage[repeats == number] = find_coverage(number, choose_depth(number))
+    return {
+        **{name: np.where(single, own, found[name]) for name, own in ends.items()},
+        "spread": spread,
+        "coverage": coverage,
+    }
 
 
-def find_wide(cases: pd.DataFrame) -> pd.Series:
+def find_wide(cases: Mapping[str, Array] | pd.DataFrame) -> Any:
     """Which cases' repeats spread by more than ±`STEADY`: half the width of what is shown."""
     half = (cases["epoch_time_s_high"] - cases["epoch_time_s_low"]) / 2
     return (cases["repeats"] > 1) & (half / cases["epoch_time_s"] > STEADY)
 
 
-def _pair(cases: pd.DataFrame) -> pd.DataFrame:
-    """Set each case against fp32 on the same machine with all else equal."""
+def _pair(first: pd.DataFrame, found: Mapping[str, Array]) -> dict[str, Array]:
+    """What each case has against fp32 on the same machine with all else equal."""
+    import numpy as np
+
     free = (*free_axes("precision"), *SAME_QUESTION)
-    partner = number_groups(cases, list_equal(free))
-    sound = cases["status"].isin(RELIABLE)
+    partner = number_groups(first, list_equal(free)).to_numpy()
+    f = Columns(first)
+    sound, plain = f.status.find(lambda status: status in RELIABLE), f.precision == "fp32"
     # of fp32 cases that differ only in how they were measured, the one that measured most
-    base = cases[(cases["precision"] == "fp32") & sound]
-    base = base.sort_values("part", ascending=False, kind="stable")
-    base = base.set_index(partner[base.index])
-    base = base[~base.index.duplicated()]
-    time, bytes, tensors = (
-        base[name].reindex(partner).set_axis(cases.index)
-        for name in ("epoch_time_s", "memory_bytes", "peak_allocated_bytes")
-    )
-    other = sound & (cases["precision"] != "fp32")
-    return cases.assign(
-        base_fraction=base["part"].reindex(partner).set_axis(cases.index).fillna(1.0),
-        speedup=(time / positive(cases["epoch_time_s"])).where(other),
-        memory_saved=(1 - cases["memory_bytes"] / positive(bytes)).where(other),
-        tensors_saved=(1 - cases["peak_allocated_bytes"] / positive(tensors)).where(other),
-    )
+    places = np.flatnonzero(sound & plain)
+    places = places[np.argsort(-f.part[places], kind="stable")]
+    base = np.full(len(first), -1)  # by the number of the group; of several the first is left
+    base[partner[places[::-1]]] = places[::-1]
+    at, other = base[partner], sound & ~plain
+
+    def find_base(values: Array) -> Array:
+        return leave_out(values[at], at < 0)
+
+    bytes, tensors = found["memory_bytes"], found["peak_allocated_bytes"]
+    pairs = {
+        "speedup": find_base(found["epoch_time_s"]) / positive(found["epoch_time_s"]),
+        "memory_saved": 1 - bytes / positive(find_base(bytes)),
+        "tensors_saved": 1 - tensors / positive(find_base(tensors)),
+    }
+    return {
+        "base_fraction": fill(find_base(f.part), 1.0),
+        **{name: leave_out(values, ~other) for name, values in pairs.items()},
+    }
+
+
+def _tell_apart(cases: pd.DataFrame) -> pd.Series:
+    """What tells each case from those of the same axes that something else ran."""
+    import pandas as pd
+
+    cell = number_groups(cases, [*SOURCE, *AXES, "kind"])
+    alike = cell.duplicated(keep=False)
+    apart = pd.Series("", cases.index)
+    if not alike.any():  # as in every sweep without --mix
+        return apart
+    said = alike & False
+    for name in COMPARABLE:
+        varies = alike & (cases[name].groupby(cell).transform("nunique") > 1)
+        if name in MODEL_PARTS:  # one of its parts is enough
+            varies, said = varies & ~said, said | varies
+        what, most = ("network", 8) if name in MODEL_PARTS else (name.replace("_", " "), 40)
+        apart = apart.mask(varies, apart + f", {what} " + cases[name].astype(str).str[:most])
+    return apart.str.removeprefix(", ")
 
 
 MATCH = ("model", "dataset", "precision", "batch_size", "loss_scale")

@@ -94,17 +94,15 @@ class Sweep:
 
     def read_stragglers(self) -> dict[str, float]:
         """How much longer the slowest process of a record worked than the median of the others."""
-        ranks = self.read_ranks().dropna(subset=["work_s"])
-        found = {}
+        found: dict[str, float] = {}
+        if not (self.records["world_size"] > 1).any():  # only these have any
+            return found
+        ranks = read_ranks(self.file).dropna(subset=["work_s"])
         for record, work in ranks.groupby("record_id")["work_s"]:
             *others, slowest = sorted(work)
             if others and median(others) > 0:
                 found[str(record)] = slowest / median(others) - 1
         return found
-
-    def read_ranks(self) -> pd.DataFrame:
-        """The processes of its records on several GPUs, the columns of `RANK_COLUMNS`."""
-        return read_ranks(self.file)
 
 
 MOST_STEP_BYTES = 100_000_000

@@ -16,7 +16,8 @@ from bench.record import SCHEMA, Record, Status, Step
 from bench.render.cells import is_estimate
 from bench.report.document import build
 from bench.store.attempts import number_groups
-from bench.study import doubts, quantities, summaries
+from bench.study import columns, doubts, quantities, summaries
+from bench.study.columns import Columns
 from bench.study.quantities import QUANTITIES
 from bench.study.sweeps import Sweep, read_sweep, read_sweeps
 from bench.text import write_number
@@ -164,7 +165,7 @@ def test_a_row_that_failed_before_it_knew_its_card_belongs_to_the_sweeps_only_on
 
 def test_quantities_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {("A card", "float32"): 50e12}
-    monkeypatch.setattr(quantities, "peak_flops", lambda *pair: known.get(pair))
+    monkeypatch.setattr(columns, "peak_flops", lambda *pair: known.get(pair))
     record = ran(
         FP32,
         100,
@@ -316,7 +317,7 @@ def test_a_trend_is_said_in_numbers(tmp_path: Path) -> None:
         ends = [{**trend, "step_time_last_s": ms / 1e3} for ms in last]
         rows = [ran(case, 10, **end) for case, end in zip((FP32, FP16), ends, strict=True)]
         frame = summaries.read([sweep_of(tmp_path / said[:4], rows)])
-        assert steps.describe(frame) == f"step times {said}"
+        assert steps.describe(Columns(frame)) == f"step times {said}"
 
 
 @pytest.mark.parametrize(

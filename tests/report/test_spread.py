@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.interval import CONFIDENCE
-from bench.study.spread import choose_depth, find_coverage, find_ends
+from bench.study.spread import choose_depth, find_coverage, find_middle
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 
@@ -36,10 +36,9 @@ def test_the_median_of_a_second_sweep_falls_inside_as_often_as_stated(
     """20,000 pairs of sweeps; four standard errors are allowed."""
     random = np.random.default_rng(runs)
     first, second = (TIMES[times](random, (SWEEPS, runs)) for _ in range(2))
-    frame = pd.DataFrame({"time": first.ravel()})
-    low, high = find_ends(frame, pd.Series(np.repeat(np.arange(SWEEPS), runs)))
+    _, low, high = find_middle(first.ravel(), np.repeat(np.arange(SWEEPS), runs))
     median = np.median(second, axis=1)
-    inside = ((low["time"] <= median) & (median <= high["time"])).mean()
+    inside = ((low <= median) & (median <= high)).mean()
     stated = find_coverage(runs, choose_depth(runs))
     error = 4 * (stated * (1 - stated) / SWEEPS) ** 0.5
     assert inside > stated - error
@@ -67,13 +66,14 @@ def test_the_interval_is_the_narrowest_that_is_sure_enough(runs: int) -> None:
 
 
 @given(st.lists(st.lists(st.floats(1, 1e6), min_size=1, max_size=8), min_size=1, max_size=5))
-def test_ends_are_those_of_each_group(groups: list[list[float]]) -> None:
-    frame = pd.DataFrame({"time": [value for group in groups for value in group]})
-    numbers = pd.Series([i for i, group in enumerate(groups) for _ in group])
-    low, high = find_ends(frame, numbers)
+def test_median_and_ends_are_those_of_each_group(groups: list[list[float]]) -> None:
+    values = np.array([value for group in groups for value in [*group, math.nan]])
+    numbers = np.repeat(np.arange(len(groups)), [len(group) + 1 for group in groups])
+    shuffled = np.random.default_rng(0).permutation(len(values))
+    middle, low, high = find_middle(values[shuffled], numbers[shuffled])
+    assert middle.tolist() == [np.median(group) for group in groups]
     for i, group in enumerate(groups):
         if len(group) == 1:
-            assert np.isnan(low["time"][i])
-            assert np.isnan(high["time"][i])
+            assert np.isnan([low[i], high[i]]).all()
         else:
-            assert (low["time"][i], high["time"][i]) == (min(group), max(group))
+            assert (low[i], high[i]) == (min(group), max(group))

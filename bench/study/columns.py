@@ -1,0 +1,250 @@
+"""The columns of some records as arrays, from which quantities and doubts are computed.
+
+Of one record or of a hundred thousand a formula is the same: numpy takes about a microsecond for a
+step of it where pandas takes fifty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any
+
+from bench.case import Case
+from bench.diagnosis.rates import COPY, RATES
+from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
+from bench.precision import PRECISIONS, Arithmetic
+from bench.store.attempts import FEW
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    Array = np.ndarray[Any, Any]
+
+
+def positive(values: Array) -> Array:
+    """Values above zero; NaN for the others, which nothing can be divided by."""
+    return leave_out(values, ~(values > 0))
+
+
+def leave_out(values: Array, which: Array) -> Array:
+    """Values with NaN for some."""
+    import numpy as np
+
+    return np.where(which, math.nan, values)
+
+
+def fill(values: Array, others: Any) -> Array:
+    """Values, and others where they are NaN."""
+    import numpy as np
+
+    return np.where(known(values), values, others)
+
+
+def known(values: Array) -> Array:
+    """Which values are not NaN."""
+    found: Array = values == values
+    return found
+
+
+def find_least(values: Array, group: Array) -> Array:
+    """Of each row the least value in its group, of groups that are numbered from 0."""
+    import numpy as np
+
+    least = np.full(group.max(initial=-1) + 1, np.inf)
+    np.minimum.at(least, group, values)
+    return least[group]
+
+
+class Texts:
+    """A column of text: its ``distinct`` cells as they first appear, each looked at once."""
+
+    def __init__(self, cells: pd.Series | Array) -> None:
+        import numpy as np
+        import pandas as pd
+
+        if len(cells) < FEW:
+            texts = cells.tolist()
+            places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+            self.distinct = list(places)
+            self._places = np.array([places[text] for text in texts], int)
+        else:
+            self._places, distinct = pd.factorize(cells, use_na_sentinel=False)
+            self.distinct = list(distinct)
+
+    def map(self, find: Callable[[str], Any], kind: type = float) -> Array:
+        """What ``find`` says of the text of each row."""
+        import numpy as np
+
+        found: Array = np.array([find(text) for text in self.distinct], kind)[self._places]
+        return found
+
+    def find(self, holds: Callable[[str], Any]) -> Array:
+        """The rows of whose text it holds."""
+        return self.map(holds, bool)
+
+    def any_of(self, which: Array) -> Array:
+        """The rows of whose text some row is one of these."""
+        import numpy as np
+
+        counts: Array = np.bincount(self._places, which)[self._places]
+        return counts > 0
+
+    def __eq__(self, other: object) -> Array:  # type: ignore[override]
+        return self.find(lambda text: text == other)
+
+    def __ne__(self, other: object) -> Array:  # type: ignore[override]
+        return ~(self == other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Columns:
+    """The columns of a frame of records by their names: numbers and switches as arrays, text as
+    `Texts`. The properties are what several formulas need; each is made once, when asked for.
+
+    Args:
+        more: columns beside those of the frame.
+    """
+
+    def __init__(self, frame: pd.DataFrame, more: Mapping[str, Array] | None = None) -> None:
+        self._frame = frame
+        self._more = {} if more is None else more
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._more:
+            cells: Any = self._more[name]
+        elif name in self._frame:
+            cells = self._frame[name]
+        else:
+            raise AttributeError(name)
+        values = (
+            Texts(cells)
+            if cells.dtype.kind == "O"
+            else cells
+            if name in self._more
+            else cells.to_numpy()
+        )
+        setattr(self, name, values)
+        return values
+
+    @cached_property
+    def throughput(self) -> Array:
+        """Images of an epoch over its time."""
+        return fill(self.images_per_s, self.train_images / self.epoch_time_s)
+
+    @cached_property
+    def step_noise(self) -> Array:
+        """Median absolute deviation of step times over their median."""
+        noise: Array = self.step_time_mad_s / positive(self.step_time_median_s)
+        return noise
+
+    @cached_property
+    def busy_share(self) -> Array:
+        """Time in which a GPU ran any kernel, of a profiled step, over a median step without
+        profile. NaN without a profile, and on a CPU."""
+        share = self.busy_s / positive(self.step_time_median_s)
+        return leave_out(share, self.device != "cuda")
+
+    @cached_property
+    def exposed(self) -> Array:
+        """What the exchange of gradients adds to a step; noise may make it negative. NaN for one
+        process, which exchanges nothing."""
+        return leave_out(self.sync_step_s - self.no_sync_step_s, ~(self.world_size > 1))
+
+    @cached_property
+    def missed(self) -> Array:
+        """Whether the epoch time is known less well than ``--until`` asked."""
+        missed: Array = self.epoch_time_error > self.until.map(lambda asked: float(asked or "nan"))
+        return missed
+
+    @cached_property
+    def ended(self) -> Array:
+        """Whether ``--until`` ended a row before its epoch did."""
+        ended: Array = (self.until != "") & (self.part < 1) & ~self.missed
+        return ended
+
+    @cached_property
+    def cut_by_steps(self) -> Array:
+        """Whether ``--steps`` is what keeps a row from having measured more."""
+        cut: Array = (self.part < self.fraction) & ~self.ended
+        return cut
+
+    @cached_property
+    def flops(self) -> Array:
+        """FLOP an image takes forward and backward, times the images/s of each GPU."""
+        flops: Array = self.flop_per_image * self.throughput / self.world_size
+        return flops
+
+    @cached_property
+    def moved(self) -> Array:
+        """Memory traffic of a step, as if nothing were fused, over the time of a median step."""
+        moved: Array = self.step_bytes / positive(self.step_time_median_s)
+        return moved
+
+    @cached_property
+    def of_peaks(self) -> Array:
+        """`flops` over the data sheet of the card, also where that cannot be: above 1."""
+        return self._share(lambda arithmetic: self._look_up(lambda g: peak_flops(g, arithmetic)))
+
+    @cached_property
+    def of_bandwidth(self) -> Array:
+        """`moved` over the data sheet of the card, also where that cannot be: above 1."""
+        share: Array = self.moved / self._look_up(peak_bandwidth)
+        return share
+
+    @cached_property
+    def of_measured(self) -> Array:
+        """`flops` over what a large product reached on this device, or a convolution, where that
+        was more."""
+        import numpy as np
+
+        def find_rate(arithmetic: str) -> Array:
+            both = (f"rate_{arithmetic}", f"rate_conv_{arithmetic}")
+            found = (self.take_rate(column) for column in both if column in RATES)
+            return reduce(np.fmax, found, np.full(len(self), math.nan))
+
+        return self._share(find_rate)
+
+    @cached_property
+    def of_copy(self) -> Array:
+        """`moved` over what a large copy reads and writes a second on this device. NaN for compiled
+        code: it moves less than is counted, so that its share may be above all."""
+        return leave_out(self.moved / positive(self.take_rate(COPY)), self.compile != Case.compile)
+
+    def take_rate(self, column: str) -> Array:
+        """A rate that the machine was measured to reach; NaN where it is above the data sheet."""
+        rate = getattr(self, column)
+        return leave_out(rate, rate > self._look_up(lambda gpu: list_peaks(gpu).get(column)))
+
+    def _look_up(self, find: Callable[[str], float | None]) -> Array:
+        """What the data sheet of each row's card says; NaN for a CPU and cards not known."""
+        return leave_out(self.gpu.map(lambda gpu: find(gpu) or math.nan), self.device != "cuda")
+
+    def _share(self, find_rate: Callable[[str], Array]) -> Array:
+        """`flops` over a rate of the arithmetic that ran; NaN where there is none.
+
+        Where several were found (``tfloat32/float32``), of the first: that of the forward pass of
+        the network's most expensive layer. Where a share of the FLOP is fp8's and the rest bf16's,
+        the rate is that of a card that does each at its own: 1 / (share / fp8 + (1 - share) /
+        bf16).
+        """
+        import numpy as np
+
+        found = self.arithmetic.map(lambda names: names.partition("/")[0], object)
+        label = self.precision.map(lambda name: PRECISIONS[name].arithmetic, object)
+        ran = np.where(found == "", label, found)
+        rate = np.full(len(ran), math.nan)
+        for arithmetic in dict.fromkeys(ran.tolist()):
+            rate = np.where(ran == arithmetic, find_rate(arithmetic), rate)
+        if (narrow := ran == Arithmetic.FLOAT8).any():
+            share = self.fp8_flop_share
+            mixed = 1 / (share / rate + (1 - share) / find_rate(Arithmetic.BFLOAT16))
+            rate = np.where(narrow, mixed, rate)
+        of_rate: Array = self.flops / positive(rate)
+        return of_rate
