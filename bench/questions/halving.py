@@ -37,12 +37,8 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial as its record has it.
-
-    Attributes:
-        number: from 1, in the order in which trials were drawn.
-        curve: the metric by epoch; NaN where it was no number.
-    """
+    """One trial as its record has it: its ``number``, from 1, in the order in which trials were
+    drawn, and the metric by epoch, NaN where it was no number."""
 
     number: int
     case: Case

@@ -42,15 +42,9 @@ STEP = "step_time_median_s"
 
 @dataclass(frozen=True)
 class Profiled:
-    """A case with its step, and what tells of it beside that.
-
-    Attributes:
-        case: its settings.
-        step: the geometric mean of its repeats' median steps, with the work of one of these.
-        times: the median step of each repeat, in s.
-        sm_clock_mhz: mean of the repeats'; None where it is not known.
-        alloc_retries: the most of any repeat.
-    """
+    """A case with its step: the geometric mean of its repeats' median steps, whose times in s are
+    here too, with the work of one of these. The clock is the mean of the repeats', None where it is
+    not known, and the retries are the most of any."""
 
     case: Case
     step: Step
