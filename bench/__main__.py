@@ -16,9 +16,9 @@ from bench.flags import command
 
 COMMANDS = {
     "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),
-    "Read the results": ("merge", "report", "compare", "why"),
+    "Read the results": ("merge", "report", "compare", "why", "validate"),
     "Check the machine and the training": ("doctor", "check"),
-    "Check the harness": ("crosscheck", "overhead", "rehearsal"),
+    "Check the harness": ("crosscheck", "rehearsal"),
     "Publish": ("asv_import", "export", "publish"),
 }
 """The commands that people run, by what they are for. To add one, add the name of its module."""

@@ -8,6 +8,7 @@ code, or holds a CUDA context.
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +28,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -431,6 +433,23 @@ def hash_code() -> str:
     for path in sorted(_ROOT.rglob("*.py")):
         digest.update(path.relative_to(_ROOT).as_posix().encode())
         digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def hash_commit(commit: str) -> str | None:
+    """What `hash_code` says at a commit; None where this is no clone that has it."""
+    command = ["git", "-C", str(_ROOT), "archive", "--format=tar", commit]
+    try:
+        archive = subprocess.run(command, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    digest = sha256()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        files = {PurePosixPath(member.name): member for member in tar if member.isfile()}
+        for path in sorted(path for path in files if path.suffix == ".py"):
+            digest.update(path.as_posix().encode())
+            digest.update(tar.extractfile(files[path]).read())  # type: ignore[union-attr]
     return digest.hexdigest()[:12]
 
 

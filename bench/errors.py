@@ -16,6 +16,10 @@ class UnsupportedError(Exception):
     """
 
 
+class StoreError(Exception):
+    """A row could not be written. The rows before it are intact, and the command returns 1."""
+
+
 _ABBREVIATION = 3
 """From so many letters on, the start of a right word is taken for an abbreviation of it."""
 

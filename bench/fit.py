@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,19 +20,26 @@ from bench.case import Case, format_value, telling_axes
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError
-from bench.flags import Parser, add_axes, command, describe, parse_percent, parse_whole, read_axes
+from bench.flags import (
+    Parser,
+    add_axes,
+    command,
+    describe,
+    parse_percent,
+    parse_whole,
+    read_axes,
+    write_command,
+)
 from bench.grid import AUTO
 from bench.preset import Preset
 from bench.render.cells import whole_cell
 from bench.render.model import NOTHING, Cell, Head, Table
 from bench.render.text import draw_table
-from bench.store.writer import StoreError
+from bench.sweep.folder import default_out
 from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Options, add_running, plan_cases, read_running
-from bench.sweep.preflight import default_out, describe_config, read_past
 from bench.sweep.probing import Searches, find_walls
-from bench.sweep.session import hire_crew, open_loop, start_executor
-from bench.text import clean
+from bench.sweep.session import continue_folder, hire_crew, open_loop, start_executor
 from bench.wall.answer import Wall
 from bench.wall.records import APART, LONG_STEPS
 from bench.wall.search import ANSWERED, MARGIN, STEP, Ending
@@ -56,18 +62,21 @@ def build_parser() -> Parser:
     what = parser.add_argument_group("what to find")
     what.add_argument(
         "--step",
-        default=str(STEP),
+        type=lambda text: parse_whole("--step", text, 1, 10_000),
+        default=STEP,
         metavar="N",
         help=f"find the largest batch size to N images, or items of a --workload ({STEP})",
     )
     what.add_argument(
         "--margin",
-        default=f"{100 * MARGIN:g}%",
+        type=_parse_margin,
+        default=MARGIN,
         metavar="P%",
         help=f"recommend a batch size that leaves so much memory free ({100 * MARGIN:g}%%)",
     )
     what.add_argument(
         "--probes",
+        type=lambda text: parse_whole("--probes", text, 1, 10_000),
         metavar="N",
         help="end each search after N runs; the same command goes on (default: as needed)",
     )
@@ -91,14 +100,8 @@ def main(argv: Sequence[str]) -> int:
     usage error; 130 or 143 where it was stopped.
     """
     given = build_parser().parse(argv)
-    step, margin = parse_whole("--step", given.step, 1, 10_000), _read_margin(given.margin)
-    most = None if given.probes is None else parse_whole("--probes", given.probes, 1, 10_000)
-    options = _read_options(given, shlex.join(["python", "-m", "bench.fit", *argv]))
-    try:
-        walls, stopped, out = find(options, step, margin, most)
-    except StoreError as error:
-        print(f"error: {clean(str(error))}", file=sys.stderr)
-        return 1
+    step, options = given.step, _read_options(given, write_command("bench.fit", argv))
+    walls, stopped, out = find(options, step, given.margin, given.probes)
     if given.json:
         print(json.dumps(describe_walls(walls, step), indent=2))
     else:
@@ -111,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
 
 
-def _read_margin(text: str) -> float:
+def _parse_margin(text: str) -> float:
     margin = parse_percent(f"--margin {text!r}", text)
     if margin >= 1:
         raise UsageError(f"--margin {text!r}: nothing fits then; give less than 100%")
@@ -135,7 +138,7 @@ def find(
 ) -> tuple[dict[Case, Wall], int, Path]:
     """Find the largest batch of each family by at most so many probes, into --out or a new folder;
     what was found, the number of the signal that stopped it or 0, and the folder."""
-    plan = plan_cases(options, {})
+    plan = plan_cases(options)
     with start_executor(options) as executor:
         why = "and a batch that fits one may not fit another"
         hardware = examine_alike(executor, [], options, why, plan.families)
@@ -143,13 +146,8 @@ def find(
         families = plan.settle(inputs.settle).families
         out = options.out or default_out(inputs.platforms)
         with open_loop(hardware, executor, out, options) as loop:
-            comparable, _ = read_past(out, families, options, inputs)
-            before = loop.store.read_config()
-            search = {"step": step, "margin": margin}
-            config = describe_config([], options, inputs, before, search)
-            # of a sweep that is there already the cases stay
-            loop.store.write_config({**config, "cases": before.get("cases", [])})
-            with hire_crew(loop, hardware) as (crew, stopped):
+            comparable = continue_folder(loop, families, {"step": step, "margin": margin})
+            with hire_crew({loop: hardware}) as (crew, stopped):
                 searches = Searches(loop, families, comparable, step, margin, most)
                 (walls,) = find_walls(crew, [searches])
     return walls, stopped(), out
@@ -203,19 +201,24 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
 
 
 def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...]:
-    line, ending = wall.line, wall.ending
-    told = ending is Ending.FOUND
-    remark = "the search has not ended" if ending is None else "" if told else ending.meaning
+    ending, known = wall.ending, [format_value(getattr(family, name)) or NOTHING for name in axes]
+    remark = "the search has not ended" if ending is None else ending.meaning
+    if ending is Ending.FOUND:
+        remark = ""
     if wall.largest is not None and not wall.confirmed:
         remark = f"not confirmed: {remark}"
+    fixed, each = Cell(NOTHING), Cell(NOTHING)
+    if line := wall.line:
+        fixed = Cell(f"{line.fixed_bytes / _MIB:,.0f}", line.fixed_bytes)
+        each = Cell(f"{line.bytes_per_image / _MIB:.3g}", line.bytes_per_image)
     return (
-        *(Cell(format_value(getattr(family, name)) or NOTHING) for name in axes),
+        *map(Cell, known),
         whole_cell(wall.largest),
         whole_cell(wall.smallest_failing),
         whole_cell(wall.thrashes_from),
         whole_cell(wall.recommended),
-        Cell(f"{line.fixed_bytes / _MIB:,.0f}", line.fixed_bytes) if line else Cell(NOTHING),
-        Cell(f"{line.bytes_per_image / _MIB:.3g}", line.bytes_per_image) if line else Cell(NOTHING),
+        fixed,
+        each,
         whole_cell(wall.probes),
         whole_cell(wall.predicted),
         whole_cell(wall.off, sign=True),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import Any, NoReturn
 from bench.axis import Trait, Value
 from bench.case import AXES, axis_flag, list_affecting
 from bench.data import SYNTHETIC
-from bench.errors import UsageError, nearest
+from bench.errors import StoreError, UsageError, nearest
 from bench.grid import parse_values
 from bench.text import capitalize, clean
 from bench.workloads import IMAGES
@@ -140,8 +142,7 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
 
 
 def add_axes(parser: Parser, description: str) -> None:
-    """Add a flag that takes one value or several for every axis but those that the parser has not;
-    ``--help`` shows those that are common."""
+    """Add a flag for every axis that the parser has; ``--help`` shows those that are common."""
     axes = {name: axis for name, axis in AXES.items() if name not in parser.absent}
     if not all(axis.common for axis in axes.values()):
         parser.add_argument(
@@ -159,15 +160,12 @@ def add_axes(parser: Parser, description: str) -> None:
 
 
 def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
-    """The axes given as flags of `add_axes`, parsed. Raises UsageError: a value is not one its axis
-    can take, or axes do not go together."""
-    axes: dict[str, list[Value]] = {
-        name: [
-            value for text in texts or ["on"] for value in parse_values(name, text, axis_flag(name))
-        ]
-        for name in given.axes
-        if (texts := getattr(given, name)) is not None
-    }
+    """The axes given as flags of `add_axes`; UsageError for a value or axes that cannot be."""
+    axes: dict[str, list[Value]] = {}
+    for name in given.axes:
+        if (texts := getattr(given, name)) is not None:
+            flag = axis_flag(name)
+            axes[name] = [v for text in texts or ["on"] for v in parse_values(name, text, flag)]
     refuse_beside_workload(axes)
     if any(rule.decided == "dataset" for name in axes for rule in AXES[name].applies):
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
@@ -175,8 +173,7 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
 
 
 def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
-    """Refuse the axes that a user's workload decides by itself. Raises UsageError: one is given
-    beside it."""
+    """Refuse the axes that a user's workload decides by itself."""
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", *list_affecting(Trait.DATA)):
             if name in axes:
@@ -208,13 +205,30 @@ def writable(flag: str, path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def hold(lock: Path, busy: str) -> Iterator[None]:
+    """Do what one process at a time may do; a second one ends with the UsageError ``busy``."""
+    from filelock import FileLock, Timeout
+
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(busy) from None
+    try:
+        yield
+    finally:
+        held.release()
+
+
 def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Make the `main` of a command of what its command line does, run by `run_command`."""
     return lambda argv=None: run_command(run, argv)
 
 
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Run a command; a `UsageError` becomes one line on standard error and return code 2.
+    """Run a command; its return code. A `UsageError` becomes one line on standard error and 2, a
+    `StoreError` 1.
 
     If the reader of standard output has gone, as with ``| head``, it ends with the return code that
     a shell gives for SIGPIPE, and without a traceback.
@@ -223,9 +237,9 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
         code = command(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()  # here, where a closed pipe is caught, and not as Python ends
         return code
-    except UsageError as error:
+    except (UsageError, StoreError) as error:
         print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold anything
-        return 2
+        return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -233,9 +247,24 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
         return 130
 
 
+def write_command(name: str, argv: Sequence[str]) -> str:
+    """The command line that runs ``bench.NAME`` so again."""
+    return shlex.join(["python", "-m", name, *argv])
+
+
+def parse_number(flag: str, text: str, right: str, fits: Callable[[float], bool]) -> float:
+    """Read a number that a flag gave; UsageError, with what is ``right``, unless it ``fits``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan  # which lies in no range
+    if not fits(value):
+        raise UsageError(f"{flag} {text[:40]!r}: give {right}")
+    return value
+
+
 def parse_percent(where: str, text: str) -> float:
-    """Read ``2%`` as 0.02. Raises UsageError: it is not a percentage from 0 to 1000, or has no
-    ``%``."""
+    """Read ``2%`` as 0.02; UsageError where it is no percentage from 0 to 1000."""
     number, sign, rest = text.strip().partition("%")
     try:
         value = float(number) if sign and not rest and number.isascii() else -1.0
@@ -246,8 +275,10 @@ def parse_percent(where: str, text: str) -> float:
     return value / 100
 
 
-def parse_whole(flag: str, text: str, least: int, most: int) -> int:
+def parse_whole(flag: str, text: str, least: int, most: int | None = None) -> int:
     """Read a whole number that a flag gave. Raises UsageError: it is none from least to most."""
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
-        raise UsageError(f"{flag} {text[:40]!r}: give a whole number, from {least} to {most}")
+    digits = text.isascii() and text.isdigit() and len(text) <= 9
+    if not (digits and least <= int(text) <= (most or math.inf)):
+        right = f" of at least {least}" if most is None else f", from {least} to {most}"
+        raise UsageError(f"{flag} {text[:40]!r}: give a whole number{right}")
     return int(text)

@@ -8,8 +8,8 @@ many, again and again. The epochs at which it decides are its rungs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeGuard
+from dataclasses import dataclass, field
+from typing import Any
 
 METRICS = {
     "test_accuracy": "higher",
@@ -65,28 +65,21 @@ class Halving:
         """What trials must agree on to be compared with each other."""
         return {name: getattr(self, name) for name in ("metric", "epochs", "grace", "reduction")}
 
-    def describe(self) -> dict[str, Any]:
-        """What `read_halving` reads, for the configuration of a sweep's folder."""
-        return asdict(self)
-
 
 def read_halving(told: object) -> Halving | None:
     """The search that a folder's configuration tells of; None where what stands there, which people
     may have edited, tells of none."""
     if not isinstance(told, dict) or told.get("metric") not in list(METRICS):
         return None
-    epochs, grace, reduction = (told.get(name) for name in ("epochs", "grace", "reduction"))
+    least = {"epochs": 2, "grace": 1, "reduction": 2}
+    numbers: dict[str, Any] = {name: told.get(name) for name in least}
     trials, combinations = told.get("trials"), told.get("combinations")
     if not (isinstance(trials, list) and all(_is_settings(one) for one in trials)):
         return None
-    if not (_is_whole(epochs, 2) and _is_whole(grace, 1) and _is_whole(reduction, 2)):
+    if any(type(numbers[name]) is not int or numbers[name] < least[name] for name in least):
         return None
     known = combinations if isinstance(combinations, int) else None
-    return Halving(told["metric"], epochs, grace, reduction, tuple(trials), known)
-
-
-def _is_whole(told: object, least: int) -> TypeGuard[int]:
-    return type(told) is int and told >= least
+    return Halving(told["metric"], trials=tuple(trials), combinations=known, **numbers)
 
 
 def _is_settings(told: object) -> bool:

@@ -34,22 +34,17 @@ class Preset:
         Raises UsageError: settings do not go together, or none of the cases has an axis that is
         asked for. A preset's own is not asked for where a flag decides whether it applies.
         """
-        blocks = [{**defaults, **_leave_out_other(block, flags), **flags} for block in self.grids]
+        # a flag decides in another way: micro-batches by their size or number, and the optimizer
+        # by a workload that may bring its own
+        pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH, "optimizer": "workload"}
+        own = [{n: v for n, v in block.items() if pair.get(n) not in flags} for block in self.grids]
+        blocks = [{**defaults, **block, **flags} for block in own]
         asked = [
             name
             for name, axis in AXES.items()
             if name in flags or not any(rule.decided in flags for rule in axis.applies)
         ]
         return grid(*blocks, find=find, asked=asked)
-
-
-def _leave_out_other(
-    block: Mapping[str, Sequence[Value]], flags: Mapping[str, Sequence[Value]]
-) -> dict[str, Sequence[Value]]:
-    """A grid without what a flag decides in another way: micro-batches by their size or number, and
-    the optimizer by a workload that may bring its own."""
-    pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH, "optimizer": "workload"}
-    return {name: values for name, values in block.items() if pair.get(name) not in flags}
 
 
 def default_preset(device: str) -> str:
@@ -68,8 +63,7 @@ def load_preset(name: str) -> Preset:
 
 
 def load_config(path: Path) -> Preset:
-    """Read a preset from the user's own TOML file. Raises UsageError: the file cannot be read or is
-    not a preset."""
+    """Read a preset from the user's own file; UsageError where it is none."""
     try:
         return parse_preset(path.read_bytes(), str(path))
     except OSError as error:
@@ -77,8 +71,7 @@ def load_config(path: Path) -> Preset:
 
 
 def parse_preset(data: bytes, name: str) -> Preset:
-    """Parse a preset's TOML. Raises UsageError: it is not TOML, has a key that is no axis, or a
-    value its axis cannot take."""
+    """Parse a preset's TOML; UsageError for another key than an axis, or a wrong value."""
     try:
         table = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
@@ -111,8 +104,7 @@ def _parse_grid(block: Mapping[str, object], where: str) -> dict[str, list[Value
 
 
 def read_micro_batch(value: object, where: str) -> int:
-    """Read the most images that a micro-batch may hold. Raises UsageError: it is no whole number
-    from 1."""
+    """Read the most images that a micro-batch may hold; UsageError if no whole number from 1."""
     try:
         return parse_micro_batch(str(value))
     except ValueError as error:

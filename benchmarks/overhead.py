@@ -1,4 +1,4 @@
-"""What the harness itself adds to an epoch, by `bench.overhead` of each commit."""
+"""What the harness itself adds to an epoch, by `bench.overhead`, as every commit has it."""
 
 from __future__ import annotations
 

@@ -217,8 +217,11 @@ def write_learning() -> str:
                 told = (name, where, row.precision, str(row.batch_size), *cells)
                 lines.append(f"| {' | '.join(told)} |")
     ours = pd.read_csv(REFERENCE / "dpn92-adamw-cpu-curve.csv")
-    cells = _mean_losses(ours["step"], ours["loss"])
-    lines.append(f"| AdamW, 3e-4 | CPU, torch 2.13 | fp32 | 128 | {' | '.join(cells)} |")
+    for batch_size, mine in ours.groupby("images"):
+        cells = _mean_losses(mine["step"], mine["loss"])
+        lines.append(
+            f"| AdamW, 3e-4 | CPU, torch 2.13 | fp32 | {batch_size} | {' | '.join(cells)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -113,6 +113,28 @@ def test_a_gain_that_only_two_changes_bring_is_found() -> None:
     assert (best.compile, best.channels_last, best.precision) == ("default", True, "bf16-amp")
 
 
+def test_where_the_loader_is_the_limit_its_workers_come_next() -> None:
+    """And where it is not, the precision does."""
+    now = Case(batch_size=128, loader="torch")
+    settings = [
+        make_setting(now, {"workers": workers, "precision": precision})
+        for workers in (0, 2, 4)
+        for precision in ("fp32", "bf16-amp")
+    ]
+    space = Space(now, settings, [guess(setting) for setting in settings], judged=False)
+
+    def find_next(loading_s: float) -> Case:
+        first = Result(
+            Trial(now, Aim.LOOK), Status.OK, 20, time_s=60, value=60, loading_s=loading_s
+        )
+        trial = choose(Standing([first], space), Budget(600, 580))
+        assert trial is not None
+        return trial.setting
+
+    assert find_next(55).workers == 4
+    assert find_next(2).precision == "bf16-amp"
+
+
 def test_where_nothing_helps_the_advice_is_to_stay() -> None:
     grid = GRIDS["planted: nothing helps"]
     _, standing = search(grid, grid.whole_s / 4)

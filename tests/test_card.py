@@ -21,7 +21,8 @@ from bench import environment
 from bench.card import __main__ as command
 from bench.card import folder as folders
 from bench.card import phases
-from bench.card.__main__ import Supervisor, run_agenda, summarize
+from bench.card.__main__ import run_agenda, summarize
+from bench.card.children import Children, Ended
 from bench.card.folder import (
     CHECKS,
     FILES,
@@ -44,7 +45,7 @@ from bench.card.phases import (
     GPU_TESTS,
     PHASES,
     PUBLISHED,
-    Ended,
+    SHARES,
     Scale,
     rehearse,
 )
@@ -56,12 +57,12 @@ from bench.record import Environment, Status
 from bench.store.cells import LOGS, RECORDS
 from bench.store.plans import plan_runs
 from bench.store.reader import read_records
-from bench.sweep.options import choose_cases, parse_arguments
+from bench.sweep.options import parse_arguments, plan_cases
 from bench.wall.search import Ending
 
 ROOT = Path(__file__).parents[1]
 IDENTITY = {"gpu": "NVIDIA H200", "torch": "2.11", "code": "abc", "dataset": "cifar10"}
-FAKE = Scale("cpu", "synthetic", None, 0.01, sweep=("--executor", "fake", "--model", "dpn-small"))
+FAKE = Scale("cpu", "synthetic", None, 0.01, sweep="--executor fake --model dpn-small")
 
 
 @pytest.fixture
@@ -236,7 +237,7 @@ def simulate(
     monkeypatch.setattr(command.time, "monotonic", clock.monotonic)
 
     def run(name: str):  # type: ignore[no-untyped-def]
-        def run(_: Card, scale: Scale, children: Supervisor) -> Entry:
+        def run(_: Card, scale: Scale, children: Children) -> Entry:
             units = UNITS[name]
             while done[name] < len(units):
                 if done[name] and clock.now + units[done[name]] > children.until:
@@ -250,7 +251,7 @@ def simulate(
     monkeypatch.setattr(
         command, "PHASES", {name: replace(p, run=run(name)) for name, p in PHASES.items()}
     )
-    scale, children = Scale("cuda", "cifar10", None, 0.2), Supervisor(card.folder / LOG)
+    scale, children = Scale("cuda", "cifar10", None, 0.2), Children(card.folder / LOG)
     run_agenda(card, scale, children, clock.now, clock.now + 60 * minutes - CLOSING_S)
     return dict(done), clock.now - Clock.now
 
@@ -292,8 +293,8 @@ def test_nine_minutes_measure_each_case_once_and_whole_epochs(
 
 
 def test_what_is_stopped_is_reported_all_the_same(tmp_path: Path) -> None:
-    wait = [sys.executable, "-c", "import time; time.sleep(1); print('reported')"]
-    children = Supervisor(tmp_path / LOG, stopped=signal.SIGINT)
+    wait = ["-c", "import time; time.sleep(1); print('reported')"]
+    children = Children(tmp_path / LOG, stopped=signal.SIGINT)
     assert children.run(wait, quiet=True).stopped
     children.closing = True
     ended = children.run(wait, quiet=True)
@@ -303,8 +304,9 @@ def test_what_is_stopped_is_reported_all_the_same(tmp_path: Path) -> None:
 
 
 def test_the_agenda_has_every_phase() -> None:
-    assert {name for name, _ in AGENDA} == PHASES.keys()
-    assert all(0 < share <= 1 for _, share in AGENDA)
+    assert set(AGENDA) == PHASES.keys()
+    assert SHARES.keys() < PHASES.keys()
+    assert all(0 < share < 1 for share in SHARES.values())
     assert set(PUBLISHED) < PHASES.keys()
 
 
@@ -338,12 +340,12 @@ def test_a_sweep_measures_each_case_once_but_for_the_repeats(
     )
     scale = rehearse(None) if rehearsal else Scale("cuda", "synthetic", None, 0.2)
     runs = rehearsed if rehearsal else runs
-    children = Supervisor(card.folder / LOG)
-    monkeypatch.setattr(children, "run", lambda *_, **__: Ended(0, 1.0, False, "", ""))
+    children = Children(card.folder / LOG)
+    monkeypatch.setattr(children, "run", lambda *_, **__: Ended(0, None, "", ""))
     entry = PHASES[phase].run(card, scale, children)
     assert entry.line.startswith(f"0 of {runs} ")
     options = parse_arguments(asked[0])
-    assert len(plan_runs(choose_cases(options), options.repeats)) == runs
+    assert len(plan_runs(plan_cases(options).cases, options.repeats)) == runs
 
 
 def test_no_case_is_measured_again_only_to_be_profiled(
@@ -354,13 +356,13 @@ def test_no_case_is_measured_again_only_to_be_profiled(
     monkeypatch.setattr(
         phases, "count_runs", lambda _, flags: asked.append(flags) or count(_, flags)
     )
-    children = Supervisor(card.folder / LOG)
-    monkeypatch.setattr(children, "run", lambda *_, **__: Ended(0, 1.0, False, "", ""))
+    children = Children(card.folder / LOG)
+    monkeypatch.setattr(children, "run", lambda *_, **__: Ended(0, None, "", ""))
 
     def cases(phase: str) -> set[Case]:
         asked.clear()
         PHASES[phase].run(card, Scale("cuda", "synthetic", None, 0.2), children)
-        return set(choose_cases(parse_arguments(asked[0])))
+        return set(plan_cases(parse_arguments(asked[0])).cases)
 
     nine = cases("rtx-titan")
     assert all(case.profile for case in nine)
@@ -381,11 +383,11 @@ def test_the_doctor_looks_where_the_card_does(card: Card) -> None:
     asked: list[str] = []
 
     class Asked:
-        until, interrupted = 0.0, False
+        until = 0.0
 
         def run(self, command: list[str], *_: object, **__: object) -> Ended:
             asked.extend(command)
-            return Ended(0, 1.0, False, "{}", "")
+            return Ended(0, None, "{}", "")
 
     scale = Scale("cuda", "cifar10", Path("/images"), 0.2)
     assert PHASES["doctor"].run(card, scale, Asked()).state is State.DONE  # type: ignore[arg-type]
@@ -400,9 +402,9 @@ def test_a_fault_of_one_phase_is_its_outcome(card: Card, monkeypatch: pytest.Mon
     def crash(*_: object) -> Entry:
         raise ZeroDivisionError("oh")
 
-    other = {name: replace(p, run=crash) for name, p in PHASES.items()}
+    other = {name: replace(p, run=crash, absent="") for name, p in PHASES.items()}
     monkeypatch.setattr(command, "PHASES", {**other, "doctor": replace(PHASES["doctor"], run=fail)})
-    run_agenda(card, FAKE, Supervisor(card.folder / LOG), time.monotonic(), time.monotonic() + 600)
+    run_agenda(card, FAKE, Children(card.folder / LOG), time.monotonic(), time.monotonic() + 600)
     assert card.phases["doctor"].line == "the GPU is in use by pid 7"
     assert card.phases["repeats"].line == "ZeroDivisionError: oh"
     assert {entry.state for entry in card.phases.values()} == {State.FAILED}
@@ -413,7 +415,7 @@ def test_a_fault_of_one_phase_is_its_outcome(card: Card, monkeypatch: pytest.Mon
 
 
 def run_sweeps(card: Card, seconds: float, *names: str, scale: Scale = FAKE) -> Card:
-    with Supervisor(card.folder / LOG) as children:
+    with Children(card.folder / LOG) as children:
         now = time.monotonic()
         run_agenda(card, scale, children, now, now + seconds, names)
     return card
@@ -485,7 +487,7 @@ def test_a_failed_case_fails_its_phase_and_is_tried_again(
 @pytest.mark.slow
 def test_a_sweep_at_the_end_of_its_time_is_stopped_cleanly(card: Card) -> None:
     """A case that would take minutes: its row says interrupted, and the phase is cut."""
-    endless = Scale("cpu", "synthetic", None, 1.0, sweep=("--model", "dpn-small"))
+    endless = Scale("cpu", "synthetic", None, 1.0, sweep="--model dpn-small")
     run_sweeps(card, 15, "headline", scale=endless)
     assert card.phases["headline"].state is State.CUT
     assert card.phases["headline"].line == "0 of 2 cases"
@@ -495,7 +497,7 @@ def test_a_sweep_at_the_end_of_its_time_is_stopped_cleanly(card: Card) -> None:
 def test_the_next_case_is_not_begun_in_vain(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     clock = Clock()
     monkeypatch.setattr(phases.time, "monotonic", clock.monotonic)
-    records, children = tmp_path / RECORDS, Supervisor(tmp_path / LOG, until=1055.0)
+    records, children = tmp_path / RECORDS, Children(tmp_path / LOG, until=1055.0)
     enough = phases.watch_time(records, children)
     clock.now = 1020.0
     assert not enough()
@@ -509,7 +511,7 @@ def test_the_next_case_is_not_begun_in_vain(tmp_path: Path, monkeypatch) -> None
 
 @pytest.mark.slow
 def test_a_sweep_that_is_refused_says_why(card: Card) -> None:
-    refused = replace(FAKE, sweep=(*FAKE.sweep, "--batch-size", "60000"))
+    refused = replace(FAKE, sweep=f"{FAKE.sweep} --batch-size 60000")
     run_sweeps(card, 300, "headline", scale=refused)
     assert card.phases["headline"].state is State.FAILED
     assert "batch size 60000 is above the dataset's 50000 images" in card.phases["headline"].line
@@ -736,7 +738,6 @@ class Answers:
 
     ended: Ended
     until: float = 1e12
-    interrupted: bool = False
 
     def run(self, *arguments: object, **more: object) -> Ended:
         return self.ended
@@ -761,7 +762,7 @@ def test_searches_are_done_when_each_has_its_answer(
     numbers = {"precision": "fp32", "largest": 64, "smallest_failing": 72, "probes": 5}
     walls = None if stdout is None else [{**numbers, "ending": ending} for ending in stdout]
     printed = "" if walls is None else json.dumps(walls)
-    ended = Ended(1, 3.0, False, printed, "error: no space left on device")
+    ended = Ended(1, None, printed, "error: no space left on device")
     entry = PHASES["wall-limit"].run(card, FAKE, Answers(ended))
     assert entry.state is state
     assert words in entry.line

@@ -22,16 +22,18 @@ from apex_for_tests import install
 from torch import Tensor, nn
 
 from bench.case import Case
+from bench.check import findings
 from bench.check.__main__ import LEAST_STEPS, choose_cases, describe, explain, main, write_bounds
-from bench.check.checks import CHECKS, Check, Checked, Finding, Result, answer, check_seed
+from bench.check.checks import CHECKS, Check, Checked, Finding, Result, answer
+from bench.check.findings import check_seed
 from bench.check.layers import Ledger, dead_share, spread
 from bench.check.pictures import draw_batch, draw_pictures
 from bench.check.subject import Retained, Subject
 from bench.data import DatasetInfo, load
 from bench.data.batches import Batches, Divided, stream
 from bench.flags import join_flags
-from bench.sweep.options import choose_cases as plan_sweep
 from bench.sweep.options import parse_arguments as parse_sweep
+from bench.sweep.options import plan_cases as plan_sweep
 from bench.training.loop import Training
 from bench.workloads import Loss, Network, Workload
 
@@ -934,11 +936,12 @@ def test_a_finding_passes_within_its_bounds_alone() -> None:
     assert write_bounds(Finding(1, "", high=0.1)) == "at most 0.1"
 
 
-def test_what_raises_fails_and_says_why(data: DatasetInfo) -> None:
+def test_what_raises_fails_and_says_why(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Subject) -> Finding:
         raise ValueError("no such\nluck")
 
-    found = answer(Check("broken", "it works", "Mend it.", broken), subject(data))
+    monkeypatch.setattr(findings, "check_broken", broken, raising=False)
+    found = answer(Check("broken", "it works", "Mend it."), subject(data))
     assert found.result is Result.FAIL
     assert "could not be run" in describe(found)
     assert "ValueError: no such luck" in explain(found)
@@ -1083,7 +1086,7 @@ def test_the_network_and_the_images_are_those_of_a_sweep(
     """So on a CPU nothing is downloaded."""
     (case,) = choose_cases({"device": [device]})
     assert (case.model, case.batch_size) == network
-    first, *_ = plan_sweep(parse_sweep(["--device", device]))
+    first, *_ = plan_sweep(parse_sweep(["--device", device])).cases
     assert (case.model, case.dataset) == (first.model, first.dataset)
     assert case.dataset == {"cpu": "synthetic", "cuda": "cifar10"}[device]
 

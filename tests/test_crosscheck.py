@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import pandas as pd
 import pytest
 
 from bench.crosscheck import __main__ as crosscheck
-from bench.crosscheck.__main__ import (
+from bench.crosscheck import overhead
+from bench.crosscheck.agreement import (
     BOUND,
     Agreement,
     Judgement,
@@ -24,6 +26,7 @@ from bench.crosscheck.__main__ import (
     judge_all,
 )
 from bench.flags import join_flags
+from bench.record import BESIDE, Measurement
 from bench.store.reader import read_records
 
 HERE = Path(crosscheck.__file__).parent
@@ -257,9 +260,92 @@ def test_the_poller_sees_a_process_grow() -> None:
             ["--channels-last"],
             "--channels-last: bench.crosscheck does not take it, because the bare loop ",
         ),
+        (["--seed", "1"], "--seed: bench.crosscheck does not take it, because the bare loop "),
+        (["--seed", "0", "--precision", "tf32"], "--precision tf32: the bare loop can only train"),
+        (["--data-dir", "data"], "--data-dir: the bare loop makes its own images; add --overhead"),
         (["--workload", "examples.resnet:tiny"], "--workload brings its own model"),
     ],
 )
 def test_bad_input(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert crosscheck.main(join_flags(SMALL, flags)) == 2
+    assert message in capsys.readouterr().err
+
+
+OVERHEAD = ["--overhead", "--device", "cpu", "--model", "dpn-small"]
+OVERHEAD += ["--fraction", "0.003", "--batch-size", "64"]
+
+
+@pytest.mark.slow
+def test_the_last_line_of_an_overhead_is_the_ratio_with_its_spread(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert crosscheck.main(join_flags(OVERHEAD, ["--pairs", "2"])) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("dpn-small, fp32 · batch size 64, synthetic, fraction 0.003, on ")
+    pairs = [re.fullmatch(r"pair \d: bare (\S+) s, harness (\S+) s, ratio (\S+)", x) for x in lines]
+    ratios = sorted(float(pair[2]) / float(pair[1]) for pair in pairs if pair)
+    last = re.fullmatch(
+        r"overhead: harness / bare = (\S+) \(median of 2; (\S+) to (\S+)\)", lines[-1]
+    )
+    assert last
+    assert [float(x) for x in last.groups()] == pytest.approx([sum(ratios) / 2, *ratios], abs=0.01)
+    beside = re.fullmatch(r"seconds beside training: (\S+) \((.+)\)", lines[-2])
+    assert beside
+    parts = dict(part.rsplit(" ", 1) for part in beside[2].split(", "))
+    assert [*parts] == [*BESIDE.values()]
+    assert float(beside[1]) == pytest.approx(sum(map(float, parts.values())), abs=0.05)
+    assert float(parts["imports"]) > 0
+
+
+@pytest.mark.slow
+def test_the_turns_alternate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever goes first may find a cooler machine."""
+    order: list[str] = []
+
+    def time_bare(*_: object) -> float:
+        order.append("bare")
+        return 2.0
+
+    def measure(*_: object) -> Measurement:
+        order.append("harness")
+        return Measurement(measured_time_s=2.02, imports_s=len(order), data_s=0.5)
+
+    monkeypatch.setattr(overhead, "time_bare", time_bare)
+    monkeypatch.setattr(crosscheck, "measure", measure)
+    assert crosscheck.main(join_flags(OVERHEAD, ["--pairs", "3"])) == 0
+    assert order == ["bare", "harness", "harness", "bare", "bare", "harness"]
+    *_, beside, ratio = capsys.readouterr().out.splitlines()
+    assert ratio == "overhead: harness / bare = 1.0100 (median of 3; 1.0100 to 1.0100)"
+    # of 2, 3 and 6 s of imports the median
+    assert beside.startswith("seconds beside training: 3.50 (process start 0.00, imports 3.00, ")
+    assert crosscheck.main(join_flags(OVERHEAD, ["--pairs", "1"])) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "overhead: harness / bare = 1.0100 (one pair: its spread is unknown; use --pairs 5)"
+    )
+
+
+@pytest.mark.slow
+def test_a_workloads_overhead_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--workload", "examples.two_losses:tiny", "--batch-size", "16", "--steps", "2"]
+    assert crosscheck.main(["--overhead", "--device", "cpu", *flags, "--pairs", "1"]) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("examples.two_losses:tiny, fp32 · batch size 16, own, ")
+    assert last.startswith("overhead: harness / bare = ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pairs", "0"], "--pairs 0: give a whole number of at least 1"),
+        (["--precision", "fp32", "bf16"], "2 cases are given; give one value for each axis"),
+        (["--batch-size", "60000"], "batch size 60000 is above the dataset's 50000 images"),
+        (["--pears", "1"], "unknown argument '--pears'; did you mean '--pairs'?"),
+    ],
+)
+def test_an_overhead_that_cannot_be_measured(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert crosscheck.main(join_flags(OVERHEAD, flags)) == 2
     assert message in capsys.readouterr().err

@@ -23,7 +23,7 @@ from bench.executors import fake
 from bench.executors.fake import FakeExecutor, Memory
 from bench.flags import join_flags
 from bench.grid import grid, parse_values
-from bench.questions.batch_sizes import find_searches
+from bench.questions.families import find_searches
 from bench.record import Outcome, Status
 from bench.store.reader import read_history, read_records
 from bench.study import summaries

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench import overhead
 from bench.case import Case
 from bench.check import __main__ as check
 from bench.crosscheck import __main__ as crosscheck
@@ -141,7 +140,7 @@ def test_commands_for_images_of_cifar_say_so(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [check, crosscheck, overhead, scales])
+@pytest.mark.parametrize("command", [check, crosscheck, scales])
 def test_commands_that_take_a_workload_refuse_one_that_is_none(
     command: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

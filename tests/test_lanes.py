@@ -389,20 +389,23 @@ def test_a_lane_that_would_train_something_else_is_refused(
 
 
 def test_folders_of_classes_have_names_of_their_own() -> None:
+    def name(*environments: Environment) -> list[str]:
+        return name_folders([{"cuda": environment} for environment in environments])
+
     a, b = Environment(gpu="NVIDIA A100"), Environment(gpu="NVIDIA RTX 4090")
-    assert name_folders([a, b]) == ["nvidia-a100", "nvidia-rtx-4090"]
+    assert name(a, b) == ["nvidia-a100", "nvidia-rtx-4090"]
     large = replace(a, gpu_memory_bytes=80 * 2**30)
     small = replace(a, gpu_memory_bytes=40 * 2**30)
-    assert name_folders([small, b, large]) == [
+    assert name(small, b, large) == [
         "nvidia-a100-40-gib",
         "nvidia-rtx-4090",
         "nvidia-a100-80-gib",
     ]
-    assert name_folders([replace(large, host="n1"), replace(large, host="n2")]) == [
+    assert name(replace(large, host="n1"), replace(large, host="n2")) == [
         "nvidia-a100-80-gib-n1",
         "nvidia-a100-80-gib-n2",
     ]
-    assert len(set(name_folders([a, a, a]))) == 3
+    assert len(set(name(a, a, a))) == 3
 
 
 # ------------------------------------------------------------------------- lost, late, stopped

@@ -37,7 +37,7 @@ from bench.preset import load_preset
 from bench.processes import read_cpu_time
 from bench.record import Outcome, Status
 from bench.sweep import preflight
-from bench.sweep.options import choose_cases, parse_arguments
+from bench.sweep.options import parse_arguments, plan_cases
 from bench.worker.__main__ import describe_error
 from bench.worker.channel import Channel
 from bench.worker.measurement import OtherWork, measure, set_up, start_over, warm_up_shapes
@@ -439,7 +439,7 @@ def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
     name = "loads_for_tests:bare"
     flags = f"--workload {name} --device cpu --precision fp32 --batch-size 20 --loader"
     options = parse_arguments([*flags.split(), "device", "torch"])
-    device, torch_ = choose_cases(options)
+    device, torch_ = plan_cases(options).cases
     known = Fingerprint("", "", "", workload=look(loads_for_tests.bare()))
     models = {name_subject(device): known}
     preflight._check_examined([device], models, options.data_dir, options.axes)

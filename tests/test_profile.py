@@ -21,7 +21,7 @@ from bench.models import build_model
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records, read_work
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.options import choose_cases, parse_arguments
+from bench.sweep.options import parse_arguments, plan_cases
 from bench.timeline import Timed, Timeline, Trace, read_trace
 from bench.training import profiling
 from bench.training.building import make_training
@@ -406,10 +406,10 @@ def test_time_joins_what_was_counted() -> None:
 
 
 def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
-    axes = {case.profile for case in choose_cases(parse_arguments(["--trace"]))}
+    axes = {case.profile for case in plan_cases(parse_arguments(["--trace"])).cases}
     assert axes == {True}
     both = parse_arguments(["--trace", "--profile", "on", "off"])
-    assert {case.profile for case in choose_cases(both)} == {True, False}
+    assert {case.profile for case in plan_cases(both).cases} == {True, False}
     assert sweep(["--trace", "--profile", "off"]) == 2
     assert "leave out --profile off" in capsys.readouterr().err
 

@@ -310,7 +310,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
     for name, text in zip(("mynet.py", "mywork.py"), files, strict=True):
         (folder / name).write_text(text)
     (folder / "results").mkdir()
-    (folder / "results" / "reference").symlink_to(ROOT / "results" / "reference")
+    for name in ("reference", WHY_SWEEP):
+        (folder / "results" / name).symlink_to(ROOT / "results" / name)
     (folder / "data").symlink_to(cifar10)
     for name in ("before", "after"):
         subprocess.run(
@@ -393,7 +394,7 @@ def stand_in(command: str) -> str:
         small += f"--precision fp32 --skip {slow} --device cpu --data-dir none"
         small += " --data-url http://127.0.0.1:9"
         return put_flags(command, f"{small} --out results/checked-{len(command)}")
-    if "bench.overhead" in command:
+    if "--overhead" in command:
         # warm-up and checks are of whole batches
         long, short = "--batch-size 64 --fraction 0.01", "--batch-size 16 --fraction 0.001"
         assert long in command

@@ -16,7 +16,7 @@ from bench.grid import grid
 from bench.record import Status
 from bench.store.plans import find_width, plan_runs
 from bench.store.reader import Past, Run
-from bench.sweep.options import build_parser, choose_cases, parse_arguments
+from bench.sweep.options import build_parser, parse_arguments, plan_cases
 from bench.sweep.schedule import OomSkips, remaining_runs
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})
@@ -46,14 +46,14 @@ SMALL, MIDDLE, LARGE = CASES[:3]
 def test_cheap_parts_of_an_epoch_are_repeated_by_default(command: str, repeats: int) -> None:
     options = parse_arguments([*command.split(), "--device", "cpu"])
     assert options.repeats == repeats
-    cases = choose_cases(options)
+    cases = plan_cases(options).cases
     assert len(plan_runs(cases, options.repeats)) == len(cases) * repeats + (repeats > 1)
 
 
 def test_other_precisions_than_a_preset_s_do_not_need_its_loss_scales() -> None:
     """On a GPU the preset is rtx-titan, and README's first question is about fp32 and bf16-amp."""
     flags = ["--preset", "rtx-titan", "--device", "cuda", "--batch-size", "128", "256"]
-    cases = choose_cases(parse_arguments([*flags, "--precision", "fp32", "bf16-amp"]))
+    cases = plan_cases(parse_arguments([*flags, "--precision", "fp32", "bf16-amp"])).cases
     assert [(case.precision, case.batch_size) for case in cases] == [
         ("fp32", 128),
         ("fp32", 256),
@@ -62,15 +62,15 @@ def test_other_precisions_than_a_preset_s_do_not_need_its_loss_scales() -> None:
     ]
     asked = parse_arguments([*flags, "--precision", "fp32", "--loss-scale", "64"])
     with pytest.raises(UsageError, match="--loss-scale is given, but none of the precisions"):
-        choose_cases(asked)
+        plan_cases(asked)
 
 
 def test_several_epochs_are_whole_where_the_preset_measures_a_part() -> None:
     for flags, fractions in (("--epochs 3", {1.0}), ("--epochs 1", {0.02})):
         options = parse_arguments(["--preset", "quick", *flags.split(), "--device", "cpu"])
-        assert {case.fraction for case in choose_cases(options)} == fractions
+        assert {case.fraction for case in plan_cases(options).cases} == fractions
     with pytest.raises(UsageError, match="leave out --fraction"):
-        choose_cases(parse_arguments(["--epochs", "3", "--fraction", "0.5", "--device", "cpu"]))
+        plan_cases(parse_arguments(["--epochs", "3", "--fraction", "0.5", "--device", "cpu"]))
 
 
 def test_help_states_the_default_of_repeats() -> None:

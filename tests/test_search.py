@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -52,8 +52,8 @@ from bench.store.reader import read_cases, read_epochs, read_history, read_recor
 from bench.study import summaries
 from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
-from bench.sweep.options import choose_cases
 from bench.sweep.options import parse_arguments as parse_sweep
+from bench.sweep.options import plan_cases
 from bench.worker.channel import Channel
 from bench.worker.measurement import Findings, measure
 from bench.workloads import Loss, Network, Workload
@@ -135,12 +135,12 @@ def test_the_rungs_decide_as_the_rule_has_it(halving: Halving, data: st.DataObje
     plain, curves, decided = Rungs(halving), list[Report](), []
     for _ in range(data.draw(st.integers(1, 8))):
         # made anew from what ended, as for each trial of a search
-        climber, curve = Ladder(halving, curves).add(), list[float | None]()
+        judge, curve = Ladder(halving, curves).add(), list[float | None]()
         for epoch in range(1, halving.epochs + 1):
             curve.append(data.draw(VALUES))
             expected = plain.judge(epoch, curve[-1])
             assume(not plain.doubtful)
-            assert climber.judge(epoch, curve[-1]) == expected
+            assert judge(epoch, curve[-1]) == expected
             if expected:
                 break
         curves.append(curve)
@@ -155,12 +155,12 @@ def test_trials_beside_each_other_share_the_rungs(halving: Halving, data: st.Dat
     climbers = [(ladder.add(), [0]) for _ in range(3)]
     while climbers:
         at = data.draw(st.integers(0, len(climbers) - 1))
-        climber, epochs = climbers[at]
+        judge, epochs = climbers[at]
         epochs[0] += 1
         value = data.draw(VALUES)
         expected = plain.judge(epochs[0], value)
         assume(not plain.doubtful)
-        assert climber.judge(epochs[0], value) == expected
+        assert judge(epochs[0], value) == expected
         if expected:
             del climbers[at]
 
@@ -186,7 +186,7 @@ def test_a_search_comes_back_from_its_folder(
     halving: Halving, trials: list[dict[str, str]], combinations: int | None
 ) -> None:
     told = replace(halving, trials=tuple(trials), combinations=combinations)
-    assert read_halving(json.loads(json.dumps(told.describe()))) == told
+    assert read_halving(json.loads(json.dumps(asdict(told)))) == told
 
 
 JSON = st.recursive(
@@ -198,7 +198,7 @@ JSON = st.recursive(
 
 @given(st.sampled_from(["metric", "epochs", "grace", "reduction", "trials"]), JSON)
 def test_a_folder_that_somebody_edited_is_read_or_left(name: str, value: Any) -> None:
-    told = Halving("test_loss", 9, 1, 3).describe() | {"trials": []}
+    told = asdict(Halving("test_loss", 9, 1, 3)) | {"trials": []}
     found = read_halving({**told, name: value})
     # with a grace of all epochs nothing is decided on the way
     assert found is None or bool(found.rungs) == (found.grace < found.epochs)
@@ -602,7 +602,7 @@ def test_the_commands_that_confirm_run_the_very_case(
     )
     words = shlex.split(shlex.join(spell_case(case)))
     options = parse_sweep([*words, "--repeats", "5"])
-    assert choose_cases(options) == [replace(case, seed=case.seed + 1)]
+    assert plan_cases(options).cases == [replace(case, seed=case.seed + 1)]
 
 
 def test_the_commands_are_printed_for_the_best_three(
@@ -615,7 +615,7 @@ def test_the_commands_are_printed_for_the_best_three(
     assert len(commands) == 3
     for command, trial in zip(commands, best, strict=True):
         options = parse_sweep(command[3:])
-        assert choose_cases(options) == [replace(trial.case, seed=4)], "another seed"
+        assert plan_cases(options).cases == [replace(trial.case, seed=4)], "another seed"
         assert (options.repeats, options.out) == (5, tmp_path / "out-best")
 
 

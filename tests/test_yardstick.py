@@ -29,11 +29,13 @@ from bench.doctor.counts import Counted, count_cases, count_model
 from bench.doctor.earlier import (
     describe_slowdown,
     expect_rates,
+    forget,
+    keep,
     read_earlier,
+    recall,
     recall_rates,
 )
 from bench.doctor.judgement import Level, judge
-from bench.doctor.kept import forget, keep, recall
 from bench.doctor.machine import Machine
 from bench.doctor.rates import (
     SECONDS,
@@ -442,7 +444,7 @@ def test_a_step_that_beats_the_rates_has_them_measured_again(
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept of this machine is of one test."""
-    monkeypatch.setattr("bench.doctor.kept.find_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr("bench.doctor.earlier.find_cache", lambda: tmp_path / "cache")
 
 
 def measured(**values: Any) -> Yardstick:
@@ -486,7 +488,7 @@ def test_rates_are_those_of_one_power_limit_and_way_to_measure(
 ) -> None:
     def limit(watts: float) -> None:
         card = Card("GPU-1", "NVIDIA Imaginary", power_limit_w=watts, names=("GPU-1",))
-        monkeypatch.setattr("bench.doctor.kept.find_cards", lambda: ([card], ""))
+        monkeypatch.setattr("bench.doctor.earlier.find_cards", lambda: ([card], ""))
 
     limit(700.0)
     keep(measured(), here(gpu_uuid="GPU-1"), 0.2)
@@ -751,8 +753,8 @@ def test_a_step_is_counted_in_a_process_of_its_own() -> None:
     ("flags", "why"),
     [
         ("--batch-size 64", "give --model too"),
-        ("--model dpn92 --batch-size 0", "give a number of images"),
-        ("--model dpn92 --batch-size auto", "give a number of images"),
+        ("--model dpn92 --batch-size 0", "give a whole number of at least 1"),
+        ("--model dpn92 --batch-size auto", "give a whole number of at least 1"),
     ],
 )
 def test_a_wrong_batch_size_is_one_line(

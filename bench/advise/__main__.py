@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,16 +32,24 @@ from bench.case import Case, list_absent, parse_value
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_axes, command, describe, parse_percent, read_axes
+from bench.flags import (
+    Parser,
+    add_axes,
+    command,
+    describe,
+    parse_percent,
+    read_axes,
+    write_command,
+)
 from bench.grid import grid
 from bench.preset import Preset
-from bench.store.writer import StoreError
 from bench.sweep.display import Display
+from bench.sweep.folder import default_out
 from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Options, add_running, read_running
-from bench.sweep.preflight import Inputs, default_out, describe_config, read_past
-from bench.sweep.session import hire_crew, open_loop, start_executor
-from bench.text import clean, parse_bytes
+from bench.sweep.preflight import Inputs
+from bench.sweep.session import continue_folder, hire_crew, open_loop, start_executor
+from bench.text import parse_bytes
 
 BUDGET = "10m"
 MARGIN = "1%"
@@ -120,16 +127,12 @@ def main(argv: Sequence[str]) -> int:
         given,
         axes,
         Preset("advise", "", ({},)),
-        shlex.join(["python", "-m", "bench.advise", *argv]),
+        write_command("bench.advise", argv),
     )
     if options.lanes not in (None, 1) or options.quiet:
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
-    try:
-        until = began + budget_s
-        answer, stopped = find(now, axes, options, given.goal, margin, price, budget_s, until)
-    except StoreError as error:
-        print(f"error: {clean(str(error))}", file=sys.stderr)
-        return 1
+    until = began + budget_s
+    answer, stopped = find(now, axes, options, given.goal, margin, price, budget_s, until)
     if given.format == "json":
         print(json.dumps(answer.describe(), indent=2))
     else:
@@ -220,11 +223,7 @@ def find(
             if (why := refuse(replace(now, precision=str(value)), now, inputs))
         }
         with open_loop(hardware, executor, out, options) as loop:
-            comparable, _ = read_past(out, settings, options, inputs)
-            before = loop.store.read_config()
-            config = describe_config([], options, inputs, before)
-            # of a sweep that is there already the cases stay
-            loop.store.write_config({**config, "cases": before.get("cases", [])})
+            comparable = continue_folder(loop, settings)
             advisor = Advisor(
                 loop,
                 settings,
@@ -240,7 +239,7 @@ def find(
             )
             shown = list(levers)
             with (
-                hire_crew(loop, hardware) as (crew, stopped),
+                hire_crew({loop: hardware}) as (crew, stopped),
                 Display(out, None, len(advisor.known), shown, "the best setting") as display,
             ):
                 loop.show_on(display)

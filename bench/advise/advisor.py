@@ -132,6 +132,7 @@ class Advisor:
         used = number("peak_device_bytes") or number("peak_process_bytes")
         time_s, measured_s, energy = map(number, ("epoch_time_s", "measured_time_s", "energy_j"))
         whole = energy * time_s / measured_s if energy and time_s and measured_s else None
+        items, supplied = number("train_images"), number("loader_samples_per_s")
         values = {"time": time_s, "memory": used, "energy": whole}
         return Result(
             trial,
@@ -144,6 +145,7 @@ class Advisor:
             value=values.get(self._goal, time_s),
             used_bytes=used,
             room_bytes=read_peak(row),
+            loading_s=items / supplied if items and supplied else None,
             seed=int(row["run_seed"]),
             loss=number("train_loss") if trial.aim is Aim.LEARN else None,
             reason=str(row["reason"]),

@@ -133,6 +133,11 @@ class Answer:
         if self.standing.values:
             measured = name(next(iter(self.standing.values)), self.now)
             return f"No advice: only {measured} could be measured."
+        reasons = [r.reason for r in self.standing.known if r.status in REFUSED]
+        if reasons and len(reasons) == len(self.standing.known):
+            limited = self.now.memory_limit is not None
+            mend = "a larger --memory-limit" if limited else "--batch-size with smaller values"
+            return f"No advice: no setting fits in memory; give {mend}. The last {reasons[-1]}."
         return "No advice: no setting could be measured."
 
     def _recommend(self, advised: Case) -> str:
@@ -180,14 +185,17 @@ class Answer:
 
     def _tell_others(self) -> str:
         """Why none of the others is advised."""
-        number = count(len(self.standing.values) - 1, "other setting")
+        others = len(self.standing.values) - 1
         best = self.standing.best
         ratio = self.standing.compare(best) if best not in (None, self.now) else Ratio(1.0)
         if best is None or ratio.value is None or ratio.value >= 1:
-            return f"none of the {number} measured is seen to be better"
+            if others == 1:
+                return "the one other setting measured is not seen to be better"
+            return f"none of the {others:,} other settings measured is seen to be better"
         shown = ratio.invert()
         gain = f"{_digits(shown.value or 1.0)}{_interval(shown, _digits)}"
-        said = f"the best of the {number} measured, {name(best, self.now)}, has {gain} the "
+        which = f"best of the {others:,} other settings" if others > 1 else "one other setting"
+        said = f"the {which} measured, {name(best, self.now)}, has {gain} the "
         said += _SPEED[self.goal]
         if self.standing.judge(best) is Verdict.SAME:
             return f"{said}, which is a difference below {write_percent(STEADY)}"

@@ -58,6 +58,10 @@ COMPILED = -0.2
 """What compiling is expected to do: DPN-92 in fp16 on an H200 gained -0.48."""
 
 
+ALL_LOADING, LEAST_TRAINING = 0.9, 0.05
+"""Shares of an epoch: from which loading hides the training, and what training takes at least."""
+
+
 def guess(setting: Case) -> float:
     """The logarithm of a time on a GPU, but for a constant, where nothing is known of it."""
     precision = PRECISIONS[setting.precision].arithmetic
@@ -86,6 +90,28 @@ class Belief:
         density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
         gain: NDArray[np.float64] = less * ndtr(z) + self.error * density
         return gain
+
+
+def add_loading(
+    prior: Sequence[float], settings: Sequence[Case], time_s: float, loading_s: float
+) -> list[float]:
+    """What is expected of settings once the first of them was measured with torch's loader, which
+    takes ``loading_s`` where nothing is trained, and its epoch ``time_s``.
+
+    Workers divide the loading and do it beside the training; without any, one comes after the
+    other.
+    """
+    workers = settings[0].workers
+    alone_s = loading_s * max(1, workers)
+    training_s = time_s - loading_s if workers == 0 else time_s
+    if workers and loading_s > ALL_LOADING * time_s:
+        training_s = time_s / 2  # hidden behind the loading, so that it may be anything below
+    found = []
+    for setting, expected in zip(settings, prior, strict=True):
+        step_s = max(training_s, LEAST_TRAINING * time_s) * math.exp(expected - prior[0])
+        many = setting.workers
+        found.append(math.log(max(step_s, alone_s / many) if many else step_s + alone_s))
+    return found
 
 
 def relate(settings: Sequence[Case]) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from statistics import fmean, median, variance
 from typing import TYPE_CHECKING
 
-from bench.advise.belief import Belief, believe, relate
+from bench.advise.belief import Belief, add_loading, believe, relate
 from bench.case import AXES, SAME_QUESTION, Case
 from bench.grid import go_together
 from bench.interval import CONFIDENCE, find_quantile
@@ -113,6 +113,7 @@ class Result:
             known.
         used_bytes: the peak of memory.
         room_bytes: of this, what counts against the memory there is.
+        loading_s: what torch's loader takes for an epoch where nothing is trained.
         loss: over what it trained, of ``seed``.
         reason: why it ended as it did, unless it is ok.
     """
@@ -127,6 +128,7 @@ class Result:
     value: float | None = None
     used_bytes: float | None = None
     room_bytes: float | None = None
+    loading_s: float | None = None
     seed: int = 0
     loss: float | None = None
     reason: str = ""
@@ -235,7 +237,14 @@ class Standing:
     def belief(self) -> Belief:
         places = self.space.places
         seen = {places[s]: (fmean(logs), self.error(s)) for s, logs in self.values.items()}
-        return believe(self.space.covariance, self.space.prior, seen)
+        prior = self.space.prior
+        loading = [r for r in self._timed.get(self.now, ()) if r.loading_s and self.space.noise]
+        if loading:
+            first = loading[0]
+            prior = add_loading(
+                prior, self.space.settings, first.time_s or 0.0, first.loading_s or 0.0
+            )
+        return believe(self.space.covariance, prior, seen)
 
     def mean(self, setting: Case) -> float:
         """The logarithm of a setting that was measured, as `believe` has it: with few noisy runs,

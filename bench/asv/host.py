@@ -16,7 +16,8 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,7 @@ ALWAYS = ("precision", "loss_scale", "batch_size")
 
 
 def choose_preset() -> Preset:
-    """The preset `BENCH_PRESET` names; by default the 2019 grid on a GPU, a small one on a CPU.
-    Raises UsageError: there is none of that name, or the file is none."""
+    """The preset `BENCH_PRESET` names; else the 2019 grid on a GPU, a small one on a CPU."""
     asked = os.environ.get(PRESET)
     if not asked:
         return load_preset("rtx-titan") if has_cuda() else load_config(SMALL)
@@ -53,8 +53,7 @@ def choose_preset() -> Preset:
 
 
 def expand(preset: Preset) -> list[Case]:
-    """Its cases, on the GPU where there is one. Raises UsageError: it asks for a loss scale that no
-    precision of it uses."""
+    """Its cases, on the GPU where there is one."""
     return preset.cases({}, {"device": ["cuda" if has_cuda() else "cpu"]})
 
 
@@ -82,14 +81,13 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
 
 def place(case: Case, names: Sequence[str]) -> list[str | int | float]:
     """The values of a case's parameters: numbers where the axis is one, else text."""
-    return [_parameter(name, getattr(case, name)) for name in names]
-
-
-def _parameter(name: str, value: Value) -> str | int | float:
-    default = AXES[name].default
-    if isinstance(default, int | float) and not isinstance(default, bool):
-        return value  # type: ignore[return-value]
-    return format_value(_spell_as_before(name, value)) or "none"  # what is text may be none
+    values: list[Any] = []
+    for name in names:
+        value, default = getattr(case, name), AXES[name].default
+        if isinstance(default, bool) or not isinstance(default, int | float):
+            value = format_value(_spell_as_before(name, value)) or "none"  # text may be none
+        values.append(value)
+    return values
 
 
 def _spell_as_before(name: str, value: Value) -> Value:
@@ -125,21 +123,12 @@ def conditions(
     gpu: str | None, driver: str | None, torch: str | None, preset: str
 ) -> dict[str, str]:
     """The parameters under which asv files a result, beside its own of machine and Python."""
-    return {
-        "gpu": gpu or "none",
-        "driver": driver or "none",
-        "torch": torch or "none",
-        "preset": preset,
-    }
-
-
-def name_preset(preset: Preset) -> str:
-    return Path(preset.name).stem
+    here = {"gpu": gpu, "driver": driver, "torch": torch, "preset": preset}
+    return {name: value or "none" for name, value in here.items()}
 
 
 def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
-    """What `benchmarks/` is told: the cases laid out, the deadline, the flags of a sweep. Raises
-    UsageError: the deadline is no number of seconds."""
+    """What `benchmarks/` is told: the cases laid out, the deadline, the flags of a sweep."""
     device = "cuda" if any(case.device == "cuda" for case in cases) else "cpu"
     text = os.environ.get(TIMEOUT) or ("3600" if device == "cuda" else "600")
     try:
@@ -159,11 +148,10 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def setup() -> None:
-    """Called by asv as it loads the plugin: lay the grid out for the processes it starts. Raises
-    UserError: asv's own, for a preset that is none."""
+    """Called by asv as it loads the plugin: lay the grid out for the processes it starts."""
     try:
         preset = choose_preset()
-        os.environ[GRID] = json.dumps(describe_grid(name_preset(preset), expand(preset)))
+        os.environ[GRID] = json.dumps(describe_grid(Path(preset.name).stem, expand(preset)))
     except UsageError as error:
         raise UserError(str(error)) from error
 
@@ -180,7 +168,8 @@ class Host(Environment):  # type: ignore[misc]
         grid = json.loads(os.environ[GRID])
         card = next(iter(find_cards()[0]), None) if grid["device"] == "cuda" else None
         gpu, driver = (card.name, card.driver) if card else (None, None)
-        here = conditions(gpu, driver, _torch(), grid["preset"])
+        torch = version("torch") if find_spec("torch") else None
+        here = conditions(gpu, driver, torch, grid["preset"])
         self._requirements = {**requirements, **here}
         super().__init__(conf, python, self._requirements, variables)
 
@@ -217,10 +206,3 @@ class Host(Environment):  # type: ignore[misc]
         # worker, started from there, needs PYTHONPATH itself
         env.update(self._global_env_vars, PYTHONPATH=path, ASV_PYTHONPATH=path)
         return check_output([sys.executable, *args], env=env, **options)
-
-
-def _torch() -> str | None:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return None

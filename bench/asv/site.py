@@ -58,8 +58,7 @@ def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def unpack(package: str, archive: bytes, pinned: Mapping[str, Any]) -> dict[str, bytes]:
-    """Verify a package's archive and read the files wanted of it. Raises UsageError: it is not the
-    one pinned."""
+    """Verify that a package's archive is the one pinned, and read the files wanted of it."""
     algorithm, _, digest = pinned["integrity"].partition("-")
     found = base64.b64encode(hashlib.new(algorithm, archive).digest()).decode()
     if found != digest:
@@ -109,17 +108,7 @@ def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
     script = out / "graphdisplay.js"
     text = script.read_text(encoding="utf-8")
     script.write_text(text.replace("max_curves = 8;", "max_curves = 64;"), encoding="utf-8")
-    _fill_gaps(out)
-    files = {
-        file.relative_to(out).as_posix(): json.loads(file.read_text(encoding="utf-8"))
-        for file in out.rglob("*.json")
-    }
-    text = json.dumps(files, separators=(",", ":"))
-    (out / "files.js").write_text(f"window.asvFiles = {text};\n", encoding="utf-8")
-
-
-def _fill_gaps(out: Path) -> None:
-    """Give what was never run an empty graph instead of a missing file, and no line in the list."""
+    # what was never run gets an empty graph instead of a missing file, and no line in the list
     for name in json.loads((out / "index.json").read_text(encoding="utf-8"))["benchmarks"]:
         graph = out / "graphs" / "summary" / f"{name}.json"
         if not graph.exists():
@@ -127,3 +116,9 @@ def _fill_gaps(out: Path) -> None:
     for table in (out / "graphs").rglob("summary.json"):
         rows = json.loads(table.read_text(encoding="utf-8"))
         table.write_text(json.dumps([row for row in rows if row["last_value"] is not None]))
+    files = {
+        file.relative_to(out).as_posix(): json.loads(file.read_text(encoding="utf-8"))
+        for file in out.rglob("*.json")
+    }
+    text = json.dumps(files, separators=(",", ":"))
+    (out / "files.js").write_text(f"window.asvFiles = {text};\n", encoding="utf-8")

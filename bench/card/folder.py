@@ -44,24 +44,21 @@ VERSION = 1
 
 
 class State(StrEnum):
-    """How far a phase has come. Each member's ``finished`` says whether it is not run again."""
+    """How far a phase has come."""
 
-    finished: bool
-
-    def __new__(cls, value: str, finished: bool = False) -> State:
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.finished = finished
-        return member
-
-    DONE = "done", True
-    DOUBTFUL = "doubtful", True
+    DONE = "done"
+    DOUBTFUL = "doubtful"
     """It has run, and what it found speaks against the numbers."""
-    CUT = "cut", False
-    INTERRUPTED = "interrupted", False
-    FAILED = "failed", False
-    ABSENT = "absent", True
+    CUT = "cut"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    ABSENT = "absent"
     """This version of the harness, or this machine, has no such thing."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is not run again."""
+        return self in (State.DONE, State.DOUBTFUL, State.ABSENT)
 
 
 @dataclass
@@ -104,12 +101,9 @@ class Card:
             values = json.loads((folder / STATE).read_text())
             if values.pop("version") != VERSION:
                 raise ValueError(f"it is not of version {VERSION}")
-            phases = values.pop("phases")
             card = cls(folder=folder, **values)
-            card.phases = {
-                name: Entry(**{**entry, "state": State(entry["state"])})
-                for name, entry in phases.items()
-            }
+            for name, entry in values["phases"].items():
+                card.phases[name] = Entry(**{**entry, "state": State(entry["state"])})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{folder / STATE}: cannot be read ({error}); move it away") from error
         return card
@@ -121,12 +115,18 @@ class Card:
         """Whether all of these phases have ended well."""
         return all(p in self.phases and self.phases[p].state is State.DONE for p in phases)
 
+    def read_checks(self) -> dict[str, Any]:
+        """What the checks answered, by their names; nothing where that cannot be read."""
+        try:
+            checks: dict[str, Any] = json.loads((self.folder / CHECKS).read_text())
+        except (OSError, ValueError):
+            return {}
+        return checks
+
     def write_checks(self, name: str, answer: object) -> None:
-        file = self.folder / CHECKS
-        checks: dict[str, object] = {}
-        with suppress(OSError, ValueError):
-            checks = json.loads(file.read_text())
-        file.write_text(json.dumps({**checks, name: answer}, indent=1, ensure_ascii=False) + "\n")
+        checks = {**self.read_checks(), name: answer}
+        text = json.dumps(checks, indent=1, ensure_ascii=False) + "\n"
+        (self.folder / CHECKS).write_text(text)
 
 
 def read_cards(parent: Path) -> list[Card]:
@@ -168,15 +168,11 @@ def choose_card(
 
 def find_published(results: Path, phases: tuple[str, ...]) -> Card | None:
     """The newest card in ``results`` that is no rehearsal and has finished ``phases``."""
-    cards = (
-        card
-        for card in read_cards(results)
-        if not card.rehearsal
-        and card.identity.get("gpu")
-        and all(name in card.phases and card.phases[name].state is State.DONE for name in phases)
-        and (card.folder / RECORDS).is_file()
-    )
-    return next(cards, None)
+    for card in read_cards(results):
+        there = card.identity.get("gpu") and (card.folder / RECORDS).is_file()
+        if there and card.done(*phases) and not card.rehearsal:
+            return card
+    return None
 
 
 def fold_map(card: Card) -> None:
@@ -189,26 +185,27 @@ def fold_map(card: Card) -> None:
         (card.folder / name).unlink(missing_ok=True)
 
 
-def unfold_map(folder: Path) -> None:
-    with suppress(OSError, ValueError):
-        texts = json.loads((folder / CHECKS).read_text()).get("scales", {})
-        for name in MAP_FILES:
-            if name in texts:
-                (folder / name).write_text(texts[name], encoding="utf-8")
+def unfold_map(card: Card) -> None:
+    texts = card.read_checks().get("scales", {})
+    for name in MAP_FILES:
+        if name in texts:
+            (card.folder / name).write_text(texts[name], encoding="utf-8")
 
 
 def tidy(folder: Path) -> list[str]:
     """Leave only what the limits allow; fold the logs of failed cases into `LOG`. Nothing measured
     is ever taken away: where that breaks a limit, a line says so."""
     with (folder / LOG).open("a", encoding="utf-8") as log:
-        for title, text in _loose_ends(folder):
-            log.write(f"\n== {title} ==\n{text}\n")
+        for file in _list_loose_ends(folder):
+            log.write(f"\n== {file.relative_to(folder)} ==\n{_tail(file, _TAIL_BYTES)}\n")
     shutil.rmtree(folder / LOGS, ignore_errors=True)
     for name in (LOCK, ".lock", ".holder", f".{STATE}", f".{CONFIG}", *MAP_FILES):
         (folder / name).unlink(missing_ok=True)
     for torn in folder.glob("*.torn-*"):
         torn.unlink()
-    _cut(folder / LOG, _LOG_BYTES)
+    if (folder / LOG).stat().st_size > _LOG_BYTES:
+        kept = _tail(folder / LOG, _LOG_BYTES)
+        (folder / LOG).write_text(f"[the beginning is left out]\n{kept}", encoding="utf-8")
     return check_limits(folder)
 
 
@@ -217,45 +214,31 @@ def check_limits(folder: Path) -> list[str]:
     for name in DERIVED:
         if (folder / name).is_file() and (folder / name).stat().st_size > MOST_BYTES:
             (folder / name).unlink()
-    entries = sorted(folder.iterdir())
-    problems = [
-        f"{entry.name}: {why}"
-        for entry in entries
-        for why in (
-            "is not a plain file" if entry.is_symlink() or not entry.is_file() else "",
-            "has unusual characters in its name" if not _NAME.fullmatch(entry.name) else "",
-            f"is larger than {MOST_BYTES // 2**20} MiB"
-            if entry.is_file() and entry.stat().st_size > MOST_BYTES
-            else "",
-        )
-        if why
-    ]
+    entries, problems = sorted(folder.iterdir()), []
+    for entry in entries:
+        if entry.is_symlink() or not entry.is_file():
+            problems.append(f"{entry.name}: is not a plain file")
+        if not _NAME.fullmatch(entry.name):
+            problems.append(f"{entry.name}: has unusual characters in its name")
+        if entry.is_file() and entry.stat().st_size > MOST_BYTES:
+            problems.append(f"{entry.name}: is larger than {MOST_BYTES // 2**20} MiB")
     if len(entries) > MOST_FILES:
         extra = ", ".join(entry.name for entry in entries if entry.name not in FILES)
         problems.append(f"{len(entries)} files, where {MOST_FILES} are allowed; move away {extra}")
     return problems
 
 
-def _loose_ends(folder: Path) -> Iterator[tuple[str, str]]:
-    """What is not to be lost with the logs: the ends of failed cases' own, and torn lines."""
+def _list_loose_ends(folder: Path) -> Iterator[Path]:
+    """What is not to be lost with the logs: failed cases' own, and torn lines."""
     logs: set[str] = set()
     with suppress(UsageError):
         frame = read_records(folder)
         logs = set(frame["log"][frame["status"].isin([*map(str, _FAILURES)])])
-    for name in sorted(filter(None, logs)):
-        if (folder / name).is_file():
-            yield name, _tail(folder / name, _TAIL_BYTES)
-    for torn in sorted(folder.glob("*.torn-*")):
-        yield torn.name, _tail(torn, _TAIL_BYTES)
+    yield from (folder / name for name in sorted(filter(None, logs)) if (folder / name).is_file())
+    yield from sorted(folder.glob("*.torn-*"))
 
 
 def _tail(file: Path, size: int) -> str:
     with file.open("rb") as stream:
         stream.seek(max(0, file.stat().st_size - size))
         return stream.read().decode(errors="replace")
-
-
-def _cut(file: Path, size: int) -> None:
-    """Keep the end of ``file`` only, where it is larger than ``size`` bytes."""
-    if file.stat().st_size > size:
-        file.write_text(f"[the beginning is left out]\n{_tail(file, size)}", encoding="utf-8")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,10 +21,9 @@ from typing import Any, TextIO
 from bench.axis import Value
 from bench.case import AXES, Case, format_value, list_absent, telling_axes
 from bench.check.checks import CHECKS, Checked, Finding, Result, answer
-from bench.data import DatasetInfo
 from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_axes, command, read_axes
+from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable, write_command
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
@@ -55,21 +53,19 @@ def build_parser() -> Parser:
         description=_SUMMARY,
         epilog=f"checks:{names}",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--steps",
-        default=str(STEPS),
+        type=lambda text: parse_whole("--steps", text, LEAST_STEPS),
+        default=STEPS,
         metavar="N",
         help=f"first steps to look at ({STEPS}); four times as many where the loss falls late",
     )
-    parser.add_argument(
-        "--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out"
-    )
-    parser.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
-    parser.add_argument("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="results/check- and the time by default"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
+    add("--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out")
+    add("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
+    add("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
+    add("--out", metavar="DIR", type=Path, help="results/check- and the time by default")
+    add("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,
         "one value or several; network and images default to those of a sweep, which on a CPU are "
@@ -82,7 +78,6 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Check; returns 0, 1 where a check failed, 2 for a usage error, before anything is trained."""
     given = build_parser().parse(argv)
-    steps = _parse_steps(given.steps)
     for name in given.skip:
         if name not in CHECKS:
             raise UsageError(f"--skip {name!r}: {nearest(name, list(CHECKS))}")
@@ -98,13 +93,12 @@ def main(argv: Sequence[str]) -> int:
     for case in cases:
         if why := inputs.platforms[case.device].discourage(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
-    _make(out)
+    with writable("--out", out):
+        out.mkdir(parents=True, exist_ok=True)
+        _write({}, out)
     findings: list[dict[str, Any]] = []
-    report = {
-        "command": shlex.join(["python", "-m", "bench.check", *argv]),
-        "steps": steps,
-        "cases": findings,
-    }
+    command = write_command("bench.check", argv)
+    report = {"command": command, "steps": given.steps, "cases": findings}
     failed = 0
     for case in cases:
         entry: dict[str, Any] = {
@@ -114,7 +108,8 @@ def main(argv: Sequence[str]) -> int:
         }
         findings.append(entry)
         print(f"{_title(case, cases)}\n{_row('check', '', 'figure', 'passes')}", file=screen)
-        failed += check_case(case, inputs.data(case), steps, given.skip, out, report, entry, screen)
+        folder = inputs.data(case).folder
+        failed += check_case(case, folder, given.steps, given.skip, out, report, entry, screen)
     print(f"figures and pictures: {out}", file=screen)
     if given.json:
         print(json.dumps(report, indent=2))
@@ -123,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
 
 def check_case(
     case: Case,
-    data: DatasetInfo,
+    data: str,
     steps: int,
     skip: Sequence[str],
     out: Path,
@@ -136,7 +131,7 @@ def check_case(
     from bench.check.pictures import draw_pictures
     from bench.check.subject import Subject
 
-    subject, start = Subject(case, data.folder, steps), time.perf_counter()
+    subject, start = Subject(case, data, steps), time.perf_counter()
     answers = []
     for one in CHECKS.values():
         with _show_running(one.name):
@@ -168,14 +163,14 @@ def check_case(
 @contextmanager
 def _show_running(name: str) -> Iterator[None]:
     """Show on a terminal what runs while it runs, on a line that is then empty; not in a pipe."""
-    shown = sys.stderr.isatty()
-    if shown:
-        print(f"\r{name} …", end="", file=sys.stderr, flush=True)
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(f"\r{name} …", end="", file=sys.stderr, flush=True)
     try:
         yield
     finally:
-        if shown:
-            print(f"\r{'':<{len(name) + 2}}\r", end="", file=sys.stderr, flush=True)
+        print(f"\r{'':<{len(name) + 2}}\r", end="", file=sys.stderr, flush=True)
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
@@ -195,22 +190,6 @@ def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
     return grid({**defaults, **axes, "device": device})
 
 
-def _parse_steps(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and LEAST_STEPS <= int(text) < 10**6):
-        raise UsageError(f"--steps {text!r}: give a whole number of at least {LEAST_STEPS}")
-    return int(text)
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        _write({}, out)
-    except OSError as error:
-        raise UsageError(
-            f"--out {out}: it cannot be written ({error.strerror}); choose a folder that can"
-        ) from error
-
-
 # ---------------------------------------------------------------------------------------- the page
 
 
@@ -226,11 +205,11 @@ def _row(name: str, result: str, figure: str, bounds: str) -> str:
 
 def describe(found: Checked) -> str:
     finding = found.finding
-    if finding is None:
-        figure = "could not be run" if found.error else found.lacks
-        return _row(found.check.name, found.result, figure, "")
-    figure = f"{write_number(finding.value)} {finding.unit}"
-    return _row(found.check.name, found.result, figure, write_bounds(finding))
+    if finding:
+        figure, bounds = f"{write_number(finding.value)} {finding.unit}", write_bounds(finding)
+    else:
+        figure, bounds = "could not be run" if found.error else found.lacks, ""
+    return _row(found.check.name, found.result, figure, bounds)
 
 
 def write_number(value: float) -> str:
@@ -251,18 +230,18 @@ def write_bounds(finding: Finding) -> str:
 
 def explain(found: Checked) -> str:
     """What a failed check means, and what is at fault."""
-    said = [f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}"]
-    if found.error:
-        said.append(found.error)
-    if found.finding is not None and found.finding.named:
-        named = found.finding.named
-        more = f" and {len(named) - _MOST_NAMED} more, in {FILE}"
-        said.append("; ".join(named[:_MOST_NAMED]) + (more if len(named) > _MOST_NAMED else ""))
-    indent = "  "
-    first, *rest = (clean(text) for text in said)
-    lines = textwrap.wrap(first, _WIDTH, subsequent_indent=indent)
-    for text in rest:
-        lines += textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=2 * indent)
+    texts = [f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}"]
+    texts += [f"  {found.error}"] if found.error else []
+    if found.finding and (named := found.finding.named):
+        more = len(named) - _MOST_NAMED
+        ending = f" and {more} more, in {FILE}" if more > 0 else ""
+        texts.append(f"  {'; '.join(named[:_MOST_NAMED])}{ending}")
+    lines = []
+    for text in texts:
+        indent = "  " if text.startswith("  ") else ""
+        lines += textwrap.wrap(
+            clean(text), _WIDTH, initial_indent=indent, subsequent_indent=f"  {indent}"
+        )
     return "\n".join(lines)
 
 
@@ -271,8 +250,8 @@ def explain(found: Checked) -> str:
 
 def _plain(found: Checked) -> dict[str, Any]:
     answer = {"name": found.check.name, "result": found.result, "shows": found.check.shows}
-    finding = {} if found.finding is None else _simplify(asdict(found.finding))
-    return {**answer, **finding, "error": found.error, "lacks": found.lacks}
+    finding = asdict(found.finding) if found.finding else {}
+    return {**answer, **_simplify(finding), "error": found.error, "lacks": found.lacks}
 
 
 def _simplify(value: Any) -> Any:
@@ -281,11 +260,7 @@ def _simplify(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _simplify(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_simplify(item) for item in value]
-    return (
-        _simplify(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
-    )
+    return [_simplify(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _write(report: Mapping[str, Any], out: Path) -> None:

@@ -1,29 +1,19 @@
 """The checks of a training, each said once: what it shows, and what to do where it fails.
 
-They follow Karpathy's "A Recipe for Training Neural Networks" (2019). A check returns a `Finding`:
-a figure and the bounds it must lie within, from which alone it passes or fails. Reading this module
-costs nothing; torch is imported by the checks.
+A check returns a `Finding`: a figure and the bounds it must lie within, from which alone it passes
+or fails. Reading this module costs nothing; torch is imported by `bench.check.findings`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice, repeat
-from statistics import fmean
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from bench.check.subject import Subject
-    from bench.data import Dataset
-    from bench.data.batches import Batches
-    from bench.training.loop import Training
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,11 @@ class Check:
     name: str
     shows: str
     fix: str
-    run: Callable[[Subject], Finding]
+
+    def run(self, subject: Subject) -> Finding:
+        findings = import_module("bench.check.findings")
+        found: Finding = getattr(findings, f"check_{self.name.replace('-', '_')}")(subject)
+        return found
 
 
 class InapplicableError(Exception):
@@ -93,497 +87,6 @@ def answer(check: Check, subject: Subject) -> Checked:
         return Checked(check, error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
-# ------------------------------------------------------------------------------------ the images
-
-
-def check_batch(subject: Subject) -> Finding:
-    """Look up every image of the first batch, and its label, in the dataset.
-
-    Without augmentation an image must be the dataset's, to the byte, with its label. With it, it
-    must be one of the 162 crops and mirrored crops of that image.
-    """
-    from bench.data.batches import Batches, stream
-
-    batches, _ = subject.start()
-    if subject.images is None or not isinstance(batches, Batches):
-        raise InapplicableError("the workload has no images of --dataset")
-    plain = copy(batches)
-    plain.augment = False
-    (x, y), (as_they_are, labels) = next(stream(batches)), next(stream(plain))
-    originals = _to_bytes(as_they_are, batches)
-    known = _find_images(subject.images.data, originals, labels)
-    wrong = [
-        f"image {i} (label {int(y[i])})"
-        for i in range(len(y))
-        if i not in known
-        or int(y[i]) != int(labels[i])
-        or (batches.augment and not _is_crop(_to_bytes(x[i : i + 1], batches)[0], originals[i]))
-    ]
-    return Finding(len(wrong), f"of {len(y)} images not the dataset's", high=0, named=tuple(wrong))
-
-
-def _to_bytes(x: Tensor, batches: Batches) -> Tensor:
-    """Undo the normalisation: int16 (N, 3, 32, 32), -1 where it is no whole number of 0 to 255."""
-    import torch
-
-    pixels = x / batches.scale + batches.mean
-    whole = pixels.round()
-    # fp32 holds a pixel to 2e-5; a value that was never a byte is as likely anywhere between two
-    fits = ((pixels - whole).abs() < 0.01) & (whole >= 0) & (whole <= 255)
-    return torch.where(fits, whole, -1).to(torch.int16).cpu()
-
-
-def _find_images(data: Dataset, images: Tensor, labels: Tensor) -> set[int]:
-    import numpy as np
-
-    whole = data.train_images
-    flat = whole.reshape(len(whole), -1)
-    wanted = images.numpy().astype(np.int16).reshape(len(images), -1)
-    corners = np.ascontiguousarray(flat[:, ::307]).astype(np.int16)  # a few pixels rule most out
-    found = set()
-    for i, image in enumerate(wanted):
-        for at in np.flatnonzero((corners == image[::307]).all(axis=1)):
-            same = (flat[at] == image).all()
-            if same and int(data.train_labels[at]) == int(labels[i]):
-                found.add(i)
-    return found
-
-
-def _is_crop(image: Tensor, original: Tensor) -> bool:
-    from torch.nn.functional import pad
-
-    from bench.data.batches import PADDING
-
-    windows = pad(original, [PADDING] * 4).unfold(1, 32, 1).unfold(2, 32, 1)
-    return any(
-        bool((windows == view[:, None, None]).all(dim=(0, 3, 4)).any())
-        for view in (image, image.flip(-1))
-    )
-
-
-# ---------------------------------------------------------------------------------- the first loss
-
-_AT_LEAST = 128  # images: the mean of their losses then varies by about 0.02 between batches
-_INITIAL = 0.5
-
-
-def check_initial_loss(subject: Subject) -> Finding:
-    """The loss that the first step reports, over at least 128 images, near that of guessing.
-
-    Guessing has ln(classes). Logits that vary by s around equal ones add about s²/2: the bound of
-    0.5 allows for a standard deviation of 1.
-    """
-    import torch
-
-    from bench.data.batches import stream
-
-    if subject.classes is None:
-        raise InapplicableError("the workload's own loss has no number of classes")
-    batches, training = subject.start()
-    losses = []
-    for batch in islice(stream(batches), -(-_AT_LEAST // batches.batch_size)):
-        training.reset()
-        losses.append(training.step(batch)[0])
-    loss, guess = float(torch.stack(losses).mean()), math.log(subject.classes)
-    unit = f"(ln {subject.classes} = {guess:.3f})"
-    return Finding(loss, unit, guess - _INITIAL, guess + _INITIAL, data={"guess": guess})
-
-
-def check_averaging(subject: Subject) -> Finding:
-    """The first step on a batch, against that on the same batch with every image twice.
-
-    BatchNorm's mean and variance are the same, so a mean loss gives the same step, and a summed one
-    twice that. Dropout draws anew for the copies: of independent noise alone, 0.71 would be left.
-    """
-    from bench.check.subject import double_items, take_items
-    from bench.data.batches import count_items
-
-    half = take_items(subject.batch, max(2, count_items(subject.batch) // 2))
-    once, twice = _first_step(subject, half), _first_step(subject, double_items(half))
-    return Finding(twice / once if once else math.nan, "(1 = the same step)", 0.6, math.sqrt(2))
-
-
-def _first_step(subject: Subject, batch: Any) -> float:
-    """Length of the first step's change of all weights; steps that overflow are tried again."""
-    import torch
-
-    from bench.check.subject import take_steps
-
-    _, training = subject.start()
-    before = [master.detach().clone() for master in training.masters]
-    take_steps(training, repeat(batch), 1)
-    moved = torch._foreach_sub([m.detach() for m in training.masters], before)
-    return float(torch.nn.utils.get_total_norm(moved))
-
-
-# ----------------------------------------------------------------------------------- who sees whom
-
-_SAMPLES = 7  # seldom the length of a text, whose positions would pass for samples
-
-
-def check_own_pixels(subject: Subject) -> Finding:
-    """Gradients of what the network makes of each sample, by the inputs of all of a batch.
-
-    They are those of a random sum of its outputs, in evaluation mode, by the numbers that it takes
-    and by what its `nn.Embedding` layers make of others. A step is taken first: of a head that
-    starts at zero, nothing depends on any pixel.
-    """
-    import torch
-
-    from bench.check.subject import evaluating, take_items, take_steps
-    from bench.data.batches import count_items
-
-    _, training = subject.start(compiled=False)
-    take_steps(training, repeat(subject.batch), 1)
-    scale = float(training.current_scale()) / count_items(subject.batch)  # as in a batch's mean
-    batch = take_items(subject.batch, _SAMPLES)
-    items = count_items(batch)
-    with evaluating(training.model), _watch(training, items) as (inputs, outputs):
-        training.compute_loss(batch)
-    if not inputs:
-        raise InapplicableError("the network has no float inputs and no nn.Embedding")
-    if not outputs:
-        raise InapplicableError("the network returns no row for each sample")
-    rng = torch.Generator().manual_seed(0)
-    sums = sum(
-        (t.float() * torch.randn(t.shape, generator=rng).to(t.device)).flatten(1).sum(1)
-        for t in outputs
-    )
-    assert isinstance(sums, torch.Tensor)
-    wrong = []
-    for i in range(items):
-        gradients = _scaled_gradients(sums[i], inputs, scale)
-        # NaN is not 0 either
-        reached = torch.stack([g.flatten(1).ne(0).any(dim=1) for g in gradients]).any(dim=0)
-        others = [str(j) for j in range(items) if j != i and reached[j]]
-        if not all(g.isfinite().all() for g in gradients):
-            wrong.append(f"the gradient of sample {i} is not finite")
-        elif others:
-            wrong.append(f"the output for sample {i} depends on {', '.join(others)}")
-        elif not reached[i]:
-            wrong.append(f"the output for sample {i} does not depend on it")
-    return Finding(len(wrong), f"of {items} samples at fault", high=0, named=tuple(wrong))
-
-
-@contextmanager
-def _watch(training: Training, items: int) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """What has a row for each of ``items`` samples: the network's inputs (leaves) and outputs."""
-    from torch import Tensor, nn
-    from torch.utils._pytree import tree_leaves, tree_map_only
-
-    inputs: list[Tensor] = []
-    outputs: list[Tensor] = []
-    forward = training.forward
-
-    def is_of_samples(t: Tensor) -> bool:
-        return t.is_floating_point() and t.dim() > 0 and len(t) == items
-
-    def cut(t: Tensor) -> Tensor:
-        if is_of_samples(t):
-            t = t.detach().clone().requires_grad_()
-            inputs.append(t)
-        return t
-
-    def watched(*given: Any, **named: Any) -> Any:
-        given, named = tree_map_only(Tensor, cut, (given, named))
-        found = forward(*given, **named)
-        outputs.extend(t for t in tree_leaves(found) if isinstance(t, Tensor) and is_of_samples(t))
-        return found
-
-    layers = [m for m in training.model.modules() if isinstance(m, nn.Embedding)]
-    hooks = [layer.register_forward_hook(lambda _, given, out: cut(out)) for layer in layers]
-    training.forward = watched
-    try:
-        yield inputs, outputs
-    finally:
-        training.forward = forward
-        for hook in hooks:
-            hook.remove()
-
-
-def _scaled_gradients(output: Tensor, inputs: list[Tensor], scale: float) -> Sequence[Tensor]:
-    """Scaled as a step's, or in fp16 a small one would be zero; less where one is not finite."""
-    import torch
-
-    while True:
-        gradients = torch.autograd.grad(
-            output * scale, inputs, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        if scale <= 1 or all(g.isfinite().all() for g in gradients):
-            return gradients
-        scale /= 2
-
-
-# --------------------------------------------------------------------------------------- learning
-
-_OVERFIT_IMAGES, _OVERFIT_STEPS, _OVERFIT_LOSS = 32, 200, 0.1
-
-
-def check_overfit(subject: Subject) -> Finding:
-    """Steps on one small batch until its loss is near zero.
-
-    0.1 gives each image's label 90 %. With dropout the training loss stays higher; that in
-    evaluation mode counts as well. Where weights are frozen, what is left may not be able to learn
-    a batch by heart, and where the loss is a workload's own, 0.1 may say nothing of it: then it
-    must halve the first loss.
-    """
-    from bench.check.subject import take_items
-    from bench.data.batches import count_items
-
-    _, training = subject.start()
-    frozen = sum(not p.requires_grad for p in training.model.parameters())
-    few = take_items(subject.batch, _OVERFIT_IMAGES)
-    losses: list[float] = []
-    for _ in range(_OVERFIT_STEPS):
-        losses.append(float(training.step(few)[0]))
-        bound = _bound_overfit(subject, losses[0], frozen > 0)
-        if losses[-1] <= bound or not math.isfinite(losses[-1]):
-            break
-    loss = losses[-1]
-    if math.isfinite(loss) and loss > bound:
-        loss = min(loss, training.evaluate([few])[0])
-    what = "images" if subject.images else "items"
-    unit = f"after {len(losses)} steps on {count_items(few)} {what}"
-    named: tuple[str, ...] = ()
-    if frozen:
-        unit = f"after {len(losses)} steps, {frozen} frozen"
-        named = (f"{frozen} weights are frozen; --skip overfit if that is intended",)
-    return Finding(loss, unit, high=bound, named=named, data={"losses": losses})
-
-
-def _bound_overfit(subject: Subject, first: float, frozen: bool) -> float:
-    if not math.isfinite(first):
-        return _OVERFIT_LOSS
-    half = first - abs(first) / 2
-    if subject.classes is None:
-        return half
-    return max(_OVERFIT_LOSS, half) if frozen else _OVERFIT_LOSS
-
-
-def check_first_steps(subject: Subject) -> Finding:
-    """How far below the untrained network's the loss is in the last third of the first steps. Both
-    are of the same batches, so that the luck of a batch cancels."""
-    losses = subject.first_steps.losses
-    return Finding(
-        _gain(subject.untrained_losses, losses),
-        f"lower after {len(losses)} steps",
-        _least(subject),
-        data={"losses": losses},
-    )
-
-
-def check_baseline(subject: Subject) -> Finding:
-    """What the inputs gain in the last third of the first steps, against blank ones. Both see the
-    same labels in the same order."""
-    blind = subject.blind_steps.losses
-    return Finding(
-        _gain(blind, subject.first_steps.losses),
-        f"lower than with blank {'images' if subject.images else 'inputs'}",
-        _least(subject),
-        data={"blank_losses": blind},
-    )
-
-
-def _gain(others: Sequence[float], losses: Sequence[float]) -> float:
-    """By how much ``losses`` are below the others, on average over the last third."""
-    last = len(losses) // 3
-    return fmean(o - own for o, own in zip(others[-last:], losses[-last:], strict=True))
-
-
-def _least(subject: Subject) -> float:
-    from bench.check.subject import GAIN
-
-    return GAIN * abs(subject.guess(subject.first_steps.losses[0]))
-
-
-# --------------------------------------------------------------------------------- the same again
-
-_AGAIN = 3
-_NEAR = 0.1
-
-
-def check_seed(subject: Subject, exact: bool | None = None) -> Finding:
-    """Three steps twice from one seed: the relative distance of the weights, and the losses.
-
-    On a CPU both must be equal to the bit, or where ``exact``. On CUDA some kernels add in no fixed
-    order; there a third training, from the same start on other batches, is the yardstick: the
-    masters may be apart by a tenth of what those batches make.
-    """
-    import torch
-
-    exact = subject.device.type == "cpu" if exact is None else exact
-    losses, weights, masters = zip(*(_train(subject, 0) for _ in range(2)), strict=True)
-    if exact:
-        distance = _distance(*weights)
-        if distance == 0 and not torch.equal(*losses):
-            distance = float((losses[0] - losses[1]).abs().max())
-        return Finding(distance, f"apart after {_AGAIN} steps", high=0)
-    other = _distance(masters[0], _train(subject, 1)[2])
-    unit = f"apart, {other:.2g} with other batches"
-    # weights that do not move show nothing
-    return Finding(_distance(*masters), unit, high=_NEAR * other or math.nan)
-
-
-def _train(subject: Subject, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Three steps that do not overflow: losses, what the network holds and masters, each flat."""
-    import torch
-
-    from bench.check.subject import take_steps
-    from bench.data.batches import stream
-
-    batches, training = subject.start()
-    losses = take_steps(training, stream(batches, epoch), _AGAIN)
-    held = [t for t in training.model.state_dict().values() if t.is_floating_point()]
-    flat = [torch.cat([t.detach().double().flatten() for t in s]) for s in (held, training.masters)]
-    return losses, flat[0], flat[1]
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one - other).norm() / one.norm())
-
-
-# -------------------------------------------------------------------------------------- the layers
-
-
-def check_gradients(subject: Subject) -> Finding:
-    """Which weights to be trained received no finite gradient other than zero in ten steps. Steps
-    that overflow are not counted."""
-    received = subject.first_steps.received
-    _, training = subject.start()
-    frozen = [n for n, p in training.model.named_parameters() if not p.requires_grad]
-    without = tuple(name for name, usable in received.items() if not usable)
-    weights, more = ("", f", {len(frozen)} frozen") if frozen else (" weights", "")
-    return Finding(
-        len(received) - len(without),
-        f"of {len(received)}{weights} receive gradients{more}",
-        low=len(received),
-        named=without,
-        data={"frozen": frozen, "readings": [r.gradients for r in subject.first_steps.readings]},
-    )
-
-
-_DEAD = 0.5
-
-
-def check_activations(subject: Subject) -> Finding:
-    """Layers that are dead or not finite in the last of the first steps. A layer is dead where more
-    than half of its channels hold one value for all images. In `dpn-small` on CIFAR-10 none
-    does."""
-    readings = subject.first_steps.readings
-    last = readings[-1].activations
-    named = [f"{a.layer} ({a.dead:.0%} dead)" for a in last if a.dead > _DEAD]
-    named += [f"{a.layer} (not finite)" for a in last if a.spread.not_finite]
-    worst = max((a.dead for a in last), default=0.0)
-    unit = f"of {len(last)} layers; at most {worst:.0%} dead"
-    return Finding(
-        len(named),
-        unit,
-        high=0,
-        named=tuple(named),
-        data={"readings": [r.activations for r in readings]},
-    )
-
-
-def check_batchnorm(subject: Subject) -> Finding:
-    """Whether a step moves every BatchNorm's running statistics. One whose weight and bias have
-    ``requires_grad`` off is frozen on purpose."""
-    from torch.nn.modules.batchnorm import _NormBase
-
-    _, training = subject.start()
-    kept = {
-        name: module
-        for name, module in training.model.named_modules()
-        if isinstance(module, _NormBase) and module.running_mean is not None
-    }
-    frozen = [
-        name
-        for name, module in kept.items()
-        if module.affine and not any(p.requires_grad for p in module.parameters())
-    ]
-
-    def read() -> dict[str, tuple[Tensor, Tensor]]:
-        return {
-            name: (module.running_mean.clone(), module.running_var.clone())  # type: ignore[union-attr]
-            for name, module in kept.items()
-        }
-
-    before = read()
-    training.step(subject.batch)
-    after = read()
-    still = tuple(
-        name
-        for name in kept
-        if name not in frozen
-        and all(a.equal(b) for a, b in zip(before[name], after[name], strict=True))
-    )
-    unit = f"of {len(kept)} layers stand still"
-    if frozen:
-        unit += f", {len(frozen)} frozen"
-    return Finding(len(still), unit, high=0, named=still, data={"frozen": frozen})
-
-
-# ------------------------------------------------------------------------------ what stays behind
-
-_KEPT_BYTES = {"cpu": 64, "cuda": 4 * 512}
-"""What is kept of a step on purpose: loss, hits, overflow and loss scale. On a CPU these are 12 to
-17 bytes, on a card four blocks of 512, the least that torch allocates. The logits of a batch of 64
-are 2,560."""
-
-
-def check_memory(subject: Subject) -> Finding:
-    held = subject.retained.held_bytes
-    most = _KEPT_BYTES[subject.device.type]
-    return Finding(growth(held), "bytes more after each step", high=most, data={"held": held})
-
-
-def check_graphs(subject: Subject) -> Finding:
-    """By how many tensors a step those grow that are held with the graph that made them. Where
-    backward has freed what the graph had saved, such a leak is small in bytes: its nodes are not in
-    any count of memory, and slow the loop down all the same."""
-    graphs = subject.retained.graphs
-    return Finding(growth(graphs), "tensors more after each step", high=0, data={"held": graphs})
-
-
-def growth(held: Sequence[int]) -> float:
-    """Mean growth a step over the second half: the first makes what then stays, like momentum.
-
-    >>> growth([0, 5, 5, 5, 6, 7])
-    1.0
-    """
-    half = len(held) // 2
-    return (held[-1] - held[half]) / (len(held) - 1 - half)
-
-
-def check_evaluation(subject: Subject) -> Finding:
-    """Whether evaluating keeps a graph, trains, or leaves the training other than it was."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    batches, training = subject.start(compiled=False)
-    training.step(subject.batch)
-    before = {name: t.clone() for name, t in training.model.state_dict().items()}
-    seen: list[tuple[bool, bool]] = []
-
-    def look(model: nn.Module, _: Any, out: Any) -> None:
-        tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        seen.append((any(t.requires_grad for t in tensors), model.training))
-
-    handle = training.model.register_forward_hook(look)
-    training.evaluate(islice(batches.evaluation(), 2))
-    handle.remove()
-    wrong = []
-    if any(graph for graph, _ in seen):
-        wrong.append("its outputs carry a graph")
-    if any(trains for _, trains in seen):
-        wrong.append("the network is in training mode within it")
-    if not training.model.training:
-        wrong.append("it leaves the network in evaluation mode")
-    after = training.model.state_dict()
-    changed = [n for n, t in before.items() if not torch.equal(t, after[n])]
-    wrong += [f"it changes {name}" for name in changed]
-    return Finding(len(wrong), f"faults in {len(seen)} batches", high=0, named=tuple(wrong))
-
-
 CHECKS: dict[str, Check] = {
     check.name: check
     for check in (
@@ -591,7 +94,6 @@ CHECKS: dict[str, Check] = {
             "batch",
             "the images and labels that enter the network are the dataset's",
             "The code that makes batches mixes up images, pixels or labels. Look at batch.png.",
-            check_batch,
         ),
         Check(
             "initial-loss",
@@ -599,35 +101,30 @@ CHECKS: dict[str, Check] = {
             "A loss many times larger is summed instead of averaged, or the last layer starts too "
             "large. A smaller one means that the labels leak in, or that the weights are trained "
             "already: for those, add --skip initial-loss first-steps.",
-            check_initial_loss,
         ),
         Check(
             "averaging",
             "the step does not depend on how many images a batch has",
             "A figure of 2 is that of a loss summed over the batch: average it, or every batch "
             "size needs a learning rate of its own. Below 0.6 it is divided twice.",
-            check_averaging,
         ),
         Check(
             "own-pixels",
             "what comes of a sample depends on its own pixels only (evaluation mode)",
             "The network mixes the samples of a batch: look for a view or reshape where permute "
             "or flatten(1) is meant, or a mean over dimension 0.",
-            check_own_pixels,
         ),
         Check(
             "overfit",
             "a network can learn one batch of 32 by heart",
             "Something keeps it from learning at all: a learning rate that is too large or too "
             "small (--lr), gradients that do not arrive, a network that is too small.",
-            check_overfit,
         ),
         Check(
             "first-steps",
             "the loss falls over the first steps",
             "A rising or infinite loss needs a smaller --lr; one that stands still a larger --lr "
             "or more --steps. If overfit passes, look at the labels in batch.png.",
-            check_first_steps,
         ),
         Check(
             "baseline",
@@ -636,55 +133,47 @@ CHECKS: dict[str, Check] = {
             "(see batch.png), or the images do not reach the network. A network that only starts "
             "slowly needs more --steps. Where the data are random there is nothing to learn: add "
             "--skip first-steps baseline.",
-            check_baseline,
         ),
         Check(
             "seed",
             "a seed gives the same steps again",
             "Something draws random numbers that --seed does not reach: numpy's, or a generator "
             "of the model's own. Seed it in the model's factory.",
-            check_seed,
         ),
         Check(
             "gradients",
             "all weights to be trained receive gradients",
             "These layers are never used, detached from the loss, or behind something dead. Set "
             "requires_grad to False for weights that are frozen on purpose.",
-            check_gradients,
         ),
         Check(
             "batchnorm",
             "every BatchNorm's running statistics move in training",
             "These layers are in evaluation mode during training, or not used. If they are frozen "
             "on purpose, set requires_grad of their weight and bias to False too.",
-            check_batchnorm,
         ),
         Check(
             "activations",
             "no layer is dead or infinite after the first steps",
             "Most channels of these layers have one value whatever the image: a smaller --lr, or "
             "another initialisation, keeps them alive. See layers.png.",
-            check_activations,
         ),
         Check(
             "memory",
             "nothing is retained from step to step",
             "Something keeps tensors of every step: a list of outputs, or a graph that backward "
             "did not free (retain_graph).",
-            check_memory,
         ),
         Check(
             "graphs",
             "no step's graph is kept",
             "Something keeps a result of every step with its graph, often the loss, as in "
             "total += loss: keep loss.detach() or loss.item() instead.",
-            check_graphs,
         ),
         Check(
             "evaluation",
             "evaluating keeps no graph and changes nothing",
             "Evaluate under torch.no_grad(), after model.eval() and before model.train().",
-            check_evaluation,
         ),
     )
 }

@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -74,10 +75,8 @@ def spread(values: Tensor) -> Spread:
     sample = flat
     if len(flat) > _SAMPLE:
         # drawn by a generator of its own: the training's random numbers stay as they are
-        chosen = torch.randint(
-            len(flat), (_SAMPLE,), generator=torch.Generator().manual_seed(0)
-        ).to(flat.device)
-        sample = flat[chosen]
+        rng = torch.Generator().manual_seed(0)
+        sample = flat[torch.randint(len(flat), (_SAMPLE,), generator=rng).to(flat.device)]
     places = torch.tensor(QUANTILES, device=flat.device)
     return Spread(
         tuple(sample.quantile(places).tolist()),
@@ -111,47 +110,36 @@ def read_layers(training: Training, step: int, *, lr: float) -> Iterator[Reading
     """Read every layer and weight of the steps within, which are to be one."""
     reading = Reading(step)
     scale = float(training.current_scale())
-    handles = []
 
-    def see(name: str, module: nn.Module, given: tuple[Any, ...], out: object) -> None:
-        if not _has_channels(out):
-            return
-        dead = [dead_share(t) for t in (*given[:1], out) if _has_channels(t)]
-        reading.activations.append(
-            Activations(name, type(module).__name__, spread(out), max(dead))  # type: ignore[arg-type]
-        )
+    def see(module: nn.Module, given: tuple[Any, ...], out: object, name: str) -> None:
+        if _has_channels(out):
+            dead = [dead_share(t) for t in (*given[:1], out) if _has_channels(t)]
+            reading.activations.append(
+                Activations(name, type(module).__name__, spread(out), max(dead))
+            )
 
-    def receive(name: str, weight: Tensor) -> None:
+    def receive(weight: Tensor, name: str) -> None:
         assert weight.grad is not None
         found = spread(weight.grad.float().abs() / scale)
         size = float(weight.detach().float().square().mean().sqrt())
         update = lr * found.rms / size if size else math.inf
         reading.gradients.append(Gradients(name, found, update))
 
-    for name, module in training.model.named_modules():
-        if not list(module.children()):
-            handles.append(
-                module.register_forward_hook(
-                    lambda module, given, out, name=name: see(name or "model", module, given, out)  # type: ignore[misc]
-                )
-            )
-    for name, weight in training.model.named_parameters():
-        if weight.requires_grad:
-            handles.append(
-                weight.register_post_accumulate_grad_hook(
-                    lambda weight, name=name: receive(name, weight)  # type: ignore[misc]
-                )
-            )
-    try:
+    with ExitStack() as hooks:
+        for name, module in training.model.named_modules():
+            if not list(module.children()):
+                hook = partial(see, name=name or "model")
+                hooks.enter_context(module.register_forward_hook(hook))
+        for name, weight in training.model.named_parameters():
+            if weight.requires_grad:
+                hook = partial(receive, name=name)
+                hooks.enter_context(weight.register_post_accumulate_grad_hook(hook))
         yield reading
-    finally:
-        for handle in handles:
-            handle.remove()
     order = {name: at for at, (name, _) in enumerate(training.model.named_parameters())}
     reading.gradients.sort(key=lambda g: order[g.weight])
 
 
-def _has_channels(value: object) -> bool:
+def _has_channels(value: object) -> TypeGuard[Tensor]:
     return (
         isinstance(value, Tensor)
         and value.is_floating_point()
@@ -167,23 +155,16 @@ def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
     never = torch.zeros((), dtype=torch.bool, device=training.device)
     received = {n: never for n, p in training.model.named_parameters() if p.requires_grad}
 
-    def receive(name: str, weight: Tensor) -> None:
+    def receive(weight: Tensor, name: str) -> None:
         assert weight.grad is not None
-        usable = weight.grad.isfinite().all() & weight.grad.any()
-        received[name] = received[name] | usable
+        received[name] = received[name] | (weight.grad.isfinite().all() & weight.grad.any())
 
-    handles = [
-        weight.register_post_accumulate_grad_hook(
-            lambda weight, name=name: receive(name, weight)  # type: ignore[misc]
-        )
-        for name, weight in training.model.named_parameters()
-        if name in received
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, weight in training.model.named_parameters():
+            if name in received:
+                hook = partial(receive, name=name)
+                hooks.enter_context(weight.register_post_accumulate_grad_hook(hook))
         yield received
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def count_graphs() -> int:

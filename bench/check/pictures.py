@@ -112,18 +112,18 @@ def draw_batch(subject: Subject) -> Figure:
 def draw_losses(first: FirstSteps, blind: FirstSteps | None) -> Figure:
     canvas = _canvas("Loss of the first steps", 6, 3.2)
     ax = canvas.add_subplot()
-    ax.plot(_finite(first.losses), color=LAST, label="inputs")
+
+    def draw(steps: FirstSteps, **style: Any) -> None:
+        # a gap where a loss is inf: an axis cannot reach there
+        ax.plot([loss if math.isfinite(loss) else math.nan for loss in steps.losses], **style)
+
+    draw(first, color=LAST, label="inputs")
     if blind is not None:
-        ax.plot(_finite(blind.losses), color=FIRST, label="blank inputs", linewidth=1)
+        draw(blind, color=FIRST, label="blank inputs", linewidth=1)
     ax.set(xlabel="step", ylabel="loss")
     ax.grid(linewidth=0.6)
     ax.legend()
     return canvas
-
-
-def _finite(losses: Sequence[float]) -> list[float]:
-    """A gap where a loss is inf: an axis cannot reach there."""
-    return [loss if math.isfinite(loss) else math.nan for loss in losses]
 
 
 def draw_predictions(predictions: Predictions, subject: Subject) -> Figure:

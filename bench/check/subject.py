@@ -146,8 +146,7 @@ class Subject:
                     if index in (0, done + self.steps - 1):
                         with read_layers(training, index, lr=training.lr) as reading:
                             loss, _, overflowed = training.step(batch)
-                        readings[1:] = [reading] if readings else []
-                        readings = readings or [reading]
+                        readings = [*readings[:1], reading]
                     else:
                         loss, _, overflowed = training.step(batch)
                     new.append(loss)
@@ -172,7 +171,7 @@ class Subject:
         if not losses:
             return False
         guess = self.guess(losses[0])
-        return fmean(last_third(losses)) < guess - 2 * GAIN * abs(guess)
+        return fmean(losses[-(len(losses) // 3) :]) < guess - 2 * GAIN * abs(guess)
 
     @cached_property
     def untrained_losses(self) -> list[float]:
@@ -221,30 +220,24 @@ class Subject:
         if self.images is None or not isinstance(batches, Batches):
             return None
         data = self.images.data
-        held_out = len(data.test_images) > 0
-        images = data.test_images if held_out else data.train_images
-        labels = data.test_labels if held_out else data.train_labels
+        images, labels = data.train_images, data.train_labels
+        if len(data.test_images):
+            images, labels = data.test_images, data.test_labels
         few = copy(batches)
         few.images = torch.tensor(images[:_WATCHED], device=self.device)
         few.labels = torch.tensor(labels[:_WATCHED], device=self.device, dtype=torch.int64)
         return next(few.evaluation())
 
 
-def last_third(losses: Sequence[float]) -> Sequence[float]:
-    return losses[-(len(losses) // 3) :]
-
-
-def take_items(batch: Any, size: int) -> Any:
-    """The first ``size`` items of a batch: of each tensor that has as many rows as it has items."""
+def take_items(batch: Any, size: int, times: int = 1) -> Any:
+    """The first ``size`` items of a batch, so many times over: of each tensor that has as many rows
+    as it has items."""
     items = count_items(batch)
-    return tree_map_only(Tensor, lambda t: t[:size] if t.dim() and len(t) == items else t, batch)
 
+    def take(t: Tensor) -> Tensor:
+        return torch.cat([t[:size]] * times) if t.dim() and len(t) == items else t
 
-def double_items(batch: Any) -> Any:
-    items = count_items(batch)
-    return tree_map_only(
-        Tensor, lambda t: torch.cat([t, t]) if t.dim() and len(t) == items else t, batch
-    )
+    return tree_map_only(Tensor, take, batch)
 
 
 def take_steps(training: Training, batches: Iterable[Any], steps: int) -> Tensor:

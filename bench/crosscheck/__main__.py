@@ -1,32 +1,32 @@
-"""`python -m bench.crosscheck`: check time and memory against independent code.
+"""`python -m bench.crosscheck`: check time and memory against a bare training loop.
 
-One case is measured by the harness and by a bare training loop with a separate memory poller, in
-turn, each in fresh processes. The bare loop and the poller share no code with the harness, except
-what is trained: the network's definition, or the workload's network, batches and loss. The ratios
-of seconds, of the memory of tensors, and of the GPU memory outside torch's allocator must be within
-1 % of 1. What the allocator holds without using it is left out: it depends on the order in which
-tensors came and went, not on the work.
+One case is measured by the harness and by a bare loop, in turn, each in fresh processes. The loop
+and a separate memory poller share no code with the harness, except what is trained: the network's
+definition, or the workload's network, batches and loss. The ratios of seconds, of the memory of
+tensors, and of the GPU memory outside torch's allocator must be within 1 % of 1. What the allocator
+holds without using it is left out: it depends on the order in which tensors came and went, not on
+the work.
+
+With --overhead the loop is one of the harness's own parts, for any case: the same network, images,
+warm-up and steps, but no sampler, events, step clock or records. The last line printed is the ratio
+of the epoch times and its spread; the line before it is the time of the harness's process that is
+neither warm-up nor training, and its parts.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import TypeVar
 
 from bench.axis import Value
 from bench.case import AXES, Case, axis_flag
+from bench.crosscheck import agreement, overhead
 from bench.data import SYNTHETIC
 from bench.environment import ask, has_cuda
 from bench.errors import UsageError
@@ -34,215 +34,101 @@ from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import Parser, add_axes, command, describe, read_axes
 from bench.grid import grid
 from bench.precision import PRECISIONS
-from bench.record import Status
+from bench.record import Measurement, Status
 from bench.sweep.preflight import gather_inputs, list_examined
 from bench.workloads import IMAGES
 
-HERE = Path(__file__).parent
 _SUPPORTED = ("model", "workload", "precision", "batch_size", "fraction", "device")
-"""Axes that the bare loop knows; any other it would leave out, and measure another case."""
+"""Axes that the independent loop knows; any other it would leave out, and measure another case."""
 
-BOUND = 0.01
-"""Harness and bare loop are to agree within this.
-
-Of memory, the 22 measured rows of the H100 (results/nvidia-h100-80gb-hbm3-20261122-*: DPN-92, batch
-sizes 128 to 640, six precisions, and DDP in one process) say what it is made of. In each of them
-NVML's peak of the process is ``peak_reserved_bytes`` + ``context_bytes`` to the byte, and NVML's
-peak of the device is 9,240,576 B more. So the device holds, over its baseline,
-
-    tensors  +  what torch's allocator holds without using it  +  what lies outside the allocator
-
-Tensors are the work. Their peak is the same in every repeat, and differs between the warm-up and
-the epoch of a row by at most 0.10 %: the bound is ten times that. What is held without use is 13 to
-21 % of what is reserved. In the first cross-check (bf16-amp, batch size 256) two loops that did the
-same work differed by 154 MiB of 8,635, or 1.8 %, which is 77 pages of the driver: that part alone
-can break the bound, so it is printed and not judged. What lies outside was 768.8 MiB at every batch
-size in five precisions, and 770.8 with tf32: a page, 2 MiB, is 0.26 %. With NCCL it was 1,332.8.
-"""
-
-MODELS = {"dpn92": "dpn92", "dpn26": "dpn26", "dpn-small": "dpn_small"}
+Bare = TypeVar("Bare")
+MODELS = ("dpn92", "dpn26", "dpn-small")
 PRECISIONS_HERE = ("fp32", "bf16-amp")  # those whose plain torch idiom is two lines
-WARMUP_S = {"cuda": 5.0, "cpu": 1.0}
 
 
-@dataclass(frozen=True)
-class Side:
-    """What one side measured of the same steps; memory in bytes, None where it cannot be read.
-
-    ``memory_bytes`` is the peak of the device over its baseline, on a CPU of the resident set;
-    ``allocated_bytes`` and ``reserved_bytes`` are the peaks of tensors and of torch's allocator on
-    a GPU. ``batches_s`` is what making the steps' batches takes by itself, which the bare loop
-    measures: the one part of the work that the two sides write differently.
-    """
-
-    seconds: float
-    steps: int
-    images: int
-    memory_bytes: int | None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    batches_s: float | None = None
-
-    @property
-    def outside_bytes(self) -> int | None:
-        """The memory outside torch's allocator: of the context, the kernels and the libraries."""
-        if self.memory_bytes is None or self.reserved_bytes is None:
-            return None
-        return self.memory_bytes - self.reserved_bytes
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m bench.crosscheck",
+        usage="%(prog)s [--overhead] [--AXIS VALUE] [--pairs N] [--data-dir DIR] [--json]",
+        description=describe(__doc__),
+    )
+    add = parser.add_argument
+    add("--overhead", action="store_true", help="measure what the harness adds to an epoch")
+    add("--pairs", type=int, metavar="N", help="pairs to measure (3, with --overhead 5)")
+    add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is, for --overhead")
+    add("--json", action="store_true", help="print JSON on standard output")
+    add_axes(
+        parser,
+        f"of the case; without --overhead {_name_supported()}; default on a GPU: dpn92, bf16-amp, "
+        "batch 256, fraction 0.2, with --overhead fp16, batch 512, fraction 0.5",
+    )
+    return parser
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Both sides of one turn."""
-
-    harness: Side
-    bare: Side
-
-
-class Agreement(StrEnum):
-    AGREE = "agree"
-    DISAGREE = "disagree"
-    UNCLEAR = "unclear"
-    NOT_READ = "not read"
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Harness over bare: the median ratio, its range over the pairs, and the verdict."""
-
-    verdict: Agreement
-    ratio: float | None = None
-    lowest: float | None = None
-    highest: float | None = None
-
-    def describe(self, what: str) -> str:
-        if self.ratio is None:
-            return f"{what}: {self.verdict}"
-        return (
-            f"{what}: harness / bare = {self.ratio:.4f} ({self.lowest:.4f} to {self.highest:.4f}): "
-            f"{self.verdict} ({100 * BOUND:g} %)"
-        )
-
-
-def judge(pairs: Sequence[tuple[float, float] | None]) -> Judgement:
-    """Compare readings, (harness, bare) a pair; None where one of them could not be read.
-
-    They agree where every ratio is within `BOUND` of 1, and disagree where all are outside on the
-    same side. Anything else is unclear: the machine is too restless to tell.
-
-    >>> judge([(1.2, 1.0), (1.21, 1.0)]).verdict
-    <Agreement.DISAGREE: 'disagree'>
-    """
-    ratios = [harness / bare for harness, bare in filter(None, pairs)]
-    if not ratios or len(ratios) < len(pairs):
-        return Judgement(Agreement.NOT_READ)
-    verdict = Agreement.UNCLEAR
-    if all(abs(ratio - 1) <= BOUND for ratio in ratios):
-        verdict = Agreement.AGREE
-    elif min(ratios) > 1 + BOUND or max(ratios) < 1 - BOUND:
-        verdict = Agreement.DISAGREE
-    return Judgement(verdict, median(ratios), min(ratios), max(ratios))
-
-
-JUDGED = {
-    "tensors": lambda side: side.allocated_bytes,
-    "outside the allocator": lambda side: side.outside_bytes,
-}
-"""The parts of a GPU's memory that both sides are to have alike."""
-
-RESIDENT = {"memory": lambda side: side.memory_bytes}
-"""In their place on a CPU, of whose memory torch tells nothing."""
-
-
-def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judgement]:
-    """The judgements of work, time and memory, by name; of a ``rehearsal`` on a CPU."""
-    same = all((p.harness.steps, p.harness.images) == (p.bare.steps, p.bare.images) for p in pairs)
-    judged = {
-        "work": Judgement(Agreement.AGREE if same else Agreement.DISAGREE),
-        "time": judge([(p.harness.seconds, p.bare.seconds) for p in pairs]),
-    }
-    for what, read in (RESIDENT if rehearsal else JUDGED).items():
-        both = [(read(p.harness), read(p.bare)) for p in pairs]
-        judged[what] = judge([(h, b) if h and b else None for h, b in both])
-    return judged
+def _name_supported() -> str:
+    *flags, last = map(axis_flag, _SUPPORTED)
+    return f"{', '.join(flags)} and {last}"
 
 
 @command
 def main(argv: Sequence[str]) -> int:
     """Cross-check; returns 0 where both agree, and on a CPU, which can only rehearse; 1 where they
-    do not; 2 for a usage error."""
-    *flags, last = map(axis_flag, _SUPPORTED)
-    why = f"the bare loop supports {', '.join(flags)} and {last}"
-    parser = Parser(
-        prog="python -m bench.crosscheck",
-        absent=dict.fromkeys((name for name in AXES if name not in _SUPPORTED), why),
-        usage="%(prog)s [--AXIS VALUE] [--pairs N] [--json]",
-        description=describe(__doc__),
-    )
-    parser.add_argument("--pairs", type=int, default=3, metavar="N", help="pairs to measure (3)")
-    parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    add_axes(parser, "of the case; default on a GPU: dpn92, bf16-amp, batch 256, fraction 0.2")
-    given = parser.parse(argv)
-    if given.pairs < 1:
+    do not; 2 for a usage error. With ``--overhead`` it returns 0."""
+    given = build_parser().parse(argv)
+    if given.pairs is not None and given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
     axes = read_axes(given)
-    case = choose_case(axes)
-    inputs = gather_inputs([case], ask([case.device], list_examined([case])), axes)
+    case = choose_case(axes, given.overhead)
+    if given.data_dir and not given.overhead:
+        raise UsageError("--data-dir: the bare loop makes its own images; add --overhead")
+    asked = ask([case.device], list_examined([case]))
+    inputs = gather_inputs([case], asked, axes, given.data_dir)
     platform, data = inputs.platforms[case.device], inputs.data(case)
     if "precision" not in axes and platform.discourage(PRECISIONS[case.precision]):
         case = replace(case, precision="fp32")
-    case, uuid = inputs.settle(case), platform.environment.gpu_uuid
-    rehearsal, where = case.device == "cpu", platform.environment.gpu or "a CPU"
-    out = sys.stderr if given.json else sys.stdout
-    unit = inputs.describe(case).unit or "images"
-    print(f"{case.model}, {case.label()}, fraction {case.fraction:g}, on {where}", file=out)
-    job, settings = Job(case, data.folder, uuid), Settings(allow_shared=True)
-    pairs: list[Pair] = []
-    with closing(build_executor("subprocess", settings)) as executor:
-        for number in range(given.pairs):
-            # whichever goes first may find a cooler machine, so they take turns at it
-            if number % 2 == 0:
-                bare = time_bare(case, data.train_images, uuid)
-                harness = time_harness(executor, job)
-            else:
-                harness = time_harness(executor, job)
-                bare = time_bare(case, data.train_images, uuid)
-            pairs.append(Pair(harness, bare))
-            said = f"bare {_describe(bare, unit)}; harness {_describe(harness, unit)}"
-            print(f"pair {number + 1}: {said}", file=out, flush=True)
-    judged = judge_all(pairs, rehearsal)
-    for what, judgement in judged.items():
-        print(judgement.describe(what), file=out)
-    if rehearsal:
-        print("rehearsal: time and resident memory of a CPU decide nothing", file=out)
-    agree = all(judgement.verdict is Agreement.AGREE for judgement in judged.values())
+    case, environment = inputs.settle(case), platform.environment
+    where = environment.gpu or environment.cpu
+    say = partial(print, file=sys.stderr if given.json else sys.stdout, flush=True)
+    say(f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}")
+    job = Job(case, data.folder, environment.gpu_uuid)
+    if given.overhead:
+        answer, code = overhead.weigh(take_turns(job, overhead.time_bare, given.pairs or 5), say), 0
+    else:
+        time_bare = partial(agreement.time_bare, samples=data.train_images)
+        unit = inputs.describe(case).unit or "images"
+        turns = take_turns(job, time_bare, given.pairs or 3)
+        answer = agreement.compare(turns, job, unit, say)
+        code = 0 if answer["agree"] or answer["rehearsal"] else 1
     if given.json:
-        answer = {
-            "case": asdict(case),
-            "on": where,
-            "rehearsal": rehearsal,
-            "agree": agree,
-            "bound": BOUND,
-            "judgements": {what: asdict(judgement) for what, judgement in judged.items()},
-            "pairs": [asdict(pair) for pair in pairs],
-        }
-        print(json.dumps(answer, indent=2))
-    return 0 if agree or rehearsal else 1
+        print(json.dumps({"case": asdict(case), "on": where, **answer}, indent=2))
+    return code
 
 
-def choose_case(axes: dict[str, list[Value]]) -> Case:
-    """The one case to measure. Raises UsageError: several are given, or one that the bare loop
-    cannot train."""
+def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
+    """The one case to measure. Raises UsageError: several are given, or one that the independent
+    loop cannot train."""
     device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
-    defaults: dict[str, list[Value]] = (
-        {"model": ["dpn-small"], "fraction": [0.05]}
-        if device == ["cpu"]
-        else {"precision": ["bf16-amp"], "batch_size": [256], "fraction": [0.2]}
-    )
-    cases = grid({**defaults, "dataset": [SYNTHETIC], **axes, "device": device})
+    defaults: dict[str, list[Value]]
+    if device == ["cpu"]:
+        defaults = {"model": ["dpn-small"], "fraction": [0.1 if overhead else 0.05]}
+    elif overhead:
+        defaults = {"precision": ["fp16"], "batch_size": [512], "fraction": [0.5]}
+    else:
+        defaults = {"precision": ["bf16-amp"], "batch_size": [256], "fraction": [0.2]}
+    defaults |= {"dataset": [SYNTHETIC], "device": device}
+    cases = grid({**defaults, **axes})
     if len(cases) > 1:
         raise UsageError(f"{len(cases)} cases are given; give one value for each axis")
     (case,) = cases
+    if overhead:
+        return case
+    (usual,) = grid({**defaults, **{n: axes[n] for n in axes if n in _SUPPORTED}})
+    for name in AXES:
+        if name in axes and getattr(case, name) != getattr(usual, name):
+            raise UsageError(
+                f"{axis_flag(name)}: bench.crosscheck does not take it, because the bare loop "
+                f"supports {_name_supported()}; add --overhead, or leave it out"
+            )
     if case.workload == IMAGES and case.model not in MODELS:
         raise UsageError(
             f"--model {case.model!r}: the bare loop can only train {', '.join(MODELS)}; give your "
@@ -254,103 +140,27 @@ def choose_case(axes: dict[str, list[Value]]) -> Case:
     return case
 
 
-def time_harness(executor: Executor, job: Job) -> Side:
+def take_turns(
+    job: Job, time_bare: Callable[[Job], Bare], pairs: int
+) -> Iterator[tuple[Measurement, Bare]]:
+    """Measure a job by the harness and by a bare loop, so many times. Raises UsageError: it cannot
+    be measured here."""
+    with closing(build_executor("subprocess", Settings(allow_shared=True))) as executor:
+        for number in range(pairs):
+            # whichever goes first may find a cooler machine, so they take turns at it
+            if number % 2 == 0:
+                bare = time_bare(job)
+                yield measure(executor, job), bare
+            else:
+                yield measure(executor, job), time_bare(job)
+
+
+def measure(executor: Executor, job: Job) -> Measurement:
     """Measure a case as a sweep does. Raises UsageError: it cannot be measured here."""
     outcome = executor.run(job, lambda event: None, lambda: False)
-    m = outcome.measurement
-    if outcome.status is not Status.OK:
+    if outcome.status is not Status.OK or outcome.measurement.measured_time_s is None:
         raise UsageError(f"the case ended as {outcome.status}: {outcome.reason}; choose another")
-    assert m.measured_time_s is not None
-    assert m.measured_steps is not None
-    assert m.measured_images is not None
-    return Side(
-        m.measured_time_s,
-        m.measured_steps,
-        m.measured_images,
-        m.peak_process_bytes if job.gpu_uuid is None else m.peak_device_bytes,
-        m.peak_allocated_bytes,
-        m.peak_reserved_bytes,
-    )
-
-
-def time_bare(case: Case, samples: int, gpu_uuid: str | None) -> Side:
-    """Train ``case`` by the bare loop, on an epoch of so many samples, while the poller reads the
-    memory. Raises UsageError: one of them failed."""
-    steps = math.ceil(case.fraction * math.ceil(samples / case.batch_size))
-    own = case.workload != IMAGES
-    flags = {
-        **({"workload": case.workload} if own else {"model": MODELS[case.model]}),
-        "precision": case.precision,
-        "batch-size": case.batch_size,
-        "steps": steps,
-        "warmup-s": WARMUP_S[case.device],
-        "device": case.device,
-    }
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    with tempfile.TemporaryFile("w+") as readings, tempfile.TemporaryFile("w+") as errors:
-        bare = subprocess.Popen(
-            [sys.executable, str(HERE / "bare.py"), *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-        poller = subprocess.Popen(
-            [sys.executable, str(HERE / "poller.py"), str(bare.pid), *filter(None, [gpu_uuid])],
-            stdin=subprocess.PIPE,
-            stdout=readings,
-            stderr=errors,
-            text=True,
-        )
-        try:
-            while poller.poll() is None and not os.fstat(readings.fileno()).st_size:
-                time.sleep(0.01)  # its first reading is the baseline
-            answer, _ = bare.communicate("go\n")
-            poller.communicate()
-        finally:
-            for process in (bare, poller):
-                process.kill()
-                process.wait()
-        errors.seek(0)
-        said = errors.read().strip().splitlines()
-        if bare.returncode or (poller.returncode and gpu_uuid is None):
-            raise UsageError(f"the bare loop failed: {said[-1] if said else bare.returncode}")
-        readings.seek(0)
-        polled = [(float(t), int(b)) for t, b in (line.split() for line in readings)]
-    measured: dict[str, Any] = json.loads(answer)
-    if measured["shared"]:
-        raise UsageError(f"the bare loop shares code with the harness: {measured['shared']}")
-    return Side(
-        measured["seconds"],
-        measured["steps"],
-        measured["images"],
-        find_peak(polled, measured["began"], measured["ended"], over_baseline=gpu_uuid is not None),
-        measured["allocated_bytes"],
-        measured["reserved_bytes"],
-        measured["batches_s"],
-    )
-
-
-def find_peak(
-    polled: Sequence[tuple[float, int]], began: float, ended: float, *, over_baseline: bool
-) -> int | None:
-    """The largest reading, of those in order with their times in s, from ``began`` to ``ended``; on
-    a card, less the first of all."""
-    inside = [size for moment, size in polled if began <= moment <= ended]
-    if not inside:
-        return None
-    return max(inside) - (polled[0][1] if over_baseline else 0)
-
-
-def _describe(side: Side, unit: str) -> str:
-    memory = "memory not read" if side.memory_bytes is None else f"{side.memory_bytes / 1e9:.3f} GB"
-    if side.allocated_bytes is not None and side.reserved_bytes is not None:
-        unused = (side.reserved_bytes - side.allocated_bytes) / 1e9
-        memory += f" ({side.allocated_bytes / 1e9:.3f} in tensors, {unused:.3f} held without use)"
-    text = f"{side.seconds:.4f} s, {memory}, {side.images} {unit} in {side.steps} steps"
-    if side.batches_s is not None:
-        text += f" ({100 * side.batches_s / side.seconds:.1f} % of it making batches)"
-    return text
+    return outcome.measurement
 
 
 if __name__ == "__main__":

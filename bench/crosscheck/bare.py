@@ -198,21 +198,18 @@ def main() -> None:
     wait()
     batches_s = time.perf_counter() - batches_start
     assert float(losses) < float("inf"), "the loss is inf or NaN"
-    print(
-        json.dumps(
-            {
-                "seconds": seconds,
-                "steps": given.steps,
-                "images": images,
-                "began": began,
-                "ended": ended,
-                "allocated_bytes": allocated,
-                "reserved_bytes": reserved,
-                "batches_s": batches_s,
-                "shared": sorted(list_harness() - theirs),
-            }
-        )
-    )
+    answer = {
+        "seconds": seconds,
+        "steps": given.steps,
+        "images": images,
+        "began": began,
+        "ended": ended,
+        "allocated_bytes": allocated,
+        "reserved_bytes": reserved,
+        "batches_s": batches_s,
+        "shared": sorted(list_harness() - theirs),
+    }
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import types
-from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from enum import Enum
@@ -19,16 +19,33 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from bench.case import Case, parse_value
 from bench.doctor.counts import count_model
-from bench.doctor.earlier import describe_slowdown, expect_rates, read_earlier
-from bench.doctor.judgement import Level, Remark, judge, write_findings
-from bench.doctor.kept import forget, keep
+from bench.doctor.earlier import describe_slowdown, expect_rates, forget, keep, read_earlier
+from bench.doctor.judgement import Level, Remark, judge
 from bench.doctor.machine import Machine, examine_machine
 from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment import refuse_missing
 from bench.errors import UsageError
-from bench.flags import Parser, command
+from bench.flags import Parser, command, parse_whole
 from bench.precision import PRECISIONS
 from bench.record import Environment
+from bench.text import clean
+
+_MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
+
+
+def write_findings(findings: Sequence[Remark]) -> str:
+    """The findings as text: a line each, the fix below it, and the sum of it all."""
+    width = max(len(finding.topic) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.level]:<6}{finding.topic:<{width}}  {clean(finding.what)}")
+        if finding.fix:
+            lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
+    levels = Counter(finding.level for finding in findings)
+    wrong = levels[Level.UNBELIEVABLE]
+    many = {0: "nothing makes", 1: "1 thing makes"}.get(wrong, f"{wrong} things make")
+    end = f"{many} numbers from this machine unreliable; notes: {levels[Level.NOTE]}"
+    return "\n".join([*lines, "", end])
 
 
 def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
@@ -94,7 +111,8 @@ def main(argv: Sequence[str]) -> int:
         description="Say what this machine can measure, and the command that fixes what it cannot.",
         epilog="Return code 1: something makes numbers unreliable. 2: a wrong flag or model.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--model",
         nargs="+",
         default=[],
@@ -102,44 +120,32 @@ def main(argv: Sequence[str]) -> int:
         help="check that these can be trained, and say how much faster than fp32 each precision "
         "can be at most",
     )
-    parser.add_argument(
-        "--batch-size", metavar="N", help=f"of a step of --model ({Case.batch_size})"
+    add(
+        "--batch-size",
+        metavar="N",
+        type=lambda text: parse_whole("--batch-size", text, 1),
+        help=f"of a step of --model ({Case.batch_size})",
     )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (./results)")
-    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
-    parser.add_argument(
-        "--from",
-        dest="file",
-        type=Path,
-        metavar="FILE",
-        help="explain the output of --json from another machine",
-    )
+    add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
+    add("--out", type=Path, metavar="DIR", help="where results go (./results)")
+    add("--json", action="store_true", help="print facts and findings as JSON")
+    other = "explain the output of --json from another machine"
+    add("--from", dest="file", type=Path, metavar="FILE", help=other)
     given = parser.parse(argv)
+    if given.batch_size and not given.model:
+        raise UsageError("--batch-size is of a model; give --model too")
     if given.file:
         machine = read_json(given.file)
     else:
         refuse_missing(["psutil"])
         models = [str(parse_value("model", name, "--model")) for name in given.model]
-        batch_size = _read_batch_size(given)
         machine, _ = examine_machine(models=models, data_dir=given.data_dir, out=given.out)
-        machine = measure_machine(machine, batch_size)
+        machine = measure_machine(machine, given.batch_size or Case.batch_size)
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
     if wrong := next(filter(None, machine.models.values()), None):
         raise UsageError(wrong)
     return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))
-
-
-def _read_batch_size(given: Namespace) -> int:
-    if given.batch_size is None:
-        return Case.batch_size
-    size: str = given.batch_size
-    if not (size.isdecimal() and int(size)):
-        raise UsageError(f"--batch-size {size!r}: give a number of images")
-    if not given.model:
-        raise UsageError("--batch-size is of a model; give --model too")
-    return int(size)
 
 
 def measure_machine(machine: Machine, batch_size: int) -> Machine:
@@ -155,12 +161,8 @@ def measure_machine(machine: Machine, batch_size: int) -> Machine:
         if not (p.apex or (p.float8 and not machine.torchao))
         and not (platform.refuse(p) or platform.discourage(p))
     ]
-    counted = [
-        one
-        for model, wrong in machine.models.items()
-        if not wrong
-        for one in count_model(model, batch_size, device, precisions)
-    ]
+    sound = [model for model, wrong in machine.models.items() if not wrong]
+    counted = [one for model in sound for one in count_model(model, batch_size, device, precisions)]
     earlier = read_earlier(platform.environment, Path(machine.results))
     found = measure_rates(device, seconds, expected=expect_rates(earlier))
     if slower := describe_slowdown(found.rates, earlier):

@@ -47,16 +47,14 @@ def count_model(
     if why is None:
         why = f"not counted within {timeout_s:g} s"
     whole = said[: said.rfind("\n") + 1].splitlines()  # of what was ended, a line may be torn
-    found = {counted.precision: counted for counted in map(_read, whole)}
+    found = {}
+    for values in map(json.loads, whole):
+        work = tuple(WorkRow(**row) for row in values["work"])
+        found[values["precision"]] = Counted(**{**values, "work": work})
     return [
         found.get(name) or Counted(model, name, batch_size, device, error=why)
         for name in precisions
     ]
-
-
-def _read(line: str) -> Counted:
-    values = json.loads(line)
-    return Counted(**{**values, "work": tuple(WorkRow(**row) for row in values["work"])})
 
 
 def count_cases(cases: Sequence[Case]) -> Iterator[Counted]:
@@ -95,11 +93,8 @@ def _main(arguments: Sequence[str]) -> None:
     device, model, batch_size, *precisions = arguments
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a user's model may print
-    sizes = [int(batch_size)]
-    cases = grid(
-        {"model": [model], "precision": precisions, "batch_size": sizes, "device": [device]}
-    )
-    for counted in count_cases(cases):
+    axes = {"model": [model], "precision": precisions, "device": [device]}
+    for counted in count_cases(grid({**axes, "batch_size": [int(batch_size)]})):
         print(json.dumps(asdict(counted)), file=answers, flush=True)
 
 

@@ -1,23 +1,98 @@
-"""What a device could do when it was measured before, and whether it can do less now."""
+"""What a device could do when it was measured before, and whether it can do less now.
+
+`python -m bench.doctor` measures anew and keeps that in the user's cache folder for an hour, and a
+sweep keeps there what it had to measure. The rows of sweeps have it for good.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.data import find_cache
 from bench.diagnosis.rates import CALL, RATES, SAME_DEVICE, find_losses, write_losses
-from bench.doctor.kept import FRESH_S, find_age
+from bench.doctor.rates import read_found
 from bench.errors import UsageError
-from bench.record import Environment, Yardstick, read_tries
+from bench.gpu.cards import find_card, find_cards
+from bench.record import COMPARABLE, Environment, Yardstick, read_tries
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
+from bench.text import replace_file
 
 if TYPE_CHECKING:
     import pandas as pd
+
+FRESH_S = 3600.0
+"""For how long rates stand: a card's power limit and its neighbours change from day to day."""
+
+
+def recall(environment: Environment, seconds: float, cores: Sequence[int] = ()) -> Yardstick:
+    """What a device could do within the last hour, by tries that took ``seconds`` for each rate, on
+    ``cores`` of a CPU where they are not those of this process; no rates where that is not
+    known."""
+    try:
+        kept = json.loads(_find_file(environment, cores).read_text(encoding="utf-8"))
+        found = read_found(kept["yardstick"])
+        alike = kept["of"] == _describe(environment, seconds)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return Yardstick()
+    return found if alike and find_age(found.measured_at) <= FRESH_S else Yardstick()
+
+
+def keep(
+    found: Yardstick, environment: Environment, seconds: float, cores: Sequence[int] = ()
+) -> None:
+    """Keep what was measured, or where that is not whole, forget what was before: rates that
+    collapsed or could not be measured may be had the next time."""
+    if not found.rates or found.reasons or found.collapsed:
+        forget(environment, cores)
+        return
+    content = {"of": _describe(environment, seconds), "yardstick": asdict(found)}
+    file = _find_file(environment, cores)
+    with suppress(OSError):  # measured again, then
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, json.dumps(content, indent=2))
+
+
+def forget(environment: Environment, cores: Sequence[int] = ()) -> None:
+    """Have a device measured the next time, since its rates turned out to be wrong."""
+    with suppress(OSError):
+        _find_file(environment, cores).unlink()
+
+
+def find_age(moment: str) -> float:
+    """Seconds since a UTC time of a record; of what is none, or in the future, without end."""
+    try:
+        then = datetime.fromisoformat(moment)
+    except ValueError:
+        return math.inf
+    age_s = (datetime.now(UTC) - then).total_seconds() if then.tzinfo else math.inf
+    return age_s if age_s >= 0 else math.inf
+
+
+def _find_file(environment: Environment, cores: Sequence[int]) -> Path:
+    place = [environment.host, environment.gpu_uuid or environment.cpu, *cores]
+    name = sha256(json.dumps(place).encode()).hexdigest()[:16]
+    return find_cache() / "rates" / f"{name}.json"
+
+
+def _describe(environment: Environment, seconds: float) -> list[object]:
+    """What rates are of: another driver, torch, harness or power limit has others."""
+    device = [name for name, of in COMPARABLE.items() if of == ("device",)]
+    uuid = environment.gpu_uuid
+    card = find_card(uuid, find_cards()[0]) if uuid else None
+    limit_w = card.power_limit_w if card else None
+    return [*(getattr(environment, n) for n in (*device, "torch_threads")), limit_w, seconds]
+
+
+# ------------------------------------------------------------------------------- in sweeps' rows
 
 MOST_SWEEPS = 20
 """Earlier sweeps whose rates are looked at, the newest: to read one takes some 50 ms."""
@@ -32,8 +107,12 @@ class Earlier:
 
 def read_earlier(environment: Environment, folder: Path) -> list[Earlier]:
     """The times at which a device was measured, in the sweeps of a folder, as ``results`` is."""
+    files = []
+    for file in folder.glob(f"*/{RECORDS}"):
+        with suppress(OSError):
+            files.append((file.stat().st_mtime, file))
     found = []
-    for file in _find_newest(folder):
+    for _, file in sorted(files, reverse=True)[:MOST_SWEEPS]:
         try:
             frame = read_records(file)
         except UsageError:  # of a newer version, or torn
@@ -44,9 +123,9 @@ def read_earlier(environment: Environment, folder: Path) -> list[Earlier]:
 
 
 def expect_rates(earlier: Sequence[Earlier]) -> dict[str, float]:
-    known = ((name, one.row[name]) for one in earlier for name in RATES)
+    """The best of each rate that was measured."""
     found: dict[str, float] = {}
-    for name, rate in known:
+    for name, rate in ((name, one.row[name]) for one in earlier for name in RATES):
         if not math.isnan(rate):
             found[name] = max(rate, found.get(name, 0.0))
     return found
@@ -89,11 +168,3 @@ def _find_alike(frame: pd.DataFrame, environment: Environment) -> list[dict[Any,
     now = asdict(environment)
     rows = frame[frame["rate_copy"].notna()].to_dict("records")
     return [row for row in rows if all((row[n] or None) == now[n] for n in SAME_DEVICE)]
-
-
-def _find_newest(folder: Path) -> list[Path]:
-    files = []
-    for file in folder.glob(f"*/{RECORDS}"):
-        with suppress(OSError):
-            files.append((file.stat().st_mtime, file))
-    return [file for _, file in sorted(files, reverse=True)[:MOST_SWEEPS]]

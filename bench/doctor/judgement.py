@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from fnmatch import fnmatchcase
+from functools import partial
 
 from bench.apex import Apex, choose_interface, refuse_apex
 from bench.diagnosis.expectation import describe_expectation, expect
@@ -40,6 +42,8 @@ class Remark:
     numbers: bool = True
 
 
+_fine, _note, _wrong = (partial(Remark, level) for level in Level)
+
 _START_FIXES: dict[Lack, str] = {
     Lack.NOT_INSTALLED: "pip install nvidia-ml-py",
     Lack.NO_DRIVER: "install the NVIDIA driver; in a container: docker run --gpus all",
@@ -57,34 +61,34 @@ def _judge_driver(m: Machine) -> Iterator[Remark]:
     if m.gpus:
         card = m.gpus[0].card
         runs = "" if card.driver_cuda is None else f", runs CUDA up to {_dots(card.driver_cuda)}"
-        yield Remark(Level.FINE, "driver", f"{card.driver}{runs}")
+        yield _fine("driver", f"{card.driver}{runs}")
     elif m.nvml is Lack.NO_DRIVER and not _cuda_build(m):
-        yield Remark(Level.FINE, "driver", f"{m.nvml_reason}: only the CPU can be measured")
+        yield _fine("driver", f"{m.nvml_reason}: only the CPU can be measured")
     elif m.nvml is not None:
-        level = Level.UNBELIEVABLE if m.nvml is Lack.MISMATCH else Level.NOTE
-        yield Remark(level, "driver", m.nvml_reason, _START_FIXES[m.nvml])
+        remark = _wrong if m.nvml is Lack.MISMATCH else _note
+        yield remark("driver", m.nvml_reason, _START_FIXES[m.nvml])
     else:
         fix = "unset CUDA_VISIBLE_DEVICES" if m.cuda_visible_devices is not None else "nvidia-smi"
-        yield Remark(Level.NOTE, "driver", m.no_gpu, fix)
+        yield _note("driver", m.no_gpu, fix)
 
 
 def _judge_torch(m: Machine) -> Iterator[Remark]:
     if m.torch_error:
-        yield Remark(Level.UNBELIEVABLE, "torch", m.torch_error, "pip install 'torch>=2.9'")
+        yield _wrong("torch", m.torch_error, "pip install 'torch>=2.9'")
         return
     version = next((d.environment.get("torch", "") for d in m.devices.values()), "")
     cuda = m.devices.get("cuda")
     if cuda is None or (cuda.error and not m.gpus and not cuda.environment.get("gpu")):
         threads = m.devices["cpu"].environment.get("torch_threads") if "cpu" in m.devices else None
         on = "the CPU" if threads is None else f"the CPU with {threads} threads"
-        yield Remark(Level.FINE, "torch", f"{version}, computes on {on}")
+        yield _fine("torch", f"{version}, computes on {on}")
     elif cuda.error:
         what = cuda.error.partition("; ")[0].removeprefix("device cuda: ")
-        yield Remark(Level.UNBELIEVABLE, "torch", what, _fix_torch(m, cuda))
+        yield _wrong("torch", what, _fix_torch(m, cuda))
     else:
         built = cuda.environment.get("cuda")
         what = f"{version}, built for CUDA {built}, computes on {cuda.environment.get('gpu')}"
-        yield Remark(Level.FINE, "torch", what)
+        yield _fine("torch", what)
 
 
 def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
@@ -105,20 +109,15 @@ def _cuda_build(m: Machine) -> bool:
 
 
 def _judge_cards(m: Machine) -> Iterator[Remark]:
-    for gpu in _used(m):
-        yield from _judge_card(gpu)
-        yield from _judge_sharing(gpu)
-        yield from _judge_readings(gpu)
-        yield from _judge_power(gpu)
-
-
-def _used(m: Machine) -> Sequence[Gpu]:
-    """The card that torch uses, or all where that is not known."""
+    """Of the card that torch uses, or all where that is not known."""
     if "cuda" not in m.devices:
-        return ()
+        return
     uuid = m.devices["cuda"].environment.get("gpu_uuid", "")
-    card = find_card(uuid, [gpu.card for gpu in m.gpus])
-    return [gpu for gpu in m.gpus if card in (None, gpu.card)]
+    used = find_card(uuid, [gpu.card for gpu in m.gpus])
+    for gpu in m.gpus:
+        if used in (None, gpu.card):
+            for judge in (_judge_card, _judge_sharing, _judge_readings, _judge_power):
+                yield from judge(gpu)
 
 
 def _judge_card(gpu: Gpu) -> Iterator[Remark]:
@@ -130,25 +129,22 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
         facts.append(f"compute capability {_dots(card.capability)}")
     if card.ecc is not None:
         facts.append(f"ECC {'on' if card.ecc else 'off'}")
-    yield Remark(Level.FINE, "card", ", ".join(facts))
+    yield _fine("card", ", ".join(facts))
     if card.mig:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "MIG",
             "this is a MIG instance: its power and energy cannot be read, and other "
             "instances share its power and clocks",
             f"to measure the whole card: sudo nvidia-smi -i {card.index} -mig 0",
         )
     if card.persistence_mode is False:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "persistence",
             "persistence mode is off: the driver starts again for each case and loses its settings",
             f"sudo nvidia-smi -i {card.index} -pm 1",
         )
     if card.pcie and card.pcie.width < card.pcie.max_width:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "PCIe",
             f"{card.pcie}: half the lanes or fewer, so copies to the card are slow",
             "move the card to a slot with all lanes",
@@ -158,8 +154,7 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
 def _judge_sharing(gpu: Gpu) -> Iterator[Remark]:
     if gpu.others is None:
         why = gpu.lacks.get("others", "")
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "neighbours",
             f"other processes on the card cannot be listed ({why}), so a shared card would not "
             "be noticed",
@@ -169,29 +164,27 @@ def _judge_sharing(gpu: Gpu) -> Iterator[Remark]:
     computing = [p for p in gpu.others if not p.display]
     drawing = [p for p in gpu.others if p.display]
     if computing:
-        yield Remark(
-            Level.UNBELIEVABLE,
+        yield _wrong(
             "neighbours",
             "other processes compute on the card: " + _who(computing),
             "end them or wait (nvidia-smi lists them); --allow-shared measures anyway",
         )
     if drawing:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "neighbours",
             "the card also drives a display: " + _who(drawing),
             "for steady numbers: sudo systemctl isolate multi-user.target",
         )
     if not gpu.others:
-        yield Remark(Level.FINE, "neighbours", "no other process uses the card")
+        yield _fine("neighbours", "no other process uses the card")
 
 
 def _who(processes: Iterable[Process]) -> str:
-    def describe(p: Process) -> str:
-        name = f" ({p.name})" if p.name else ""
-        return f"pid {p.pid}{name}" + (f", {p.bytes / GB:.1f} GB" if p.bytes else "")
-
-    return "; ".join(map(describe, processes))
+    return "; ".join(
+        f"pid {p.pid}{f' ({p.name})' if p.name else ''}"
+        + (f", {p.bytes / GB:.1f} GB" if p.bytes else "")
+        for p in processes
+    )
 
 
 _READINGS = {
@@ -213,8 +206,7 @@ def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
             reasons.setdefault(gpu.lacks[quantity], []).append(name)
     for reason, names in reasons.items():
         also = "; energy is then integrated from power" if names == ["the energy counter"] else ""
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "readings",
             f"{', '.join(names)} cannot be read ({reason}){also}",
             "if permission is missing: run as root; in a container: "
@@ -222,12 +214,11 @@ def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
         )
     read = [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]
     if read:
-        yield Remark(Level.FINE, "readings", f"{', '.join(read)} can be read")
+        yield _fine("readings", f"{', '.join(read)} can be read")
     if gpu.process_bytes is not None:
-        yield Remark(Level.FINE, "memory", "the memory of a process can be read")
+        yield _fine("memory", "the memory of a process can be read")
     elif gpu.tried:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "memory",
             "the memory of a process cannot be read ("
             + gpu.lacks.get("process_bytes", "")
@@ -244,19 +235,17 @@ def _judge_power(gpu: Gpu) -> Iterator[Remark]:
     limit, usual = card.power_limit_w, card.default_power_limit_w
     if limit is not None:
         if usual is not None and abs(limit / usual - 1) > 0.01:
-            yield Remark(
-                Level.NOTE,
+            yield _note(
                 "power limit",
                 f"{limit:.0f} W, where this card's default is {usual:.0f} W: not comparable with "
                 "other cards of its kind",
                 f"sudo nvidia-smi -i {card.index} -pl {usual:.0f}",
             )
         else:
-            yield Remark(Level.FINE, "power limit", f"{limit:.0f} W, the default")
+            yield _fine("power limit", f"{limit:.0f} W, the default")
     slowed = [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]
     if slowed:
-        yield Remark(
-            Level.UNBELIEVABLE,
+        yield _wrong(
             "clocks",
             f"the card is throttled before it has any work: {', '.join(slowed)}",
             "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
@@ -266,8 +255,7 @@ def _judge_power(gpu: Gpu) -> Iterator[Remark]:
     if clock is not None and default is not None and clock != default:
         held.append(f"application clock {clock} MHz, default {default} MHz")
     if held:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "clocks",
             f"clocks are fixed ({'; '.join(held)}): steadier, but not comparable with cards at "
             "default clocks",
@@ -286,25 +274,21 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
     cpu = m.cpu
     used = f"other processes used {cpu.others:.2g} of {count(cpu.cores, 'core')}"
     if cpu.others > OTHERS_NOTED * cpu.cores:
-        heavy = cpu.others > OTHERS_HEAVY * cpu.cores
-        level = Level.UNBELIEVABLE if heavy else Level.NOTE
-        yield Remark(
-            level, "CPU", f"{used} in {cpu.watched_s:.2g} s", "find them with top, and end them"
-        )
+        remark = _wrong if cpu.others > OTHERS_HEAVY * cpu.cores else _note
+        what = f"{used} in {cpu.watched_s:.2g} s"
+        yield remark("CPU", what, "find them with top, and end them")
     if cpu.steal > STEAL_NOTED:
-        level = Level.UNBELIEVABLE if cpu.steal > STEAL_HEAVY else Level.NOTE
-        yield Remark(
-            level,
+        remark = _wrong if cpu.steal > STEAL_HEAVY else _note
+        yield remark(
             "CPU",
             f"the hypervisor gave {100 * cpu.steal:.0f} % of this machine's CPU time to others",
             "measure at another time, or on a machine with dedicated cores; watch the column st "
             "of: vmstat 1",
         )
     if cpu.others <= OTHERS_NOTED * cpu.cores and cpu.steal <= STEAL_NOTED:
-        yield Remark(Level.FINE, "CPU", f"{cpu.name}; {used}")
+        yield _fine("CPU", f"{cpu.name}; {used}")
     if cpu.governor is not None and cpu.governor != "performance":
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "governor",
             f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load",
             "sudo cpupower frequency-set -g performance",
@@ -313,29 +297,24 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
 
 def _judge_places(m: Machine) -> Iterator[Remark]:
     if (free := m.results_free_bytes) is not None:
-        low = free < 1 * GB
-        yield Remark(
-            Level.NOTE if low else Level.FINE,
-            "disk",
-            f"{free / GB:.1f} GB free for {m.results}",
-            "free some space there, or choose another folder with --out" if low else "",
-        )
+        what = f"{free / GB:.1f} GB free for {m.results}"
+        if free < 1 * GB:
+            fix = "free some space there, or choose another folder with --out"
+            yield _note("disk", what, fix)
+        else:
+            yield _fine("disk", what)
     if (free := m.shm_free_bytes) is not None:
-        low = free < 0.5 * GB
-        yield Remark(
-            Level.NOTE if low else Level.FINE,
-            "shared memory",
-            f"{free / GB:.1f} GB free in /dev/shm"
-            + (": too little for the data loaders of your own model" if low else ""),
-            "docker run --shm-size=1g" if low else "",
-            numbers=False,
-        )
+        what = f"{free / GB:.1f} GB free in /dev/shm"
+        if free < 0.5 * GB:
+            what += ": too little for the data loaders of your own model"
+            yield _note("shared memory", what, "docker run --shm-size=1g", numbers=False)
+        else:
+            yield _fine("shared memory", what, numbers=False)
     if m.data_layout:
         what = f"CIFAR-10 found in {m.data_dir} ({m.data_layout})"
-        yield Remark(Level.FINE, "images", what, numbers=False)
+        yield _fine("images", what, numbers=False)
     else:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "images",
             f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there",
             "give its folder with --data-dir, or use --dataset synthetic",
@@ -360,50 +339,45 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
                 ways["runs"].append(precision.name)
         told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
         where = "the GPU" if device == "cuda" else "the CPU"
-        yield Remark(Level.FINE, "precisions", f"{where} {told}", numbers=False)
+        yield _fine("precisions", f"{where} {told}", numbers=False)
 
 
 def _judge_packages(m: Machine) -> Iterator[Remark]:
     # what is said of these two below and of torch says more
     if missing := [name for name in m.missing if name not in ("nvidia-ml-py", "torch")]:
-        yield Remark(
-            Level.UNBELIEVABLE,
+        yield _wrong(
             "packages",
             f"not installed: {', '.join(missing)}; nothing can be measured without",
             describe_install(missing),
             numbers=False,
         )
     if m.nvidia_ml_py is None:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "NVML package",
             "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read",
             "pip install nvidia-ml-py",
             numbers=bool(m.gpus) or _cuda_build(m),
         )
     elif m.pynvml is not None and int(m.pynvml.partition(".")[0] or 0) < 12:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "NVML package",
             f"the deprecated package pynvml {m.pynvml} overwrites nvidia-ml-py {m.nvidia_ml_py}",
             "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py",
             numbers=bool(m.gpus),
         )
     else:
-        yield Remark(Level.FINE, "NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
+        yield _fine("NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
     yield from _judge_apex(m.apex)
     what = f"torchao {m.torchao}; fp8 converts with it" if m.torchao else FP8_INSTALL
-    yield Remark(Level.FINE, "torchao", what, numbers=False)
+    yield _fine("torchao", what, numbers=False)
 
 
 def _judge_apex(apex: Apex | None) -> Iterator[Remark]:
     if apex is None:
-        what = "not installed; fp16-apex alone needs it"
-        yield Remark(Level.FINE, "apex", what, numbers=False)
+        yield _fine("apex", "not installed; fp16-apex alone needs it", numbers=False)
         return
     if not apex.nvidia:
-        yield Remark(
-            Level.NOTE,
+        yield _note(
             "apex",
             f"apex {apex.version} is not NVIDIA's but a login toolkit for web sites, from PyPI",
             "pip uninstall -y apex",
@@ -415,73 +389,63 @@ def _judge_apex(apex: Apex | None) -> Iterator[Remark]:
     found = f"NVIDIA's apex {apex.version}, {has} its CUDA extensions, {contrib} those of contrib"
     if why := refuse_apex(apex, None, "cuda"):
         what, _, fix = why.partition(": ")
-        yield Remark(Level.NOTE, "apex", f"{found}; fp16-apex: {what}", fix, numbers=False)
+        yield _note("apex", f"{found}; fp16-apex: {what}", fix, numbers=False)
         return
     uses = str(choose_interface(apex, None))
     if not refuse_apex(apex, "O1", "cuda"):
         uses += ", or apex.amp with --opt-level"
-    yield Remark(Level.FINE, "apex", f"{found}; fp16-apex runs {uses}", numbers=False)
+    yield _fine("apex", f"{found}; fp16-apex runs {uses}", numbers=False)
 
 
 def _judge_variables(m: Machine) -> Iterator[Remark]:
-    from fnmatch import fnmatchcase
-
     for name, value in m.variables.items():
         does = next((text for known, text in VARIABLES.items() if fnmatchcase(name, known)), "")
         what = f"{name}={value} is set and changes results ({does})"
-        yield Remark(Level.NOTE, "variables", what, f"unset {name}")
+        yield _note("variables", what, f"unset {name}")
     if not m.variables:
-        yield Remark(Level.FINE, "variables", "no variable that changes results is set")
+        yield _fine("variables", "no variable that changes results is set")
 
 
 def _judge_models(m: Machine) -> Iterator[Remark]:
     for name, wrong in m.models.items():
         if wrong:
-            yield Remark(Level.UNBELIEVABLE, "model", wrong, numbers=False)
+            yield _wrong("model", wrong, numbers=False)
         else:
-            yield Remark(Level.FINE, "model", f"{name} can be imported and built", numbers=False)
+            yield _fine("model", f"{name} can be imported and built", numbers=False)
 
 
 def _judge_rates(m: Machine) -> Iterator[Remark]:
     for device, yardstick in m.yardsticks.items():
         gpu = m.devices[device].environment.get("gpu")
         if said := describe_rates(yardstick, gpu):
-            yield Remark(Level.FINE, "rates", f"measured now: {said}", numbers=False)
+            yield _fine("rates", f"measured now: {said}", numbers=False)
         for column, why in yardstick.reasons.items():
             what = f"{column.replace('_', ' ')} could not be measured: {why}"
-            yield Remark(
-                Level.NOTE, "rates", what, "try again with more memory free", numbers=False
-            )
+            yield _note("rates", what, "try again with more memory free", numbers=False)
         for what, fix in doubt_rates(yardstick, gpu):
-            level = Level.UNBELIEVABLE if yardstick.collapsed else Level.NOTE
-            yield Remark(level, "rates", what, fix)
+            yield (_wrong if yardstick.collapsed else _note)("rates", what, fix)
     if m.slower:
         fix = "find what else uses the machine, with top or nvidia-smi, and end it"
-        yield Remark(Level.NOTE, "rates", f"measured now: {m.slower}", fix)
+        yield _note("rates", f"measured now: {m.slower}", fix)
 
 
 def _judge_expectations(m: Machine) -> Iterator[Remark]:
-    rates = {
-        device: take_rates(
-            yardstick.rates, list_peaks(m.devices[device].environment.get("gpu") or "")
-        )
-        for device, yardstick in m.yardsticks.items()
-    }
-    steps = {
-        (one.model, one.precision): one.make_step(rates[one.device])
-        for one in m.counted
-        if not one.error and one.device in rates
-    }
+    steps = {}
+    for one in m.counted:
+        if not one.error and (yardstick := m.yardsticks.get(one.device)):
+            peaks = list_peaks(m.devices[one.device].environment.get("gpu") or "")
+            rates = take_rates(yardstick.rates, peaks)
+            steps[one.model, one.precision] = one.make_step(rates)
     for one in m.counted:
         name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
         if one.error:
             what = f"{name}: not counted: {one.error}"
-            yield Remark(Level.FINE, "expected", what, numbers=False)
+            yield _fine("expected", what, numbers=False)
             continue
         base, step = steps.get((one.model, BASE)), steps.get((one.model, one.precision))
         if one.precision != BASE and base and step and (found := expect(base, step)):
             what = f"{name}: {describe_expectation(found, BASE)}"
-            yield Remark(Level.FINE, "expected", what, numbers=False)
+            yield _fine("expected", what, numbers=False)
 
 
 BASE = "fp32"
@@ -505,32 +469,11 @@ _JUDGES = (
 
 def judge(machine: Machine) -> list[Remark]:
     """Say what the facts mean: in the order of the topics, whatever their level."""
-    return [finding for judge in _JUDGES for finding in judge(machine)]
+    return [remark for judge in _JUDGES for remark in judge(machine)]
 
 
 def _dots(version: Iterable[int]) -> str:
     return ".".join(map(str, version))
-
-
-_MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
-
-
-def write_findings(findings: Sequence[Remark]) -> str:
-    """The findings as text: a line each, the fix below it, and the sum of it all."""
-    width = max(len(finding.topic) for finding in findings)
-    lines = []
-    for finding in findings:
-        lines.append(f"{_MARKS[finding.level]:<6}{finding.topic:<{width}}  {clean(finding.what)}")
-        if finding.fix:
-            lines.append(f"{'':<{6 + width}}  fix: {clean(finding.fix)}")
-    wrong = sum(finding.level is Level.UNBELIEVABLE for finding in findings)
-    notes = sum(finding.level is Level.NOTE for finding in findings)
-    if wrong:
-        many = "1 thing makes" if wrong == 1 else f"{wrong} things make"
-        end = f"{many} numbers from this machine unreliable; notes: {notes}"
-    else:
-        end = f"nothing makes numbers from this machine unreliable; notes: {notes}"
-    return "\n".join([*lines, "", end])
 
 
 MOST_LINES = 5

@@ -176,7 +176,7 @@ def examine_machine(
     folder = (data_dir or Path("data")).absolute()
     place = (out or Path("results")).absolute()
     with ThreadPoolExecutor() as pool:
-        host, layout, apex = pool.submit(describe_host), pool.submit(_layout, folder), find_apex()
+        host, layout = pool.submit(describe_host), pool.submit(find_layout, folder)
         # in this thread, so that Ctrl-C ends a model that hangs
         answer = ask(devices, models, timeout_s=timeout_s, look=look_at_ours)
     if not seen:
@@ -205,21 +205,15 @@ def examine_machine(
         results_free_bytes=_free_bytes(place),
         shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,
         data_dir=str(folder),
-        data_layout=layout.result(),
-        apex=apex,
+        # a folder that this user may not read has none
+        data_layout=None if isinstance(layout.exception(), OSError) else layout.result(),
+        apex=find_apex(),
         nvidia_ml_py=_find_version("nvidia-ml-py"),
         pynvml=_find_version("pynvml"),
         variables=find_variables(),
         missing=find_missing(),
         torchao=find_torchao(),
     ), answer
-
-
-def _layout(folder: Path) -> str | None:
-    try:
-        return find_layout(folder)
-    except OSError:  # a folder that this user may not read
-        return None
 
 
 class _Load:

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from bench.errors import UsageError, nearest
 from bench.export.runs import Run, read_runs
-from bench.flags import Parser, describe, run_command
+from bench.flags import Parser, command, describe, hold
 from bench.report.watch import follow
 from bench.store.reader import records_file
 from bench.study.sweeps import read_sweeps
@@ -41,34 +41,30 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A tracker: its module, what it writes, and what it imports, the package to install first."""
+    """A tracker: the `Tracker`, made of a folder and a project, as ``module:class``, what it
+    writes, and what it imports, the package to install first."""
 
-    module: str
+    place: str
     help: str
     packages: tuple[str, ...]
 
 
 TRACKERS = {
     "tensorboard": Kind(
-        "bench.export.tensorboard", "event files, one folder per record", ("tensorboard",)
+        "bench.export.tensorboard:Folder", "event files, one folder per record", ("tensorboard",)
     ),
     "wandb": Kind(
-        "bench.export.wandb", "Weights & Biases, offline; wandb sync uploads", ("wandb",)
+        "bench.export.wandb:Offline", "Weights & Biases, offline; wandb sync uploads", ("wandb",)
     ),
     "mlflow": Kind(
-        "bench.export.mlflow",
+        "bench.export.mlflow:SqliteStore",
         "MLflow, in a SQLite file, without a server",
         ("mlflow", "sqlalchemy", "alembic"),
     ),
 }
-"""Each a module whose ``open_tracker(folder, project)`` returns a `Tracker`."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_command(lambda argv: _run(_parser().parse(argv)), arguments)
-
-
-def _parser() -> Parser:
+def build_parser() -> Parser:
     lines = "\n".join(f"  {name:13}{kind.help}" for name, kind in TRACKERS.items())
     parser = Parser(
         prog="python -m bench.export",
@@ -90,7 +86,10 @@ def _parser() -> Parser:
     return parser
 
 
-def _run(given: argparse.Namespace) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
+    """Export; returns 0, 2 for a usage error."""
+    given = build_parser().parse(argv)
     if given.to not in TRACKERS:
         raise UsageError(f"--to {given.to!r}: {nearest(given.to, list(TRACKERS))}")
     if not _PROJECT.fullmatch(given.project):
@@ -100,12 +99,21 @@ def _run(given: argparse.Namespace) -> int:
         )
     for path in given.sweeps:
         records_file(path)
-    _check_packages(given.to, TRACKERS[given.to])
+    kind = TRACKERS[given.to]
+    if missing := [package for package in kind.packages if find_spec(package) is None]:
+        raise UsageError(
+            f"--to {given.to}: {' and '.join(missing)} not installed; "
+            f"pip install {kind.packages[0]}"
+        )
     folder = given.out or OUT / given.to
-    with _hold(folder):
+    # two at once would write each record twice
+    busy = f"--out {folder}: another export writes there; end it, or choose another --out"
+    with ExitStack() as held:
         with _say_errors(given.to, folder):
-            module = import_module(TRACKERS[given.to].module)
-            tracker: Tracker = module.open_tracker(folder, given.project)
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(hold(folder / ".lock", busy))
+            module, _, name = kind.place.partition(":")
+            tracker: Tracker = getattr(import_module(module), name)(folder, given.project)
             known = tracker.find_exported()
 
         def export() -> Iterator[Run]:
@@ -126,33 +134,6 @@ def _run(given: argparse.Namespace) -> int:
                 for run in export():
                     print(f"exported: {run.name}", flush=True)
     return 0
-
-
-def _check_packages(name: str, kind: Kind) -> None:
-    if missing := [package for package in kind.packages if find_spec(package) is None]:
-        raise UsageError(
-            f"--to {name}: {' and '.join(missing)} not installed; pip install {kind.packages[0]}"
-        )
-
-
-@contextmanager
-def _hold(folder: Path) -> Iterator[None]:
-    """Keep other exports out of the folder: two at once would write each record twice."""
-    from filelock import FileLock, Timeout
-
-    with _say_errors("", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise UsageError(
-                f"--out {folder}: another export writes there; end it, or choose another --out"
-            ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

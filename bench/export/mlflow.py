@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -19,7 +18,7 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read as mlflow is imported
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
-from bench.export.runs import Point, Run, write_axes, write_facts
+from bench.export.runs import Point, Run, write_facts
 from bench.record import Status
 
 _KEY = "bench.record_id"
@@ -53,12 +52,11 @@ class SqliteStore:
         while True:
             page = self._client.search_runs([self._experiment], page_token=token)
             for run in page:
-                if _KEY not in run.data.tags:  # of another program
-                    continue
-                if run.info.status == "RUNNING":
-                    self._unfinished[run.data.tags[_KEY]] = run.info.run_id
-                else:
-                    exported.add(run.data.tags[_KEY])
+                identity = run.data.tags.get(_KEY)  # another program's has none
+                if identity and run.info.status == "RUNNING":
+                    self._unfinished[identity] = run.info.run_id
+                elif identity:
+                    exported.add(identity)
             token = page.token
             if not token:
                 return exported
@@ -72,9 +70,13 @@ class SqliteStore:
             run_id = made.info.run_id
         facts = {**run.outcome, **run.readings, **run.environment}
         given = {
-            "params": (Param(name, text) for name, text in write_axes(run).items()),
+            "params": (Param(name, text) for name, text in write_facts(run.axes).items()),
             "tags": (RunTag(f"bench.{name}", text) for name, text in write_facts(facts).items()),
-            "metrics": _list_metrics(run),
+            "metrics": (
+                Metric(name, value, _milliseconds(point.at_s), point.number)
+                for point in (*run.steps, *run.epochs, Point(0, run.finished_s, run.results))
+                for name, value in point.values.items()
+            ),
         }
         for kind, items in given.items():
             while some := list(islice(items, _AT_ONCE[kind])):
@@ -83,15 +85,5 @@ class SqliteStore:
         self._client.set_terminated(run_id, ending, end)
 
 
-def _list_metrics(run: Run) -> Iterator[Metric]:
-    for point in (*run.steps, *run.epochs, Point(0, run.finished_s, run.results)):
-        for name, value in point.values.items():
-            yield Metric(name, value, _milliseconds(point.at_s), point.number)
-
-
 def _milliseconds(seconds: float) -> int:
     return round(1000 * seconds)
-
-
-def open_tracker(folder: Path, project: str) -> SqliteStore:
-    return SqliteStore(folder, project)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ _IDENTITY = [
 ]
 _KINDS = ("sentinel", "probe", "anchor", "inferred")  # rows that are no measured case, or not so
 _TEXT = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (str, bool)]
+_STEP = ("loss", "time_s", "loss_scale", "lr")
 _EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
 _NUMBERS = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (int, float)]
 
@@ -103,18 +104,16 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
                 "at most 64; correct it"
             )
     # after the records: a sweep writes the steps of a record before it, so that these are all there
-    steps = _group(sweep.read_steps(), records["record_id"])
-    epochs = _group(sweep.read_epochs(), records["record_id"])
+    parts: list[dict[str, pd.DataFrame]] = []
+    for table in (sweep.read_steps(), sweep.read_epochs()):
+        mine = table[table["record_id"].isin(records["record_id"])].groupby("record_id")
+        parts.append({str(record_id): rows for record_id, rows in mine})
+    steps, epochs = parts
     judged = read([replace(sweep, records=wanted)])[new].reset_index(drop=True)
     rows = records.to_dict("records")
     for at, (row, case) in enumerate(zip(rows, read_cases(records), strict=True)):
         doubts = {name: _warn(name, judged[at : at + 1]) for name in DOUBTS if judged[name][at]}
         yield _make_run(sweep.name, row, case, doubts, steps, epochs)
-
-
-def _group(table: pd.DataFrame, ids: pd.Series) -> dict[str, pd.DataFrame]:
-    mine = table[table["record_id"].isin(ids)]
-    return {str(record_id): rows for record_id, rows in mine.groupby("record_id", sort=False)}
 
 
 def _make_run(
@@ -146,8 +145,8 @@ def _make_run(
         readings={n: f for n, f in _take_facts(row, _TEXT).items() if f is not False},
         environment=_take_facts(row, [f.name for f in fields(Environment)]),
         results={f"result/{name}": value for name, value in _take_numbers(row, _NUMBERS)},
-        steps=list(_list_steps(steps.get(record_id), started)),
-        epochs=list(_list_epochs(epochs.get(record_id), started)),
+        steps=list(_list_points("step", steps.get(record_id), started)),
+        epochs=list(_list_points("epoch", epochs.get(record_id), started)),
         started_s=started,
         finished_s=max(read_time(row["finished_at"]), started),
     )
@@ -195,33 +194,17 @@ def _take_numbers(row: dict[Any, Any], names: Iterable[str]) -> Iterator[tuple[s
             yield name, float(row[name])
 
 
-def _list_steps(rows: pd.DataFrame | None, started_s: float) -> Iterator[Point]:
-    if rows is None:
-        return
+def _list_points(of: str, rows: pd.DataFrame | None, started_s: float) -> Iterator[Point]:
+    """The rows of a record's steps or epochs, each at its end."""
     at = started_s
-    for row in rows.to_dict("records"):
+    for row in [] if rows is None else rows.to_dict("records"):
         at += row["time_s"] if isfinite(row["time_s"]) else 0.0
-        values = dict(_take_numbers(row, ("loss", "time_s", "loss_scale", "lr")))
-        if row["images"]:
+        values = dict(_take_numbers(row, _STEP if of == "step" else _EPOCH))
+        if of == "step" and row["images"]:
             values["accuracy"] = row["correct"] / row["images"]
-        yield Point(row["step"], at, {f"step/{name}": value for name, value in values.items()})
+        yield Point(row[of], at, {f"{of}/{name}": value for name, value in values.items()})
 
 
-def _list_epochs(rows: pd.DataFrame | None, started_s: float) -> Iterator[Point]:
-    if rows is None:
-        return
-    at = started_s
-    for row in rows.to_dict("records"):
-        at += row["time_s"]
-        values = {f"epoch/{name}": value for name, value in _take_numbers(row, _EPOCH)}
-        yield Point(row["epoch"], at, values)
-
-
-def write_axes(run: Run) -> dict[str, str]:
-    """The axes as flags spell them; one that does not apply is none."""
-    return {name: spell_value(value) for name, value in run.axes.items()}
-
-
-def write_facts(facts: dict[str, Fact]) -> dict[str, str]:
-    """Facts as text, switches as on and off."""
+def write_facts(facts: Mapping[str, Value]) -> dict[str, str]:
+    """Facts or axes as flags spell them, switches as on and off; what does not apply is none."""
     return {name: spell_value(fact) for name, fact in facts.items()}

@@ -24,7 +24,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import (
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from bench.export.runs import Fact, Run, write_axes, write_facts
+from bench.export.runs import Fact, Run, write_facts
 from bench.record import COMPARABLE
 
 _LARGEST = 3.4e38  # a scalar of TensorBoard is a float32
@@ -88,26 +88,15 @@ def _note(at_s: float, tag: str, **content: SessionStartInfo | SessionEndInfo) -
 
 
 def _plot(at_s: float, step: int, values: dict[str, float]) -> Event:
-    shown = [
-        Summary.Value(tag=tag, simple_value=value)
-        for tag, value in values.items()
-        if abs(value) < _LARGEST
-    ]
-    return Event(wall_time=at_s, step=step, summary=Summary(value=shown))
+    shown = {tag: value for tag, value in values.items() if abs(value) < _LARGEST}
+    scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()]
+    return Event(wall_time=at_s, step=step, summary=Summary(value=scalars))
 
 
 def _write_text(run: Run) -> str:
     """The whole record as a block of code: nothing in it is read as Markdown or HTML."""
     lines = [run.name]
-    for title, facts in (
-        ("axes", write_axes(run)),
-        ("outcome", write_facts(run.outcome)),
-        ("readings", write_facts(run.readings)),
-        ("environment", write_facts(run.environment)),
-    ):
+    for title in ("axes", "outcome", "readings", "environment"):
+        facts = write_facts(getattr(run, title))
         lines += ["", title, *(f"  {name}: {text}" for name, text in facts.items())]
     return "\n".join(f"    {line}" for line in lines)
-
-
-def open_tracker(folder: Path, project: str) -> Folder:
-    return Folder(folder, project)

@@ -83,7 +83,3 @@ class Offline:
         self._place.mkdir(parents=True, exist_ok=True)
         whole.rename(self._place / whole.name)
         shutil.rmtree(self._folder / _PARTIAL)
-
-
-def open_tracker(folder: Path, project: str) -> Offline:
-    return Offline(folder, project)

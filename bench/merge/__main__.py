@@ -17,7 +17,6 @@ from bench.merge.sources import (
     list_final_runs,
     list_truncated_runs,
     read_source,
-    refuse_fakes,
     refuse_schemas,
     refuse_unlike,
 )
@@ -38,13 +37,10 @@ def build_parser() -> Parser:
         epilog="It returns 1 where a shard is not among the folders, or a planned run has no final "
         "row. Folders that were joined before need not be given again.",
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", type=Path, help="a sweep's folder")
-    parser.add_argument(
-        "--out", required=True, metavar="DIR", type=Path, help="the folder to join them in"
-    )
-    parser.add_argument(
-        "--mix", action="store_true", help="join rows of different GPUs, versions or models"
-    )
+    add = parser.add_argument
+    add("folders", nargs="+", metavar="FOLDER", type=Path, help="a sweep's folder")
+    add("--out", required=True, metavar="DIR", type=Path, help="the folder to join them in")
+    add("--mix", action="store_true", help="join rows of different GPUs, versions or models")
     return parser
 
 
@@ -59,17 +55,13 @@ def main(argv: Sequence[str]) -> int:
     sources = [read_source(path) for path in folders.values()]
     # first, so that nothing is made for what cannot be joined
     refuse_schemas(sources)
-    refuse_fakes(sources)
-    if not given.mix:
-        refuse_unlike(sources)
+    refuse_unlike(sources, given.mix)
     with writable("--out", out):
         claim(out)
         with Store(out):
             # read under its lock, and in today's schema, which opening it has seen to
             before = read_source(out)
-            refuse_fakes([*sources, before])
-            if not given.mix:
-                refuse_unlike([*sources, before])
+            refuse_unlike([*sources, before], given.mix)
             union = write_union(out, [*sources, before])
     plans = read_plans(out)
     new = len(union.records) - len(before.records)
@@ -77,25 +69,21 @@ def main(argv: Sequence[str]) -> int:
         f"{out}: {count(len(union.records), 'record')}, {new:,} of them new, of "
         f"{count(len(plans), 'folder')}"
     )
-    for line in describe_shadowed(union):
-        print(f"note: {line}", file=sys.stderr)
+    cases = keep_cases(union.records)
+    first = cases[cases["attempt"] == 1]
+    if twice := len(first) - len(keep_latest(first)):
+        print(
+            f"note: {count(twice, 'run')} of the same case and repeat stand in several folders, "
+            "and tables count the last of each; to see all, give the folders to bench.report "
+            "instead",
+            file=sys.stderr,
+        )
     given_as = {str(path): str(given) for path, given in folders.items()}
     named = {given_as.get(name, name): plan for name, plan in plans.items()}
     lacks = list(describe_gaps(union, named))
     for line in lacks:
         print(f"missing: {line}", file=sys.stderr)
     return 1 if lacks else 0
-
-
-def describe_shadowed(union: Source) -> Iterator[str]:
-    """Say whether runs were made in more than one folder, of which tables count the last."""
-    records = keep_cases(union.records)
-    first = records[records["attempt"] == 1]
-    if twice := len(first) - len(keep_latest(first)):
-        yield (
-            f"{count(twice, 'run')} of the same case and repeat stand in several folders, and "
-            "tables count the last of each; to see all, give the folders to bench.report instead"
-        )
 
 
 def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:

@@ -60,8 +60,7 @@ def read_source(folder: Path) -> Source:
 
 
 def refuse_schemas(sources: Sequence[Source]) -> None:
-    """Refuse records that were written by versions with different columns. Raises UsageError: it
-    names a folder of each schema."""
+    """Refuse records that were written by versions with different columns."""
     found = {
         str(schema): source.folder
         for source in reversed(sources)
@@ -75,23 +74,10 @@ def refuse_schemas(sources: Sequence[Source]) -> None:
         )
 
 
-def refuse_fakes(sources: Sequence[Source]) -> None:
-    """Refuse rows of the fake executor beside measured ones. Raises UsageError: it names a folder
-    of each."""
-    found: dict[bool, Path] = {}
-    for source in sources:
-        for name in source.records["executor"].unique():
-            found.setdefault(name == "fake", source.folder)
-    if len(found) > 1:
-        raise UsageError(
-            f"{found[True]} has rows of --executor fake, which nothing measured, and "
-            f"{found[False]} has measured ones; merge them into a folder each"
-        )
-
-
-def refuse_unlike(sources: Sequence[Source]) -> None:
-    """Refuse records that could not be compared: another GPU, torch, network or data. Raises
-    UsageError: it says in which respects they differ, and in which folders.
+def refuse_unlike(sources: Sequence[Source], mix: bool) -> None:
+    """Refuse records that could not be compared: rows of the fake executor beside measured ones,
+    and without ``mix`` another GPU, torch, network or data. Raises UsageError: it says in which
+    respects they differ, and in which folders.
 
     Rows agree on a column of `COMPARABLE` as far as they agree on the axes that it belongs to. What
     a row did not get to know speaks against none.
@@ -100,8 +86,14 @@ def refuse_unlike(sources: Sequence[Source]) -> None:
 
     parts = [s.records.assign(folder=str(s.folder)) for s in sources]
     rows = pd.concat(parts, ignore_index=True)
+    kinds = rows.groupby(rows["executor"] == "fake")["folder"].first()
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{kinds[True]} has rows of --executor fake, which nothing measured, and "
+            f"{kinds[False]} has measured ones; merge them into a folder each"
+        )
     differing = []
-    for name, owners in COMPARABLE.items():
+    for name, owners in COMPARABLE.items() if not mix else ():
         known = rows[~find_unknown(rows, name)]
         for _, alike in known.groupby(number_groups(known, owners)):
             values = alike.groupby(name)["folder"].first()

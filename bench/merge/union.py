@@ -104,30 +104,23 @@ def copy_logs(
     import pyarrow as pa
 
     logs = records["log"].to_pylist()
-    for row, (number, identity) in enumerate(
-        zip(owners, records["record_id"].to_pylist(), strict=True)
-    ):
+    identities = records["record_id"].to_pylist()
+    for row, (number, identity) in enumerate(zip(owners, identities, strict=True)):
         folder, name = sources[number].folder, Path(logs[row]).name
         if not name or folder == out:
             continue
         whole = name if name.startswith(identity) else f"{identity}-{name}"
-        _copy(folder / LOGS / name, out / LOGS / whole)
-        trace = ".json.gz"
-        _copy(
-            (folder / TRACES / name).with_suffix(trace), (out / TRACES / whole).with_suffix(trace)
-        )
+        for kind, suffix in ((LOGS, Path(name).suffix), (TRACES, ".json.gz")):
+            file = (folder / kind / name).with_suffix(suffix)
+            to = (out / kind / whole).with_suffix(suffix)
+            if file.is_file() and not (to.is_file() and to.stat().st_size == file.stat().st_size):
+                to.parent.mkdir(exist_ok=True)
+                temporary = to.with_name(f".{to.name}")
+                shutil.copyfile(file, temporary)
+                temporary.replace(to)
         logs[row] = f"{LOGS}/{whole}"
     at = records.column_names.index("log")
     return records.set_column(at, "log", pa.array(logs, pa.string()))
-
-
-def _copy(file: Path, to: Path) -> None:
-    if not file.is_file() or (to.is_file() and to.stat().st_size == file.stat().st_size):
-        return
-    to.parent.mkdir(exist_ok=True)
-    temporary = to.with_name(f".{to.name}")
-    shutil.copyfile(file, temporary)
-    temporary.replace(to)
 
 
 def join_configs(configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

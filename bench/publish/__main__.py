@@ -19,7 +19,8 @@ from pathlib import Path
 from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
 from bench.flags import Parser, command, describe
-from bench.text import last_line
+from bench.store.cells import RECORDS
+from bench.text import count, last_line
 
 INDEX = Path(__file__).with_name("index.html")
 CONFIG = Path("asv.conf.json")
@@ -28,28 +29,31 @@ SWEEPS = "sweeps"
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Build the folder in the project's root, where asv.conf.json is. Raises UsageError: it is run
-    elsewhere, npm or asv is missing, or a package is not the one pinned."""
+    """Build the folder in the project's root, where asv.conf.json is."""
     parser = Parser(prog="python -m bench.publish", description=describe(__doc__))
-    parser.add_argument(
-        "--out", type=Path, default=Path("html"), metavar="DIR", help="folder to write (html)"
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help="folder of the sweeps (results)",
-    )
+    for flag, default, what in (
+        ("--out", "html", "folder to write (html)"),
+        ("--results", "results", "folder of the sweeps (results)"),
+    ):
+        parser.add_argument(flag, type=Path, default=Path(default), metavar="DIR", help=what)
     given = parser.parse(argv)
     if not CONFIG.is_file():
         raise UsageError(f"no {CONFIG} here; run it in the root of the project")
     given.out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(given.out / SWEEPS, ignore_errors=True)  # a sweep may be gone since
     commits = publish_commits(given.out / "asv")
-    sweeps = [report(file, given.out, file.parent.name) for file in find_sweeps(given.results)]
-    references = [report(file, given.out, file.stem) for file in find_references(given.results)]
-    write_index(given.out, commits, sweeps, references)
+    files = sorted(given.results.glob(f"*/{RECORDS}"), key=lambda file: -file.stat().st_mtime)
+    sweeps = [report(file, given.out, file.parent.name) for file in files]
+    references = [
+        report(file, given.out, file.stem)
+        for file in sorted((given.results / "reference").glob("*.csv"))
+        if not file.stem.endswith("-curve")  # it belongs to the file it is named after
+    ]
+    import jinja2
+
+    template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text())
+    page = template.render(commits=commits, sweeps=sweeps, references=references)
+    (given.out / "index.html").write_text(page, encoding="utf-8")
     print(f"published: {given.out / 'index.html'}")
     return 0
 
@@ -60,10 +64,12 @@ def publish_commits(out: Path) -> int:
     missing, asv fails, or a package is not the one pinned."""
     if find_spec("asv") is None:
         raise UsageError("asv is not installed; install this project's 'asv' extra")
-    from bench.asv.importer import load_config, read_results, widen_benchmarks
+    from asv.results import iter_results
+
+    from bench.asv_import import load_config, widen_benchmarks
 
     config = load_config()
-    commits = {result.commit_hash for result in read_results(config)}
+    commits = {result.commit_hash for result in iter_results(config.results_dir)}
     if not commits:
         print("asv has no results yet; `asv run` makes them")
         return 0
@@ -86,47 +92,22 @@ class Page:
     note: str
 
 
-def find_sweeps(results: Path) -> list[Path]:
-    return sorted(results.glob("*/records.csv"), key=lambda file: -file.stat().st_mtime)
-
-
-def find_references(results: Path) -> list[Path]:
-    """Published figures; a curve belongs to the file it is named after."""
-    files = sorted((results / "reference").glob("*.csv"))
-    return [file for file in files if not file.stem.endswith("-curve")]
-
-
 def report(records: Path, out: Path, name: str) -> Page:
     """Write the HTML report of one sweep into ``out``; a sweep without one is no failure."""
     file = Path(SWEEPS) / f"{name}.html"
     (out / file).parent.mkdir(exist_ok=True)
-    source = records.parent if records.name == "records.csv" else records
+    source = records.parent if records.name == RECORDS else records
     command = ["-m", "bench.report", str(source), "--format", "html", "-o", str(out / file)]
     answer = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if answer.returncode:
         note = f"no report: {last_line(answer.stderr)}"
         print(f"{source}: {note}")
         return Page(name, None, note)
-    return Page(name, file.as_posix(), _describe(records))
-
-
-def _describe(records: Path) -> str:
     from bench.store.reader import read_records
 
     frame = read_records(records)
-    count = len(frame)
-    devices = [gpu or "CPU" for gpu in dict.fromkeys(frame["gpu"])]
-    return f"{', '.join(devices)}; {count} record{'s' if count != 1 else ''}"
-
-
-def write_index(
-    out: Path, commits: int, sweeps: Sequence[Page], references: Sequence[Page]
-) -> None:
-    import jinja2
-
-    template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text())
-    page = template.render(commits=commits, sweeps=sweeps, references=references)
-    (out / "index.html").write_text(page, encoding="utf-8")
+    devices = ", ".join(gpu or "CPU" for gpu in dict.fromkeys(frame["gpu"]))
+    return Page(name, file.as_posix(), f"{devices}; {count(len(frame), 'record')}")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
-from bench.questions.batch_sizes import Family, Match, list_contests
 from bench.questions.effects import Effect
+from bench.questions.families import Family, find_bounds
 from bench.questions.material import Material
+from bench.questions.rivals import Match, list_contests
 from bench.record import REFUSED
 from bench.render.cells import (
     ESTIMATE,
@@ -24,18 +25,14 @@ from bench.render.cells import (
     quantity_cell,
     remarks,
     take_first,
+    write_ends,
     write_quantity,
     write_ratio,
 )
 from bench.render.model import MOST_SECTIONS, Answer
 from bench.store.attempts import number_groups
 from bench.study import doubts, summaries
-from bench.study.axes import (
-    find_varying,
-    list_naming_axes,
-    name_axis,
-    order_values,
-)
+from bench.study.axes import find_varying, list_naming_axes, name_axis, order_values
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.verdict import Verdict
@@ -44,13 +41,20 @@ from bench.workloads import IMAGES, OWN
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_EFFECTS = 6
+"""Changes that are said in a sentence."""
+
+_PLACE = (*summaries.SOURCE, "model", "dataset")
+
+_NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
+
 
 def answer(found: Material) -> Iterator[Answer]:
     """What changes do in all cases; per machine and workload the fastest and the largest batch."""
     fake = len(found.cases) and (found.cases["kind"] == "fake").all()
     summary = [
-        *([NOT_MEASURED] if fake else []),
-        *(_summarize_effects(found.effects, found.cases) if _has_switch(found) else ()),
+        *(["Nothing here was measured: these rows came from the fake executor."] if fake else []),
+        *(_summarize_effects(found) if _has_switch(found) else ()),
         *_tell_repeats(found.cases),
     ]
     answers = list(_answer_each(found))
@@ -78,21 +82,13 @@ def _answer_each(found: Material) -> Iterator[Answer]:
                 f for f in found.families if tuple(getattr(f.first, n) for n in _PLACE) == place
             ]
             said = (
-                *(_fastest(rows, named) if len(rows) else ()),
-                _largest(rows, searched),
+                *(_tell_fastest(rows, named) if len(rows) else ()),
+                _tell_largest(rows, searched),
                 _compare_largest(here),
             )
             data = "" if place[3] == OWN else f" on {place[3]}"
             about = found.machines[pair] + (f", {place[2]}{data}" if several else "")
             yield Answer(about, tuple(filter(None, said)))
-
-
-_PLACE = (*summaries.SOURCE, "model", "dataset")
-
-NOT_MEASURED = "Nothing here was measured: these rows came from the fake executor."
-
-MOST_EFFECTS = 6
-"""Changes that are said in a sentence."""
 
 
 def _tell_repeats(cases: pd.DataFrame) -> Iterator[str]:
@@ -115,61 +111,50 @@ def _has_switch(found: Material) -> bool:
     )
 
 
-def _summarize_effects(effects: Sequence[Effect], cases: pd.DataFrame) -> Iterator[str]:
-    """What precisions do, in a sentence, and what switches do; nothing if none was varied.
-
-    Args:
-        cases: by whose ``cell`` the effects name them.
-    """
-    asked = [e for e in effects if e.time and (e.axis == "precision" or e.before == "off")]
+def _summarize_effects(found: Material) -> Iterator[str]:
+    """What precisions do, in a sentence, and what switches do; nothing if none was varied."""
+    asked = [e for e in found.effects if e.time and (e.axis == "precision" or e.before == "off")]
     shown = asked[:MOST_EFFECTS]
-    parts = [
-        [effect for effect in shown if (effect.axis == "precision") is precisions]
-        for precisions in (True, False)
-    ]
-    for part in filter(None, parts):
-        first, told, memory = part[0], [], " memory"
+    for precisions in (True, False):
+        part = [effect for effect in shown if (effect.axis == "precision") is precisions]
+        told, memory = [], " memory"
         for effect in part:
-            said = effect is not first and effect.before == first.before
+            said = effect is not part[0] and effect.before == part[0].before
             after = effect.memory.ratio.value if effect.memory else None
             saved = _tell_saved(math.nan if after is None else 1 - after, memory)
             memory = "" if saved else memory
-            told.append(_tell_effect(effect, cases, said, saved))
+            told.append(_tell_effect(effect, found.cases, said, saved))
         at = {e.over: None for e in part if e.axis == "precision" and e.over and not e.apart}
         where = f" ({'; '.join(at)})" if at else ""
-        yield f"All else equal{where}, {'; '.join(told)}."
+        if told:
+            yield f"All else equal{where}, {'; '.join(told)}."
     if any(effect.apart for effect in shown):
         yield "They have no settings in common, and are not to be ranked."
 
 
 def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) -> str:
-    """``fp16 trains 3.34 times as fast as fp32 (95 %: 3.20 to 3.47) with 38 % less memory``.
-
-    Args:
-        said: whether a change before it said what it is compared with; then ``fp16 3.34 times``.
-        saved: of `_tell_saved`.
-    """
-    time = effect.time
+    """``fp16 trains 3.34 times as fast as fp32 (95 %: 3.20 to 3.47) with 38 % less memory``; or
+    ``fp16 3.34 times``, where a change before it ``said`` what it is compared with."""
+    time, mode = effect.time, "" if effect.after == "on" else f" {effect.after}"
+    precision = effect.axis == "precision"
+    change = effect.after if precision else f"with {name_axis(effect.axis)}{mode}"
     assert time is not None
     if time.ratio.value is None:
-        return f"{_name_change(effect)}: {time.ratio.lack}"
-    about = ESTIMATE if effect.estimated else ""
-    speed = f"{about}{write_ratio(1 / time.ratio.value)} times"
+        return f"{change}: {time.ratio.lack}"
+    times = f"{ESTIMATE * effect.estimated}{write_ratio(1 / time.ratio.value)} times"
     if said:
-        text = f"{_name_change(effect)} {speed}"
-    elif effect.axis == "precision":
-        text = f"{effect.after} trains {speed} as fast as {effect.before}"
+        text = f"{change} {times}"
+    elif precision:
+        text = f"{change} trains {times} as fast as {effect.before}"
     else:
-        text = f"{_name_change(effect)} training is {speed} as fast as without it"
-    verdict = time.ratio.judge(STEADY)
+        text = f"{change} training is {times} as fast as without it"
+    verdict, speed = time.ratio.judge(STEADY), time.ratio.invert()
     if time.mixed:
         text += " (not alike in all cases)"
     elif verdict is Verdict.SAME:
         text += " (the same)"
-    elif time.ratio.low is not None and time.ratio.high is not None:
-        ends = f"{write_ratio(1 / time.ratio.high)} to {write_ratio(1 / time.ratio.low)}"
-        unsure = ", not certain" if verdict is Verdict.AMBIGUOUS else ""
-        text += f" (95 %: {ends}{unsure})"
+    elif ends := write_ends((speed.low, speed.high), write_ratio, " to "):
+        text += f" (95 %: {ends}{', not certain' if verdict is Verdict.AMBIGUOUS else ''})"
     where = f" at {effect.over}" if effect.apart else ""
     waits = _tell_least_busy(cases[cases["cell"].isin([c for pair in time.cells for c in pair])])
     return f"{text}{saved}{where}{waits}"
@@ -196,15 +181,9 @@ def _tell_busy(row: Row) -> str:
     return f"GPU busy for {write_quantity(QUANTITIES['busy_share'], row)} of a step"
 
 
-def _name_change(effect: Effect) -> str:
-    if effect.axis == "precision":
-        return effect.after
-    mode = "" if effect.after == "on" else f" {effect.after}"
-    return f"with {name_axis(effect.axis)}{mode}"
-
-
-def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
-    """Name the lowest time, and claim no more of it than its runs allow."""
+def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
+    """Name the lowest time of the cases of a network and dataset on a machine, and claim no more of
+    it than its runs allow."""
     timed = cases[cases["epoch_time_s"].notna()].sort_values("epoch_time_s", kind="stable")
     trusted = doubts.trusted(timed)
     good, doubted = timed[trusted], timed[~trusted]
@@ -244,10 +223,8 @@ def _fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
 
 
 def _find_rivals(row: Row, timed: pd.DataFrame) -> list[Row]:
-    """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run.
-
-    A case of too few runs to show a spread is taken to have that of ``row``.
-    """
+    """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run. A
+    case of too few runs to show a spread is taken to have that of ``row``."""
     if row.repeats == 1:
         return []
     low = timed["epoch_time_s_low"].fillna(timed["epoch_time_s"])
@@ -267,39 +244,29 @@ def _name_doubted(rows: pd.DataFrame, axes: Iterable[str]) -> str:
     return _list_some(names, "; ")
 
 
-_NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
-
-
 def _list_some(names: Sequence[str], between: str = ", ") -> str:
     more = [f"and {len(names) - 3} more cases"] if len(names) > 4 else names[3:]
     return between.join([*names[:3], *more])
 
 
 def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
-    """Compare the fastest case with fp32 at its batch size, and with the fastest fp32.
-
-    A speed-up at one batch size alone would flatter where fp32 is slow at just that one.
-
-    Args:
-        timed: all cases with a time, fastest first.
-    """
-    trusted = doubts.trusted(timed)
+    """Compare the fastest case with fp32 at its batch size, and with the fastest fp32: a speed-up
+    at one batch size alone would flatter where fp32 is slow at just that one. The cases with a time
+    come fastest first."""
+    trusted, fp32 = doubts.trusted(timed), timed["precision"] == "fp32"
     if row.precision == "fp32":
-        others = trusted & (timed["precision"] != "fp32")
-        return "; no other precision was faster" if others.any() else ""
-    theirs = timed["precision"] == "fp32"
-    for name in (*summaries.SOURCE, "model", "dataset", "kind"):
-        theirs &= timed[name] == getattr(row, name)
+        return "; no other precision was faster" if (trusted & ~fp32).any() else ""
+    fp32 &= timed["kind"] == row.kind
     free = (*free_axes("precision"), *SAME_QUESTION, "batch_size")
     settings = [name for name in AXES if name not in free]
     alike = number_groups(timed, ["environment", *settings])
-    same = theirs & (alike == alike[timed["cell"] == row.cell].iloc[0])
+    same = fp32 & (alike == alike[timed["cell"] == row.cell].iloc[0])
     if not same.any():
-        return _against_other_fp32(row, timed[theirs], settings)
+        return _against_other_fp32(row, timed[fp32], settings)
     about = mark_part(row)
     doubt = "" if (trusted & same).any() else " (the fp32 times have warnings)"
     # one in doubt is named only where none is better
-    best = take_first(timed[same & trusted] if (same & trusted).any() else timed[same])
+    best = take_first(timed[same] if doubt else timed[same & trusted])
     speedup = best.epoch_time_s / row.epoch_time_s
     at_best = (
         f", {about}{speedup:.2f} times as fast as fp32 at its fastest "
@@ -315,112 +282,87 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
 
 
 def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str]) -> str:
-    """Compare the fastest case with the fp32 case most like it, and say in what that differs.
-
-    Args:
-        others: the fp32 cases with a time, fastest first; none has the settings of ``row``.
-    """
+    """Compare the fastest case with the fp32 case most like it, of which none has its settings, and
+    say in what that differs."""
     if not len(others):
         return "; there is no fp32 case here to compare it with"
-    unlike = sum((others[name] != getattr(row, name)).astype(int) for name in settings)
-    unlike = unlike + (others["batch_size"] != row.batch_size)
+    names = ("batch_size", *settings)
+    unlike = sum((others[name] != getattr(row, name)).astype(int) for name in names)
     nearest = others[unlike == unlike.min()]
     trusted = doubts.trusted(nearest)
     other = take_first(nearest[trusted] if trusted.any() else nearest)
     doubt = "" if trusted.any() else " (that fp32 time has a warning)"
     differs = [
         f"{name_axis(name)} {format_value(getattr(other, name))}"
-        for name in ("batch_size", *settings)
+        for name in names
         if getattr(other, name) != getattr(row, name)
     ]
     what = ", ".join(differs) or "other versions"
-    about = mark_part(row, other)
-    speedup = other.epoch_time_s / row.epoch_time_s
-    return f", {about}{speedup:.2f} times as fast as the nearest fp32 case ({what}){doubt}"
+    speedup = f"{mark_part(row, other)}{other.epoch_time_s / row.epoch_time_s:.2f}"
+    return f", {speedup} times as fast as the nearest fp32 case ({what}){doubt}"
 
 
-def _largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
-    """Name the largest batch that fits each precision, where any ran out of memory.
-
-    Micro-batches take less memory, so batches in one piece are told of, where there are any.
-    """
+def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
+    """Name the largest batch that fits each precision, where any ran out of memory. Micro-batches
+    take less memory, so batches in one piece are told of, where there are any."""
     import pandas as pd
 
     columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind"]
     ended = pd.concat([part[columns] for part in (cases, probes)])
     ended = ended[ended["accumulate"] == ended["accumulate"].min()]
-    full = ended[ended["status"].isin(REFUSED)]
-    fits = ended[ended["status"].isin(TIMED)]
-    if not len(full):
-        largest = ended["batch_size"].max() == fits["batch_size"].max()
-        several = fits["batch_size"].nunique() > 1 and largest
-        return f"Every batch size fits, up to {fits['batch_size'].max()}." if several else ""
+    if not ended["status"].isin(REFUSED).any():
+        fits = ended.loc[ended["status"].isin(TIMED), "batch_size"]
+        several = fits.nunique() > 1 and ended["batch_size"].max() == fits.max()
+        return f"Every batch size fits, up to {fits.max()}." if several else ""
     limits = order_values("memory_limit", ended["memory_limit"])
     said = []
     for limit in limits:
         under = f" under {limit}" if limit else " without a limit"
-        theirs = (part[part["memory_limit"] == limit] for part in (fits, full))
-        said.append(f"{under if len(limits) > 1 else ''}: {', '.join(_list_largest(*theirs))}")
+        largest = ", ".join(_list_largest(ended[ended["memory_limit"] == limit]))
+        said.append(f"{under if len(limits) > 1 else ''}: {largest}")
     fake = " (not measured)" if (ended["kind"] == "fake").all() else ""
     return f"Largest batch size that fits{fake}{';'.join(said)}."
 
 
-def _list_largest(fits: pd.DataFrame, full: pd.DataFrame) -> Iterator[str]:
-    """Each precision with its largest batch and the next above that does not fit."""
-    for precision in PRECISIONS:
-        theirs, beyond = (
-            part.loc[part["precision"] == precision, "batch_size"] for part in (fits, full)
-        )
-        if len(theirs):
-            larger = beyond[beyond > theirs.max()]
-            yield (
-                f"{precision} {theirs.max()} ({larger.min()} does not)"
-                if len(larger)
-                else f"{precision} at least {theirs.max()}"
-            )
-        elif len(beyond):
-            yield f"{precision} none (not even {beyond.min()})"
+def _list_largest(ended: pd.DataFrame) -> Iterator[str]:
+    parts = dict(list(ended.groupby("precision")))
+    for precision in (name for name in PRECISIONS if name in parts):
+        fits, fails = find_bounds([*parts[precision].itertuples()])
+        if fits:
+            yield f"{precision} {f'{fits} ({fails} does not)' if fails else f'at least {fits}'}"
+        elif fails:
+            yield f"{precision} none (not even {fails})"
 
 
 def _compare_largest(families: Sequence[Family]) -> str:
     """Compare precisions each at its own largest batch, and say how that differs from equal ones.
-
     Nothing, where fewer than two are known or all are at one batch size; and where several settings
-    ran, because then the tables tell.
-    """
+    ran, because then the tables tell."""
     contests = list(list_contests(families))
     if len(contests) != 1 or not contests[0].ends or families[0].first.kind == "fake":
         return ""
     (_, first), *others = contests[0].ends
     shown = [(f, row) for f, row in others if row.batch_size != first.batch_size][:MOST_EFFECTS]
-    if not shown:
-        return ""
-    said = "; ".join(_tell_largest(Match(first, row), family) for family, row in shown)
-    return f"Each at its largest batch that was timed, {said}."
+    said = "; ".join(_contrast_largest(Match(first, row), family) for family, row in shown)
+    return f"Each at its largest batch that was timed, {said}." if said else ""
 
 
-def _tell_largest(largest: Match, family: Family) -> str:
-    """``fp16 (512) is 1.52 times as fast as fp32 (256), and 1.45 times with both at 256``.
-
-    Args:
-        family: that of the second case.
-    """
-    before, after = largest.before, largest.after
-    about = mark_part(before, after)
+def _contrast_largest(largest: Match, family: Family) -> str:
+    """``fp16 (512) is 1.52 times as fast as fp32 (256), and 1.45 times with both at 256``; the
+    family is that of the second case."""
+    before, after = largest
     said = (
-        f"{after.precision} ({after.batch_size}) is {about}{write_ratio(largest.speed)} times as "
-        f"fast as {before.precision} ({before.batch_size})"
+        f"{after.precision} ({after.batch_size}) is {mark_part(*largest)}"
+        f"{write_ratio(largest.speed)} times as fast as {before.precision} ({before.batch_size})"
     )
     if is_number(largest.loss) and after.dataset != "synthetic":
+        apart = f"{abs(largest.loss):.3f}"
         higher = "higher" if largest.loss > 0 else "lower"
-        same = f"{abs(largest.loss):.3f}" == "0.000"
-        said += ", with the same loss" if same else f", with a loss {higher} by "
-        said += "" if same else f"{abs(largest.loss):.3f}"
-    for row in family.ended:
-        equal = Match(before, row)
-        if row.batch_size == before.batch_size and is_number(equal.speed):
-            about = mark_part(before, row)
-            said += (
-                f", and {about}{write_ratio(equal.speed)} times with both at {before.batch_size}"
-            )
+        said += ", with the same loss" if apart == "0.000" else f", with a loss {higher} by {apart}"
+    for equal in (
+        Match(before, row) for row in family.ended if row.batch_size == before.batch_size
+    ):
+        if is_number(equal.speed):
+            times = f"{mark_part(*equal)}{write_ratio(equal.speed)} times"
+            said += f", and {times} with both at {before.batch_size}"
     return said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from bench.diagnosis.breakdown import LISTED, Breakdown, Timed
@@ -14,7 +14,7 @@ from bench.diagnosis.step import Bound, Step
 from bench.questions.material import Material
 from bench.questions.profiles import Profiled
 from bench.questions.reasons import choose_pairs
-from bench.render.cells import Row, case_column, estimate_cell, ms_cell, name_place
+from bench.render.cells import Row, case_column, estimate_cell, ms_cell, name_place, write_tenths
 from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Section, Sheet, join
 from bench.text import ESTIMATE, count, say_left_out, write_number
@@ -42,7 +42,7 @@ def _list_profiled(found: Material) -> list[_Broken]:
 def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
     profiled = _list_profiled(found)
     shares = {id(breakdown): _share(breakdown) for *_, breakdown in profiled}
-    parts = choose_parts(list(shares.values()))
+    parts = _choose_parts(shares.values())
     others = sorted({name for share in shares.values() for name in share} - set(parts))
 
     def write_share(names: Sequence[str], one: _Broken) -> Cell:
@@ -79,34 +79,28 @@ def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
                 "--profile on to the command of the sweep and run it again."
             )
 
-    empty = ("", NOTHING, "0.0")
-    yield Sheet("Where the time of a step goes", columns, profiled, note, empty=empty)
+    title, empty = "Where the time of a step goes", ("", NOTHING, "0.0")
+    yield Sheet(title, columns, profiled, note, empty=empty)
 
 
 def _share(breakdown: Breakdown) -> dict[str, float]:
-    """The parts of a step as shares of it, with what is left over."""
     shares = {str(part.name): part.time_s / breakdown.step_s for part in breakdown.parts}
     return shares | {LEFT_OVER: breakdown.left_over_s / breakdown.step_s}
 
 
-def choose_parts(shares: Sequence[dict[str, float]], most: int = MOST_PARTS) -> list[str]:
+def _choose_parts(shares: Iterable[dict[str, float]]) -> list[str]:
     """The parts that are largest anywhere, the largest first."""
     largest: dict[str, float] = {}
     for share in shares:
         for name, value in share.items():
             largest[name] = max(largest.get(name, 0.0), abs(value))
     named = [name for name, value in largest.items() if value >= SMALL]
-    return sorted(named, key=lambda name: -largest[name])[:most]
+    return sorted(named, key=lambda name: -largest[name])[:MOST_PARTS]
 
 
 def _percent_cell(share: float, estimated: bool = False) -> Cell:
-    return estimate_cell(f"{100 * share:.1f}", share, estimated)
+    return estimate_cell(write_tenths(share), share, estimated)
 
-
-BREAKDOWNS = Section("time", "Where does the time of a step go?", _tell_breakdowns)
-
-
-# ------------------------------------------------------------------------------------- operations
 
 _Operation = tuple[Timed, Step, Breakdown]
 
@@ -167,4 +161,5 @@ def _write_rate(rate: float | None, scale: float, estimated: bool) -> Cell | Non
     return None if rate is None else estimate_cell(write_number(rate / scale), rate, estimated)
 
 
+BREAKDOWNS = Section("time", "Where does the time of a step go?", _tell_breakdowns)
 OPERATIONS = Section("operations", "Which operations take longest?", _tell_operations)

@@ -19,54 +19,45 @@ COSTS = ("checkpoint_bytes", "checkpoint_save_s", "checkpoint_share", "checkpoin
 EXACT, DIFFERS, UNKNOWN = "exact", "differs", "not known"
 
 
-def _judge(runs: pd.DataFrame) -> str:
-    """Whether a resume was exact in all runs of a case, as far as it could be told."""
-    if (runs["resume_difference"] != "").any():
-        return DIFFERS
-    return EXACT if runs["resume_exact"].astype(bool).any() else UNKNOWN
-
-
-def _describe(
-    kept: pd.DataFrame, verdicts: dict[int, str], runs: dict[int, pd.DataFrame]
-) -> Iterator[str]:
-    """Say of each precision whether a resume is exact: in all of its cases, or not."""
-    found = kept["cell"].map(verdicts).groupby(kept["precision"], sort=False).agg(set)
-    exact = [str(name) for name, said in found.items() if said == {EXACT}]
-    if exact:
-        yield (
-            "Training resumed in a new network takes the same next steps, bit for bit (weights, "
-            f"master weights, optimizer, loss scale, random numbers, data): {', '.join(exact)}."
-        )
-    reasons: dict[str, list[str]] = {}
-    for row in iterate(kept):
-        if verdicts[row.cell] == DIFFERS:
-            first = next(filter(None, runs[row.cell]["resume_difference"]))
-            reasons.setdefault(f"Resumed steps differ, first in {first}", []).append(row.precision)
-        elif verdicts[row.cell] == UNKNOWN:
-            missing = (read_missing(str(text)) for text in runs[row.cell]["missing"])
-            told = (of_run.get("resume_exact", "") for of_run in missing)
-            why = next(filter(None, told), "the run did not come so far")
-            known = f"Whether resumed steps are the same is not known ({why})"
-            reasons.setdefault(known, []).append(row.precision)
-    for reason, names in reasons.items():
-        yield f"{reason}: {', '.join(dict.fromkeys(names))}."
+def _judge(runs: pd.DataFrame) -> tuple[str, str]:
+    """Whether a resume was exact in all runs of a case, as far as it could be told; and if not why,
+    in a sentence."""
+    if differences := [*filter(None, runs["resume_difference"])]:
+        return DIFFERS, f"Resumed steps differ, first in {differences[0]}"
+    if runs["resume_exact"].astype(bool).any():
+        return EXACT, ""
+    told = (read_missing(str(text)).get("resume_exact") for text in runs["missing"])
+    why = next(filter(None, told), "the run did not come so far")
+    return UNKNOWN, f"Whether resumed steps are the same is not known ({why})"
 
 
 def _tell_checkpoints(found: Material) -> Iterator[Sheet]:
     cases = found.cases
     kept = cases[cases["checkpoint"].astype(bool) & cases["status"].isin(TIMED)]
     of_these = found.rows[found.rows["cell"].isin(kept["cell"])]
-    runs = {int(cell): part for cell, part in of_these.groupby("cell")}  # type: ignore[arg-type]
-    verdicts = {cell: _judge(runs[cell]) for cell in kept["cell"]}
+    judged = {cell: _judge(runs) for cell, runs in of_these.groupby("cell")}
     axes = [axis for axis in found.order if axis != "checkpoint"] or ["precision", "batch_size"]
     columns: list[Column[Row]] = [
         case_column(axes, found.machines),
         *map(quantity_column, COSTS),
         Column("resume", "resume", "the next steps after it and without it",
-               lambda row: Cell(verdicts[row.cell], verdicts[row.cell]), number=False),
+               lambda row: Cell(judged[row.cell][0], judged[row.cell][0]), number=False),
     ]  # fmt: skip
-    notes = _describe(kept, verdicts, runs)
-    yield Sheet("Checkpoints", columns, list(iterate(kept)), notes, empty=())
+    rows = list(iterate(kept))
+    # of each precision whether a resume is exact in all of its cases, or why not
+    reasons: dict[str, dict[str, None]] = {}
+    for row in rows:
+        reasons.setdefault(judged[row.cell][1], {})[row.precision] = None
+    exact = reasons.pop("", {})
+    unsure = {name for names in reasons.values() for name in names}
+    notes = [f"{reason}: {', '.join(names)}." for reason, names in reasons.items()]
+    if sure := [name for name in exact if name not in unsure]:
+        notes.insert(
+            0,
+            "Training resumed in a new network takes the same next steps, bit for bit (weights, "
+            f"master weights, optimizer, loss scale, random numbers, data): {', '.join(sure)}.",
+        )
+    yield Sheet("Checkpoints", columns, rows, notes, empty=())
 
 
 CHECKPOINTS = Section(

@@ -1,17 +1,22 @@
-"""What changing one axis does with all else equal."""
+"""What changing one axis does, all else equal: each change estimated, and the table of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES
+from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE
+from bench.render.cells import ESTIMATE, name_case, write_ends, write_ratio, write_signed
+from bench.render.model import NOTHING, Cell
+from bench.render.section import Column, Said, Section, Sheet, set_off
 from bench.study.axes import (
     Machines,
     find_varying,
+    name_axis,
     name_setting,
     name_value,
     order_values,
@@ -21,9 +26,21 @@ from bench.study.doubts import DOUBTS
 from bench.study.estimate import ENERGY, JUDGED, LOSS, MEMORY, TIME, Estimate, estimate
 from bench.study.pairs import Changed, Pair, find_changes, list_free
 from bench.text import name_first
+from bench.verdict import MIN_SEEDS, Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bench.questions.material import Material
+
+MOST_ROWS = 100
+"""Changes that are shown."""
+
+MIXED = "mixed"
+"""The verdict on a change that makes some cases faster and others not."""
+
+KINDS = ("measured", "fake", "published")
+"""Where there are cases of several kinds, the effects are of the first of these."""
 
 
 @dataclass(frozen=True)
@@ -55,56 +72,40 @@ class Effect:
 
     @property
     def time(self) -> Estimate | None:
-        """What it does to the epoch time."""
         return self.estimates.get(TIME.name)
 
     @property
     def memory(self) -> Estimate | None:
-        """What it does to the peak of memory."""
         return self.estimates.get(MEMORY.name)
 
     @property
     def energy(self) -> Estimate | None:
-        """What it does to the energy of an epoch."""
         return self.estimates.get(ENERGY.name)
 
     @property
     def loss(self) -> Estimate | None:
-        """What it does to the training loss."""
         return self.estimates.get(LOSS.name)
 
 
-KINDS = ("measured", "fake", "published")
-"""Where there are cases of several kinds, the effects are of the first of these."""
-
-
-def find_effects(rows: pd.DataFrame, cases: pd.DataFrame, machines: Machines) -> list[Effect]:
-    """What each change of each axis does, in the order of the overview's columns.
-
-    Args:
-        rows: the runs that count, of `summaries.latest`, with the ``cell`` of each.
-        cases: the same summarized; ``cell`` names their runs.
-    """
-    ended = cases[cases["status"].isin(RELIABLE)]
+def find_effects(found: Material) -> Iterator[Effect]:
+    """What each change of each axis does, in the order of the overview's columns."""
+    ended = found.cases[found.cases["status"].isin(RELIABLE)]
     kind = next((kind for kind in KINDS if (ended["kind"] == kind).any()), "")
     ended = ended[ended["kind"] == kind]
     changes = [
         change
         for axis in find_varying(ended)
         if axis not in AXES or not AXES[axis].spread
-        for change in find_changes(axis, ended, machines)
+        for change in find_changes(axis, ended, found.machines)
     ]
-    found: list[dict[str, Estimate]] = [{} for _ in changes]
+    judged: list[dict[str, Estimate]] = [{} for _ in changes]
     for metric in JUDGED:
-        for into, estimated in zip(found, estimate(metric, changes, rows), strict=True):
+        for into, estimated in zip(judged, estimate(metric, changes, found.rows), strict=True):
             if estimated is not None:
                 into[metric.name] = estimated
-    kept = [pair for pair in zip(changes, found, strict=True) if pair[1]]
-    return [
-        effect
-        for _, axis in groupby(kept, key=lambda pair: pair[0].axis)
-        for effect in _describe_axis(list(axis), ended, machines)
-    ]
+    kept = [pair for pair in zip(changes, judged, strict=True) if pair[1]]
+    for _, axis in groupby(kept, key=lambda pair: pair[0].axis):
+        yield from _describe_axis(list(axis), ended, found.machines)
 
 
 def _describe_axis(
@@ -119,9 +120,8 @@ def _describe_axis(
         used.append(pairs)
         rivals.setdefault(change.before, set()).add(frozenset(pair.key for pair in pairs))
     every = frozenset(pair.key for change, _ in found for pair in change.pairs)
-    everywhere = all(held == {every} for held in rivals.values())
     settings: dict[str, dict[int, Any]] = {}
-    if not everywhere:
+    if any(held != {every} for held in rivals.values()):
         before = cases[cases["cell"].isin({p.a for change, _ in found for p in change.pairs})]
         free = list_free(found[0][0].axis)
         settings = {
@@ -130,6 +130,7 @@ def _describe_axis(
             if name not in free
         }
     for (change, estimates), pairs in zip(found, used, strict=True):
+        doubts = frozenset[str]().union(*(pair.doubts for pair in pairs))
         yield Effect(
             change.axis,
             change.before,
@@ -137,7 +138,7 @@ def _describe_axis(
             tuple((pair.a, pair.b) for pair in change.pairs),
             estimates,
             any(pair.estimated for pair in pairs),
-            tuple(_list_doubts(pairs)),
+            tuple(doubt.remark for name, doubt in DOUBTS.items() if name in doubts),
             _name_settings(pairs, settings, machines),
             len(rivals[change.before]) > 1,
         )
@@ -155,6 +156,158 @@ def _name_settings(
     return " · ".join(said)
 
 
-def _list_doubts(pairs: Sequence[Pair]) -> Iterator[str]:
-    held = frozenset[str]().union(*(pair.doubts for pair in pairs))
-    yield from (DOUBTS[name].remark for name in DOUBTS if name in held)
+def _tell_effects(found: Material) -> Iterator[Sheet]:
+    effects = found.effects
+    columns: list[Column[Effect]] = [
+        Column("change", "change", "what changes, all else equal", _write_change,
+               wrap=True),
+        Column("speed", "speed", "epoch time before over after, geometric mean",
+               _of_time(_write_speed), better="higher"),
+        Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %",
+               _of_time(lambda effect, time:
+                        MIXED if time.mixed else TIME.word(time.ratio.judge(STEADY))),
+               number=False),
+        Column("interval", "95 % interval", "of the speed over these pairs",
+               _of_time(lambda effect, time: _write_speeds(time.ratio.low, time.ratio.high)),
+               keep=8),
+        Column("range", "range of pairs", "speed of the pairs",
+               _of_time(lambda effect, time: _write_speeds(time.lowest, time.highest)
+                        if time.pairs > 1 else None), keep=7),
+        Column("pairs", "pairs", "how many pairs of cases differ in that alone", _write_pairs,
+               keep=8),
+        Column("over", "over", "the settings at which it is compared", lambda effect: effect.over,
+               keep=8, wrap=True),
+        Column("memory", "memory", "change of the peak",
+               lambda effect: _write_percent(effect, effect.memory), better="lower", keep=6),
+        Column("energy", "energy", "change of an epoch's",
+               lambda effect: _write_percent(effect, effect.energy, ESTIMATE * effect.estimated),
+               better="lower", keep=4),
+        Column("loss", "loss", "difference of the training loss", _write_loss, better="lower",
+               keep=5),
+        Column("doubts", "remarks", "what speaks against a case of these",
+               lambda effect: ", ".join([*effect.doubts, *_tell_ends(effect.time, found)]),
+               keep=8, wrap=True),
+    ]  # fmt: skip
+    starts = set_off(effects, lambda effect: effect.axis)
+    yield Sheet(
+        "What each change does, all else equal",
+        columns,
+        effects,
+        _note_effects(effects),
+        starts if len(starts) < len(effects) else {},
+        most=MOST_ROWS,
+        file="--format json",
+        empty=("", NOTHING, TIME.word(Verdict.NONE)),
+    )
+
+
+def _of_time(say: Callable[[Effect, Estimate], Said]) -> Callable[[Effect], Said]:
+    """What there is to say of a change of the epoch time, if that has one."""
+
+    def write(effect: Effect) -> Said:
+        time = effect.time
+        return say(effect, time) if time is not None and time.ratio.value else None
+
+    return write
+
+
+def _write_change(effect: Effect) -> Cell:
+    change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
+    return Cell(change, change)
+
+
+def _write_speed(effect: Effect, time: Estimate) -> Cell:
+    speed = 1 / (time.ratio.value or 1)
+    return Cell(f"{ESTIMATE * effect.estimated}{write_ratio(speed)}×", speed)
+
+
+def _write_speeds(low: float | None, high: float | None) -> str | None:
+    """The ends of a ratio of times, as those of a speed."""
+    return write_ends((high, low), lambda ratio: write_ratio(1 / ratio))
+
+
+def _count_pairs(effect: Effect) -> int:
+    return effect.time.pairs if effect.time else len(effect.pairs)
+
+
+def _write_pairs(effect: Effect) -> Cell:
+    pairs, every = _count_pairs(effect), len(effect.pairs)
+    return Cell(f"{pairs} of {every}" if pairs < every else str(pairs), pairs)
+
+
+def _tell_pairs(effect: Effect, estimate: Estimate) -> str:
+    """How many of the pairs a number is of, where these are not those of the row."""
+    same = estimate.pairs == _count_pairs(effect)
+    return "" if same else f" ({estimate.pairs} of {len(effect.pairs)})"
+
+
+def _write_percent(effect: Effect, estimate: Estimate | None, mark: str = "") -> Cell | None:
+    if estimate is None or estimate.ratio.value is None:
+        return None
+    change = estimate.ratio.value - 1
+    return Cell(f"{mark}{write_signed(100 * change, 1)} %{_tell_pairs(effect, estimate)}", change)
+
+
+def _write_loss(effect: Effect) -> Cell | None:
+    if (loss := effect.loss) is None:
+        return None
+    reach = f" ±{loss.reach:.3f}" if loss.reach is not None else ""
+    text = f"{write_signed(loss.difference, 3)}{reach}{_tell_pairs(effect, loss)}"
+    return Cell(text, loss.difference)
+
+
+def _tell_ends(time: Estimate | None, found: Material) -> Iterator[str]:
+    """Name the pairs between which a mixed effect lies: ``1.00× at fp32, 1.11× at bf16-amp``."""
+    if time is None or not time.mixed:
+        return
+    after = found.cases[found.cases["cell"].isin([b for _, b in time.cells])]
+    named = [axis for axis in find_varying(after) if axis in AXES]
+    fast, slow = time.ends
+    for ratio, cell in ((time.highest, slow), (time.lowest, fast)):
+        place = name_case(found.by_cell[cell], named) or "the other machine"
+        yield f"{write_ratio(1 / ratio)}× at {place}"
+
+
+def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
+    yield (
+        "Speed: epoch time before the change over that after it, geometric mean over the pairs of "
+        "cases that differ in it alone. Precisions are compared at their default loss scale, or "
+        "the commonest."
+    )
+    if any(effect.over for effect in effects):
+        yield (
+            "Over: at which settings, where changes of one kind differ in them. Changes from one "
+            "value are compared at those that all of them have."
+        )
+    fewer = [e for e in effects if e.axis in AXES and e.time and e.time.pairs < len(e.pairs)]
+    if fewer and not fewer[0].apart:
+        both = f"{fewer[0].axis}={fewer[0].before},{fewer[0].after}"
+        yield f"--where {both} compares these two at all that both have."
+    if any(effect.apart for effect in effects):
+        yield (
+            "Changes from one value that are over different settings have none in common; do not "
+            "rank them."
+        )
+    times = [effect.time for effect in effects if effect.time]
+    if any(time.ratio.p is not None for time in times):
+        yield (
+            "Interval: 95 %, of the mean over these pairs (Welch). Verdict: against a margin of "
+            f"{100 * STEADY:.0f} %, p adjusted for all changes by Holm. python -m bench.compare "
+            "RESULTS --axis AXIS BEFORE AFTER judges each pair, by the ratio of times after over "
+            "before."
+        )
+    if any(time.mixed for time in times):
+        yield "Mixed: pairs differ in their verdicts; the remarks name the two ends."
+    if any(
+        time.ratio.value is not None and time.ratio.p is None and not time.ratio.exact
+        for time in times
+    ):
+        yield f"A verdict needs {MIN_REPEATS} repeats of each case; use --repeats {MIN_REPEATS}."
+    if any(effect.loss and effect.loss.reach is None for effect in effects):
+        yield (
+            f"A difference of loss without ± rests on fewer than {MIN_SEEDS} seeds and may be "
+            f"chance; use --repeats {MIN_SEEDS}."
+        )
+
+
+EFFECTS = Section("effects", "What does each change do?", _tell_effects)

@@ -1,19 +1,27 @@
-"""How speed goes with the number of GPUs, and what each precision keeps of its speed-up there."""
+"""Cases on one GPU and on several, and what each precision keeps of its speed-up there.
+
+Weak scaling keeps the batch of each GPU, strong scaling that of all together. Either is a line: one
+case on one GPU, and those on several that differ from it in nothing else.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import groupby
+from statistics import fmean, variance
+from typing import TYPE_CHECKING
 
-from bench.case import AXES, FOLLOWS, Case, format_value
-from bench.limits import MIN_REPEATS
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.interval import find_reach
+from bench.limits import MIN_REPEATS, STEADY
 from bench.precision import PRECISIONS
-from bench.questions.lines import Line, Point, Tax, find_taxes
-from bench.questions.material import Material
+from bench.record import RELIABLE
 from bench.render.cells import (
+    Row,
+    iterate,
     mark_part,
     name_place,
     name_spread,
@@ -21,33 +29,195 @@ from bench.render.cells import (
     quantity_column,
     remarks,
     time_cell,
+    write_ends,
     write_ratio,
+    write_tenths,
 )
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join
+from bench.store.attempts import number_groups
 from bench.study.axes import Machines, name_value
 from bench.study.doubts import DOUBTS, list_links, name_links
 from bench.study.quantities import QUANTITIES, is_number
+from bench.study.summaries import list_equal
+from bench.verdict import Ratio, compare
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.questions.material import Material
 
 MOST_ROWS = 60
 """Rows of one of these tables; more would not be read."""
 
-_Place = tuple[Point, Line]
+SPREADING = ("parallel", *FOLLOWS["parallel"])
+"""Axes in which cases on several GPUs may differ from that on one."""
+
+_WAYS = tuple(name for name in SPREADING if name != "world_size")
+"""Of these, the ones that tell lines apart."""
 
 
-def _tell_scaling(found: Material) -> Iterator[Sheet]:
-    both = [[line for line in found.lines if line.strong is strong] for strong in (False, True)]
-    for lines in filter(None, both):
-        again = bool(both[0]) and lines is both[1]  # what the first says of both is not repeated
-        yield _tell_lines(lines, found, again)
+@dataclass(frozen=True)
+class Point:
+    """Some GPUs of a line.
+
+    Attributes:
+        row: its case.
+        base: the one on one GPU that it is compared with; None for that itself, or without one.
+        times: the epoch times of its repeats, in s.
+        ratio: of its epoch time over that of one GPU; without a value where there is no such case.
+        slowest: the rank that worked longest in most of its repeats; None where none is known.
+    """
+
+    row: Row
+    base: Row | None
+    times: Sequence[float]
+    ratio: Ratio
+    slowest: int | None
+
+    @property
+    def gpus(self) -> int:
+        """How many train together."""
+        return int(self.row.world_size)
+
+    @property
+    def speedup(self) -> float:
+        """Images/s over those of one GPU; NaN without one."""
+        return 1 / self.ratio.value if self.ratio.value else math.nan
+
+    @property
+    def efficiency(self) -> float:
+        """Speed-up over the number of GPUs."""
+        return self.speedup / self.gpus
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The 95 % interval of the efficiency; None with too few repeats."""
+        if self.ratio.low is None or self.ratio.high is None:
+            return None
+        return 1 / self.ratio.high / self.gpus, 1 / self.ratio.low / self.gpus
+
+    @property
+    def beyond(self) -> bool:
+        """Whether N GPUs are more than N times as fast as one, by more than runs should vary. And
+        by more than they do vary, where there are enough to tell."""
+        sure = self.ends is None or self.ends[0] > 1
+        return self.gpus > 1 and self.efficiency > 1 + STEADY and sure
+
+    @property
+    def exposed_error_s(self) -> float:
+        """How far exposed communication may be off: in a run, or between runs if that is more. Half
+        of an interval; NaN where it is not known."""
+        row = self.row
+        halves = (row.exposed_error_s, (row.exposed_s_high - row.exposed_s_low) / 2)
+        return max(filter(is_number, halves), default=math.nan)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether exposed communication cannot be told from none."""
+        return bool(self.row.exposed_s <= self.exposed_error_s)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A case on one GPU, and the same on several.
+
+    Attributes:
+        strong: whether the batch of all GPUs stays, and not that of each.
+        base: on one GPU; None where that was not measured.
+        points: upwards by their number. There may be another one on one GPU too.
+        group: a number that it shares with lines that differ from it in precision only.
+    """
+
+    strong: bool
+    base: Point | None
+    points: tuple[Point, ...]
+    group: int
+
+    @property
+    def all(self) -> tuple[Point, ...]:
+        """All points, that on one GPU first."""
+        return (*([self.base] if self.base else []), *self.points)
+
+    @cached_property
+    def by_gpus(self) -> dict[int, Point]:
+        """The point of each number of GPUs; on one, the base."""
+        return {point.gpus: point for point in reversed(self.all)}
+
+    @property
+    def precision(self) -> str:
+        return str(self.points[0].row.precision)
+
+    @property
+    def place(self) -> tuple[bool, int]:
+        """What it shares with lines that it is compared with, precision by precision."""
+        return self.strong, self.group
+
+
+def find_lines(found: Material) -> list[Line]:
+    """The lines of weak scaling, then those of strong scaling, in the order of the overview. The
+    base is a case of ``--parallel none``, or of the same kind as the others on one GPU; one that
+    ran alone, as those on several GPUs do, comes before one beside other lanes. A case that is on
+    no line with another is a line of weak scaling by itself."""
+    rows, cases, times = found.rows, found.cases, found.times
+    timed = cases[cases["status"].isin(RELIABLE) & cases["epoch_time_s"].notna()]
+    timed = timed.assign(global_batch=timed["batch_size"] * timed["world_size"])
+    if not (timed["world_size"] > 1).any():
+        return []
+    # of cases that differ only in how they were measured, the one that measured most
+    timed = timed.sort_values("part", ascending=False, kind="stable")
+    timed = timed.drop_duplicates(list_equal(SAME_QUESTION)).sort_index()
+    ranks = rows[rows["status"].isin(RELIABLE)].dropna(subset=["slowest_rank"])
+    slowest = {c: int(held.mode().iloc[0]) for c, held in ranks.groupby("cell")["slowest_rank"]}
+
+    def read(row: Row, base: Row | None) -> Point:
+        ratio = Ratio(lack="there is no such case on one GPU")
+        if base is not None:
+            (ratio,) = compare([(times.get(base.cell, ()), times.get(row.cell, ()))])
+        return Point(row, base, times.get(row.cell, ()), ratio, slowest.get(row.cell))
+
+    weak, strong = (list(_gather(timed, held, read)) for held in ("batch_size", "global_batch"))
+    lines = [line for line in (*weak, *strong) if len(line.all) > 1]
+    seen = {point.row.cell for line in lines for point in line.all}
+    alone = [line for line in weak if not seen & {point.row.cell for point in line.all}]
+    return sorted([*lines, *alone], key=lambda line: line.strong)
+
+
+def _gather(
+    cases: pd.DataFrame, held: str, read: Callable[[Row, Row | None], Point]
+) -> Iterator[Line]:
+    """The lines of cases that agree in ``held``, also those of one point."""
+    equal = [*list_equal({*SPREADING, *SAME_QUESTION, "batch_size"}), held]
+    question = number_groups(cases, equal)
+    wide = (cases["world_size"] > 1).groupby(question).transform("any")
+    cases, question = cases[wide], question[wide]
+    alike = [name for name in equal if name not in ("precision", *FOLLOWS["precision"])]
+    groups = number_groups(cases, [*alike, *_WAYS])
+    for _, part in cases.groupby(question, sort=False):
+        single = part[part["parallel"] == Case.parallel]
+        several = part[part["parallel"] != Case.parallel]
+        for _, line in several.groupby(number_groups(several, _WAYS), sort=False):
+            if not (line["world_size"] > 1).any():
+                continue  # of DDP on one GPU alone there is nothing to say
+            line = line.sort_values("world_size", kind="stable")
+            ones = [*iterate(single), *iterate(line[line["world_size"] == 1])]
+            base = min(ones, key=lambda row: bool(row.beside), default=None)
+            points = {row.cell: row for row in (*ones[:1], *iterate(line))}
+            if base is not None:
+                del points[base.cell]
+            yield Line(
+                held == "global_batch",
+                read(base, None) if base is not None else None,
+                tuple(read(row, base) for row in points.values()),
+                int(groups[line.index[0]]),
+            )
 
 
 def name_line(line: Line, named: Sequence[str], machines: Machines, but: str = "") -> str:
     """Name what all points of a line share."""
     first = line.points[-1].row
-    axes = [n for n in named if n not in ("world_size", "parallel", but)]
-    if line.strong:
-        axes = [name for name in axes if name != "batch_size"]
+    hidden = ("world_size", "parallel", but, *(["batch_size"] if line.strong else []))
+    axes = [name for name in named if name not in hidden]
     words = [name_place(first, axes, machines)] if axes else []
     if line.strong:
         words.append(f"global batch {first.global_batch}")
@@ -58,7 +228,6 @@ def name_line(line: Line, named: Sequence[str], machines: Machines, but: str = "
 
 
 def _name_base(line: Line) -> str:
-    """What the points of a line are compared with."""
     if line.base is None:
         return "nothing: add --parallel none, which measures one"
     if line.base.row.parallel == Case.parallel:
@@ -66,56 +235,78 @@ def _name_base(line: Line) -> str:
     return f"--parallel {name_value('parallel', line.base.row.parallel, {})} --world-size 1"
 
 
+def _name_devices(points: Sequence[Point]) -> str:
+    return "GPUs" if any(point.row.device == "cuda" for point in points) else "processes"
+
+
+# -------------------------------------------------------------------------------- speed and lines
+
+
+def _tell_scaling(found: Material) -> Iterator[Sheet]:
+    again = False  # what the first says of both kinds is not repeated
+    for _, lines in groupby(found.lines, lambda line: line.strong):
+        yield _tell_lines(list(lines), found, again)
+        again = True
+
+
 def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
-    strong, on_gpus = lines[0].strong, any(p.row.device == "cuda" for p in lines[0].all)
-    what = "GPUs" if on_gpus else "processes"
+    what = _name_devices(lines[0].all)
     time, exposed, late = (QUANTITIES[n] for n in ("epoch_time_s", "exposed_s", "straggle"))
     several_bases = len({_name_base(line) for line in lines}) > 1
     several_ways = len({point.row.parallel for line in lines for point in line.all}) > 1
 
-    def write(place: _Place, value: float, text: str) -> Cell | None:
-        if math.isnan(value):
-            return None
-        point, line = place
-        rows = [point.row, *([line.base.row] if line.base else [])]
-        return Cell(mark_part(*rows) + text, value)
+    def write(point: Point, value: float, write: Callable[[float], str]) -> Cell | None:
+        mark = mark_part(*(row for row in (point.row, point.base) if row is not None))
+        return None if math.isnan(value) else Cell(mark + write(value), value)
 
-    def write_exposed(place: _Place) -> Cell:
-        cell, error = quantity_cell(exposed, place[0].row, spread=False), place[0].exposed_error_s
+    def write_way(point: Point) -> Cell | None:
+        way = point.row.parallel
+        return Cell(name_value("parallel", way, {}), way) if several_ways else None
+
+    def write_exposed(point: Point) -> Cell:
+        cell, error = quantity_cell(exposed, point.row, spread=False), point.exposed_error_s
         if not (is_number(cell.value) and is_number(error)):
             return cell
         return replace(cell, text=f"{cell.text} ± {exposed.write(error)}")
 
-    def write_slowest(place: _Place) -> Cell | None:
-        point, late_by = place[0], place[0].row.straggle
+    def write_slowest(point: Point) -> Cell | None:
+        late_by = float(point.row.straggle)
         if point.slowest is None or math.isnan(late_by):
             return None
-        return Cell(f"{point.slowest}, +{late.write(late_by)} %", float(late_by))
+        return Cell(f"{point.slowest}, +{late.write(late_by)} %", late_by)
 
-    def explain(places: Sequence[_Place]) -> Iterator[str]:
-        return _explain_lines(list({id(line): line for _, line in places}.values()), what, again)
+    def list_remarks(point: Point) -> Iterator[str]:
+        yield remarks(point.row, found.below)
+        if point.base is not None and point.base.beside and not point.row.beside:
+            yield f"against one {DOUBTS['beside'].remark}"
+        if point.beyond:
+            yield "above 100 %"
+        if point.hidden:
+            yield "exchange not above noise"
 
-    quantity = partial(quantity_column, take=lambda place: place[0].row, spread=False)
-    columns: list[Column[_Place]] = [
-        Column("world_size", what, "that train one network together", lambda at: at[0].gpus,
+    def explain(shown: Sequence[Point]) -> Iterator[str]:
+        return _explain_lines([line for line in lines if line.all[0] in shown], what, again)
+
+    quantity = partial(quantity_column, take=lambda point: point.row, spread=False)
+    columns: list[Column[Point]] = [
+        Column("world_size", what, "that train one network together", lambda point: point.gpus,
                always=True),
         Column("parallel", "parallel", "how they do",
-               lambda at: Cell(name_value("parallel", at[0].row.parallel, {}), at[0].row.parallel)
-               if several_ways else None, number=False, keep=8),
-        Column("batch_size", "batch size", "of each", lambda at: int(at[0].row.batch_size)),
+               write_way, number=False, keep=8),
+        Column("batch_size", "batch size", "of each", lambda point: int(point.row.batch_size)),
         Column("global_batch", "global batch", "of all together, a step of the optimizer",
-               lambda at: int(at[0].row.global_batch)),
+               lambda point: int(point.row.global_batch)),
         Column(time.name, time.title + name_spread(found.cases), "of the slowest process",
-               lambda at: time_cell(at[0].row), better=time.better),
+               lambda point: time_cell(point.row), better=time.better),
         quantity("images_per_s"),
         Column("gpu_speedup", "speed-up (×)", "images/s over those of one",
-               lambda at: write(at, at[0].speedup, write_ratio(at[0].speedup)),
+               lambda point: write(point, point.speedup, write_ratio),
                better="higher", always=True),
         Column("gpu_efficiency", "efficiency (%)", "speed-up over their number",
-               lambda at: write(at, at[0].efficiency, _write_percent(at[0].efficiency)),
+               lambda point: write(point, point.efficiency, write_tenths),
                better="higher", always=True),
         Column("gpu_interval", "95 % interval", "of the efficiency",
-               lambda at: _write_ends(at[0].ends), keep=7),
+               lambda point: write_ends(point.ends, write_tenths, " to "), keep=7),
         replace(quantity("exposed_s", keep=6), say=write_exposed),
         quantity("exposed_share", keep=6),
         quantity("wire_bytes", keep=6),
@@ -123,55 +314,33 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
         Column("slowest", "longest work", "the process that works longest before gradients are "
                "exchanged, and how much longer than the others' median", write_slowest, keep=5),
         Column("remarks", "remarks", "what to know before believing the row",
-               lambda at: ", ".join(filter(None, [remarks(at[0].row, found.below),
-                                                  *_list_remarks(*at)])),
-               wrap=True),
+               lambda point: ", ".join(filter(None, list_remarks(point))), wrap=True),
     ]  # fmt: skip
     rows, groups = join(
         (
             name_line(line, found.named, found.machines)
             + (f" (against {_name_base(line)})" if several_bases else ""),
-            [(point, line) for point in line.all],
+            line.all,
         )
         for line in lines
     )
-    kind = "strong" if strong else "weak"
-    held = "the global batch stays" if strong else "the batch of each stays"
+    held = "the global batch stays" if lines[0].strong else "the batch of each stays"
+    kind = "strong" if lines[0].strong else "weak"
     return Sheet(
         f"Scaling over {what}: {kind}, {held}", columns, rows, explain, groups,
         name=f"{kind}-scaling", most=MOST_ROWS,
     )  # fmt: skip
 
 
-def _list_remarks(point: Point, line: Line) -> Iterator[str]:
-    """What to know of a point that its case alone does not tell."""
-    if line.base and line.base.row.beside and not (point is line.base or point.row.beside):
-        yield f"against one {DOUBTS['beside'].remark}"
-    if point.beyond:
-        yield "above 100 %"
-    if point.hidden:
-        yield "exchange not above noise"
-
-
-def _write_percent(share: float) -> str:
-    text = f"{100 * share:.1f}"
-    return text if float(text) else "0.0"  # and not -0.0
-
-
-def _write_ends(ends: tuple[float, float] | None) -> str | None:
-    return " to ".join(map(_write_percent, ends)) if ends else None
-
-
 def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[str]:
-    strong = lines[0].strong
     one = "GPU" if what == "GPUs" else "process"
     rows = [point.row for line in lines for point in line.all]
-    grows = (
-        f"the batch of each {one} shrinks as their number grows"
-        if strong
-        else f"the global batch grows with the number of {what}, and an epoch has fewer steps"
+    yield (
+        f"Strong scaling: the batch of each {one} shrinks as their number grows."
+        if lines[0].strong
+        else f"Weak scaling: the global batch grows with the number of {what}, and an epoch has "
+        "fewer steps."
     )
-    yield f"{'Strong' if strong else 'Weak'} scaling: {grows}."
     bases = {_name_base(line) for line in lines}
     if len(bases) == 1:
         yield f"Each is compared with {bases.pop()}."
@@ -217,45 +386,108 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
         yield "dp is torch's DataParallel, which torch itself advises against; use --parallel ddp."
 
 
-SCALING = Section("scaling", "How much faster do several train one network?", _tell_scaling)
+# ---------------------------------------------------------------------------------------- the tax
+
+
+@dataclass(frozen=True)
+class Tax:
+    """What a precision is faster than fp32 on each number of GPUs, all else equal.
+
+    Attributes:
+        line: of the precision.
+        speedups: over fp32, by the number of GPUs; at least of one and of one larger number.
+        share: of its speed-up on one GPU, the part that is lost on the most GPUs; negative where it
+            is more there.
+        ends: the 95 % interval of that share; None with too few repeats.
+    """
+
+    line: Line
+    speedups: Mapping[int, float]
+    share: float
+    ends: tuple[float, float] | None
+
+    @property
+    def most(self) -> Point:
+        return self.line.by_gpus[max(self.speedups)]
+
+
+def find_taxes(lines: Sequence[Line]) -> list[Tax]:
+    """The tax of each precision whose line and fp32's have one GPU and more in common."""
+    plain = {line.place: line for line in lines if line.precision == Case.precision}
+    found = []
+    for line in lines:
+        other = plain.get(line.place)
+        if other is None or other is line:
+            continue
+        # the two bases may differ in kind, where one of them ran beside other lanes
+        theirs, ours = (
+            {point.row.parallel: point for point in one.all if point.gpus == 1}
+            for one in (other, line)
+        )
+        ones = [(theirs[kind], one) for kind, one in ours.items() if kind in theirs]
+        if not ones:
+            continue
+        one = min(ones, key=lambda pair: any(point.row.beside for point in pair))
+        pairs = {1: (one[0].times, one[1].times)} | {
+            gpus: (other.by_gpus[gpus].times, line.by_gpus[gpus].times)
+            for gpus in sorted(line.by_gpus)
+            if gpus > 1 and gpus in other.by_gpus
+        }
+        if len(pairs) > 1 and all(min(map(len, pair)) for pair in pairs.values()):
+            speedups = {gpus: math.exp(_lead(pair)) for gpus, pair in pairs.items()}
+            found.append(Tax(line, speedups, *_judge(pairs[1], pairs[max(pairs)])))
+    return found
+
+
+_Pair = tuple[Sequence[float], Sequence[float]]
+
+
+def _lead(pair: _Pair) -> float:
+    """The logarithm of a speed-up, of geometric means."""
+    before, after = (fmean(map(math.log, times)) for times in pair)
+    return before - after
+
+
+def _judge(one: _Pair, most: _Pair) -> tuple[float, tuple[float, float] | None]:
+    """The share of a lead that is lost, and its 95 % interval: Welch's, of four sets of repeats."""
+    shift = _lead(most) - _lead(one)
+    sets = [[math.log(time) for time in times] for pair in (one, most) for times in pair]
+    parts = [(variance(logs), len(logs)) for logs in sets if len(logs) >= MIN_REPEATS]
+    if len(parts) < len(sets) or not (reach := find_reach(parts)):
+        return 1 - math.exp(shift), None
+    return 1 - math.exp(shift), (1 - math.exp(shift + reach), 1 - math.exp(shift - reach))
 
 
 def _tell_taxes(found: Material) -> Iterator[Sheet]:
-
-    def place(tax: Tax) -> tuple[bool, int]:
-        return tax.line.strong, tax.line.group
-
-    def write_lead(gpus: int, tax: Tax) -> Cell | None:
-        speedup = tax.speedups.get(gpus)
-        return None if speedup is None else Cell(write_ratio(speedup), speedup)
-
     order = list(PRECISIONS)
     taxes = sorted(
-        find_taxes(found.lines),
-        key=lambda tax: (*place(tax), order.index(tax.line.points[0].row.precision)),
+        find_taxes(found.lines), key=lambda tax: (tax.line.place, order.index(tax.line.precision))
     )
-    on_gpus = any(point.row.device == "cuda" for tax in taxes for point in tax.line.all)
-    what = "GPUs" if on_gpus else "processes"
+    what = _name_devices([point for tax in taxes for point in tax.line.all])
     shown = ["precision", *(name for name in FOLLOWS["precision"] if name in found.named)]
     quantity = partial(quantity_column, take=lambda tax: tax.most.row, spread=False, keep=6)
+
+    def take_lead(gpus: int, tax: Tax) -> float | None:
+        return tax.speedups.get(gpus)
+
     columns: list[Column[Tax]] = [
         Column("precision", "precision", "and what follows from it",
                lambda tax: name_place(tax.most.row, shown, {}), number=False),
         *(
             Column(f"over_fp32_{n}", f"over fp32 on {n} (×)", f"speed-up over fp32 on as many "
-                   f"{what}", partial(write_lead, n), better="higher")
+                   f"{what}", partial(take_lead, n), write=write_ratio, better="higher")
             for n in sorted({gpus for tax in taxes for gpus in tax.speedups})
         ),
         Column("tax", "scaling tax (%)", "part of the speed-up on one that is lost on the most",
-               lambda tax: Cell(_write_percent(tax.share), tax.share), better="lower", always=True),
-        Column("tax_interval", "95 % interval", "of the tax", lambda tax: _write_ends(tax.ends),
-               keep=7),
+               lambda tax: tax.share, write=write_tenths, better="lower", always=True),
+        Column("tax_interval", "95 % interval", "of the tax",
+               lambda tax: write_ends(tax.ends, write_tenths, " to "), keep=7),
         quantity("wire_bytes"),
         quantity("exposed_share"),
     ]  # fmt: skip
     rows, groups = join(
         (name_line(part[0].line, found.named, found.machines, but="precision"), part)
-        for part in (list(part) for _, part in groupby(taxes, place))
+        for part in (list(part) for _, part in groupby(taxes, lambda tax: tax.line.place))
     )
     title = f"Precision's scaling tax: the speed-up over fp32 by the number of {what}"
     yield Sheet(title, columns, rows, _explain_taxes, groups, most=MOST_ROWS)
@@ -271,7 +503,7 @@ def _explain_taxes(taxes: Sequence[Tax]) -> Iterator[str]:
     )
     unsure = [tax for tax in taxes if tax.ends and tax.ends[0] <= 0 <= tax.ends[1]]
     if unsure:
-        names = dict.fromkeys(format_value(tax.line.points[0].row.precision) for tax in unsure)
+        names = dict.fromkeys(tax.line.precision for tax in unsure)
         yield (
             f"Whether there is a tax is not certain for {', '.join(names)}: the interval has 0 in "
             "it; --repeats 5 narrows it."
@@ -280,4 +512,5 @@ def _explain_taxes(taxes: Sequence[Tax]) -> Iterator[str]:
         yield f"An interval needs {MIN_REPEATS} runs of each of the four cases; use --repeats 5."
 
 
+SCALING = Section("scaling", "How much faster do several train one network?", _tell_scaling)
 TAX = Section("scaling-tax", "What of its speed-up does each precision lose there?", _tell_taxes)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, Case, axis_flag, format_value, spell_value
-from bench.halving import Halving, Settings
+from bench.halving import Halving
 from bench.questions.material import Material
 from bench.record import MEASURED, Status
 from bench.render.cells import outcome
-from bench.render.model import Cell, Level
+from bench.render.model import Level
 from bench.render.section import Column, Section, Sheet
 from bench.store.attempts import keep_latest
 from bench.store.reader import read_cases
@@ -64,14 +64,10 @@ class Trial:
 
 
 def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> list[Trial]:
-    """The trials that a folder holds: those that trained longest first, the best of them first.
-
-    Args:
-        records: of `bench.store.reader.read_records`.
-        epochs: of the same folder.
-    """
-    numbers = {_key(settings): i for i, settings in enumerate(halving.trials, 1)}
-    names = list(halving.trials[0]) if halving.trials else []
+    """The trials that the records and epochs of a folder hold: those that trained longest first,
+    the best of them first."""
+    numbers = {frozenset(settings.items()): i for i, settings in enumerate(halving.trials, 1)}
+    names = [name for name in halving.trials[0] if name in AXES] if halving.trials else []
     mine = (records["repeat"] == 1) & (records["epochs"] == halving.epochs)
     mine &= ~records["sentinel"].astype(bool) & ~records["probe"].astype(bool)
     rows = keep_latest(records[mine & (records["anchor"] == "")])
@@ -81,27 +77,25 @@ def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
     }
     trials: dict[int, Trial] = {}
     for case, row in zip(read_cases(rows), rows.to_dict("records"), strict=True):
-        settings = {name: format_value(getattr(case, name)) for name in names if name in AXES}
-        if (number := numbers.get(_key(settings))) is not None:
-            status, truncated = Status(row["status"]), not math.isnan(row["truncated_after"])
-            curve = curves.get(row["record_id"], ())
-            inferred = bool(row["inferred"])
-            trials[number] = Trial(number, case, status, row["reason"], inferred, truncated, curve)
+        settings = frozenset((name, format_value(getattr(case, name))) for name in names)
+        if (number := numbers.get(settings)) is not None:
+            trials[number] = Trial(
+                number,
+                case,
+                Status(row["status"]),
+                row["reason"],
+                bool(row["inferred"]),
+                not math.isnan(row["truncated_after"]),
+                curves.get(row["record_id"], ()),
+            )
     sign = -1 if halving.higher else 1
 
     def place(trial: Trial) -> tuple[float, float, int]:
-        known = math.isfinite(trial.last)
-        return (
-            -len(trial.curve) if known else 1,
-            sign * trial.last if known else 0.0,
-            trial.number,
-        )
+        if not math.isfinite(trial.last):
+            return 1, 0.0, trial.number
+        return -len(trial.curve), sign * trial.last, trial.number
 
     return sorted(trials.values(), key=place)
-
-
-def _key(settings: Settings) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(settings.items()))
 
 
 def _describe(trial: Trial) -> str:
@@ -139,23 +133,22 @@ def tell_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
     def write_axis(name: str, trial: Trial) -> str | None:
         return format_value(getattr(trial.case, name)) or None
 
-    def write_metric(n: int, trial: Trial) -> Cell | None:
+    def take_metric(n: int, trial: Trial) -> float | None:
         known = len(trial.curve) >= n and math.isfinite(trial.curve[n - 1])
-        return Cell(quantity.write(trial.curve[n - 1]), trial.curve[n - 1]) if known else None
+        return trial.curve[n - 1] if known else None
 
     columns: list[Column[Trial]] = [
         Column("trial", "trial", "in the order in which they were drawn",
                lambda trial: trial.number),
         *(
-            Column(name, name_axis(name), AXES[name].help,
-                   partial(write_axis, name))
+            Column(name, name_axis(name), AXES[name].help, partial(write_axis, name))
             for name in axes
         ),
         Column("epochs", "epochs", f"trained, of {halving.epochs}",
                lambda trial: len(trial.curve)),
         *(
             Column(f"{halving.metric}_{n}", f"after {n}", quantity.help,
-                   partial(write_metric, n), better=quantity.better)
+                   partial(take_metric, n), write=quantity.write, better=quantity.better)
             for n in (*halving.rungs, halving.epochs)
         ),
         Column("outcome", "outcome", "how the trial ended", _describe, wrap=True),
@@ -186,22 +179,21 @@ def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) ->
         there = [trial for trial in trials if len(trial.curve) >= rung]
         return [trial.curve[rung - 1] for trial in there if (len(trial.curve) > rung) is on]
 
-    def write(choose: Callable[[list[float]], float], values: Iterable[float]) -> Cell | None:
-        known = [value for value in values if math.isfinite(value)]
-        return Cell(quantity.write(choose(known)), choose(known)) if known else None
+    def take(choose: Callable[..., float], values: Iterable[float]) -> float | None:
+        return choose(filter(math.isfinite, values), default=None)
 
-    better = quantity.better
+    metric = partial(Column, write=quantity.write, better=quantity.better)
     columns: list[Column[int]] = [
         Column("rung", "rung (epochs)", "after which trials were compared", lambda rung: rung),
         Column("reached", "reached", "trials that trained as long",
                lambda rung: sum(len(trial.curve) >= rung for trial in trials)),
         Column("went_on", "went on", "of them", lambda rung: len(list_values(rung, on=True))),
-        Column("best", f"best {quantity.title}", "of those that reached it", lambda rung: write(
-            pick, [*list_values(rung, on=True), *list_values(rung, on=False)]), better=better),
-        Column("worst_on", "worst that went on", "of those that went on",
-               lambda rung: write(drop, list_values(rung, on=True)), better=better),
-        Column("best_ended", "best that ended", "of those that were ended there",
-               lambda rung: write(pick, list_values(rung, on=False)), better=better),
+        metric("best", f"best {quantity.title}", "of those that reached it", lambda rung: take(
+            pick, [*list_values(rung, on=True), *list_values(rung, on=False)])),
+        metric("worst_on", "worst that went on", "of those that went on",
+               lambda rung: take(drop, list_values(rung, on=True))),
+        metric("best_ended", "best that ended", "of those that were ended there",
+               lambda rung: take(pick, list_values(rung, on=False))),
     ]  # fmt: skip
     note = (
         f"A trial goes on where it is no worse than the best {100 / halving.reduction:.3g} % of "
@@ -221,28 +213,16 @@ def _of_each(tell: Callable[..., Iterator[Sheet]]) -> Callable[[Material], Itera
     )
 
 
-SEARCH = Section("search", "Which settings are the best?", _of_each(tell_trials), Level.ANSWER)
-
-RUNGS = Section("rungs", "What decided which trials went on?", _of_each(tell_rungs))
-
-
 def confirm(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving, out: Path) -> list[str]:
     """The commands that run the best trials again on other seeds, and the report on them."""
     best = [t for t in find_trials(records, epochs, halving) if t.whole][:CONFIRMED]
     if not best:
         return []
     folder = out.with_name(f"{out.name}-best")
-    commands = [
-        shlex.join(
-            [
-                *("python", "-m", "bench.sweep"),
-                *spell_case(trial.case),
-                *("--repeats", str(REPEATS), "--out", str(folder)),
-            ]
-        )
-        for trial in best
-    ]
-    return [*commands, shlex.join(["python", "-m", "bench.report", str(folder)])]
+    ends = ["--repeats", str(REPEATS), "--out", str(folder)]
+    commands = [["bench.sweep", *spell_case(trial.case), *ends] for trial in best]
+    commands.append(["bench.report", str(folder)])
+    return [shlex.join(["python", "-m", *words]) for words in commands]
 
 
 _ALWAYS = ("model", "dataset", "precision", "batch_size", "lr", "device")
@@ -250,10 +230,8 @@ _ALWAYS = ("model", "dataset", "precision", "batch_size", "lr", "device")
 
 
 def spell_case(case: Case) -> list[str]:
-    """The flags by which `bench.sweep` runs ``case`` again, with the next seed.
-
-    The seed that chose it would flatter it.
-    """
+    """The flags by which `bench.sweep` runs ``case`` again, with the next seed. The seed that chose
+    it would flatter it."""
     words = []
     for name, axis in AXES.items():
         value = getattr(case, name)
@@ -263,3 +241,7 @@ def spell_case(case: Case) -> list[str]:
         elif not brought and value is not None and (value != axis.default or name in _ALWAYS):
             words += [axis_flag(name), spell_value(value)]
     return words
+
+
+SEARCH = Section("search", "Which settings are the best?", _of_each(tell_trials), Level.ANSWER)
+RUNGS = Section("rungs", "What decided which trials went on?", _of_each(tell_rungs))

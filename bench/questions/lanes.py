@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.anchors import (
-    ALONE,
-    BUSY,
-    CLOSE,
-    AnchorVerdict,
-    Change,
-    LaneReading,
-    Pace,
-    Session,
-    find_sessions,
-)
+from bench.anchors import ALONE, BUSY, CLOSE, AnchorVerdict, Change, LaneReading, find_sessions
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join
 from bench.study.drift import write_moment
@@ -24,35 +15,35 @@ from bench.text import say_left_out, write_number
 if TYPE_CHECKING:
     import pandas as pd
 
-UNKNOWN = "not known"
-
 
 def tell_lanes(records: pd.DataFrame) -> Iterator[Sheet]:
-    """One row for each lane whose anchors ran, each session of a sweep set off.
-
-    Args:
-        records: of `bench.study.summaries.read`.
-    """
+    """One row for each lane whose anchors ran, each session of a sweep set off; of all records of
+    `bench.study.summaries.read`."""
     parts: list[tuple[str, Sequence[LaneReading]]] = []
     notes = []
     for sweep, own in records.groupby("sweep", sort=False):
         for session in find_sessions(own).values():
             where = f"{sweep} ({write_moment(session.started_at)})"
             parts.append((where, session.lanes))
-            notes.append(f"{where}: {_describe_spread(session)}")
+            notes.append(f"{where}: {_describe_spread(session.spread)}")
             if disturbed := sum(lane.disturbed for lane in session.lanes):
                 left = say_left_out(disturbed, "anchor")
                 notes.append(f"{where}: {left}, because other programs computed meanwhile.")
+
+    def take_step(kind: str, lane: LaneReading) -> float | None:
+        return lane.paces[kind].step_s if kind in lane.paces else None
+
+    pace = partial(Column, write=lambda step_s: write_number(1e3 * step_s))
     columns: list[Column[LaneReading]] = [
         Column("lane", "lane", "the name of the lane", lambda lane: lane.lane, number=False),
         Column("place", "where", "its GPU, or the cores that it was held to",
                lambda lane: lane.place, keep=4, wrap=True),
-        Column("alone_s", "alone (ms)", "median step of the anchor while other lanes were idle",
-               lambda lane: _write_pace(lane.paces.get(ALONE))),
-        Column("busy_s", "all busy (ms)", "the same while all lanes ran it",
-               lambda lane: _write_pace(lane.paces.get(BUSY))),
-        Column("close_s", "closing (ms)", "the same when all cases had ended",
-               lambda lane: _write_pace(lane.paces.get(CLOSE)), keep=6),
+        pace("alone_s", "alone (ms)", "median step of the anchor while other lanes were idle",
+             partial(take_step, ALONE)),
+        pace("busy_s", "all busy (ms)", "the same while all lanes ran it",
+             partial(take_step, BUSY)),
+        pace("close_s", "closing (ms)", "the same when all cases had ended",
+             partial(take_step, CLOSE), keep=6),
         Column("interference", "busy over alone", "how much longer a step takes beside others",
                lambda lane: _write_change(lane.interference if BUSY in lane.paces else None)),
         Column("drift", "closing over before", "how much longer it takes at the end",
@@ -64,26 +55,19 @@ def tell_lanes(records: pd.DataFrame) -> Iterator[Sheet]:
     yield Sheet(title, columns, rows, notes, groups if len(groups) > 1 else {}, most=len(rows))
 
 
-def _write_pace(pace: Pace | None) -> Cell | None:
-    return Cell(write_number(1e3 * pace.step_s), pace.step_s) if pace else None
-
-
 def _write_change(change: Change | None) -> Cell | None:
     if change is None:
         return None
-    doubt = f" ({UNKNOWN})" if change.verdict is AnchorVerdict.UNKNOWN else ""
+    doubt = " (not known)" if change.verdict is AnchorVerdict.UNKNOWN else ""
     return Cell(f"{change}{doubt}", change.share)
 
 
-def _describe_spread(session: Session) -> str:
-    """Say whether lanes are equally fast, each alone."""
-    spread = session.spread
+def _describe_spread(spread: Change | None) -> str:
     if spread is None:
         return "whether the lanes are equally fast is not known."
-    said = f"a step of the slowest lane against one of the fastest, each alone: {spread}"
-    if spread.verdict is AnchorVerdict.UNKNOWN:
-        return f"{said}; whether they are equally fast is not known."
-    return f"{said}."
+    unsure = spread.verdict is AnchorVerdict.UNKNOWN
+    doubt = "; whether they are equally fast is not known" if unsure else ""
+    return f"a step of the slowest lane against one of the fastest, each alone: {spread}{doubt}."
 
 
 LANES = Section(

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 
 from bench.case import AXES, Case, format_value, free_axes
 from bench.limits import STEADY
@@ -30,6 +31,8 @@ from bench.render.cells import (
     name_place,
     quantity_column,
     time_cell,
+    write_ends,
+    write_tenths,
 )
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join
@@ -70,9 +73,7 @@ class Loaded:
     @property
     def free(self) -> bool | None:
         """Whether the epoch takes no longer than the device loader's; None where it is not certain.
-
-        No longer is within `STEADY`. By one or two runs it is never certain.
-        """
+        No longer is within `STEADY`. By one or two runs it is never certain."""
         if self.ratio.judge(STEADY) in (Verdict.SAME, Verdict.LOWER):
             return True
         near = self.ratio.value is not None and self.ratio.value <= 1 + STEADY
@@ -91,11 +92,11 @@ class Comparison:
     loaded: tuple[Loaded, ...]
 
 
-def find_loaded(found: Material) -> list[Comparison]:
+def _find_loaded(found: Material) -> Iterator[Comparison]:
     """The cases of torch's DataLoader that have one of the device's loader beside them."""
     times, cases = found.times, found.cases
     if cases["loader"].nunique() < 2:
-        return []
+        return
     sets: list[tuple[Row, list[Row]]] = []
     for _, part in cases.groupby(number_groups(cases, list_equal(SETTINGS)), sort=False):
         ours = list(iterate(part[part["loader"] == Case.loader]))
@@ -104,45 +105,19 @@ def find_loaded(found: Material) -> list[Comparison]:
             sets.append((ours[0], theirs))
     pairs = [(device, row) for device, others in sets for row in others]
     ratios = iter(compare([(times[a.cell], times.get(b.cell, [])) for a, b in pairs]))
-    return [
-        Comparison(
-            device,
-            tuple(
-                Loaded(
-                    row,
-                    next(ratios) if times.get(row.cell) else Ratio(lack="it has no time"),
-                    min(device.part, row.part) < 1,
-                )
-                for row in others
-            ),
-        )
-        for device, others in sets
-    ]
+    for device, others in sets:
+        loaded = []
+        for row, ratio in zip(others, ratios, strict=False):
+            known = ratio if row.cell in times else Ratio(lack="it has no time")
+            loaded.append(Loaded(row, known, min(device.part, row.part) < 1))
+        yield Comparison(device, tuple(loaded))
 
 
-# ------------------------------------------------------------------------------- how many workers
-
-
-@dataclass(frozen=True)
-class Enough:
-    """From how many workers on the loader no longer matters, among cases that differ in no more.
-
-    Attributes:
-        first: the first of these cases.
-        tried: numbers of workers, upwards.
-        workers: the smallest from which every one tried is as fast as the device's loader; None
-            where there is none.
-        certain: whether repeats show that.
-    """
-
-    first: Row
-    tried: tuple[int, ...]
-    workers: int | None
-    certain: bool
-
-
-def find_enough(comparison: Comparison) -> Iterator[Enough]:
-    """The answer for each way of loading; loading without workers belongs to each of them."""
+def tell_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
+    """From how many workers on the loader no longer matters, in a sentence for each way of loading:
+    ``fp32 · batch size 128: from 4 workers on, the loader no longer matters.`` That is the smallest
+    number from which every one tried is as fast as the device's loader. Loading without workers
+    belongs to each way."""
     rest = [name for name in SETTINGS if name not in ("loader", "workers")]
     timed = [one for one in comparison.loaded if one.ratio.value is not None]
     alone = [one for one in timed if not one.row.workers]
@@ -150,39 +125,24 @@ def find_enough(comparison: Comparison) -> Iterator[Enough]:
     for one in timed:
         if one.row.workers:
             ways.setdefault(tuple(getattr(one.row, name) for name in rest), []).append(one)
-    if not ways and alone:
-        ways[()] = []
-    for loaded in ways.values():
-        pinned = {one.row.pin_memory for one in loaded} or {one.row.pin_memory for one in alone}
+    for loaded in ways.values() if ways or not alone else [[]]:
+        pinned = {one.row.pin_memory for one in loaded or alone}
         tried = [one for one in alone if one.row.pin_memory in pinned] + loaded
         tried.sort(key=lambda one: one.row.workers)
-        enough: list[Loaded] = []
-        for one in reversed(tried):
-            if one.free is False:
-                break
-            enough.append(one)
-        yield Enough(
-            tried[-1].row,
-            tuple(int(one.row.workers) for one in tried),
-            int(enough[-1].row.workers) if enough else None,
-            all(one.free for one in enough) and bool(enough),
+        enough = [*takewhile(lambda one: one.free is not False, reversed(tried))]
+        name = name_case(
+            tried[-1].row, [axis for axis in axes if axis not in ("loader", "workers")]
         )
+        certain = all(one.free for one in enough)
+        few = "" if certain else ", but there are too few runs to be certain; use --repeats 5"
+        if not enough:
+            numbers = ", ".join(str(int(one.row.workers)) for one in tried)
+            yield f"{name}: the loader matters with every number of workers tried ({numbers})."
+        elif workers := int(enough[-1].row.workers):
+            yield f"{name}: from {workers} workers on, the loader no longer matters{few}."
+        else:
+            yield f"{name}: the loader does not matter, even without workers{few}."
 
-
-def write_enough(enough: Enough, axes: Sequence[str]) -> str:
-    """In a sentence: ``fp32 · batch size 128: from 4 workers on, the loader no longer matters.``"""
-    shown = [axis for axis in axes if axis not in ("loader", "workers")]
-    tried = ", ".join(map(str, enough.tried))
-    name = name_case(enough.first, shown)
-    if enough.workers is None:
-        return f"{name}: the loader matters with every number of workers tried ({tried})."
-    few = "" if enough.certain else ", but there are too few runs to be certain; use --repeats 5"
-    if enough.workers == 0:
-        return f"{name}: the loader does not matter, even without workers{few}."
-    return f"{name}: from {enough.workers} workers on, the loader no longer matters{few}."
-
-
-# ----------------------------------------------------------------------------------------- a table
 
 _Line = tuple[Comparison, Row, Loaded | None]
 """A row of the table: a case, and what is known of it where it is of torch's DataLoader."""
@@ -196,9 +156,20 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
             name_place(sets.device, named, found.machines),
             [(sets, sets.device, None), *((sets, one.row, one) for one in sets.loaded)],
         )
-        for sets in find_loaded(found)
+        for sets in _find_loaded(found)
     )
     case = partial(quantity_column, take=lambda line: line[1], spread=False)
+
+    def write_setting(axis: str, line: _Line) -> Cell | None:
+        said = format_value(getattr(line[1], axis))
+        return Cell(said, said) if line[2] else None
+
+    def write_share(line: _Line) -> Cell | None:
+        one = line[2]
+        if one is None or math.isnan(one.share):
+            return None
+        return Cell(f"{ESTIMATE * one.estimated}{write_tenths(one.share)}", one.share)
+
     columns: list[Column[_Line]] = [
         Column("loader", "loader", "what made the batches",
                lambda line: Cell(line[1].loader, line[1].loader),
@@ -206,16 +177,15 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
         Column("workers", "workers", "processes that load; 0: the training process itself",
                lambda line: int(line[1].workers) if line[2] else None, always=True),
         *(
-            Column(axis, name_axis(axis), AXES[axis].help,
-                   partial(_write_setting, axis))
+            Column(axis, name_axis(axis), AXES[axis].help, partial(write_setting, axis))
             for axis in settings
         ),
         Column("epoch_time_s", "epoch time (s)", "one training epoch",
                lambda line: time_cell(line[1], spread=False), better="lower"),
         Column("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
-               "take", lambda line: _write_share(line[2]), better="lower", always=True),
-        Column("interval", "95 % interval", "of that part",
-               lambda line: _write_ends(line[2]), keep=8),
+               "take", write_share, better="lower", always=True),
+        Column("interval", "95 % interval", "of that part", lambda line:
+               write_ends(line[2].ends, write_tenths, " to ") if line[2] else None, keep=8),
         replace(case("loader_first_batch_s", help="start of the epoch to its first batch", keep=7),
                 name="first_batch"),
         replace(case("loader_samples_per_s", help="without training", keep=7), name="alone"),
@@ -223,7 +193,7 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
 
     def note(shown: Sequence[_Line]) -> Iterator[str]:
         for sets in {id(sets): sets for sets, *_ in shown}.values():
-            yield from (write_enough(one, [*named, *settings]) for one in find_enough(sets))
+            yield from tell_enough(sets, [*named, *settings])
         yield (
             "Loader-bound: the part of the epoch time that would be saved if the batches were made "
             "on the device. Waiting for the loader while the device is busy is not counted. The "
@@ -234,23 +204,6 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
 
     title = "Loading: torch's DataLoader beside the device's loader"
     yield Sheet(title, columns, rows, note, groups)
-
-
-def _write_setting(axis: str, line: _Line) -> Cell | None:
-    said = format_value(getattr(line[1], axis))
-    return Cell(said, said) if line[2] else None
-
-
-def _write_share(one: Loaded | None) -> Cell | None:
-    if one is None or math.isnan(one.share):
-        return None
-    return Cell(f"{ESTIMATE * one.estimated}{100 * one.share:.1f}", one.share)
-
-
-def _write_ends(one: Loaded | None) -> str | None:
-    if one is None or math.isnan(one.share + one.ends[0]):
-        return None
-    return " to ".join(f"{100 * end:.1f}" for end in one.ends)  # either may be below 0
 
 
 LOADING = Section("loading", "Does training wait for the data loader?", _tell_loading)

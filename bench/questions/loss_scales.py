@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from bench.precision import is_dynamic
-from bench.render.model import NOTHING, Cell
+from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
 from bench.scale_map import (
     GRADIENTS,
@@ -62,56 +62,51 @@ def write_share(share: float, limit: float = 0.0) -> str:
 
 def summarize_scale_map(scales: ScaleMap) -> str:
     """A sentence or a few for each case, one case a line."""
-    return "\n".join(_summarize(case, scales.tolerance) for case in scales.cases)
+    return "\n".join(
+        f"{case.label}: {'. '.join(_summarize(case, find_window(case, scales.tolerance)))}."
+        for case in scales.cases
+    )
 
 
-def _summarize(case: ScaleCase, tolerance: float) -> str:
-    window, told = find_window(case, tolerance), []
+def _summarize(case: ScaleCase, window: Window) -> Iterator[str]:
     if case.diverged:
-        return (
-            f"{case.label}: training in fp32 itself diverged at step {case.diverged}, so nothing "
-            "can be said of loss scales: use a smaller --lr."
+        yield (
+            f"training in fp32 itself diverged at step {case.diverged}, so nothing can be said of "
+            "loss scales: use a smaller --lr"
         )
+        return
     if window.low is None or window.high is None or window.use is None:
-        told.append(
-            f"no scale is safe: {write_scale(case.scales[0])}, the smallest one tried, overflows "
-            f"at {_overflow(case, case.scales[0])}; try smaller scales with --scales, or use "
-            "bf16-amp"
-            if case.scales[0] in case.overflows
-            else f"no scale is safe: {_tell_lost(case, window, case.scales[0])}; try others with "
-            "--scales, or use bf16-amp"
+        first = case.scales[0]
+        yield (
+            f"no scale is safe: {write_scale(first)}, the smallest one tried, overflows at "
+            f"{_overflow(case, first)}; try smaller scales with --scales, or use bf16-amp"
+            if first in case.overflows
+            else f"no scale is safe: {_tell_lost(case, window, first)}; try others with --scales, "
+            "or use bf16-amp"
         )
-        return f"{case.label}: {told[0]}."
+        return
     span = (
         f"scales from {write_scale(window.low)} to {write_scale(window.high)} are"
         if window.low < window.high
         else f"of those tried only the scale {write_scale(window.low)} is"
     )
-    told.append(
+    yield (
         f"{span} safe: no overflow {tell_seen(case)}, and at most "
         f"{write_share(case.lost(window.low))} of the gradient values are flushed to zero"
     )
-    if not window.needed:
-        told.append("No loss scale is needed")
-    elif window.narrow:
-        told.append(
-            f"Use {write_scale(window.use)}; the window is narrow, so prefer a dynamic scale"
-        )
-    else:
-        told.append(f"Use {write_scale(window.use)}")
+    narrow = "; the window is narrow, so prefer a dynamic scale" if window.narrow else ""
+    yield f"Use {write_scale(window.use)}{narrow}" if window.needed else "No loss scale is needed"
     if window.needed and 1.0 in case.scales and case.subnormal(1.0) > case.subnormal(window.use):
-        told.append(
+        yield (
             f"At {write_scale(window.use)}, {write_share(case.subnormal(window.use))} of the "
             "values are subnormal (kept with fewer digits); without a loss scale, "
             f"{write_share(case.subnormal(1.0))} are"
         )
-    below = [s for s in case.scales if s < window.low]
-    shown = [s for s in dict.fromkeys((*below[:1], 128.0, *below[-1:])) if s in below]
-    losing = [_tell_lost(case, window, s) for s in sorted(shown)]
-    told += map(capitalize, losing)
+    below = [scale for scale in case.scales if scale < window.low]
+    for scale in sorted({*below[:1], *below[-1:], *({128.0} & {*below})}):
+        yield capitalize(_tell_lost(case, window, scale))
     if window.ceiling is not None:
-        told.append(f"Scale {write_scale(window.ceiling)} overflows at {_overflow(case)}")
-    return f"{case.label}: " + ". ".join(told) + "."
+        yield f"Scale {write_scale(window.ceiling)} overflows at {_overflow(case, window.ceiling)}"
 
 
 def _tell_lost(case: ScaleCase, window: Window, scale: float) -> str:
@@ -137,17 +132,14 @@ def name_steps(steps: Sequence[int]) -> str:
     return f"steps {', '.join(most)} and {last}" if most else f"step {last}"
 
 
-def _overflow(case: ScaleCase, scale: float | None = None) -> str:
-    first = case.overflows[min(case.overflows) if scale is None else scale]
+def _overflow(case: ScaleCase, scale: float) -> str:
+    first = case.overflows[scale]
     return f"step {first.step}" + (f" ({first.where})" if first.where else "")
 
 
 def tell_scale_map(scales: ScaleMap, said: Sequence[str] = ()) -> Iterator[Sheet]:
-    """The windows, then for each case its scales, its trainings and its layers that lose most.
-
-    Args:
-        said: sentences that stand above the notes on the windows.
-    """
+    """The windows, with sentences that are ``said`` above their notes, then for each case its
+    scales, its trainings and its layers that lose most."""
     windows = [(case, find_window(case, scales.tolerance)) for case in scales.cases]
     yield _tell_windows(windows, scales.tolerance, said)
     for number, (case, window) in enumerate(windows, 1):
@@ -157,13 +149,8 @@ def tell_scale_map(scales: ScaleMap, said: Sequence[str] = ()) -> Iterator[Sheet
         yield _tell_layers(case, window, f"scales-layers{name}")
 
 
-def scale_cell(scale: float | None) -> Cell:
-    return Cell(NOTHING) if scale is None else Cell(write_scale(scale), scale)
-
-
-def _share_cell(share: float) -> Cell:
-    return Cell(write_share(share), share)
-
+_scale_column = partial(Column, write=write_scale)
+_share_column = partial(Column, write=write_share)
 
 _Judged = tuple[ScaleCase, Window]
 
@@ -174,17 +161,16 @@ def _tell_windows(rows: Sequence[_Judged], tolerance: float, said: Sequence[str]
                number=False),
         Column("model", "model", "network", lambda row: row[0].model, wrap=True),
         Column("batch_size", "batch size", "images per step", lambda row: row[0].batch_size),
-        Column("low", "safe from", "smallest safe scale", lambda row: scale_cell(row[1].low)),
-        Column("high", "safe to", "largest safe scale", lambda row: scale_cell(row[1].high)),
-        Column("use", "use", "recommended scale",
-               lambda row: scale_cell(row[1].use) if row[1].needed else "none needed"),
-        Column("lost", "flushed at that scale", "share of gradient values rounded to zero",
-               lambda row: None if row[1].use is None else _share_cell(row[0].lost(row[1].use)),
-               keep=4),
-        Column("lost_at_1", "flushed at scale 1", "the same without a loss scale",
-               lambda row: _share_cell(row[0].lost(1.0)) if 1.0 in row[0].scales else None, keep=3),
-        Column("ceiling", "overflows from", "smallest scale tried that overflowed",
-               lambda row: scale_cell(row[1].ceiling), keep=5),
+        _scale_column("low", "safe from", "smallest safe scale", lambda row: row[1].low),
+        _scale_column("high", "safe to", "largest safe scale", lambda row: row[1].high),
+        _scale_column("use", "use", "recommended scale",
+                     lambda row: row[1].use if row[1].needed else "none needed"),
+        _share_column("lost", "flushed at that scale", "share of gradient values rounded to zero",
+                     lambda row: None if row[1].use is None else row[0].lost(row[1].use), keep=4),
+        _share_column("lost_at_1", "flushed at scale 1", "the same without a loss scale",
+                     lambda row: row[0].lost(1.0) if 1.0 in row[0].scales else None, keep=3),
+        _scale_column("ceiling", "overflows from", "smallest scale tried that overflowed",
+                     lambda row: row[1].ceiling, keep=5),
     ]  # fmt: skip
     notes = [
         *said,
@@ -217,13 +203,13 @@ def _tell_scales(case: ScaleCase, window: Window, name: str) -> Sheet:
     def share(
         kind: Kind, fate: Fate, name: str, label: str, help: str, **head: Any
     ) -> Column[float]:
-        return Column(
+        return _share_column(
             f"{kind.value}_{name}", f"{kind.value}s {label}", f"share {help}",
-            lambda scale: _share_cell(case.share(fate, scale, kind)), **head,
+            lambda scale: case.share(fate, scale, kind), **head,
         )  # fmt: skip
 
     columns: list[Column[float]] = [
-        Column("scale", "scale", "loss scale", scale_cell),
+        _scale_column("scale", "scale", "loss scale", lambda scale: scale),
         *(
             column
             for kind, keep in ((Kind.OUTPUT, 5), (Kind.WEIGHT, 3))
@@ -236,8 +222,8 @@ def _tell_scales(case: ScaleCase, window: Window, name: str) -> Sheet:
             )
         ),
         Column("first_overflow", "first overflow", "step, from 1",
-               lambda scale: Cell(f"step {case.overflows[scale].step}", case.overflows[scale].step)
-               if scale in case.overflows else None, keep=4),
+               lambda scale: case.overflows[scale].step if scale in case.overflows else None,
+               write="step {}".format, keep=4),
         Column("judgement", "verdict", "what the rule makes of it",
                lambda scale: _judge(case, window, scale), wrap=True),
     ]  # fmt: skip
@@ -278,10 +264,9 @@ def _tell_trainings(case: ScaleCase, name: str) -> Sheet:
         loss = training.losses[-1]
         return Cell(f"{loss:.4f}", loss) if math.isfinite(loss) else Cell("not finite")
 
-    def write_difference(training: ScaledTraining) -> Cell | None:
+    def subtract(training: ScaledTraining) -> float | None:
         difference = training.losses[-1] - fp32.losses[-1] if fp32 else math.nan
-        known = training.setting and math.isfinite(difference)
-        return Cell(f"{difference:+.4f}", difference) if known else None
+        return difference if training.setting and math.isfinite(difference) else None
 
     columns: list[Column[ScaledTraining]] = [
         Column("setting", "loss scale", "static, or the rule of a dynamic one",
@@ -289,12 +274,11 @@ def _tell_trainings(case: ScaleCase, name: str) -> Sheet:
         Column("loss", f"loss at step {case.steps}", "of that step's batch", write_loss,
                better="lower"),
         Column("difference", "minus fp32", "difference of that loss from the one in fp32",
-               write_difference, keep=6),
+               subtract, write="{:+.4f}".format, keep=6),
         Column("overflows", "steps with overflow", "skipped under a dynamic scale",
                lambda training: training.overflows, keep=5),
         Column("first", "first overflow", "step, from 1",
-               lambda training: None if training.first_overflow is None
-               else Cell(f"step {training.first_overflow}", training.first_overflow), keep=4),
+               lambda training: training.first_overflow, write="step {}".format, keep=4),
         Column("trace", "scale during training", "where it changed",
                lambda training: _describe_trace(training) if training.setting else None,
                wrap=True),
@@ -322,17 +306,16 @@ def _tell_layers(case: ScaleCase, window: Window, name: str) -> Sheet:
         pairs, key=lambda pair: [lost[pair[1]][pair[0], s] for s in reversed(shown)], reverse=True
     )[:MOST_LAYERS]
 
-    def write_lost(scale: float, pair: tuple[str, Kind]) -> Cell:
-        return _share_cell(lost[pair[1]][pair[0], scale])
+    def take_lost(scale: float, pair: tuple[str, Kind]) -> float:
+        return lost[pair[1]][pair[0], scale]
 
     columns: list[Column[tuple[str, Kind]]] = [
         Column("layer", "layer", "its name in the network", lambda pair: pair[0], number=False),
         Column("kind", "gradient", "of the layer's output or its weights",
                lambda pair: pair[1].value, number=False),
         *(
-            Column(f"lost_{s:g}", f"flushed at {write_scale(s)}", "rounded to zero",
-                   partial(write_lost, s),
-                   keep=9 if s == shown[-1] else 4)
+            _share_column(f"lost_{s:g}", f"flushed at {write_scale(s)}", "rounded to zero",
+                          partial(take_lost, s), keep=9 if s == shown[-1] else 4)
             for s in shown
         ),
     ]  # fmt: skip

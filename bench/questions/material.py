@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.diagnosis.explanation import Explanation
-from bench.questions.batch_sizes import Family, Search, find_families, find_searches
 from bench.questions.effects import Effect, find_effects
-from bench.questions.lines import Line, find_lines
+from bench.questions.families import Family, Search, find_families, find_searches
+from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.record import RELIABLE
 from bench.render.cells import Row, iterate
@@ -73,6 +73,11 @@ class Material:
         return list_below(self.cases)
 
     @cached_property
+    def by_cell(self) -> dict[int, Row]:
+        """The cases as rows, by ``cell``."""
+        return {row.cell: row for row in iterate(self.cases)}
+
+    @cached_property
     def beside(self) -> pd.DataFrame:
         """The cases with what was published of each, of `summaries.set_beside`."""
         published, names = self.rows.head(0), ["model", "dataset"]
@@ -96,7 +101,7 @@ class Material:
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        return tuple(find_effects(self.rows, self.cases, self.machines))
+        return tuple(find_effects(self))
 
     @cached_property
     def searches(self) -> list[Search]:
@@ -104,19 +109,16 @@ class Material:
 
     @cached_property
     def families(self) -> list[Family]:
-        """Cases that differ in batch size."""
         return find_families(self.cases, self.probes, self.searches)
 
     @cached_property
     def lines(self) -> list[Line]:
-        """Cases on one GPU and on several, of weak and of strong scaling."""
-        return find_lines(self.rows, self.cases, self.times)
+        return find_lines(self)
 
     @cached_property
     def counted(self) -> list[tuple[Row, Profiled]]:
         """The cases whose work was counted."""
-        rows = iterate(self.cases[self.cases["cell"].isin(list(self.steps))])
-        return [(row, self.steps[row.cell]) for row in rows]
+        return [(row, self.steps[c]) for c, row in self.by_cell.items() if c in self.steps]
 
     @cached_property
     def pairs(self) -> list[Explanation]:
@@ -139,17 +141,8 @@ def gather(
     by: str = "",
     make: Callable[..., M] = Material,  # type: ignore[assignment]
 ) -> M:
-    """Read the cases of some sweeps.
-
-    Args:
-        reference: published figures, if any.
-        where: which cases it is about; all of them by default.
-        by: the axis by which the overview is grouped, if it varies.
-        make: takes the fields of `Material`.
-
-    Raises:
-        UsageError: ``where`` leaves nothing.
-    """
+    """Read the cases of some sweeps, those that ``where`` asks for, the overview grouped ``by`` an
+    axis; ``make`` takes the fields of `Material`. Raises UsageError: ``where`` leaves nothing."""
     import pandas as pd
 
     everything = summaries.read(sweeps)
@@ -171,12 +164,10 @@ def gather(
 
 
 def _find_start(rows: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of set-up and first steps of each cell: ``start_time_s``, ``cached_time_s``.
-
-    The first steps are those of its slowest repeat, and where several ran, of its fastest. The rest
-    of the warm-up is left out: it goes on until steps are steady, however long that takes. Records
-    without first steps (before schema 2) have the whole warm-up instead.
-    """
+    """Seconds of set-up and first steps of each cell: ``start_time_s``, ``cached_time_s``. The
+    first steps are those of its slowest repeat, and where several ran, of its fastest. The rest of
+    the warm-up is left out: it goes on until steps are steady, however long that takes. Records
+    without first steps (before schema 2) have the whole warm-up instead."""
     import pandas as pd
 
     rows = rows[rows["status"].isin(RELIABLE)]
@@ -198,12 +189,9 @@ def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def _order_columns(cases: pd.DataFrame, by: str) -> tuple[str, ...]:
-    """The axes that have a column, the one that groups first.
-
-    How much was measured has one only where nothing else tells two cases apart.
-    """
-    varying = axes.find_varying(cases)
-    order = [*([by] if by in varying else []), *(name for name in varying if name != by)]
+    """The axes that have a column, the one that groups first. How much was measured has one only
+    where nothing else tells two cases apart."""
+    order = sorted(axes.find_varying(cases), key=lambda name: name != by)
     for name in SAME_QUESTION:
         axes_shown = [axis for axis in order if axis != MACHINE]
         alike = number_groups(cases, [*summaries.SOURCE, *axes_shown, "environment", "kind"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,21 +27,58 @@ UNSURE = ("shared", "noisy", "trend", "unknown")
 """Doubts that more repeats may settle."""
 
 
-def choose_next(sweeps: Sequence[Sweep], cases: pd.DataFrame) -> NextStep | None:
-    """The step that would help most; None where there is nothing to be done.
-
-    Args:
-        cases: of `bench.study.summaries.summarize`, those that are shown.
-    """
-    for why, rule in RULES.items():
-        for sweep in sweeps:
-            if words := rule(sweep, cases[cases["sweep"] == sweep.name]):
+def choose_next(sweeps: Sequence[Sweep], cases: pd.DataFrame) -> NextStep:
+    """The step that would help most, by the cases that are shown."""
+    asked = (_suggest(sweep, cases[cases["sweep"] == sweep.name]) for sweep in sweeps)
+    for suggested in zip(*asked, strict=True):
+        for why, words in suggested:
+            if words:
                 return NextStep(why, shlex.join(words))
     folders = [_name_folder(sweep) for sweep in sweeps]
     if len(folders) == 2:
         return NextStep("compare the two case by case", shlex.join([*COMPARE, *folders]))
     page = [*REPORT, *folders, "--format", "html", "-o", "report.html"]
     return NextStep("see all of it as a page with figures", shlex.join(page))
+
+
+def _suggest(sweep: Sweep, cases: pd.DataFrame) -> Iterator[tuple[str, Sequence[str]]]:
+    """What may have to be done to a sweep, given the cases of it that are shown, most urgent first:
+    why, and the words of a command; none where it need not."""
+    best: list[str] = []
+    if sweep.halving is not None:
+        folder = Path(_name_folder(sweep))
+        best = confirm(sweep.records, sweep.read_epochs(), sweep.halving, folder)
+    words = shlex.split(best[0]) if best else []
+    yield "run the best trial again, on seeds that did not choose it", words
+    published = len(cases) and (cases["kind"] == "published").all()
+    words = [*SWEEP, "--preset", "rtx-titan"] if published else []
+    yield "measure the same cases here", words
+    fake = len(cases) and cases["fake"].all()
+    words = _change(sweep, ["--executor", "--out"]) if fake else []
+    yield "measure, instead of making figures up", words
+    whole = not (sweep.plan and sweep.plan.shard)
+    left = cases["status"].isin(list(REPEATED)).any() or (whole and sweep.gaps)
+    yield "run what is missing", _change(sweep) if left else []
+    asked = list_asked(list_failed(cases))
+    yield "run again what failed", _change(sweep, retry=asked) if asked else []
+    timed = cases[cases["epoch_time_s"].notna()]
+    full = not len(timed) and (cases["status"] == Status.OOM.value).any()
+    words = _change(sweep, **{"batch-size": ["auto"]}) if full else []
+    yield "look for the largest batch that fits", words
+    few = len(timed) and timed["repeats"].min() < MIN_REPEATS
+    words = _change(sweep, repeats=[str(MIN_REPEATS)]) if few else []
+    yield "tell differences from chance by repeats", words
+    unsure = cases[list(UNSURE)].any(axis=None) or find_wide(cases).any()
+    most = max(5, 2 * int(cases["repeats"].max()) + 1) if unsure else 0
+    words = _change(sweep, repeats=[str(most)]) if unsure else []
+    yield "measure better what spreads, on an idle machine", words
+    profiled = set(cases.loc[cases["profiled_step_s"].notna(), "precision"])
+    told = "fp32" in profiled and len(profiled) > 1
+    yield "see where the time goes", [*WHY, _name_folder(sweep)] if told else []
+    flags = {"fraction": ["1"]} if (cases["fraction"] < 1).any() else {}
+    flags |= {name: ["none"] for name in ("steps", "until") if (cases[name] != "").any()}
+    part = flags and cases["extrapolated"].any()
+    yield "measure whole epochs", _change(sweep, **flags) if part else []
 
 
 def _name_folder(sweep: Sweep) -> str:
@@ -69,83 +106,3 @@ def _change(sweep: Sweep, without: Sequence[str] = (), **flags: Sequence[str]) -
         if not dropped:
             kept.append(word)
     return [*kept, *(word for flag, values in new.items() for word in (flag, *values))]
-
-
-def _confirm(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    if sweep.halving is None:
-        return []
-    found = confirm(sweep.records, sweep.read_epochs(), sweep.halving, Path(_name_folder(sweep)))
-    return shlex.split(found[0]) if found else []
-
-
-def _finish(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    shard = sweep.plan and sweep.plan.shard
-    left = cases["status"].isin(list(REPEATED)).any() or (not shard and sweep.gaps)
-    return _change(sweep) if left else []
-
-
-def _retry(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    asked = list_asked(list_failed(cases))
-    return _change(sweep, retry=asked) if asked else []
-
-
-def _fit(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    full = cases["epoch_time_s"].isna().all() and (cases["status"] == Status.OOM.value).any()
-    return _change(sweep, **{"batch-size": ["auto"]}) if full else []
-
-
-def _repeat(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    timed = cases[cases["epoch_time_s"].notna()]
-    few = len(timed) and timed["repeats"].min() < MIN_REPEATS
-    return _change(sweep, repeats=[str(MIN_REPEATS)]) if few else []
-
-
-def _settle(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    unsure = cases[list(UNSURE)].any(axis=None) or find_wide(cases).any()
-    most = max(5, 2 * int(cases["repeats"].max()) + 1) if unsure else 0
-    return _change(sweep, repeats=[str(most)]) if unsure else []
-
-
-def _explain(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    profiled = cases[cases["profiled_step_s"].notna()]
-    told = "fp32" in set(profiled["precision"]) and profiled["precision"].nunique() > 1
-    return [*WHY, _name_folder(sweep)] if told else []
-
-
-def _complete(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    said = {
-        name: [value]
-        for name, value, needed in (
-            ("fraction", "1", (cases["fraction"] < 1).any()),
-            ("steps", "none", (cases["steps"] != "").any()),
-            ("until", "none", (cases["until"] != "").any()),
-        )
-        if needed
-    }
-    return _change(sweep, **said) if said and cases["extrapolated"].any() else []
-
-
-def _measure(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    published = len(cases) and (cases["kind"] == "published").all()
-    return [*SWEEP, "--preset", "rtx-titan"] if published else []
-
-
-def _replace_fake(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    fake = len(cases) and cases["fake"].all()
-    return _change(sweep, ["--executor", "--out"]) if fake else []
-
-
-RULES: dict[str, Callable[[Sweep, pd.DataFrame], Sequence[str]]] = {
-    "run the best trial again, on seeds that did not choose it": _confirm,
-    "measure the same cases here": _measure,
-    "measure, instead of making figures up": _replace_fake,
-    "run what is missing": _finish,
-    "run again what failed": _retry,
-    "look for the largest batch that fits": _fit,
-    "tell differences from chance by repeats": _repeat,
-    "measure better what spreads, on an idle machine": _settle,
-    "see where the time goes": _explain,
-    "measure whole epochs": _complete,
-}
-"""What may have to be done to a sweep, given the cases of it that are shown, as the words of a
-command; none where it need not. Most urgent first."""

@@ -23,6 +23,18 @@ from bench.workloads import OWN
 if TYPE_CHECKING:
     import pandas as pd
 
+KINDS = {"fake": "not measured (fake executor)", "published": "published figures"}
+"""What is said of cases that were not measured."""
+
+ON_CPU = "Python, torch and the dataset"
+SHARED_MEMORY = {
+    "peak_device_bytes": "the CUDA context and the dataset",
+    "peak_process_bytes": "the CUDA context and the dataset",
+    "peak_reserved_bytes": "the dataset and unused blocks",
+    "peak_allocated_bytes": "the dataset",
+}
+"""What every precision needs alike, by a column of `MEMORY`; on a CPU, `ON_CPU`."""
+
 
 def describe_subject(
     title: str, cases: pd.DataFrame, varying: Collection[str], machines: Machines
@@ -30,20 +42,19 @@ def describe_subject(
     """What was measured, in one line: the sweep, what ran it, what is the same in every case."""
     if not len(cases):
         return title
-    kinds = [KINDS[kind] for kind in cases["kind"].unique() if kind in KINDS]
-    versions = list_values(cases, "torch")
-    said = [
+    part, versions = _name_part(cases), name_values(cases, "torch", 2)
+    said = (
         name_first(list(dict.fromkeys(machines.values())), 2),
-        *kinds,
-        *([f"{ESTIMATE} from {part} of an epoch"] if (part := _name_part(cases)) else []),
+        *_name_kinds(cases),
+        part and f"{ESTIMATE} from {part} of an epoch",
         *_list_same(cases, varying),
-        *([f"torch {' or '.join(versions[:2])}"] if versions else []),
-    ]
-    return f"{title}: {' · '.join(said)}"
+        versions and f"torch {versions}",
+    )
+    return f"{title}: {' · '.join(filter(None, said))}"
 
 
-KINDS = {"fake": "not measured (fake executor)", "published": "published figures"}
-"""What is said of cases that were not measured."""
+def _name_kinds(cases: pd.DataFrame) -> list[str]:
+    return [KINDS[kind] for kind in cases["kind"].unique() if kind in KINDS]
 
 
 def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
@@ -53,7 +64,7 @@ def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterato
     if said := _list_same(cases, varying):
         yield f"All cases: {' · '.join(said)}."
     for (_, machine), part in cases.groupby(list(summaries.SOURCE), sort=False):
-        yield describe_machine(str(machine), part)
+        yield _describe_machine(str(machine), part)
 
 
 def _list_same(cases: pd.DataFrame, varying: Collection[str]) -> list[str]:
@@ -73,15 +84,30 @@ def _list_same(cases: pd.DataFrame, varying: Collection[str]) -> list[str]:
 
 
 def _name_scales(cases: pd.DataFrame) -> str:
-    """The loss scale of each precision that has one."""
-    pairs = cases[["precision", "loss_scale"]].drop_duplicates()
-    scaled = pairs[pairs["loss_scale"] != ""]
-    several = len(pairs) > 1
+    pairs = dict.fromkeys(zip(cases["precision"], cases["loss_scale"], strict=True))
     names = [
-        f"{scale} ({precision})" if several else str(scale)
-        for precision, scale in zip(scaled["precision"], scaled["loss_scale"], strict=True)
+        f"{scale} ({precision})" if len(pairs) > 1 else str(scale)
+        for precision, scale in pairs
+        if scale != ""
     ]
     return f"loss scale {', '.join(names)}" if names else ""
+
+
+def _describe_machine(machine: str, rows: pd.DataFrame) -> str:
+    bytes = rows["gpu_memory_bytes"].dropna()
+    size = len(bytes) and (rows["device"] == "cuda").any()
+    said = [f"{machine} ({bytes.iloc[0] / GIB:.1f} GiB)" if size else machine]
+    labels = {"driver": "driver", "torch": "torch", "cuda": "CUDA", "cudnn": "cuDNN"}
+    for name, label in {**labels, "device": "device"}.items():
+        if values := name_values(rows, name, 4):
+            said.append(f"{label} {values}")
+    return ", ".join([*said, *_name_kinds(rows)]) + "."
+
+
+def name_values(rows: pd.DataFrame, name: str, most: int | None = None) -> str:
+    """The distinct values of a column, the first few, in order: ``12.4 or 12.8``."""
+    values = [v for v in rows[name].dropna().unique() if v != ""]
+    return " or ".join(f"{v:,.0f}" if is_number(v) else str(v) for v in values[:most])
 
 
 def write_notes(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
@@ -91,8 +117,8 @@ def write_notes(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
     yield from _outcomes(cases, varying)
     yield from _noted(cases)
     yield from _fp8_notes(cases)
-    yield _dataset_note(cases)
-    yield _epoch_note(cases)
+    yield " ".join(_dataset_notes(cases))
+    yield " ".join(_epoch_notes(cases))
     yield " ".join([*_repeats_notes(cases), *_seeds_notes(cases)])
     if memory := " ".join(_memory_notes(cases)):
         yield memory
@@ -108,9 +134,8 @@ def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
         ended = f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
         lines.setdefault(ended, {})[name_case(row, axes)] = None
     for ended, cases in list(lines.items())[:8]:
-        names = list(cases)
-        more = f" and {len(names) - 3:,} more cases" if len(names) > 3 else ""
-        yield f"{'; '.join(names[:3])}{more}: {ended}"
+        more = f" and {len(cases) - 3:,} more cases" if len(cases) > 3 else ""
+        yield f"{'; '.join([*cases][:3])}{more}: {ended}"
     if len(lines) > 8:
         yield f"{len(lines) - 8} more outcomes have reasons; --format csv has a column of them."
 
@@ -142,94 +167,66 @@ def _fp8_notes(rows: pd.DataFrame) -> Iterator[str]:
         yield f"In fp8, of {model}: {layers}; {much}. All else ran in bf16-amp."
 
 
-def list_values(rows: pd.DataFrame, name: str) -> list[str]:
-    """The distinct values of a column, in order, as text; empty cells left out."""
-    cells = rows[name].dropna()
-    return [f"{v:,.0f}" if is_number(v) else str(v) for v in cells.unique() if v != ""]
-
-
-def describe_machine(machine: str, rows: pd.DataFrame) -> str:
-    """Hardware and versions of some rows of one machine, as one line."""
-    said = [machine]
-    bytes = rows["gpu_memory_bytes"].dropna()
-    if len(bytes) and (rows["device"] == "cuda").any():
-        said[0] += f" ({bytes.iloc[0] / GIB:.1f} GiB)"
-    for label, name in (
-        ("driver", "driver"),
-        ("torch", "torch"),
-        ("CUDA", "cuda"),
-        ("cuDNN", "cudnn"),
-        ("device", "device"),
-    ):
-        if values := list_values(rows, name):
-            said.append(f"{label} {' or '.join(values[:4])}")
-    said += [KINDS[kind] for kind in rows["kind"].unique() if kind in KINDS]
-    return ", ".join(said) + "."
-
-
-def _dataset_note(rows: pd.DataFrame) -> str:
-    said = []
-    images_of = [*list_affecting(Trait.DATA)]
-    for (dataset, shape, classes), part in rows.groupby(images_of, sort=False):
-        if dataset == OWN:
-            continue
-        images = " or ".join(list_values(part, "train_images")) or "an unknown number of"
+def _dataset_notes(rows: pd.DataFrame) -> Iterator[str]:
+    unknown = "an unknown number of"
+    for (dataset, shape, classes), part in rows.groupby([*list_affecting(Trait.DATA)], sort=False):
+        images = name_values(part, "train_images") or unknown
         if dataset == "synthetic":
-            parts = [f"{shape}, "] if shape else []
-            parts += [f"{classes} classes, "] if classes else []
-            said.append(
-                f"Dataset: synthetic, {''.join(parts)}{images} seeded images that can be learnt; "
-                "loss and accuracy say nothing about real images."
+            shown = f"{shape}, " * bool(shape) + f"{classes} classes, " * bool(classes)
+            yield (
+                f"Dataset: synthetic, {shown}{images} seeded images that can be learnt; loss and "
+                "accuracy say nothing about real images."
             )
-        else:
+        elif dataset != OWN:
             name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))
             # anybody's class folders are taken as CIFAR-10; whether they are is for them to say
             source = " from class folders" if (part["dataset_source"] == "folders").any() else ""
-            said.append(f"Dataset: {name}{source}, {images} training images.")
+            yield f"Dataset: {name}{source}, {images} training images."
     for (model, unit), part in rows[rows["dataset"] == OWN].groupby(["model", "unit"], sort=False):
-        number = " or ".join(list_values(part, "train_images")) or "an unknown number of"
-        said.append(f"Data: that of {model}, {number} {unit} an epoch.")
+        number = name_values(part, "train_images") or unknown
+        yield f"Data: that of {model}, {number} {unit} an epoch."
     if told := describe_units(rows):
-        said.append(told)
-    return " ".join(said)
+        yield told
+
+
+def _take_timed(cases: pd.DataFrame) -> pd.DataFrame:
+    """The cases with a time, if any has one: what was interrupted measured no part of an epoch."""
+    timed = cases["epoch_time_s"].notna()
+    return cases[timed] if timed.any() else cases
 
 
 def _name_part(cases: pd.DataFrame) -> str:
     """How much of an epoch was measured: ``5 to 20 %``; empty where all epochs were whole."""
-    if cases["epoch_time_s"].notna().any():
-        cases = cases[cases["epoch_time_s"].notna()]  # what was interrupted measured no part
+    cases = _take_timed(cases)
     parts = cases.loc[cases["part"] < 1, "part"].unique()
     return f"{write_range(parts, write_share)} %" if len(parts) else ""
 
 
-def _epoch_note(rows: pd.DataFrame) -> str:
-    part = _name_part(rows)
-    if rows["epoch_time_s"].notna().any():
-        rows = rows[rows["epoch_time_s"].notna()]
-    if not part:
-        cold = (rows["kind"] == "published").all()
-        return (
-            "Epochs: whole, each the cold first of a process."
-            if cold
-            else "Epochs: whole, timed warm."
-            if rows["epochs"].max() == 1
-            else "Epochs: whole, timed warm. Of cases of several epochs the time is the mean "
-            "epoch's, and loss and accuracy are of the last."
+def _epoch_notes(rows: pd.DataFrame) -> Iterator[str]:
+    part, rows = _name_part(rows), _take_timed(rows)
+    if part:
+        yield (
+            f"{ESTIMATE} Only {part} of an epoch was measured: what is marked {ESTIMATE} is "
+            "extrapolated to a whole one."
         )
-    said = [
-        f"{ESTIMATE} Only {part} of an epoch was measured: what is marked {ESTIMATE} is "
-        "extrapolated to a whole one."
-    ]
-    rows = rows[rows["part"] < 1]
-    if rows["train_loss"].notna().any():
-        said += [
-            "Loss and accuracy are shown of whole epochs only: before, they tell of the first "
-            "steps, and a larger batch has taken fewer of them. A difference of loss is shown "
-            "where both sides are to learn alike, as two precisions are: after that part, at equal "
-            "steps.",
-            DOUBTS["extrapolated"].advise(rows),
-        ]
-    return " ".join(said)
+        rows = rows[rows["part"] < 1]
+        if rows["train_loss"].notna().any():
+            yield (
+                "Loss and accuracy are shown of whole epochs only: before, they tell of the first "
+                "steps, and a larger batch has taken fewer of them. A difference of loss is shown "
+                "where both sides are to learn alike, as two precisions are: after that part, at "
+                "equal steps."
+            )
+            yield DOUBTS["extrapolated"].advise(rows)
+    elif (rows["kind"] == "published").all():
+        yield "Epochs: whole, each the cold first of a process."
+    else:
+        yield "Epochs: whole, timed warm."
+        if rows["epochs"].max() > 1:
+            yield (
+                "Of cases of several epochs the time is the mean epoch's, and loss and accuracy "
+                "are of the last."
+            )
 
 
 def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
@@ -262,9 +259,9 @@ def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _seeds_notes(rows: pd.DataFrame) -> Iterator[str]:
-    seeds = rows.loc[rows["train_loss"].notna(), "seeds"]
-    whole = rows.loc[rows["train_loss"].notna() & (rows["part"] == 1), "seeds"]
-    if len(seeds) and seeds.max() == 1:
+    rows = rows[rows["train_loss"].notna()]
+    whole = rows.loc[rows["part"] == 1, "seeds"]
+    if len(rows) and rows["seeds"].max() == 1:
         yield f"{'Loss and accuracy' if len(whole) else 'Loss'}: one seed."
     elif len(whole):
         yield f"Loss and accuracy: medians over {write_range(whole)} seeds."
@@ -284,17 +281,9 @@ def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
     if rows["memory_saved"].notna().any():
         on_cpu, names = (rows["device"] == "cpu").any(), rows["memory_measure"].unique()
         needed = [ON_CPU] if on_cpu else [SHARED_MEMORY[name] for name in names]
-        shared = " or ".join(dict.fromkeys(needed))
         tensors = rows["tensors_saved"].notna().any()
         beside = "; tensors saved compares torch's tensors only" if tensors else ""
-        yield f"Memory saved compares all of it, including {shared}{beside}."
-
-
-ON_CPU = "Python, torch and the dataset"
-SHARED_MEMORY = {
-    "peak_device_bytes": "the CUDA context and the dataset",
-    "peak_process_bytes": "the CUDA context and the dataset",
-    "peak_reserved_bytes": "the dataset and unused blocks",
-    "peak_allocated_bytes": "the dataset",
-}
-"""What every precision needs alike, by a column of `MEMORY`; on a CPU, `ON_CPU`."""
+        yield (
+            f"Memory saved compares all of it, including {' or '.join(dict.fromkeys(needed))}"
+            f"{beside}."
+        )

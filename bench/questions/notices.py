@@ -6,7 +6,7 @@ Each notice says what was found, in how many runs, and which flag or command hel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bench.diagnosis.rates import RATES, SAME_DEVICE, find_losses, write_losses
@@ -23,6 +23,9 @@ from bench.text import capitalize, name_first, write_range
 if TYPE_CHECKING:
     import pandas as pd
 
+QUIETER = "Close other programs, or use --repeats 5 or more."
+"""What helps where runs differ."""
+
 
 def warn(
     records: pd.DataFrame,
@@ -30,14 +33,9 @@ def warn(
     everything: pd.DataFrame | None = None,
     sweeps: Sequence[Sweep] = (),
 ) -> list[Notice]:
-    """All there is to warn of, most serious first.
-
-    Args:
-        records: of `read`.
-        cases: the same, of `summarize`.
-        everything: all records of their sweeps, in which a drift shows; by default, ``records``.
-        sweeps: that they are of, of which some may not be complete.
-    """
+    """All there is to warn of, most serious first: of records of `read`, of the same as cases, of
+    all records of their sweeps, in which a drift shows (by default these), and of what sweeps
+    lack."""
     rows = latest(records)
     below = list_below(cases)
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
@@ -52,14 +50,10 @@ def warn(
         *_describe_spread(cases),
         *(_describe_drift(*where, found) for where, found in drifts.items()),
         *_describe_slowdowns(rows),
-        *_mixtures(rows),
+        *_describe_mixtures(rows),
         *doubted[False],
-        *_determinism(cases),
+        *_describe_determinism(cases),
     ]
-
-
-QUIETER = "Close other programs, or use --repeats 5 or more."
-"""What helps where runs differ."""
 
 
 def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, below: bool) -> Notice:
@@ -74,29 +68,23 @@ def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, below: bool) -> Notice:
     )
 
 
-def _describe_spread(cases: pd.DataFrame) -> Iterator[Notice]:
-    """How many cases of several runs spread."""
-    if wide := int(find_wide(cases).sum()):
-        several = int((cases["repeats"] > 1).sum())
-        yield Notice(
-            "Spread",
-            f"The times of {wide:,} of the {several:,} cases with repeats spread by more than "
-            f"±{100 * STEADY:.0f} %; these cases are marked noisy.",
-            QUIETER,
-        )
+def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:
+    if len(hit) == len(rows):
+        return f"all {len(rows):,} runs" if len(rows) > 1 else "the only run"
+    sweeps = list(dict.fromkeys(hit["sweep"]))
+    where = f" ({name_first(sweeps, 4)})" if len(sweeps) < rows["sweep"].nunique() else ""
+    return f"{len(hit):,} of {len(rows):,} runs{where}"
 
 
 def _describe_failures(rows: pd.DataFrame) -> Iterator[Notice]:
-    """The runs that ended otherwise than measured, out of memory or unsupported."""
     failed = list_failed(rows)
-    if not len(failed):
-        return
-    ends = failed["status"].str.replace("_", " ").value_counts()
-    kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
-    asked = list_asked(failed)
-    mend = f"Run them again with --retry {' '.join(asked)}." if asked else ""
-    mend = mend or "The same command runs them again."
-    yield Notice("No result", f"{kinds}.", mend, _count(failed, rows))
+    if len(failed):
+        ends = failed["status"].str.replace("_", " ").value_counts()
+        kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
+        asked = " ".join(list_asked(failed))
+        mend = f"Run them again with --retry {asked}." if asked else ""
+        mend = mend or "The same command runs them again."
+        yield Notice("No result", f"{kinds}.", mend, _count(failed, rows))
 
 
 def list_failed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -110,22 +98,15 @@ def list_asked(failed: pd.DataFrame) -> list[str]:
     return [status for status in dict.fromkeys(failed["status"]) if status not in REPEATED]
 
 
-def _determinism(cases: pd.DataFrame) -> list[Notice]:
-    """What repeats of one seed say: whether the same training ends in the same loss."""
-    same = cases[(cases["repeats"] > 1) & (cases["seeds"] == 1) & cases["train_loss"].notna()]
-    same = same[same["kind"] == "measured"]
-    if not len(same):
-        return []
-    apart = same["train_loss_high"] - same["train_loss_low"]
-    equal = int((apart == 0).sum())
-    text = (
-        f"{write_range(same['repeats'])} runs of one seed end with the same loss to the last "
-        f"digit in {equal:,} of {len(same):,} cases"
-    )
-    if equal < len(same):
-        text += f"; in the others they differ by up to {apart.max():.2g}"
-    mend = "To see how much the loss depends on the seed, leave out --same-seed."
-    return [Notice("Determinism", f"{text}.", mend, good=equal == len(same))]
+def _describe_spread(cases: pd.DataFrame) -> Iterator[Notice]:
+    if wide := int(find_wide(cases).sum()):
+        several = int((cases["repeats"] > 1).sum())
+        yield Notice(
+            "Spread",
+            f"The times of {wide:,} of the {several:,} cases with repeats spread by more than "
+            f"±{100 * STEADY:.0f} %; these cases are marked noisy.",
+            QUIETER,
+        )
 
 
 def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
@@ -157,10 +138,9 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
     return Notice(worst.steadiness.value, f"{text}.{several}", mend, good=not mend)
 
 
-def _describe_slowdowns(rows: pd.DataFrame) -> list[Notice]:
+def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
     """Devices that were measured to do less at one time than at another, each at its worst."""
     rated = rows[rows[list(RATES)].notna().any(axis=1)]
-    notices = []
     # how lanes differ from each other, their anchors tell
     for _, here in rated.groupby([*SAME_DEVICE, "lane"], dropna=False, sort=False):
         told = here[["sweep", "started_at", "gpu", "cpu", *RATES]]
@@ -171,51 +151,35 @@ def _describe_slowdowns(rows: pd.DataFrame) -> list[Notice]:
             then, later = (
                 f"{row['sweep']} ({write_moment(row['started_at'])})" for row in (before, now)
             )
-            text = (
+            yield Notice(
+                "Slower device",
                 f"{now['gpu'] or now['cpu']} gave less in {later} than in {then}: "
                 f"{write_losses(losses)}. What else used it, its clocks or its power limit is "
-                "between them."
+                "between them.",
+                "Run the slower one again, into a new --out.",
             )
-            mend = "Run the slower one again, into a new --out."
-            notices.append(Notice("Slower device", text, mend))
-    return notices
 
 
-def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:
-    if len(hit) == len(rows):
-        return f"all {len(rows):,} runs" if len(rows) > 1 else "the only run"
-    where = f" ({_list(hit['sweep'])})" if hit["sweep"].nunique() < rows["sweep"].nunique() else ""
-    return f"{len(hit):,} of {len(rows):,} runs{where}"
-
-
-def _list(values: Iterable[str]) -> str:
-    return name_first(list(dict.fromkeys(values)), 4)
-
-
-def _mixtures(rows: pd.DataFrame) -> list[Notice]:
-    label, warnings = "Mixed environments", []
-    axes = {axis for of in COMPARABLE.values() for axis in of}
-    rows = rows[["sweep", *COMPARABLE, *axes]]
-    for sweep, part in rows.groupby("sweep", sort=False):
-        mixed = _differences(part)
-        if mixed:
-            said = "; ".join(mixed.values())
+def _describe_mixtures(rows: pd.DataFrame) -> Iterator[Notice]:
+    label = "Mixed environments"
+    rows = rows[["sweep", *COMPARABLE, *{axis for of in COMPARABLE.values() for axis in of}]]
+    mixed = {str(sweep): _differ(part) for sweep, part in rows.groupby("sweep", sort=False)}
+    for sweep, told in mixed.items():
+        if told:
             text = (
                 f"The rows of {sweep} differ in what ran them, and are compared only where this "
-                f"agrees: {said}."
+                f"agrees: {'; '.join(told.values())}."
             )
-            warnings.append(Notice(label, text, "Use a new --out for each."))
-    if rows["sweep"].nunique() > 1:
-        mixed = _differences(rows)
-        mixed.pop("gpu", None)  # that is what they are for
-        if mixed and not warnings:
-            text = f"The sweeps differ in {'; '.join(mixed.values())}."
-            mend = "python -m bench.compare judges two of them case by case."
-            warnings.append(Notice(label, text, mend))
-    return warnings
+            yield Notice(label, text, "Use a new --out for each.")
+    if len(mixed) > 1 and not any(mixed.values()):
+        # several GPUs are what several sweeps are for
+        said = [text for name, text in _differ(rows).items() if name != "gpu"]
+        text = f"The sweeps differ in {'; '.join(said)}."
+        mend = "python -m bench.compare judges two of them case by case."
+        yield from [Notice(label, text, mend)] if said else []
 
 
-def _differences(rows: pd.DataFrame) -> dict[str, str]:
+def _differ(rows: pd.DataFrame) -> dict[str, str]:
     """The columns of `COMPARABLE` in which rows differ, and their values for people."""
     said = {}
     for name, axes in COMPARABLE.items():
@@ -224,7 +188,24 @@ def _differences(rows: pd.DataFrame) -> dict[str, str]:
         known = rows[~find_unknown(rows, name)]
         different = known.groupby(list(axes))[name].transform("nunique") > 1
         if different.any():
-            cells = known.loc[different, name]
-            values = [value or "none" for value in cells.unique()[:4]]
+            values = [value or "none" for value in known.loc[different, name].unique()[:4]]
             said[name] = f"{name.replace('_', ' ')} {' or '.join(values)}"
     return said
+
+
+def _describe_determinism(cases: pd.DataFrame) -> Iterator[Notice]:
+    """What repeats of one seed say: whether the same training ends in the same loss."""
+    same = cases[(cases["repeats"] > 1) & (cases["seeds"] == 1) & cases["train_loss"].notna()]
+    same = same[same["kind"] == "measured"]
+    if not len(same):
+        return
+    apart = same["train_loss_high"] - same["train_loss_low"]
+    equal = int((apart == 0).sum())
+    text = (
+        f"{write_range(same['repeats'])} runs of one seed end with the same loss to the last "
+        f"digit in {equal:,} of {len(same):,} cases"
+    )
+    if equal < len(same):
+        text += f"; in the others they differ by up to {apart.max():.2g}"
+    mend = "To see how much the loss depends on the seed, leave out --same-seed."
+    yield Notice("Determinism", f"{text}.", mend, good=equal == len(same))

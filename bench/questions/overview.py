@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
 from bench.questions.material import Material
-from bench.questions.notes import list_values
+from bench.questions.notes import name_values
 from bench.render.cells import (
     TIMED,
     Row,
     axis_column,
     iterate,
     name_spread,
-    number_cell,
     published_time_cell,
     quantity_column,
     remarks,
@@ -24,12 +23,11 @@ from bench.render.cells import (
 )
 from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Level
 from bench.render.section import Column, Section, Sheet
-from bench.store.attempts import number_groups
-from bench.study import axes, summaries
+from bench.study import axes
 from bench.study.axes import MACHINE, Machines, name_setting, name_value, sort_cases
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES
-from bench.text import GIB, count
+from bench.text import GIB, count, write_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,18 +57,17 @@ def _tell_cases(found: Material) -> Iterator[Sheet]:
     headings = _choose_headings(cases, order, found.by)
     cases = sort_cases(cases, headings)
     columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
-    several: list[Column[Row]] = [
-        Column("global_batch", "global batch",
-               "items of a step of the optimizer, of all GPUs together",
-               lambda row: int(row.batch_size * row.world_size), always=True),
-    ]  # fmt: skip
+    several: Column[Row] = Column(
+        "global_batch", "global batch", "items of a step of the optimizer, of all GPUs together",
+        lambda row: int(row.batch_size * row.world_size), always=True,
+    )  # fmt: skip
     # the effects say it, and the page is full
     saved = [quantity_column("memory_saved", keep=2), quantity_column("tensors_saved", keep=1)]
     yield Sheet(
         f"Overview: {count(len(cases), 'case')}",
         [
             *(axis_column(axis, machines) for axis in columns),
-            *(several if "world_size" in columns else []),
+            *([several] if "world_size" in columns else []),
             _time_column(TIME.title + name_spread(cases)),
             quantity_column("images_per_s", keep=5),
             quantity_column("speedup", label="speed-up over fp32", keep=7),
@@ -83,8 +80,8 @@ def _tell_cases(found: Material) -> Iterator[Sheet]:
             quantity_column("energy_per_epoch_j", keep=4),
             Column("start_time_s", "start-up (s)",
                    "set-up, and the slowest first steps of all repeats",
-                   lambda row: number_cell(row.start_time_s if slow else math.nan),
-                   better="lower", keep=3),
+                   lambda row: row.start_time_s if slow else None,
+                   write=write_number, better="lower", keep=3),
             Column("remarks", "remarks", "what to know before believing the row",
                    lambda row: remarks(row, found.below), wrap=True),
         ],
@@ -102,9 +99,7 @@ def _time_column(label: str) -> Column[Row]:
 
 def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tuple[str, ...]:
     """The axes that are said once above their rows: what is asked for, machines, networks, files.
-
-    One axis at least is left for the columns.
-    """
+    One axis at least is left for the columns."""
     if by in order:
         return (by,)
     headings = [axis for axis in order if axis in HEADINGS][: len(order) - 1]
@@ -120,10 +115,8 @@ def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tupl
 def _find_groups(
     cases: pd.DataFrame, order: Sequence[str], headings: Sequence[str], machines: Machines
 ) -> dict[int, str]:
-    """Where groups of rows begin, and their headings.
-
-    Without headings, groups agree on as many of the leading axes as leave them three rows each.
-    """
+    """Where groups of rows begin, and their headings. Without headings, groups agree on as many of
+    the leading axes as leave them three rows each."""
     if headings:
         return _find_starts(cases, headings, machines)
     found: dict[int, str] = {}
@@ -149,21 +142,13 @@ def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines
     }
 
 
-OVERVIEW = Section("overview", "How did each case do?", _tell_cases, Level.TABLE)
-
-
-# ---------------------------------------------------------------------------- beside other figures
-
-
 def _tell_machines(found: Material) -> Iterator[Sheet]:
     cases, machines = found.cases, found.machines
     rest = [axis for axis in found.order if axis != MACHINE]
     if len(machines) < 2 or not rest:
         return
-    question = number_groups(cases, rest)
-    places = number_groups(cases, summaries.SOURCE).groupby(question).transform("nunique")
     lines: dict[tuple[Any, ...], dict[tuple[str, str], list[Row]]] = {}
-    for row in iterate(sort_cases(cases[places > 1], rest)):
+    for row in iterate(sort_cases(cases, rest)):
         line = lines.setdefault(tuple(getattr(row, axis) for axis in rest), {})
         line.setdefault((row.sweep, row.machine), []).append(row)
 
@@ -184,14 +169,11 @@ def _tell_machines(found: Material) -> Iterator[Sheet]:
             *(Column(f"machine{i}", label, "", partial(write_time, place))
               for i, (place, label) in enumerate(machines.items(), 1)),
         ],
-        list(lines.values()),
+        [line for line in lines.values() if len(line) > 1],
         most=MOST_ROWS,
         file=CSV,
         empty=(),
     )  # fmt: skip
-
-
-MACHINES = Section("machines", "How fast is the same case on each machine?", _tell_machines)
 
 
 def _tell_published(found: Material) -> Iterator[Sheet]:
@@ -237,11 +219,6 @@ def _tell_published(found: Material) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tell_published)
-
-
-# ------------------------------------------------------------------------------- what ran the cases
-
 _ENVIRONMENT = {
     "gpu_memory_bytes": "GPU memory",
     "gpu_uuid": "GPU UUID",
@@ -268,26 +245,29 @@ def tell_environment(found: Material) -> Sheet:
     cases, pairs = found.cases, list(found.machines)[:MOST_SECTIONS]
     parts = [cases[(cases["sweep"] == s) & (cases["machine"] == machine)] for s, machine in pairs]
 
-    def write(part: pd.DataFrame, name: str) -> str:
-        values = list_values(part, name)
+    def write(name: str, part: pd.DataFrame) -> str:
         if name == "gpu_memory_bytes":
-            values = [f"{b / GIB:.1f} GiB" for b in part[name].dropna().unique()]
-        return " or ".join(values[:4])
+            sizes = [f"{bytes / GIB:.1f} GiB" for bytes in part[name].dropna().unique()]
+            return " or ".join(sizes[:4])
+        return name_values(part, name, 4)
 
-    def pick(place: int, row: tuple[str, list[str]]) -> str | None:
-        return row[1][place] or None
+    def pick(place: int, row: Sequence[str]) -> str | None:
+        return row[place] or None
 
-    rows = [(label, [write(part, name) for part in parts]) for name, label in _ENVIRONMENT.items()]
+    rows = [(label, *(write(name, part) for part in parts)) for name, label in _ENVIRONMENT.items()]
     return Sheet(
         "Environment",
         [
-            Column("what", "", "", lambda row: row[0], number=False),
-            *(Column(f"m{i}", found.machines[pair], "", partial(pick, i),
+            Column("what", "", "", itemgetter(0), number=False),
+            *(Column(f"m{i}", found.machines[pair], "", partial(pick, i + 1),
                      number=False) for i, pair in enumerate(pairs)),
         ],
-        [row for row in rows if any(row[1])],
+        [row for row in rows if any(row[1:])],
         empty=(),
     )  # fmt: skip
 
 
+OVERVIEW = Section("overview", "How did each case do?", _tell_cases, Level.TABLE)
+MACHINES = Section("machines", "How fast is the same case on each machine?", _tell_machines)
+PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tell_published)
 ENVIRONMENT = Section("environment", "What ran the cases?", lambda found: [tell_environment(found)])

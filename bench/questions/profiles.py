@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import product
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import PROFILED, Profile, Step
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
-from bench.record import RELIABLE, read_kernels, write_kernels
+from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
 from bench.render.model import Notice
 from bench.store.attempts import number_groups
 from bench.store.reader import list_work, read_cases
@@ -59,17 +60,12 @@ class Profiled:
 
     @cached_property
     def breakdown(self) -> Breakdown | None:
-        """Where the time of its step went; None without a profile."""
         return divide(self.step)
 
 
 def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
-    """The step of each case whose work was counted, by the case's cell.
-
-    Args:
-        rows: the runs that count, of `bench.study.summaries.latest`.
-        sweeps: that they are of.
-    """
+    """The step of each case whose work was counted, by its cell; of the runs that count, of
+    `bench.study.summaries.latest`."""
     rows = rows[rows["status"].isin(RELIABLE) & rows[STEP].notna()]
     work = {
         (sweep.name, record): part
@@ -78,14 +74,12 @@ def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profile
     }
     frames = [work.get(key) for key in zip(rows["sweep"], rows["record_id"], strict=True)]
     cases, runs = read_cases(rows), take_runs(rows)
-    places: dict[int, list[int]] = {}
-    for place, cell in enumerate(rows["cell"].tolist()):
-        places.setdefault(int(cell), []).append(place)
-    found = {}
-    for cell, held in places.items():
-        if step := make_step(cases[held[0]], [(runs[at], frames[at]) for at in held]):
-            found[cell] = step
-    return found
+    repeats: dict[int, list[tuple[Run, pd.DataFrame | None]]] = {}
+    for cell, run, frame in zip(rows["cell"].tolist(), runs, frames, strict=True):
+        repeats.setdefault(cell, []).append((run, frame))
+    case_of = dict(zip(rows["cell"].tolist(), cases, strict=True))
+    steps = {cell: make_step(case_of[cell], held) for cell, held in repeats.items()}
+    return {cell: step for cell, step in steps.items() if step}
 
 
 Run = Mapping[Any, Any]
@@ -99,17 +93,10 @@ def take_runs(records: pd.DataFrame) -> list[Run]:
 
 
 def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) -> Profiled | None:
-    """The step of a case, with the work of one repeat: a mean would hold the pauses of all.
-
-    That is the repeat whose profiled step is the median, or where none was profiled the first.
-
-    Args:
-        repeats: of `take_runs`, all with a time, and the work of each, as
-            `bench.store.reader.read_work` has it.
-
-    Returns:
-        None where no work was counted.
-    """
+    """The step of a case, with the work of one repeat: a mean would hold the pauses of all. That is
+    the repeat whose profiled step is the median, or where none was profiled the first. The repeats,
+    of `take_runs`, all have a time, and work as `bench.store.reader.read_work` has it; None where
+    none was counted."""
     known = [(run, frame) for run, frame in repeats if frame is not None and len(frame)]
     profiled = [
         (run, frame)
@@ -138,13 +125,8 @@ def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) ->
         [value for run, _ in repeats if (value := _none(run[name])) is not None]
         for name in ("sm_clock_mhz", "alloc_retries")
     )
-    return Profiled(
-        case,
-        step,
-        times,
-        fmean(clocks) if clocks else None,
-        int(max(retries, default=0)),
-    )
+    clock = fmean(clocks) if clocks else None
+    return Profiled(case, step, times, clock, int(max(retries, default=0)))
 
 
 def _none(value: float) -> float | None:
@@ -152,11 +134,8 @@ def _none(value: float) -> float | None:
 
 
 def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
-    """What to know before believing the times and rates of operations.
-
-    Args:
-        steps: those that are shown.
-    """
+    """What to know before believing the times and rates of operations of the steps that are
+    shown."""
     divided = [(one, one.breakdown) for one in steps if one.breakdown]
     guessed = [(one, breakdown) for one, breakdown in divided if breakdown.estimates]
     if guessed:
@@ -189,9 +168,6 @@ def _count_cases(held: Sequence[Profiled], whole: int) -> str:
     return f"{cases:,} of {count(whole, 'profiled case')} ({name_first(names, 4)})"
 
 
-# ------------------------------------------------------------------------------------------ pairs
-
-
 def explain_pairs(
     steps: Mapping[int, Profiled],
     cases: pd.DataFrame,
@@ -201,21 +177,9 @@ def explain_pairs(
     after: str | None = None,
     tried: pd.DataFrame | None = None,
 ) -> list[Explanation]:
-    """Explain each pair of profiled cases that differ in one axis.
-
-    Pairs are those of the effects of `bench.questions.effects`: of precisions each against fp32, of
-    numbers each against the next below, of other values each against the first; at equal values of
-    all other axes, on one machine.
-
-    Args:
-        steps: of `read_steps`.
-        cases: of `bench.study.summaries.summarize`.
-        machines: what each is called.
-        axis: in which the cases of a pair differ.
-        before: the value to begin with, as CSV spells it; None for any.
-        after: the value to explain; None for any.
-        tried: cases that an option may have been tried in; by default ``cases``.
-    """
+    """Explain each pair of profiled cases of `bench.study.pairs.find_changes` on one machine:
+    ``before`` and ``after`` the change as CSV spells these values, or any for None. Options may
+    have been ``tried`` in other cases too."""
     known = {cell for cell, one in steps.items() if one.step.profile is not None}
     profiled = cases[cases["cell"].isin(known)]
     if not len(profiled):
@@ -238,39 +202,25 @@ def explain_pairs(
 def _find_pairs(
     cases: pd.DataFrame, axis: str, before: str | None, after: str | None, machines: Machines
 ) -> Iterator[tuple[int, int]]:
-    """Cells before and after the change."""
+    """Cells before and after the change; where one value is given, each other is the other end."""
+    if before is None and after is None:
+        for change in find_changes(axis, cases, machines):
+            yield from ((pair.a, pair.b) for pair in change.pairs)
+        return
     spelled = cases[axis].map(format_value)
-    if before is not None and after is not None:
-        for first, one, two in _list_pairs(axis, cases[spelled.isin([before, after])], machines):
-            yield (one, two) if first == (before or "none") else (two, one)
-        return
-    asked = before if before is not None else after
-    if asked is None:
-        yield from ((one, two) for _, one, two in _list_pairs(axis, cases, machines))
-        return
-    # one end is given: each other value is the other
-    order = cases.assign(_rank=rank(cases, axis), _text=spelled).sort_values("_rank")
-    for value in dict.fromkeys(order["_text"]):
-        if value != asked:
-            first, last = (asked, value) if before is not None else (value, asked)
-            yield from _find_pairs(cases, axis, first, last, machines)
-
-
-def _list_pairs(
-    axis: str, cases: pd.DataFrame, machines: Machines
-) -> Iterator[tuple[str, int, int]]:
-    """The value that each change begins with, and the cells of its pairs."""
-    for change in find_changes(axis, cases, machines):
-        cells = ((pair.a, pair.b) for pair in change.pairs)
-        yield from ((change.before, int(one), int(two)) for one, two in cells)
+    order = spelled[rank(cases, axis).sort_values().index]
+    firsts, lasts = (order if end is None else [end] for end in (before, after))
+    for first, last in dict.fromkeys(product(firsts, lasts)):
+        if first == last:
+            continue
+        for change in find_changes(axis, cases[spelled.isin([first, last])], machines):
+            forth = change.before == (first or "none")
+            yield from ((p.a, p.b) if forth else (p.b, p.a) for p in change.pairs)
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
-    """A profiled case as a side of a pair, scaled to so many times its items.
-
-    Raises:
-        ValueError: it has no profile.
-    """
+    """A profiled case as a side of a pair, scaled to so many times its items. Raises ValueError: it
+    has no profile."""
     step = scale_step(one.step, factor)
     breakdown = one.breakdown if step is one.step else divide(step)
     if breakdown is None:
@@ -292,26 +242,17 @@ def scale_step(step: Step, factor: float) -> Step:
     if factor == 1:
         return step
 
-    def scale(value: float | None) -> float | None:
-        return None if value is None else value * factor
+    def scale(row: WorkRow) -> WorkRow:
+        amounts = {name: getattr(row, name) for name in ("flop", "bytes", "time_s", "exclusive_s")}
+        scaled = {name: value and value * factor for name, value in amounts.items()}
+        kernels = [replace(k, time_s=k.time_s * factor) for k in read_kernels(row.kernels)]
+        calls = round(row.calls * factor)
+        return replace(row, calls=calls, kernels=write_kernels(kernels), **scaled)
 
-    work = [
-        replace(
-            row,
-            calls=round(row.calls * factor),
-            flop=scale(row.flop),
-            bytes=scale(row.bytes),
-            time_s=scale(row.time_s),
-            exclusive_s=scale(row.exclusive_s),
-            kernels=write_kernels(
-                [replace(k, time_s=k.time_s * factor) for k in read_kernels(row.kernels)]
-            ),
-        )
-        for row in step.work
-    ]
     profile = step.profile and Profile(
         *(getattr(step.profile, field.name) * factor for field in fields(Profile))
     )
+    work = [scale(row) for row in step.work]
     return replace(step, step_s=step.step_s * factor, work=work, profile=profile)
 
 
@@ -358,8 +299,8 @@ def _group_others(
         found: dict[str, dict[Value, float]] = {}
         for axis, alike in groups.items():
             for case, time in (times[one] for one in alike[cell] if one != cell and one in times):
-                speedup = times[cell][1] / time
-                found.setdefault(axis, {}).setdefault(getattr(case, axis), speedup)
+                speedups = found.setdefault(axis, {})
+                speedups.setdefault(getattr(case, axis), times[cell][1] / time)
         return found
 
     return find

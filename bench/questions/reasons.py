@@ -7,22 +7,17 @@ from itertools import count
 
 from bench.case import Case
 from bench.diagnosis.ceiling import Ceiling, find_beaten, find_ceiling
+from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.explanation import Change, Explanation
-from bench.diagnosis.sentences import (
-    describe,
-    name_part,
-    write_beaten,
-    write_host,
-    write_percent,
-)
+from bench.diagnosis.sentences import describe, name_part, write_beaten, write_host, write_percent
 from bench.questions.material import Material
 from bench.render.cells import (
     Row,
     case_column,
     estimate_cell,
-    iterate,
     ms_cell,
     ratio_cell,
+    write_ends,
     write_ratio,
 )
 from bench.render.model import Cell
@@ -54,10 +49,8 @@ NOTE = (
 
 
 def choose_pairs(explanations: Sequence[Explanation], most: int = MOST_PAIRS) -> list[Explanation]:
-    """The pairs to explain in full, in their order.
-
-    Of each value of the axis one before a second of any, those at the largest batch sizes first.
-    """
+    """The pairs to explain in full, in their order. Of each value of the axis one before a second
+    of any, those at the largest batch sizes first."""
     left = sorted(explanations, key=lambda why: -why.b.case.batch_size)
     turns: dict[str, Iterator[int]] = {}
     chosen = sorted(left, key=lambda why: next(turns.setdefault(why.b.name, count())))[:most]
@@ -75,13 +68,12 @@ _Possible = tuple[Row, float, Ceiling | None]
 
 def _tell_possible(found: Material) -> Iterator[Sheet]:
     """Of the pairs that are not explained for want of a profile."""
-    steps, wrong = found.steps, None
-    cases = {row.cell: row for row in iterate(found.cases) if row.cell in steps}
-    pairs = [
-        pair for effect in found.effects if effect.axis == "precision" for pair in effect.pairs
-    ]
+    steps, cases, wrong = found.steps, found.by_cell, None
+    pairs = [pair for e in found.effects if e.axis == "precision" for pair in e.pairs]
     rows: list[_Possible] = []
-    for a, b in (pair for pair in pairs if pair[0] in cases and pair[1] in cases):
+    for a, b in pairs:
+        if a not in steps or b not in steps:
+            continue
         before, after = steps[a].step, steps[b].step
         if (before.profile and after.profile) or cases[a].precision != "fp32":
             continue
@@ -94,31 +86,29 @@ def _tell_possible(found: Material) -> Iterator[Sheet]:
     columns: list[Column[_Possible]] = [
         case_column(found.named, found.machines, lambda one: one[0]),
         Column("speedup", "speed-up (×)", "of a median step, over fp32",
-               lambda one: ratio_cell(one[1]), better="higher"),
+               lambda one: one[1], write=write_ratio, better="higher"),
         Column("ceiling", "at most (×)",
                "fp32's step as measured, over the work after at this machine's measured rates",
-               lambda one: ratio_cell(one[2].speedup if one[2] else None)),
+               lambda one: one[2].speedup if one[2] else None, write=write_ratio),
         Column("memory", "memory traffic (%)",
                "share of the least time of this precision's step",
-               lambda one: Cell(f"{100 * one[2].memory:.0f}", one[2].memory) if one[2] else None),
+               lambda one: one[2].memory if one[2] else None,
+               write=lambda share: f"{100 * share:.0f}"),
     ]  # fmt: skip
     notes = [f"{NOTE} With --profile on, python -m bench.why says where the rest goes."]
     notes += [write_beaten(wrong)] if wrong else []
     yield Sheet("What each precision can gain at most", columns, rows, notes, empty=())
 
 
-POSSIBLE = Section("possible", "How much can each precision gain at most?", _tell_possible)
-
-
 def _tell_pairs(found: Material) -> Iterator[Sheet]:
     columns: list[Column[Explanation]] = [
         Column("pair", "pair", "the two cases", name_pair, wrap=True),
         Column("speedup", "speed-up (×)", "time of a step before over that after",
-               lambda why: ratio_cell(why.speedup.value), better="higher"),
+               lambda why: why.speedup.value, write=write_ratio, better="higher"),
         Column("interval", "95 % interval", "of the speed-up",
-               lambda why: _write_ends(why.speedup.low, why.speedup.high), keep=6),
+               lambda why: write_ends((why.speedup.low, why.speedup.high), write_ratio), keep=6),
         Column("ceiling", "at most (×)", "were all work done at the measured rates of this machine",
-               lambda why: ratio_cell(why.ceiling.speedup if why.ceiling else None), keep=8),
+               lambda why: why.ceiling.speedup if why.ceiling else None, write=write_ratio, keep=8),
         Column("reasons", "reasons", "shares of the step after, or of what was lost",
                _name_reasons, wrap=True),
         Column("remarks", "remarks", "whether a step waits for its program",
@@ -140,16 +130,6 @@ def _name_reasons(why: Explanation) -> str:
     return f"of the loss: {listed}" if why.lost and listed else listed
 
 
-def _write_ends(low: float | None, high: float | None) -> str | None:
-    return None if low is None or high is None else f"{write_ratio(low)}–{write_ratio(high)}"
-
-
-PAIRS = Section("why", "Why is it not faster?", _tell_pairs)
-
-
-# ------------------------------------------------------------------------------ one pair in full
-
-
 Part = tuple[Cell, Change]
 """A row of a table of reasons or changes: its name, and what it takes of both steps."""
 
@@ -167,7 +147,7 @@ def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
     kept = large if len(large) == len(parts) <= most else large[: most - 1]
     rest = [ends for part, ends in parts if not any(part is other for other, _ in kept)]
     if not rest:
-        return list(kept)
+        return kept
     together = Change(
         "",
         sum(ends.before_s for ends in rest),
@@ -179,11 +159,8 @@ def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
 
 
 def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
-    """What the step after goes to, or what it lost by; the evidence below.
-
-    Args:
-        most: rows, of which the last is all that is left or small; 0 for all.
-    """
+    """What the step after goes to, or what it lost by; the evidence below. Of at ``most`` so many
+    rows the last is all that is left or small; 0 for all."""
     lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
     rows: list[Part] = [
         (Cell(r.cause.meaning, str(r.cause)),
@@ -219,21 +196,24 @@ def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
 
 
 def _end_columns(why: Explanation) -> Iterator[Column[Part]]:
-    """Before, after, and what that adds."""
     yield Column("before", f"{why.a.name} (ms)", "time in a step",
                  lambda row: ms_cell(row[1].before_s, row[1].before_estimated))  # fmt: skip
     yield Column("after", f"{why.b.name} (ms)", "time in a step",
                  lambda row: ms_cell(row[1].after_s, row[1].after_estimated))  # fmt: skip
     yield Column("change", "change (ms)", "what it adds to the step",
-                 lambda row: change_cell(row[1].change_s, row[1].estimated))  # fmt: skip
+                 lambda row: _change_cell(row[1]))  # fmt: skip
+
+
+def _change_cell(ends: Change) -> Cell:
+    """What is added to a time, in milliseconds with its sign."""
+    text = write_ms(ends.change_s)
+    sign = "" if ends.change_s <= 0 or text == "0" else "+"
+    return estimate_cell(f"{sign}{text}", ends.change_s, ends.estimated)
 
 
 def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
-    """The way from one step time to the other, by kind of work; it adds up.
-
-    Args:
-        most: rows, as for `tell_reasons`; the whole step is one of them.
-    """
+    """The way from one step time to the other, by kind of work; it adds up. Of at ``most`` so many
+    rows, as for `tell_reasons`, the whole step is one."""
     rows: list[Part] = [
         (Cell(name_part(change.name), str(change.name)), change)
         for change in why.changes
@@ -243,26 +223,22 @@ def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
         rows = _fold(rows, SMALL * why.b.step.step_s, most - 1)
     rows.append((Cell("the whole step"), Change("", why.a.step.step_s, why.b.step.step_s)))
 
-    def divide_ends(ends: Change) -> float | None:
-        return ends.before_s / ends.after_s if min(ends.before_s, ends.after_s) > 0 else None
+    def write_speedup(ends: Change) -> Cell | None:
+        known = min(ends.before_s, ends.after_s) > 0
+        return ratio_cell(ends.before_s / ends.after_s, ends.estimated) if known else None
 
     columns: list[Column[Part]] = [
         Column("part", "part of the step", "", lambda row: row[0], wrap=True),
         *_end_columns(why),
         Column("speedup", "speed-up (×)", "of this part alone",
-               lambda row: ratio_cell(divide_ends(row[1]), row[1].estimated), keep=8),
+               lambda row: write_speedup(row[1]), keep=8),
     ]  # fmt: skip
     title = f"From one step to the other: {name_pair(why)}"
     return Sheet(title, columns, rows, name=name, empty=())
 
 
-def change_cell(seconds: float, estimated: bool = False) -> Cell:
-    """Write what is added to a time, in milliseconds with its sign."""
-    text = ms_cell(seconds).text
-    sign = "" if seconds <= 0 or text == "0" else "+"
-    return estimate_cell(f"{sign}{text}", seconds, estimated)
-
-
+POSSIBLE = Section("possible", "How much can each precision gain at most?", _tell_possible)
+PAIRS = Section("why", "Why is it not faster?", _tell_pairs)
 EXPLAINED = Section(
     "reasons", "What changed in a step?", lambda found: tell_explained(choose_pairs(found.pairs))
 )

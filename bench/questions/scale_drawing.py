@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from bench.questions.loss_scales import name_steps, scale_cell, tell_seen, write_scale
+from bench.questions.loss_scales import name_steps, tell_seen, write_scale
 from bench.scale_map import Fate, Kind, ScaleCase, ScaleMap, Window, find_window
 
 INK, OVERFLOW, ABSENT = "#15181c", "#a8195c", "#d9dce1"
@@ -63,11 +63,12 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
     from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.patches import Patch
 
-    span = f"safe scales {scale_cell(window.low).text} to {scale_cell(window.high).text}"
-    use = f"use {scale_cell(window.use).text} (▼)" if window.needed else "none needed"
+    said = "no scale is safe"
+    if window.low is not None and window.high is not None and window.use is not None:
+        use = f"use {write_scale(window.use)} (▼)" if window.needed else "none needed"
+        said = f"safe scales {write_scale(window.low)} to {write_scale(window.high)}, {use}"
     part.suptitle(
-        f"{case.label}: {span if window.use else 'no scale is safe'}"
-        f"{', ' + use if window.use else ''}\nColours: {name_steps(case.at)}. "
+        f"{case.label}: {said}\nColours: {name_steps(case.at)}. "
         f"Between the dashed lines: the safe scales (overflows checked {tell_seen(case)}).",
         fontsize=10, x=0.01, ha="left",
     )  # fmt: skip

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from bench.limits import MIN_REPEATS
 from bench.questions.material import Material
 from bench.record import BESIDE, COLUMNS, RELIABLE
-from bench.render.cells import iterate, mark_part, name_case, number_cell
+from bench.render.cells import Row, mark_part, name_case
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
-from bench.study import axes
-from bench.study.axes import name_axis
+from bench.study.axes import find_varying, name_axis
 from bench.study.summaries import SOURCE
 from bench.text import count, write_number
 from bench.verdict import Ratio, compare
@@ -36,126 +34,136 @@ MOST_ROWS = 16
 class Price:
     """What a switch costs at the start of one case, and what it brings in each epoch, in s.
 
-    Both starts are of set-up and first steps, by `Material.cases`.
+    Starts are of set-up and first steps, by `Material.cases`.
 
     Attributes:
         axis: one of `PREPARING`.
         value: what it is switched to: ``on``, or a mode.
-        off: the ``cell`` of the case without it; ``on`` of the case with it.
-        start_off: time before the first epoch without it; ``start_on`` with it.
-        start_cached: that with it, of what compiled code was kept for; None without such a repeat.
-        epoch_off: median epoch without it; ``epoch_on`` with it.
+        off: the case without it; ``on`` the case with it.
         ratio: of the epochs, with over without, as far as the repeats tell.
     """
 
     axis: str
     value: str
-    off: int
-    on: int
-    start_off: float
-    start_on: float
-    start_cached: float | None
-    epoch_off: float
-    epoch_on: float
+    off: Row
+    on: Row
     ratio: Ratio
 
     @property
     def saved(self) -> float:
         """How much shorter an epoch is with it; negative if it is longer."""
-        return self.epoch_off - self.epoch_on
+        return float(self.off.epoch_time_s - self.on.epoch_time_s)
+
+    @property
+    def cached(self) -> float:
+        """The start of a repeat for which compiled code was kept; NaN without one."""
+        return float(self.on.cached_time_s) if self.axis == "compile" else math.nan
+
+    def count_epochs(self, saved: float, start: float) -> float:
+        """After how many whole epochs it has paid: 0 if at once, infinite if never."""
+        extra = start - self.off.start_time_s
+        if extra <= 0:
+            return 0 if saved >= 0 else math.inf
+        return math.ceil(extra / saved) if saved > 0 else math.inf
 
     @property
     def epochs(self) -> float:
-        """After how many whole epochs it has paid: 0 if at once, infinite if never."""
-        return self._count(self.saved)
-
-    @property
-    def epochs_cached(self) -> float | None:
-        """The same where compiled code is found in a cache; None where that was not measured."""
-        return None if self.start_cached is None else self._count(self.saved, self.start_cached)
+        return self.count_epochs(self.saved, self.on.start_time_s)
 
     @property
     def ends(self) -> tuple[float, float] | None:
         """The fewest and the most epochs within the interval of the ratio; None without one."""
         if self.ratio.low is None or self.ratio.high is None:
             return None
-        savings = [self.epoch_off * (1 - end) for end in (self.ratio.low, self.ratio.high)]
-        return self._count(savings[0]), self._count(savings[1])
+        savings = [self.off.epoch_time_s * (1 - end) for end in (self.ratio.low, self.ratio.high)]
+        low, high = (self.count_epochs(saved, self.on.start_time_s) for saved in savings)
+        return low, high
 
-    def _count(self, saved: float, start_on: float | None = None) -> float:
-        extra = (self.start_on if start_on is None else start_on) - self.start_off
-        if extra <= 0:
-            return 0 if saved >= 0 else math.inf
-        return math.ceil(extra / saved) if saved > 0 else math.inf
+    @property
+    def unclear(self) -> bool:
+        """Whether the epochs with and without may be equally long."""
+        low, high = self.ratio.low, self.ratio.high
+        return low is not None and high is not None and low <= 1 <= high
+
+    @property
+    def switch(self) -> str:
+        """What is switched on: ``cudnn benchmark``, ``compile default``."""
+        return name_axis(self.axis) + (f" {self.value}" if self.value != "on" else "")
 
 
-def find_prices(found: Material) -> Iterator[Price]:
+def _find_prices(found: Material) -> Iterator[Price]:
     """What each switch of `PREPARING` costs, for each pair of cases that differs in it alone."""
     pairs = [
-        (e, *pair)
-        for e in found.effects
-        if e.axis in PREPARING and e.before == "off"
-        for pair in e.pairs
+        (effect, *pair)
+        for effect in found.effects
+        if effect.axis in PREPARING and effect.before == "off"
+        for pair in effect.pairs
     ]
-    times, by_cell = found.times, found.cases.set_index("cell")
+    times, rows = found.times, found.by_cell
     ratios = compare([(times.get(off, []), times.get(on, [])) for _, off, on in pairs])
-    start, epochs = by_cell["start_time_s"], by_cell["epoch_time_s"]
     for (effect, off, on), ratio in zip(pairs, ratios, strict=True):
-        again = float(by_cell["cached_time_s"][on])
-        cached = again if effect.axis == "compile" and math.isfinite(again) else None
-        price = Price(
-            *(effect.axis, effect.after, off, on, start[off], start[on], cached),
-            *(epochs[off], epochs[on], ratio),
-        )
-        if math.isfinite(price.start_off + price.start_on + price.saved):
+        price = Price(effect.axis, effect.after, rows[off], rows[on], ratio)
+        if math.isfinite(rows[off].start_time_s + rows[on].start_time_s + price.saved):
             yield price
 
 
-# -------------------------------------------------------------------------------------- the tables
-
-
 def _tell_prices(found: Material) -> Iterator[Sheet]:
-    prices = list(find_prices(found))
-    by_cell = {row.cell: row for row in iterate(found.cases)}
-    pairs = found.cases[found.cases["cell"].isin([price.on for price in prices])]
-    named = ["precision", *(axis for axis in axes.find_varying(pairs) if axis != "precision")]
+    prices = list(_find_prices(found))
+    pairs = found.cases[found.cases["cell"].isin([price.on.cell for price in prices])]
+    named = ["precision", *(axis for axis in find_varying(pairs) if axis != "precision")]
 
-    def mark(price: Price) -> str:
-        return mark_part(by_cell[price.off], by_cell[price.on])
+    def name_rest(price: Price) -> str:
+        return name_case(price.on, [axis for axis in named if axis != price.axis])
 
-    def name_place(price: Price) -> str:
-        return name_case(by_cell[price.on], [axis for axis in named if axis != price.axis])
+    def write_saved(price: Price) -> Cell:
+        return Cell(mark_part(price.off, price.on) + write_number(price.saved), price.saved)
+
+    def write_epochs(price: Price, epochs: float, ends: tuple[float, float] | None) -> Cell:
+        if price.unclear:
+            return Cell("cannot tell")
+        if math.isinf(epochs):
+            return Cell("never")
+        if epochs == 0:
+            return Cell("at once", 0)
+        text = mark_part(price.off, price.on) + count(int(epochs), "epoch")
+        if ends is not None and ends[0] != ends[1]:
+            text += f" ({'–'.join(map(_write_whole, ends))})"
+        return Cell(text, epochs)
+
+    def write_again(price: Price) -> Cell | None:
+        if math.isnan(price.cached):
+            return None
+        return write_epochs(price, price.count_epochs(price.saved, price.cached), None)
 
     columns: list[Column[Price]] = [
-        Column("switch", "switch", "what is switched on", _name_switch, number=False),
-        Column("case", "case", "in which case", name_place, wrap=True),
+        Column("switch", "switch", "what is switched on", lambda price: price.switch,
+               number=False),
+        Column("case", "case", "in which case", name_rest, wrap=True),
         Column("off", "start-up without (s)", "set-up and first steps without it",
-               lambda price: number_cell(price.start_off), keep=7),
+               lambda price: price.off.start_time_s, write=write_number, keep=7),
         Column("on", "start-up with (s)", "set-up and first steps with it",
-               lambda price: number_cell(price.start_on), keep=7),
+               lambda price: price.on.start_time_s, write=write_number, keep=7),
         Column("cached", "cached (s)", "the same of a repeat that found compiled code",
-               lambda price: number_cell(price.start_cached), keep=6),
-        Column("saved", "saved per epoch (s)", "how much shorter an epoch is",
-               lambda price: Cell(mark(price) + write_number(price.saved), price.saved)),
+               lambda price: price.cached, write=write_number, keep=6),
+        Column("saved", "saved per epoch (s)", "how much shorter an epoch is", write_saved),
         Column("epochs", "pays off after", "whole epochs until it has paid off",
-               lambda price: _write_epochs(price, price.epochs, price.ends, mark(price)),
-               better="lower"),
+               lambda price: write_epochs(price, price.epochs, price.ends), better="lower"),
         Column("again", "cached, after", "whole epochs where compiled code is found",
-               lambda price: _write_epochs(price, price.epochs_cached, None, mark(price)), keep=6),
+               write_again, keep=6),
     ]  # fmt: skip
-    prepared = [what for axis, what in PREPARING.items() if any(p.axis == axis for p in prices)]
-    what = " and ".join(filter(None, (", ".join(prepared[:-1]), *prepared[-1:])))
+    *most, last = [
+        what for axis, what in PREPARING.items() if any(p.axis == axis for p in prices)
+    ] or [""]
+    what = f"{', '.join(most)} and {last}" if most else last
     title = f"What {what} costs before the first epoch, and when it pays off"
     yield Sheet(title, columns, prices, _note_prices(prices), most=MOST_ROWS)
 
 
-def _name_switch(price: Price) -> str:
-    """What is switched on: ``cudnn benchmark``, ``compile default``."""
-    return " ".join([name_axis(price.axis), *([price.value] if price.value != "on" else [])])
+def _write_whole(epochs: float) -> str:
+    return f"{epochs:,.0f}" if math.isfinite(epochs) else "never"
 
 
 def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
-    """What all pairs say together, and how sure it is."""
     yield (
         "Start-up: set-up and the first step of each batch shape, where compiling, autotuning and "
         "capturing happen; of these the slowest repeat, because later ones find compiled code in a "
@@ -166,45 +174,17 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
             f"Without {MIN_REPEATS} repeats of both cases the saving may be chance; use --repeats "
             f"{MIN_REPEATS}."
         )
-    elif any(_is_unclear(price) for price in prices):
+    elif any(price.unclear for price in prices):
         yield "Cannot tell: the 95 % interval of the times includes no saving; use more --repeats."
     if len(prices) <= MOST_ROWS:
         return
-    for switch in dict.fromkeys(map(_name_switch, prices)):
-        epochs = sorted(price.epochs for price in prices if _name_switch(price) == switch)
-        low, middle, high = epochs[0], epochs[len(epochs) // 2], epochs[-1]
-        said = ["never" if math.isinf(e) else f"{e:,.0f}" for e in (low, middle, high)]
+    for switch in dict.fromkeys(price.switch for price in prices):
+        epochs = sorted(price.epochs for price in prices if price.switch == switch)
+        low, middle, high = map(_write_whole, (epochs[0], epochs[len(epochs) // 2], epochs[-1]))
         yield (
             f"Epochs until {switch} pays off, over all {len(epochs):,} pairs: "
-            f"{said[0]} at best, {said[1]} in the median, {said[2]} at worst."
+            f"{low} at best, {middle} in the median, {high} at worst."
         )
-
-
-def _is_unclear(price: Price) -> bool:
-    """Whether the epochs with and without may be equally long."""
-    low, high = price.ratio.low, price.ratio.high
-    return low is not None and high is not None and low <= 1 <= high
-
-
-def _write_epochs(
-    price: Price, epochs: float | None, ends: tuple[float, float] | None, mark: str
-) -> Cell | None:
-    if epochs is None:
-        return None
-    if _is_unclear(price):
-        return Cell("cannot tell")
-    if math.isinf(epochs):
-        return Cell("never")
-    if epochs == 0:
-        return Cell("at once", 0)
-    text = mark + count(int(epochs), "epoch")
-    if ends is not None and ends[0] != ends[1]:
-        low, high = (f"{end:,.0f}" if math.isfinite(end) else "never" for end in ends)
-        text += f" ({low}–{high})"
-    return Cell(text, epochs)
-
-
-PRICES = Section("start-up", "When has compiling, autotuning or capturing paid off?", _tell_prices)
 
 
 _Part = tuple[tuple[str, str], dict[Hashable, Any]]
@@ -220,22 +200,20 @@ def _tell_parts(found: Material) -> Iterator[Sheet]:
     medians = parts.median().assign(runs=parts.size())
     rows: list[_Part] = list(zip(medians.index, medians.to_dict("records"), strict=True))
 
-    def write(name: str, row: _Part) -> Cell:
-        return Cell(f"{row[1][name]:.2f}", row[1][name])
+    def median_column(name: str, label: str, help: str) -> Column[_Part]:
+        return Column(name, label, help, lambda row: row[1][name], write="{:.2f}".format,
+                      better="lower")  # fmt: skip
 
     columns: list[Column[_Part]] = [
         Column("machine", "machine", "where the runs were",
                lambda row: found.machines[row[0]] if len(rows) > 1 else None,
                wrap=True),
         Column("runs", "runs", "how many", lambda row: int(row[1]["runs"])),
-        *(
-            Column(name, label, COLUMNS[name].help, partial(write, name), better="lower")
-            for name, label in BESIDE.items()
-        ),
-        Column("all", "all of these", "the median of their sum", partial(write, "all"),
-               better="lower"),
+        *(median_column(name, label, COLUMNS[name].help) for name, label in BESIDE.items()),
+        median_column("all", "all of these", "the median of their sum"),
     ]  # fmt: skip
     yield Sheet("Seconds of a run beside warm-up and training (median)", columns, rows)
 
 
+PRICES = Section("start-up", "When has compiling, autotuning or capturing paid off?", _tell_prices)
 PARTS = Section("beside", "What does a run take beside warm-up and training?", _tell_parts)

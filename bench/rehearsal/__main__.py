@@ -24,7 +24,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.case import Case, axis_flag, format_value, parse_value
 from bench.errors import UsageError
@@ -35,39 +35,16 @@ from bench.precision import POLICIES, PRECISIONS, Precision
 if TYPE_CHECKING:
     from bench.rehearsal.dispatch import Breach
 
+_BUDGETED = ("fp32", "tf32", "fp16", "fp16-amp", "bf16", "bf16-amp")
+
 BUDGETS: dict[tuple[str, bool], dict[str, int]] = {
-    ("dpn-small", False): {
-        "fp32": 183,
-        "tf32": 183,
-        "fp16": 201,
-        "fp16-amp": 237,
-        "bf16": 188,
-        "bf16-amp": 224,
-    },
-    ("dpn-small", True): {
-        "fp32": 230,
-        "tf32": 230,
-        "fp16": 248,
-        "fp16-amp": 284,
-        "bf16": 235,
-        "bf16-amp": 271,
-    },
-    ("dpn26", False): {
-        "fp32": 317,
-        "tf32": 317,
-        "fp16": 335,
-        "fp16-amp": 395,
-        "bf16": 322,
-        "bf16-amp": 382,
-    },
-    ("dpn92", False): {
-        "fp32": 1051,
-        "tf32": 1051,
-        "fp16": 1077,
-        "fp16-amp": 1265,
-        "bf16": 1060,
-        "bf16-amp": 1248,
-    },
+    subject: dict(zip(_BUDGETED, launches, strict=True))
+    for subject, launches in {
+        ("dpn-small", False): (183, 183, 201, 237, 188, 224),
+        ("dpn-small", True): (230, 230, 248, 284, 235, 271),
+        ("dpn26", False): (317, 317, 335, 395, 322, 382),
+        ("dpn92", False): (1051, 1051, 1077, 1265, 1060, 1248),
+    }.items()
 }
 """Launches a step may take, by model and whether it is compiled, then by precision.
 
@@ -132,12 +109,12 @@ def rehearse(
 
     Raises UsageError: there is no such model.
     """
+    known = [PRECISIONS[name] for name in precisions if not skip(PRECISIONS[name])]
     return [
         row
         for compiled in compile
-        for name in precisions
-        if not skip(PRECISIONS[name])
-        for row in _rehearse(model, PRECISIONS[name], compiled, batch_size)
+        for precision in known
+        for row in _rehearse(model, precision, compiled, batch_size)
     ]
 
 
@@ -161,19 +138,18 @@ def _rehearse(
         traced = torch.compile(training.model, backend="aot_eager", dynamic=False)
         training.forward = watch.without_calls(traced)
     training.step(batch)  # a first step compiles, and makes the masters' gradients
+    budget = BUDGETS.get((model, compiled), {}).get(precision.name)
     for policy in policies(precision):
         training.loss_scale = build_loss_scale(policy.loss_scale, device, policy.skip_overflow)
         watch.judge()
         with watch:
             training.step(batch)
-        budget = BUDGETS.get((model, compiled), {}).get(precision.name)
-        breaches = list(watch.breaches)
-        if budget is not None and watch.launches > budget:
-            excess = f"{watch.launches} where {budget} are allowed"
+        launches, breaches = watch.launches, list(watch.breaches)
+        if budget is not None and launches > budget:
+            excess = f"{launches} where {budget} are allowed"
             breaches.append(Breach(Rule.LAUNCHES, *watch.busiest(), excess))
-        yield Rehearsal(
-            model, precision.name, policy, compiled, watch.launches, budget, tuple(breaches)
-        )
+        name = precision.name
+        yield Rehearsal(model, name, policy, compiled, launches, budget, tuple(breaches))
 
 
 _SUMMARY = (
@@ -186,38 +162,26 @@ _SUMMARY = (
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Parse the command line, rehearse and print. Raises UsageError: a flag or
-    value is wrong."""
+    """Rehearse and print; returns 0, 1 where something was refused, 2 for a usage error."""
     parser = Parser(prog="python -m bench.rehearsal", description=_SUMMARY)
-    parser.add_argument("--model", default="dpn-small", metavar="NAME", help="network (dpn-small)")
-    parser.add_argument(
-        "--precision",
-        nargs="+",
-        default=list(PRECISIONS),
-        metavar="NAME",
-        help="number formats (all)",
-    )
-    parser.add_argument("--batch-size", default="2", metavar="N", help="images a step (2)")
-    parser.add_argument(
-        "--compile", nargs="+", default=["off", "on"], metavar="VALUE", help="off, on (both)"
-    )
+    add = parser.add_argument
+    add("--model", default="dpn-small", metavar="NAME", help="network (dpn-small)")
+    names, switches = list(PRECISIONS), ["off", "on"]
+    add("--precision", nargs="+", default=names, metavar="NAME", help="number formats (all)")
+    add("--batch-size", default="2", metavar="N", help="images a step (2)")
+    add("--compile", nargs="+", default=switches, metavar="VALUE", help="off, on (both)")
     given = parser.parse(argv)
 
-    def parsed(name: str, texts: Iterable[str]) -> list[object]:
+    def read(name: str, *texts: str) -> list[Any]:
         return [parse_value(name, text, axis_flag(name)) for text in texts]
 
-    (model,) = parsed("model", [given.model])
-    (batch_size,) = parsed("batch_size", [given.batch_size])
-    check_model(str(model))
-    if batch_size < 2:  # type: ignore[operator]
+    (model,), (batch_size,) = read("model", given.model), read("batch_size", given.batch_size)
+    check_model(model)
+    if batch_size < 2:
         raise UsageError(f"--batch-size {batch_size}: give at least 2")
-    names = [str(name) for name in parsed("precision", given.precision)]
-    rows = rehearse(
-        str(model),
-        names,
-        [value != Case.compile for value in parsed("compile", given.compile)],
-        batch_size,  # type: ignore[arg-type]
-    )
+    names = read("precision", *given.precision)
+    compiled = [value != Case.compile for value in read("compile", *given.compile)]
+    rows = rehearse(model, names, compiled, batch_size)
     for name in names:
         if reason := skip(PRECISIONS[name]):
             print(f"skipped: {name}: {reason}")
@@ -229,10 +193,9 @@ def show(rows: Sequence[Rehearsal]) -> int:
     line = "{:<10} {:<17} {:<9} {:>9} {:>7}  {}"
     print(line.format("precision", "loss scale", "compiled", "launches", "budget", "").rstrip())
     for row in rows:
-        compiled = "traced" if row.compile else "no"
+        compiled, policy = "traced" if row.compile else "no", str(row.policy)
         budget = "-" if row.budget is None else row.budget
         refused = f"refused: {len(row.breaches)}" if row.breaches else "ok"
-        policy = str(row.policy)
         print(line.format(row.precision, policy, compiled, row.launches, budget, refused))
     if any(row.compile for row in rows):
         print("traced: the ops torch.compile traced, before they are fused: an upper bound")

@@ -199,6 +199,20 @@ def whole_cell(number: int | None, sign: bool = False) -> Cell:
     return Cell(f"{number:+d}" if sign and number else str(number), number)
 
 
+def write_tenths(share: float) -> str:
+    """A share in tenths of a per cent, without the sign: 0.0312 as ``3.1``."""
+    text = f"{100 * share:.1f}"
+    return text if float(text) else "0.0"  # and not -0.0
+
+
+def write_ends(
+    ends: Iterable[float | None] | None, write: Callable[[float], str], between: str = "–"
+) -> str | None:
+    """The two ends of an interval; None where they are not known, as None or NaN."""
+    known = [end for end in ends or () if end is not None and not math.isnan(end)]
+    return between.join(map(write, known)) if len(known) == 2 else None
+
+
 def write_signed(value: float, decimals: int) -> str:
     """Write a difference with its sign; what rounds to zero has none."""
     text = f"{value:+.{decimals}f}"

@@ -15,8 +15,8 @@ MOST_ROWS = 40
 
 R = TypeVar("R")
 
-Said = Cell | str | int | None
-"""What a row says in a column: a cell, text, a whole number, or nothing."""
+Said = Cell | str | float | None
+"""What a row says in a column: a cell, text, a number, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Column(Generic[R]):
     """A column: its `Head`, and what a row says in it.
 
     It is left out where no row says more than nothing, unless it is there ``always``. What may
-    ``wrap`` is words, and no ``number``, unless that is said.
+    ``wrap`` is words, and no ``number``, unless that is said. A number that a row says is written
+    by ``write``; NaN is nothing.
     """
 
     name: str
@@ -36,6 +37,16 @@ class Column(Generic[R]):
     keep: int = 9
     wrap: bool = False
     always: bool = False
+    write: Callable[[Any], str] = str
+
+    def fill(self, row: R) -> Cell:
+        """What stands in a row."""
+        said = self.say(row)
+        if isinstance(said, Cell):
+            return said
+        if isinstance(said, str):
+            return Cell(said)
+        return Cell(NOTHING) if said is None or said != said else Cell(self.write(said), said)
 
     @property
     def head(self) -> Head:
@@ -108,7 +119,7 @@ class Section:
             sheet.name or self.name,
             sheet.title,
             tuple(column.head for column in sheet.columns),
-            tuple(tuple(_write(column.say(row)) for column in sheet.columns) for row in shown),
+            tuple(tuple(column.fill(row) for column in sheet.columns) for row in shown),
             tuple(notes),
             # nothing is set off before the first row, unless something is said there
             {at: said for at, said in sheet.groups.items() if at < end and (at or said)},
@@ -126,14 +137,6 @@ def _find_end(sheet: Sheet) -> int:
         return len(sheet.rows)
     end = max((start for start in sheet.groups if start <= sheet.most), default=0)
     return end if 2 * end >= sheet.most else sheet.most
-
-
-def _write(said: Said) -> Cell:
-    if isinstance(said, Cell):
-        return said
-    if said is None:
-        return Cell(NOTHING)
-    return Cell(said) if isinstance(said, str) else Cell(str(said), said)
 
 
 def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, str]]:

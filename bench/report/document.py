@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.questions.answers import answer
-from bench.questions.batch_tables import ACCUMULATION, GROWTH, LARGEST, MATCHED, SPEEDS, WALLS
+from bench.questions.batch_sizes import GROWTH, SPEEDS
 from bench.questions.breakdowns import BREAKDOWNS, OPERATIONS
-from bench.questions.changes import EFFECTS
 from bench.questions.checkpoints import CHECKPOINTS
+from bench.questions.effects import EFFECTS
 from bench.questions.epochs import EPOCHS
+from bench.questions.families import WALLS
 from bench.questions.gpus import SCALING, TAX
 from bench.questions.halving import RUNGS, SEARCH
 from bench.questions.lanes import LANES
@@ -34,6 +35,7 @@ from bench.questions.overview import (
 )
 from bench.questions.profiles import doubt_profiles
 from bench.questions.reasons import EXPLAINED, PAIRS, POSSIBLE
+from bench.questions.rivals import ACCUMULATION, LARGEST, MATCHED
 from bench.questions.startup import PARTS, PRICES
 from bench.record import Status
 from bench.render.cells import outcome

@@ -19,7 +19,8 @@ from bench.render.text import WIDTH, draw_table, style_text
 from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map
 from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
 from bench.scales.options import Options, build_parser, read_options
-from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours, refuse_unwritable
+from bench.sweep.folder import refuse_unwritable
+from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours
 
 
 @command

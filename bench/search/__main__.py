@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 
@@ -21,19 +22,14 @@ from bench.search.ladder import Ladder
 from bench.search.options import Search, parse_arguments
 from bench.search.trials import Trials
 from bench.store.reader import read_epochs, read_records
-from bench.store.writer import StoreError
 from bench.sweep.display import Display
+from bench.sweep.folder import default_out, describe_config, read_past
 from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Plan
-from bench.sweep.preflight import (
-    default_out,
-    describe_config,
-    read_past,
-    try_models,
-)
+from bench.sweep.preflight import try_models
 from bench.sweep.preview import describe_plan
 from bench.sweep.session import hire_crew, open_loop, start_executor
-from bench.text import clean, count
+from bench.text import count
 
 _WIDTH = 120  # columns where there is no terminal to ask and COLUMNS is not set
 
@@ -46,24 +42,18 @@ def main(argv: Sequence[str]) -> int:
     error; 130 or 143 where it was stopped.
     """
     asked = parse_arguments(argv, __doc__)
-    if asked.dry_run:
+    if asked.options.dry_run:
         drawn = asked.plan(try_models(Plan(asked.plan().trials), asked.options).settle)
         print(*describe_plan(Plan(drawn.trials), asked.options), sep="\n")
-        print(describe_rungs(drawn.halving))
+        halving, trials = drawn.halving, len(drawn.trials)
+        rungs = " and ".join(map(str, halving.rungs))
+        print(
+            f"rungs: after {rungs} of {halving.epochs} epochs, by {halving.metric}, about one in "
+            f"{halving.reduction} goes on; {trials * halving.rungs[0]} to "
+            f"{trials * halving.epochs} epochs in all"
+        )
         return 0
-    try:
-        return run_search(asked)
-    except StoreError as error:
-        print(f"error: {clean(str(error))}", file=sys.stderr)
-        return 1
-
-
-def describe_rungs(halving: Halving) -> str:
-    """What is decided when, and how many epochs that may take."""
-    of = f"by {halving.metric}, about one in {halving.reduction} goes on"
-    rungs = " and ".join(map(str, halving.rungs))
-    least, most = (len(halving.trials) * n for n in (halving.rungs[0], halving.epochs))
-    return f"rungs: after {rungs} of {halving.epochs} epochs, {of}; {least} to {most} epochs in all"
+    return run_search(asked)
 
 
 def run_search(asked: Search) -> int:
@@ -84,11 +74,11 @@ def run_search(asked: Search) -> int:
             if earlier and len(earlier.trials) > len(halving.trials):
                 halving = earlier
             config = describe_config(drawn.trials, options, inputs, before)
-            loop.store.write_config({**config, "halving": halving.describe()})
+            loop.store.write_config({**config, "halving": asdict(halving)})
             trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)
             known = trials.all - trials.waiting
             with (
-                hire_crew(loop, hardware) as (crew, stopped),
+                hire_crew({loop: hardware}) as (crew, stopped),
                 Display(out, trials.waiting, known, trials.axes) as display,
             ):
                 loop.show_on(display)
@@ -105,8 +95,7 @@ def run_search(asked: Search) -> int:
 
 
 def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
-    """Refuse to compare trials by other rules than those that ended the earlier ones. Raises
-    UsageError: a folder's search differs in more than the number of its trials."""
+    """Refuse to compare trials by other rules than those that ended the earlier ones."""
     if before is None:
         return
     changed = [

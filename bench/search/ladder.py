@@ -9,16 +9,13 @@ which they look at ``trial_id`` alone, and an epoch's result, and answer CONTINU
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from bench.errors import UsageError
 from bench.halving import Halving
-
-if TYPE_CHECKING:
-    from ray.tune.schedulers import AsyncHyperBandScheduler
 
 INSTALL = "bench.search needs Ray Tune: pip install 'gpu-precision-bench[search]'"
 
@@ -37,24 +34,38 @@ class Ladder:
     a search goes on wherever its records end. Raises UsageError: Ray Tune is not installed."""
 
     def __init__(self, halving: Halving, curves: Iterable[Curve] = ()) -> None:
+        try:
+            from ray.tune.schedulers import AsyncHyperBandScheduler
+        except ImportError as error:
+            raise UsageError(f"{INSTALL} ({str(error).splitlines()[0]})") from None
         self._halving = halving
-        self._scheduler = _build_scheduler(halving)
+        self._scheduler = AsyncHyperBandScheduler(
+            time_attr=_EPOCH,
+            metric=halving.metric,
+            mode="max" if halving.higher else "min",
+            max_t=halving.epochs,
+            grace_period=halving.grace,
+            reduction_factor=halving.reduction,
+        )
         self._added = 0
         self._lock = Lock()
         for curve in curves:
-            trial = self.add()
+            judge = self.add()
             for epoch, value in enumerate(curve, 1):
-                trial.judge(epoch, value)
+                judge(epoch, value)
 
-    def add(self) -> Climber:
-        """Let a trial begin at the foot."""
+    def add(self) -> Callable[[int, float | None], bool]:
+        """Let a trial begin at the foot. What is returned says whether it is to end after an epoch,
+        from 1; the last one ends it anyway. One whose metric is no number ends at once and counts
+        at no rung: it can only get worse, and a percentile of what others reached would have no
+        place for it."""
         with self._lock:
             self._added += 1
             trial = _Trial(str(self._added))
             self._scheduler.on_trial_add(None, trial)
-        return Climber(self, trial)
+        return partial(self._judge, trial)
 
-    def judge(self, trial: _Trial, epoch: int, value: float | None) -> bool:
+    def _judge(self, trial: _Trial, epoch: int, value: float | None) -> bool:
         if value is None or epoch >= self._halving.epochs:
             return True
         result = {_EPOCH: epoch, self._halving.metric: value}
@@ -63,33 +74,4 @@ class Ladder:
         return answer == self._scheduler.STOP  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
-class Climber:
-    """A trial on a `Ladder`."""
-
-    ladder: Ladder
-    trial: _Trial
-
-    def judge(self, epoch: int, value: float | None) -> bool:
-        """Whether the trial is to end after ``epoch``, from 1; the last one ends it anyway. One
-        whose metric is no number ends at once and counts at no rung: it can only get worse, and a
-        percentile of what others reached would have no place for it."""
-        return self.ladder.judge(self.trial, epoch, value)
-
-
 _EPOCH = "epoch"
-
-
-def _build_scheduler(halving: Halving) -> AsyncHyperBandScheduler:
-    try:
-        from ray.tune.schedulers import AsyncHyperBandScheduler
-    except ImportError as error:
-        raise UsageError(f"{INSTALL} ({str(error).splitlines()[0]})") from None
-    return AsyncHyperBandScheduler(
-        time_attr=_EPOCH,
-        metric=halving.metric,
-        mode="max" if halving.higher else "min",
-        max_t=halving.epochs,
-        grace_period=halving.grace,
-        reduction_factor=halving.reduction,
-    )

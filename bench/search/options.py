@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,15 @@ from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_abs
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
 from bench.executors import EXECUTORS
-from bench.flags import Parser, add_axes, describe, parse_whole, read_axes
+from bench.flags import (
+    Parser,
+    add_axes,
+    describe,
+    parse_number,
+    parse_whole,
+    read_axes,
+    write_command,
+)
 from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
@@ -58,12 +65,11 @@ class Search:
     rates: tuple[float, float] | None
     around: bool
     time_s: float
-    dry_run: bool
 
     def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> Drawn:
         """Draw the trials; ``settle`` is as of `bench.sweep.options.plan_cases`. Raises UsageError:
         settings do not go together, or there is nothing to compare."""
-        grid = plan_cases(self.options, {}, settle).cases
+        grid = plan_cases(self.options, settle=settle).cases
         axes = [name for name in AXES if len({getattr(case, name) for case in grid}) > 1]
         ranged = self.rates is not None or self.around
         if ranged:
@@ -121,34 +127,43 @@ def build_parser(docstring: str | None) -> Parser:
         usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
         description=describe(docstring),
     )
-    what = parser.add_argument_group("how to search")
-    what.add_argument(
-        "--samples", metavar="N", default=str(SAMPLES), help=f"trials to make ({SAMPLES})"
+    add = parser.add_argument_group("how to search").add_argument
+    add(
+        "--samples",
+        metavar="N",
+        type=lambda text: parse_whole("--samples", text, 2, _MOST_SAMPLES),
+        default=SAMPLES,
+        help=f"trials to make ({SAMPLES})",
     )
-    what.add_argument(
+    add(
         "--metric",
         default=METRIC,
         metavar="NAME",
         help=f"what trials are compared by: {', '.join(METRICS)} ({METRIC})",
     )
-    what.add_argument(
+    add(
         "--grace",
         metavar="E",
         default=str(GRACE),
         help=f"epochs that every trial is given ({GRACE})",
     )
-    what.add_argument(
+    add(
         "--reduction",
         metavar="R",
-        default=str(REDUCTION),
+        type=lambda text: parse_whole("--reduction", text, 2, 1000),
+        default=REDUCTION,
         help=f"of the trials compared, about one in R goes on, R times as long ({REDUCTION})",
     )
-    what.add_argument(
+    add(
         "--time-limit",
         metavar="S",
+        type=lambda text: parse_number(
+            "--time-limit", text, "a number of seconds above 0", lambda s: 0 < s < math.inf
+        ),
+        default=math.inf,
         help="begin no trial after so many seconds; the same command goes on (no limit)",
     )
-    what.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")
+    add("--dry-run", action="store_true", help="print the trials and their epochs")
     names = " ".join(map(str, BATCHES))
     scales = " ".join(map(format_value, LOSS_SCALES))
     add_axes(
@@ -188,16 +203,15 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
         raise UsageError(
             "--seed takes one value here; bench.sweep --repeats 5 compares the best over seeds"
         )
-    command = shlex.join(["python", "-m", "bench.search", *argv])
+    command = write_command("bench.search", argv)
     return Search(
         options=read_running(given, axes, _build_defaults(axes), command),
         halving=halving,
-        samples=parse_whole("--samples", given.samples, 2, _MOST_SAMPLES),
+        samples=given.samples,
         seed=int(seeds[0] or 0),
         rates=rates,
         around=rates is None and "lr" not in axes,
-        time_s=_read_time(given.time_limit),
-        dry_run=given.dry_run,
+        time_s=given.time_limit,
     )
 
 
@@ -246,17 +260,5 @@ def _read_halving(given: argparse.Namespace, axes: dict[str, list[Value]]) -> Ha
         given.metric,
         number,
         grace=parse_whole("--grace", given.grace, 1, number - 1),
-        reduction=parse_whole("--reduction", given.reduction, 2, 1000),
+        reduction=given.reduction,
     )
-
-
-def _read_time(text: str | None) -> float:
-    if text is None:
-        return math.inf
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"--time-limit {text[:40]!r}: give a number of seconds above 0")
-    return seconds

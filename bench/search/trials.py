@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from bench.errors import UsageError
 from bench.executors import Lane
 from bench.halving import Halving
 from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
-from bench.search.ladder import Climber, Curve, Ladder
+from bench.search.ladder import Curve, Ladder
 from bench.store.attempts import keep_latest
 from bench.store.reader import read_cases, read_epochs
 from bench.sweep.loop import Loop, Ticket
@@ -70,9 +69,13 @@ class Trials:
             self._ladder = Ladder(self._halving, self._curves)
         self._open += 1
         self._attempts[case] += 1
-        watch = Watch(self._halving.metric, self._ladder.add())
-        smaller = self._find_smaller(case)
-        return Ticket((case, 1, False), self._attempts[case], smaller, enough=watch.judge)
+        judge, metric = self._ladder.add(), self._halving.metric
+        return Ticket(
+            (case, 1, False),
+            self._attempts[case],
+            self._find_smaller(case),
+            enough=lambda row: judge(row.epoch + 1, read_metric(row, metric)),
+        )
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
         """Learn how a trial ended; one that was lost is the next again, but not for ever. Raises
@@ -128,17 +131,3 @@ class Trials:
 def read_metric(row: EpochRow, metric: str) -> float | None:
     """What a trial is judged by: nothing, where its loss is no number any more."""
     return None if row.train_loss is None else getattr(row, metric)
-
-
-@dataclass
-class Watch:
-    """A running trial: its metric by epoch, put to the scheduler as it comes."""
-
-    metric: str
-    climber: Climber
-    epochs: int = field(default=0)
-
-    def judge(self, row: EpochRow) -> bool:
-        """Whether the trial is to end after this epoch."""
-        self.epochs += 1
-        return self.climber.judge(self.epochs, read_metric(row, self.metric))

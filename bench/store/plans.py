@@ -113,7 +113,7 @@ def leave_out_known(runs: Iterable[Run], history: Mapping[Run, Past]) -> list[Ru
 @dataclass(frozen=True)
 class Plan:
     """What a folder's sweep planned: its ``shard`` as ``--shard`` takes it, empty for none, its
-    cases as `bench.sweep.preflight.describe_config` writes them, None where not known, and whether
+    cases as `bench.sweep.folder.describe_config` writes them, None where not known, and whether
     a search, which ends the poorer ones early, ``searched`` them."""
 
     shard: str = ""

@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.errors import UsageError
+from bench.errors import StoreError, UsageError
 from bench.record import (
     COLUMNS,
     EPOCH_COLUMNS,
@@ -72,10 +72,6 @@ FILES = {
     RANKS: RANK_COLUMNS,
 }
 """The tables of a sweep's folder, and the columns of each."""
-
-
-class StoreError(Exception):
-    """A row could not be written. The rows before it are intact."""
 
 
 def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:

@@ -460,7 +460,8 @@ _ALL = (
     Doubt("beyond", "beyond the data sheet",
           "More FLOP or bytes a second than the data sheet of the card allows, which are left "
           "out: a cache holds what the network moves, or the times are wrong",
-          "Use a larger --batch-size, and python -m bench.overhead to check the times.",
+          "Use a larger --batch-size, and python -m bench.crosscheck --overhead to check the "
+          "times.",
           _is_beyond, fatal=False),
     Doubt("wrong_rates", "machine's rates beyond the data sheet",
           "A rate of the machine was measured above the data sheet of its card, and is left "

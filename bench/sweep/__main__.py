@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,10 @@ from bench.errors import UsageError
 from bench.executors import Executor, Lane
 from bench.flags import command
 from bench.record import Status
-from bench.store.writer import StoreError
 from bench.sweep.anchors import describe_anchors, find_anchors, run_anchors
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
+from bench.sweep.folder import default_out
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import (
     Hardware,
@@ -30,13 +30,13 @@ from bench.sweep.hardware import (
     refuse_world_sizes,
 )
 from bench.sweep.loop import Loop
-from bench.sweep.options import Options, Plan, parse_arguments, plan_cases, print_registries
+from bench.sweep.options import Options, Plan, parse_arguments, plan_cases
 from bench.sweep.part import Part, open_part
-from bench.sweep.preflight import default_out, find_lane_inputs, refuse_searches
-from bench.sweep.preview import preview
+from bench.sweep.preflight import find_lane_inputs, refuse_searches
+from bench.sweep.preview import preview, print_registries
 from bench.sweep.probing import describe_wall, find_walls
-from bench.sweep.session import open_loop, start_executor, stop_signals
-from bench.text import clean, count
+from bench.sweep.session import hire_crew, open_loop, start_executor
+from bench.text import count
 from bench.wall.search import Ending
 
 
@@ -50,14 +50,8 @@ def main(argv: Sequence[str]) -> int:
     options = parse_arguments(argv)
     if options.list:
         return print_registries()
-    plan = plan_cases(options, {})
-    if options.dry_run:
-        return preview(plan, options)
-    try:
-        return run_sweep(plan, options)
-    except StoreError as error:
-        print(f"error: {clean(str(error))}", file=sys.stderr)
-        return 1
+    plan = plan_cases(options)
+    return preview(plan, options) if options.dry_run else run_sweep(plan, options)
 
 
 def run_sweep(asked: Plan, options: Options) -> int:
@@ -81,13 +75,10 @@ def run_sweep(asked: Plan, options: Options) -> int:
                 loop = stores.enter_context(open_loop(hardware, executor, out, options))
                 parts.append(open_part(loop, hardware, asked, options))
             parts[0].loop.notes += describe_places(classes, absent, out)
-            with stop_signals(executor) as stopped:
-                admit = partial(admit_lane, executor, classes, parts, every, options)
-                with Crew(executor, stopped, 1 if options.quiet else 0, admit) as crew:
-                    for hardware, part in zip(classes, parts, strict=True):
-                        for lane, _ in hardware.lanes:
-                            crew.add(part.loop, lane)
-                    grids = measure(crew, parts, out, options)
+            work = {part.loop: hardware for part, hardware in zip(parts, classes, strict=True)}
+            admit = partial(admit_lane, executor, work, every, options)
+            with hire_crew(work, admit) as (crew, stopped):
+                grids = measure(crew, parts, out, options)
     return conclude(parts, grids, out, options, stopped())
 
 
@@ -134,24 +125,24 @@ def measure_between_anchors(
 
 def admit_lane(
     executor: Executor,
-    classes: Sequence[Hardware],
-    parts: Sequence[Part],
+    work: Mapping[Loop, Hardware],
     cases: Sequence[Case],
     options: Options,
     lane: Lane,
 ) -> Loop | None:
     """The loop that a lane works for which joined late; None where it can work for none."""
-    first, say = classes[0].inputs, parts[0].loop.display.say
+    first = next(iter(work))
+    say = first.display.say
     try:
-        inputs = find_lane_inputs(first, cases, options, executor, lane)
+        inputs = find_lane_inputs(work[first].inputs, cases, options, executor, lane)
     except UsageError as error:
         say(f"warning: a lane that joined is left out: {error}")
         return None
-    for hardware, part in zip(classes, parts, strict=True):
+    for loop, hardware in work.items():
         if find_kind(hardware.environments) == find_kind(inputs.environments):
-            part.loop.lanes[lane.name] = inputs
+            loop.lanes[lane.name] = inputs
             say(f"lane {lane.name} joined")
-            return part.loop
+            return loop
     gpu = next(iter(inputs.platforms.values())).name
     say(
         f"warning: lane {lane.name} that joined is left out: {gpu} is of another class than the "
@@ -163,23 +154,24 @@ def admit_lane(
 def conclude(
     parts: Sequence[Part], grids: Sequence[Grid], out: Path, options: Options, stopped: int
 ) -> int:
+    """Say what could not be found or is left, else print the report; the return code."""
     walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
     families = [family for family, _ in walls]
     for family, wall in lost:
         name = family.label(telling_axes(families, but="batch_size"))
         print(f"warning: no batch size for {name}: {describe_wall(wall)}", file=sys.stderr)
-    done = sum(len(part.plan) - len(part.runs) for part in parts)
-    done += sum(grid.ended.total() for grid in grids)
     # what the stop cut off is run again
     cut = sum(grid.ended[Status.INTERRUPTED] for grid in grids) if stopped else 0
     runs = sum(grid.waiting for grid in grids) + cut
     searches = sum(wall.ending is None for _, wall in walls)
     if runs or searches:
+        done = sum(len(part.plan) - len(part.runs) for part in parts) - cut
+        done += sum(grid.ended.total() for grid in grids)
         what = [count(runs, "run")] * bool(runs)
         what += [f"the search for {count(searches, 'largest batch')}"] * bool(searches)
         print(
-            f"{'stopped' if stopped else 'not finished'}: {count(done - cut, 'run')} done, "
+            f"{'stopped' if stopped else 'not finished'}: {count(done, 'run')} done, "
             f"{' and '.join(what)} left; to go on: {options.resume(out)}",
             file=sys.stderr,
         )
@@ -187,9 +179,8 @@ def conclude(
     print_report(*(part.folder for part in parts))
     if stopped:
         return 128 + stopped
-    measured = any(grid.measured for grid in grids) or any(
-        wall.largest is not None for _, wall in walls
-    )
+    found = any(wall.largest is not None for _, wall in walls)
+    measured = found or any(grid.measured for grid in grids)
     failed = any(wall.ending is not Ending.UNSUPPORTED for _, wall in lost)
     asked = any(part.runs or part.asked.families for part in parts)
     return 1 if failed or (asked and not measured) else 0

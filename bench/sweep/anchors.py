@@ -173,29 +173,35 @@ def describe_anchors(
     alone: Mapping[str, Record], busy: Mapping[str, Record] | None = None
 ) -> list[str]:
     """Say how lanes of one class compare: by their anchors alone, or with all lanes busy."""
-    session = Session("", tuple(_read(name, alone, busy or {}) for name in alone))
+    lanes = tuple(_read(name, alone, busy or {}) for name in alone)
+    return _compare_alone(lanes, alone) if busy is None else _compare_busy(lanes, alone)
+
+
+def _compare_alone(lanes: Sequence[LaneReading], alone: Mapping[str, Record]) -> list[str]:
+    lines = [
+        f"warning: {name} has no anchor, and is compared with no other lane: batch size "
+        f"{record.case.batch_size} is too large for it; add a smaller --batch-size"
+        for name, record in alone.items()
+        if _is_refused(record)
+    ]
+    if len(lanes) < 2:
+        return lines
+    spread = Session("", tuple(lanes)).spread
+    if spread is None:
+        why = _say_why_unknown(lanes)
+        return [*lines, f"lanes: not known whether they are equally fast; {why}"]
+    line = f"lanes: a step of the slowest against one of the fastest: {spread}"
+    if spread.verdict is AnchorVerdict.DIFFERENT:
+        line = (
+            f"warning: {line}; more --repeats, or --lanes 1 with another --out, keep this out "
+            "of comparisons"
+        )
+    return [*lines, line]
+
+
+def _compare_busy(lanes: Sequence[LaneReading], alone: Mapping[str, Record]) -> list[str]:
     lines = []
-    if busy is None:
-        lines = [
-            f"warning: {name} has no anchor, and is compared with no other lane: batch size "
-            f"{record.case.batch_size} is too large for it; add a smaller --batch-size"
-            for name, record in alone.items()
-            if _is_refused(record)
-        ]
-        if len(session.lanes) < 2:
-            return lines
-        spread = session.spread
-        if spread is None:
-            why = _say_why_unknown(session.lanes)
-            return [*lines, f"lanes: not known whether they are equally fast; {why}"]
-        line = f"lanes: a step of the slowest against one of the fastest: {spread}"
-        if spread.verdict is AnchorVerdict.DIFFERENT:
-            line = (
-                f"warning: {line}; more --repeats, or --lanes 1 with another --out, keep this out "
-                "of comparisons"
-            )
-        return [*lines, line]
-    for lane in session.lanes:
+    for lane in lanes:
         if _is_refused(alone[lane.lane]):
             continue
         change = lane.interference
@@ -225,11 +231,11 @@ def _read(name: str, alone: Mapping[str, Record], busy: Mapping[str, Record]) ->
     disturbed = 0
     for kind, records in ((ALONE, alone), (BUSY, busy)):
         record = records.get(name)
-        if record and record.status in RELIABLE:
-            m = record.measurement
-            if is_shared(m.neighbours_computing or 0, m.other_cores or 0.0):
-                disturbed += 1
-                continue
-            pace = read_pace(m.step_time_median_s, m.step_time_mad_s, m.measured_steps)
-            paces |= {kind: pace} if pace else {}
+        if record is None or record.status not in RELIABLE:
+            continue
+        m = record.measurement
+        if is_shared(m.neighbours_computing or 0, m.other_cores or 0.0):
+            disturbed += 1
+        elif pace := read_pace(m.step_time_median_s, m.step_time_mad_s, m.measured_steps):
+            paces[kind] = pace
     return LaneReading(name, "", paces, disturbed)

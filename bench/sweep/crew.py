@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 
+from bench.errors import StoreError
 from bench.executors import Event, Executor, Job, Lane, ShortageError
 from bench.record import Outcome, Record, Status
-from bench.store.writer import StoreError
 from bench.sweep.gate import Gate
 from bench.sweep.loop import Loop, Source, Ticket
 from bench.text import read_clock
@@ -138,7 +138,9 @@ class Crew:
             self._start_held(*self._held, sources)
         for source in sources:
             for lane in list(self._idle[source.loop]):
-                while self._held is None and self._has_room(most):
+                while self._held is None and len(self._running) < most:
+                    if any(one.wide for one in self._running.values()):
+                        break
                     ticket = source.take(lane, list(self._idle[source.loop]))
                     if ticket is None:
                         break
@@ -165,10 +167,6 @@ class Crew:
     def _has_waited(self) -> bool:
         """Whether no lane has come or gone for so long that none will soon."""
         return time.monotonic() - self._changed > WAIT_S
-
-    def _has_room(self, most: float) -> bool:
-        running = self._running.values()
-        return len(running) < most and not any(one.wide for one in running)
 
     def _start(self, source: Source, lane: Lane, ticket: Ticket, sources: Sequence[Source]) -> bool:
         """Start a ticket, or hold it; False where it had its outcome at once."""
@@ -263,25 +261,25 @@ class Crew:
                 idle.remove(lane)
                 self._lost[lane], self._changed = loop, time.monotonic()
 
-    def _is_stopping(self) -> bool:
-        return bool(self._stopped())
-
     def _run(self, name: str, inbox: _Inbox) -> None:
         """What a lane's thread does; it outlives its workers, which die with it."""
+
+        def is_stopping() -> bool:
+            return bool(self._stopped())
+
         while (given := inbox.get()) is not None:
             job, ticket = given
-            gate = ticket.gate
 
-            def hear(event: Event, gate: Gate | None = gate) -> None:
+            def hear(event: Event, gate: Gate | None = ticket.gate) -> None:
                 self._said.put((name, event))
                 if gate:
-                    gate.enter(name, event, self._is_stopping)
+                    gate.enter(name, event, is_stopping)
 
             said: Outcome | BaseException
             try:
-                said = self._executor.run(job, hear, self._is_stopping)
+                said = self._executor.run(job, hear, is_stopping)
             except BaseException as error:
                 said = error
-            if gate:
-                gate.leave(name)
+            if ticket.gate:
+                ticket.gate.leave(name)
             self._said.put((name, said))

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.executors import Event
@@ -95,17 +96,17 @@ class Display:
         here.name = " · ".join(filter(None, [lane, what, again]))
         here.phase, here.epochs = "set-up", case.epochs
         here.due = time.monotonic() + _PLAIN_EVERY_S
-        self._show(here, total=None, completed=0, now="")
+        self._show(here)
 
     def show(self, event: Event, lane: str = "") -> None:
         here = self._lanes[lane]
         if isinstance(event, PhaseEntered):
             here.phase = _name_phase(event, here.epochs)
-            self._show(here, total=None, completed=0, now="")
+            self._show(here)
             return
         now = f"loss {event.loss:.3f}  {event.memory_bytes / GIB:.2f} GiB"
         total = event.total or None
-        self._show(here, total=total, completed=event.step + 1, now=now)
+        self._show(here, total, event.step + 1, now)
         if self._live is None and time.monotonic() >= here.due:
             here.due = time.monotonic() + _PLAIN_EVERY_S
             of = f" of {total}" if total else ""
@@ -123,14 +124,15 @@ class Display:
                 self._live.update(self._all, advance=1)
         if lane:  # others run on, and this line must not look as if its case did
             here.name, here.phase = lane, ""
-            self._show(here, total=None, completed=0, now="")
+            self._show(here)
 
-    def _show(self, here: _Lane, **fields: Any) -> None:
+    def _show(self, here: _Lane, total: int | None = None, done: int = 0, now: str = "") -> None:
         if self._live is None:
             return
         if here.task is None:
             here.task = self._live.add_task("", total=None, phase="", now="")
-        self._live.update(here.task, description=here.name, phase=here.phase, **fields)
+        update = partial(self._live.update, here.task, description=here.name, phase=here.phase)
+        update(total=total, completed=done, now=now)
 
 
 def _name_phase(event: PhaseEntered, epochs: int) -> str:

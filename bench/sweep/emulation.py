@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench.case import Case
 from bench.data import DatasetInfo
 from bench.data.synthetic import IMAGES
-from bench.doctor.kept import keep, recall
+from bench.doctor.earlier import keep, recall
 from bench.doctor.rates import choose_seconds, measure_rates, write_doubts
 from bench.environment import CPU_FLAGS, ask, read_cpu_flags
 from bench.fingerprint import name_subject
@@ -28,13 +28,11 @@ def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
     lines = []
     for reason, of in emulated.items():
         longest = max(of, key=lambda case: inputs.predict(case) or 0.0)
-        seconds, usual = (
-            inputs.predict(case) for case in (longest, replace(longest, precision="fp32"))
-        )
-        if seconds and usual and seconds <= usual:
-            continue  # the rates belie it
+        seconds, usual = map(inputs.predict, (longest, replace(longest, precision="fp32")))
         told = ""
         if seconds and usual:
+            if seconds <= usual:
+                continue  # the rates belie it
             told = (
                 f"; {longest.precision} at batch size {longest.batch_size} takes at least "
                 f"{write_seconds(seconds)}, and fp32 {write_seconds(usual)}, as estimated from the "

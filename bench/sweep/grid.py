@@ -69,7 +69,9 @@ class Grid:
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
         """The next run. A sentinel comes when all else has ended, where its first run was."""
         if self._limit and self._runs and _is_repeat(self._runs[0]):
-            self._leave_out_repeats()
+            pace, limit = self._limit
+            most, self._limit = limit(pace), None
+            self._keep([run for run in self._runs if run[1] <= most and (most > 1 or not run[2])])
         if not self._runs:
             return None
         run = self._choose(lane)
@@ -85,12 +87,6 @@ class Grid:
         self._attempts[run] += 1
         smaller = self._skips.blocks(case) if self._skips else None
         return Ticket(run, self._attempts[run], smaller)
-
-    def _leave_out_repeats(self) -> None:
-        assert self._limit is not None
-        pace, limit = self._limit
-        most, self._limit = limit(pace), None
-        self._keep([run for run in self._runs if run[1] <= most and (most > 1 or not run[2])])
 
     def _keep(self, runs: Sequence[Run]) -> None:
         fewer = len(self._runs) - len(runs)
@@ -108,15 +104,12 @@ class Grid:
         # of 10,000 cases it is not worth it to look at all
         near = islice(self._runs, 2 * len(self.loop.lanes))
         alike = takewhile(lambda run: run[1:] == (repeat, sentinel), near)
-        if repeat == 1:
-            return min(alike, key=lambda run: self._ran[run[0], lane.name])
-        return min(
-            alike,
-            key=lambda run: (
-                self._ran[run[0], lane.name],
-                -find_width(self._times.get(run[0], ())),
-            ),
-        )
+
+        def rank(run: Run) -> tuple[int, float]:
+            width = 0.0 if repeat == 1 else find_width(self._times.get(run[0], ()))
+            return self._ran[run[0], lane.name], -width
+
+        return min(alike, key=rank)
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
         """Learn from an outcome; a run that was lost is the next again, but not for ever."""

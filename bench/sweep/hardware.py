@@ -17,8 +17,9 @@ from bench.executors import Executor, Lane, ShortageError
 from bench.record import COMPARABLE, Environment, Status
 from bench.store.cells import RECORDS
 from bench.store.reader import read_config, read_records
+from bench.sweep.folder import CLASS
 from bench.sweep.options import Options
-from bench.sweep.preflight import CLASS, Inputs, find_inputs, find_lane_inputs
+from bench.sweep.preflight import Inputs, find_inputs, find_lane_inputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,8 +62,7 @@ class Hardware:
 
 
 def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
-    """Open the lanes that are asked for. Raises UsageError: there are not so many, or the cases are
-    of several devices."""
+    """Open the lanes that are asked for; UsageError for too many, or for several devices."""
     devices = list(dict.fromkeys(case.device for case in cases))
     if len(devices) > 1 and options.lanes not in (None, 1):
         raise UsageError(f"--lanes: the cases are of {' and '.join(devices)}; give one --device")
@@ -112,7 +112,14 @@ def place_classes(classes: Sequence[Hardware], out: Path) -> list[str]:
         new.remove(hardware)
         del left[name]
 
-    for hardware, name in _list_likely(new, left):
+    likely = [
+        (hardware, name)
+        for hardware in classes
+        for name, of in known.items()
+        if find_machine(of) == find_machine(hardware.environments)
+    ]
+    likely.sort(key=lambda pair: -_count_common(pair[0].environments, known[pair[1]]))
+    for hardware, name in likely:
         if hardware in new and name in left:
             give(hardware, name)
     for hardware in list(new):
@@ -121,24 +128,11 @@ def place_classes(classes: Sequence[Hardware], out: Path) -> list[str]:
         if len(names) == 1 == sum(find_card(other.environments) == card for other in new):
             give(hardware, names[0])
     others = [of for name, of in known.items() if name]
-    names = name_folders([_take_first(of) for of in [*(h.environments for h in new), *others]])
+    names = name_folders([*(hardware.environments for hardware in new), *others])
     for hardware, name in zip(new, names, strict=False):
         tries = (f"{name}-{n}" if n > 1 else name for n in itertools.count(1))
         hardware.folder = next(name for name in tries if name not in known)
     return [name for name in left if name]
-
-
-def _list_likely(
-    classes: Sequence[Hardware], folders: Mapping[str, Mapping[str, Environment]]
-) -> list[tuple[Hardware, str]]:
-    """The classes and folders of like machines, those first that have most in common."""
-    pairs = [
-        (hardware, name)
-        for hardware in classes
-        for name, of in folders.items()
-        if find_machine(of) == find_machine(hardware.environments)
-    ]
-    return sorted(pairs, key=lambda pair: -_count_common(pair[0].environments, folders[pair[1]]))
 
 
 def _count_common(one: Mapping[str, Environment], other: Mapping[str, Environment]) -> int:
@@ -171,15 +165,10 @@ def read_folders(out: Path) -> dict[str, dict[str, Environment]]:
 
 def _read_environments(config: Mapping[str, Any]) -> dict[str, Environment]:
     """What a configuration says of its devices, as far as classes are told by it."""
-    names, found = [*_find_names(), "gpu_memory_bytes"], config.get("environment")
+    types = dict.fromkeys(_find_names(), str) | {"gpu_memory_bytes": int}
+    found = config.get("environment")
     return {
-        device: Environment(
-            **{
-                name: cells[name]
-                for name in names
-                if isinstance(cells.get(name), int if name == "gpu_memory_bytes" else str)
-            }
-        )
+        device: Environment(**{n: cells[n] for n in types if isinstance(cells.get(n), types[n])})
         for device, cells in (found if isinstance(found, dict) else {}).items()
         if isinstance(cells, dict)
     }
@@ -197,7 +186,7 @@ def examine_alike(
     lanes = open_lanes(executor, [*cases, *families], options)
     classes = examine_lanes(executor, lanes, cases, options, families)
     if len(classes) > 1:
-        kinds = ", ".join(name_folders([_take_first(one.environments) for one in classes]))
+        kinds = ", ".join(name_folders([one.environments for one in classes]))
         raise UsageError(
             f"--lanes: these are of several kinds ({kinds}), {why}; choose with "
             "CUDA_VISIBLE_DEVICES"
@@ -227,17 +216,14 @@ def find_card(environments: Mapping[str, Environment]) -> Kind:
     return tuple((device, e.gpu or e.cpu, _round_memory(e)) for device, e in environments.items())
 
 
-def _take_first(environments: Mapping[str, Environment]) -> Environment:
-    return next(iter(environments.values()))
-
-
 def _round_memory(environment: Environment) -> int:
     # two of one name may have 40 and 80 GB
     return round((environment.gpu_memory_bytes or 0) / 2**30)
 
 
-def name_folders(environments: Sequence[Environment]) -> list[str]:
+def name_folders(classes: Sequence[Mapping[str, Environment]]) -> list[str]:
     """A name for the folder of each class, short, of letters that every file system has."""
+    environments = [next(iter(environments.values())) for environments in classes]
     names = [""] * len(environments)
     for tell in _TOLD_APART:
         more = [tell(environment) for environment in environments]
@@ -267,29 +253,23 @@ def refuse_world_sizes(
     GPUs for, or ever had by its folder. Raises UsageError: it says how many there are."""
     if "world_size" not in options.axes:
         return
+    widest = [find_widest(read_records(f)) for f in folders if (f / RECORDS).is_file()]
     for device, size in dict.fromkeys((case.device, case.world_size) for case in cases):
-        lacks = [_find_lack(executor, lane, device, size) for lane in lanes]
-        if all(lacks) and not any(size <= _recall_widest(folder) for folder in folders):
+        lacks = []
+        for lane in lanes:
+            try:
+                executor.gather(lane, device, size)
+            except UnsupportedError as error:
+                lacks.append(str(error))
+            except ShortageError:
+                continue
+        if len(lacks) == len(lanes) and size > max(widest, default=0):
             # what it takes, once, and what there is of each class
             parts = dict.fromkeys(part for lack in lacks for part in lack.split("; "))
             raise UsageError(f"--world-size {size}: {'; '.join(parts)}")
-
-
-def _recall_widest(folder: Path) -> int:
-    return find_widest(read_records(folder)) if (folder / RECORDS).is_file() else 0
 
 
 def find_widest(records: pd.DataFrame) -> int:
     """The most GPUs that any of the cases that were measured, or lost, had."""
     had = records["world_size"][records["status"] != Status.UNSUPPORTED]
     return int(had.max()) if len(had) else 0
-
-
-def _find_lack(executor: Executor, lane: Lane, device: str, size: int) -> str:
-    try:
-        executor.gather(lane, device, size)
-    except UnsupportedError as error:
-        return str(error)
-    except ShortageError:
-        pass
-    return ""

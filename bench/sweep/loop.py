@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
@@ -16,19 +17,21 @@ from bench.diagnosis.step import Step
 from bench.doctor.earlier import (
     describe_slowdown,
     expect_rates,
+    find_age,
+    forget,
+    keep,
     read_earlier,
     read_yardstick,
+    recall,
     recall_rates,
 )
-from bench.doctor.kept import find_age, forget, keep, recall
 from bench.doctor.rates import choose_seconds, describe_rates, write_doubts
-from bench.errors import UnsupportedError, UsageError
+from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Executor, Job, Lane, ShortageError
 from bench.gpu.peaks import list_peaks
 from bench.precision import PRECISIONS
 from bench.record import (
     EpochRow,
-    Known,
     Outcome,
     Record,
     Status,
@@ -39,7 +42,7 @@ from bench.record import (
 )
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
 from bench.store.reader import Run
-from bench.store.writer import Store, StoreError
+from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
 from bench.sweep.emulation import warn_of_emulation
@@ -78,6 +81,10 @@ class Ticket:
     def slug(self) -> str:
         """What its files are named by; they are asked for four times, and hashing takes 80 µs."""
         return self.run[0].slug()
+
+    def name_files(self, lane: Lane) -> str:
+        what = f"{self.anchor}-{lane.name}" if self.anchor else self.which
+        return f"{self.slug}-{what}-{self.attempt}"
 
 
 class Source(Protocol):
@@ -173,15 +180,15 @@ class Loop:
             replace(case, seed=seed),
             folder=inputs.data(case).folder,
             gpu_uuid=inputs.platforms[case.device].environment.gpu_uuid,
-            log=self.store.folder / self._name_log(ticket, lane.name),
+            log=self.store.folder / LOGS / f"{ticket.name_files(lane)}.log",
             lane=place,
             enough=ticket.enough,
             hold=ticket.gate is not None,
-            known=self._recall(ticket, inputs),
         )
+        if self.options.trains and ticket.attempt == 1:  # a further one is to find everything
+            job = replace(job, known=self._sharing.recall(case, inputs.describe(case)))
         if case.profile and self.options.trace:
-            name = self._name_files(ticket, lane.name)
-            job = replace(job, trace=self.store.folder / TRACES / f"{name}.json.gz")
+            job = replace(job, trace=self._place_trace(ticket, lane))
         if case.checkpoint:
             kept = self._keep_run(ticket)
             kept.open()
@@ -192,13 +199,6 @@ class Loop:
     @cached_property
     def _sharing(self) -> Sharing:
         return Sharing(self.store.folder)
-
-    def _recall(self, ticket: Ticket, inputs: Inputs) -> Known:
-        """What a ticket need not find anew; a further attempt is to find everything."""
-        if ticket.attempt > 1 or not self.options.trains:
-            return Known()
-        case = ticket.run[0]
-        return self._sharing.recall(case, inputs.describe(case))
 
     def finish(
         self,
@@ -218,7 +218,7 @@ class Loop:
             beside: how many other lanes ran a case meanwhile, at most.
         """
         case, repeat, sentinel = ticket.run
-        log, known = self._name_log(ticket, lane.name), self._know(lane, place)
+        log, known = f"{LOGS}/{ticket.name_files(lane)}.log", self._know(lane, place)
         if unrated := known.unrated.get(case.device):
             m = outcome.measurement
             m.missing = write_missing(read_missing(m.missing or "") | unrated)
@@ -245,14 +245,19 @@ class Loop:
             environment=known.describe(case),
             session=self.session,
         )
-        self._write(record, outcome)
+        try:
+            self.store.append(record, outcome.steps, outcome.epochs, outcome.work, outcome.ranks)
+        except StoreError:
+            # the disk is full, the terminal is not: what was measured is not lost
+            row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
+            self.display.say(f"not written: {row}")
+            raise
         if self.options.trains:
             self._sharing.learn(record, outcome.work)
         self._hold_rates(lane, record, outcome.work)
         self._keep_run(ticket).finish(record)
         self.display.end(record, lane.name)
-        name = self._name_files(ticket, lane.name)
-        trace = self.store.folder / TRACES / f"{name}.json.gz"
+        trace = self._place_trace(ticket, lane)
         if trace.exists():
             self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
         if self.options.verbose:
@@ -337,22 +342,9 @@ class Loop:
         if not (slower or expected):
             keep(found, environment, seconds, lane.cores)
 
-    def _name_files(self, ticket: Ticket, lane: str) -> str:
-        what = f"{ticket.anchor}-{lane}" if ticket.anchor else ticket.which
-        return f"{ticket.slug}-{what}-{ticket.attempt}"
-
-    def _name_log(self, ticket: Ticket, lane: str) -> str:
-        return f"{LOGS}/{self._name_files(ticket, lane)}.log"
+    def _place_trace(self, ticket: Ticket, lane: Lane) -> Path:
+        return self.store.folder / TRACES / f"{ticket.name_files(lane)}.json.gz"
 
     def _keep_run(self, ticket: Ticket) -> KeptRun:
         folder = f"{ticket.slug}-{ticket.which}"
         return KeptRun(self.store.folder / CHECKPOINTS / folder, ticket.which)
-
-    def _write(self, record: Record, outcome: Outcome) -> None:
-        try:
-            self.store.append(record, outcome.steps, outcome.epochs, outcome.work, outcome.ranks)
-        except StoreError:
-            # the disk is full, the terminal is not: what was measured is not lost
-            row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
-            self.display.say(f"not written: {row}")
-            raise

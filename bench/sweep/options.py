@@ -5,28 +5,30 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from bench.axis import COMPILES, PARALLELS, Value
+from bench.axis import Value
 from bench.case import Case
-from bench.data import DATASETS
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
 from bench.executors import ALL, EXECUTORS, Settings
-from bench.flags import Parser, Rare, add_axes, read_axes
+from bench.flags import (
+    Parser,
+    Rare,
+    add_axes,
+    parse_number,
+    parse_whole,
+    read_axes,
+    write_command,
+)
 from bench.grid import MICRO_BATCH, fill_auto
-from bench.models import MODELS
-from bench.models.freezing import FREEZES
-from bench.optimization import OPTIMIZERS, SCHEDULES
-from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import (
     Preset,
     default_preset,
     load_config,
     load_preset,
-    preset_names,
     read_micro_batch,
 )
 from bench.record import Status
@@ -45,22 +47,26 @@ from bench.wall.records import name_family
 
 @dataclass
 class Options:
-    """The command line, parsed and checked; ``axes`` holds those given as flags."""
+    """The command line, parsed and checked; ``axes`` holds those given as flags. Fields have the
+    names of flags, of those that a command has."""
 
     axes: dict[str, list[Value]]
     preset: Preset
+    command: str
     out: Path | None
     data_dir: Path | None
     data_url: str | None
-    repeats: int
+    retry: list[Status]
     timeout_s: float
     wait_s: float
-    retry: list[Status]
-    executor: str
     mix: bool
     allow_shared: bool
     cold: bool
-    command: str
+    executor: str
+    address: str | None
+    lanes: int | None  # None for what is usual of the executor, ALL for all there are
+    quiet: bool = False
+    repeats: int = 1
     repeats_given: bool = True  # else as many of them are made as `schedule.Pace` allows
     same_seed: bool = False
     no_skip: bool = False
@@ -68,11 +74,8 @@ class Options:
     trace: bool = False
     dry_run: bool = False
     list: bool = False
-    lanes: int | None = None  # None for what is usual of the executor, ALL for all there are
-    quiet: bool = False
     anchors: bool = True
     shard: Shard | None = None
-    address: str | None = None
 
     @property
     def settings(self) -> Settings:
@@ -101,12 +104,12 @@ def build_parser() -> Parser:
     )
     what = parser.add_argument_group("what to measure")
     what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
-    what.add_argument(
-        "--config", metavar="FILE", type=Path, help="your own grid of cases, a TOML file"
-    )
+    own = "your own grid of cases, a TOML file"
+    what.add_argument("--config", metavar="FILE", type=Path, help=own)
     what.add_argument(
         "--repeats",
         metavar="N",
+        type=lambda text: parse_whole("--repeats", text, 1),
         help=f"fresh processes per case (default: 1; {CHEAP_REPEATS} where a --fraction up to "
         f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS} are given, as far as the repeats take "
         f"at most {REPEATS_S / 60:g} minutes)",
@@ -135,14 +138,18 @@ def build_parser() -> Parser:
         "--trace",
         Rare("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
     )
-    _add_switch(
-        how,
+    how.add_argument(
         "--no-anchors",
-        Rare("with --lanes, do not measure whether the lanes are alike and disturb each other"),
+        dest="anchors",
+        action="store_false",
+        help=Rare(
+            "with --lanes, do not measure whether the lanes are alike and disturb each other"
+        ),
     )
     how.add_argument(
         "--shard",
         metavar="K/N",
+        type=parse_shard,
         help=Rare("run only part K of N, for job arrays; bench.merge joins the folders"),
     )
     _add_switch(how, "--dry-run", "print the plan and check it, but train nothing")
@@ -155,31 +162,22 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
     how = parser.add_argument_group("how to measure")
     how.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
     how.add_argument("--data-url", metavar="URL", help=Rare("a mirror of the CIFAR-10 archive"))
-    how.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        help="folder of the results (default: a new one in results/)",
-    )
+    out = "folder of the results (default: a new one in results/)"
+    how.add_argument("--out", metavar="DIR", type=Path, help=out)
     how.add_argument(
         "--retry",
         nargs="+",
         metavar="STATUS",
+        type=_parse_status,
         default=[],
         help="run cases that ended like this again",
     )
-    how.add_argument(
-        "--timeout",
-        metavar="S",
-        default="3600",
-        help=Rare("seconds a phase of a case may take (3600)"),
-    )
-    how.add_argument(
-        "--wait",
-        metavar="S",
-        default="0",
-        help=Rare("seconds to wait for another sweep on --out (0)"),
-    )
+    for flag, least, usual, what in (
+        ("--timeout", 0.001, 3600.0, "seconds a phase of a case may take (3600)"),
+        ("--wait", 0.0, 0.0, "seconds to wait for another sweep on --out (0)"),
+    ):
+        parse, name = partial(_parse_seconds, flag, least), f"{flag[2:]}_s"
+        how.add_argument(flag, metavar="S", dest=name, type=parse, default=usual, help=Rare(what))
     _add_switch(how, "--mix", Rare("add to rows of another GPU, version or model"))
     _add_switch(how, "--allow-shared", "measure on a GPU that other processes use")
     _add_switch(
@@ -228,83 +226,46 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     devices = axes.get("device") or ["cuda" if has_cuda() else "cpu"]
     name = given.preset or default_preset("cuda" if "cuda" in devices else "cpu")
     preset = load_config(given.config) if given.config else load_preset(name)
-    repeats = (
-        int(_parse_number("--repeats", given.repeats, whole=True))
-        if given.repeats
-        else default_repeats(axes.get("fraction", []), axes.get("steps", []))
+    given.repeats_given = given.repeats is not None
+    given.repeats = given.repeats or default_repeats(
+        axes.get("fraction", []), axes.get("steps", [])
     )
-    options = read_running(given, axes, preset, shlex.join(["python", "-m", "bench.sweep", *argv]))
-    shard = parse_shard(given.shard) if given.shard is not None else None
-    return replace(
-        options,
-        shard=shard,
-        out=options.out or (default_folder(shard, preset.name) if shard else None),
-        repeats=repeats,
-        repeats_given=bool(given.repeats),
-        anchors=not given.no_anchors,
-        **_take(given, "same_seed", "no_skip", "verbose", "trace", "dry_run", "list"),
-    )
+    if given.shard and given.out is None:
+        given.out = default_folder(given.shard, preset.name)
+    return read_running(given, axes, preset, write_command("bench.sweep", argv))
 
 
 def read_running(
     given: argparse.Namespace, axes: dict[str, list[Value]], preset: Preset, command: str
 ) -> Options:
-    """The options that the flags of `add_running` give, each case run once. Raises UsageError: a
-    value is wrong."""
+    """The options that the flags of `add_running`, and others of a sweep, give."""
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     if given.address and EXECUTORS[given.executor].here:
         raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
-    lanes, quiet = _parse_lanes(given.lanes)
-    return Options(
-        lanes=lanes,
-        quiet=quiet,
-        axes=axes,
-        preset=preset,
-        repeats=1,
-        timeout_s=_parse_number("--timeout", given.timeout),
-        wait_s=_parse_number("--wait", given.wait, low=0),
-        retry=[_parse_status(text) for text in given.retry],
-        command=command,
-        **_take(given, "out", "data_dir", "data_url", "executor", "address"),
-        **_take(given, "mix", "allow_shared", "cold"),
-    )
+    told = {f.name: getattr(given, f.name) for f in fields(Options) if f.name in given}
+    told |= {"axes": axes, "preset": preset, "command": command}
+    told |= {"lanes": _parse_lanes(given.lanes), "quiet": given.lanes == "quiet"}
+    return Options(**told)
 
 
-def _take(given: argparse.Namespace, *names: str) -> dict[str, Any]:
-    return {name: getattr(given, name) for name in names}
-
-
-def _parse_lanes(text: str | None) -> tuple[int | None, bool]:
+def _parse_lanes(text: str | None) -> int | None:
     if text in (None, "all", "quiet"):
-        return None if text is None else ALL, text == "quiet"
+        return None if text is None else ALL
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
         raise UsageError(f"--lanes {text[:40]!r}: give a whole number of at least 1, all or quiet")
-    return int(text), False
+    return int(text)
 
 
-def _parse_number(flag: str, text: str, low: float = 0.001, whole: bool = False) -> float:
-    right = "a whole number of at least 1" if whole else f"a number of seconds, at least {low:g}"
-    try:
-        value = int(text) if whole else float(text)
-    except ValueError:
-        value = -1
-    if not (1 if whole else low) <= value < 1e9:
-        raise UsageError(f"{flag} {text!r}: give {right}")
-    return value
+def _parse_seconds(flag: str, least: float, text: str) -> float:
+    right = f"a number of seconds, at least {least:g}"
+    return parse_number(flag, text, right, lambda seconds: least <= seconds < 1e9)
 
 
 def _parse_status(text: str) -> Status:
     if text not in list(Status):
         raise UsageError(f"--retry {text!r}: {nearest(text, [str(s) for s in Status])}")
     return Status(text)
-
-
-def choose_cases(options: Options) -> list[Case]:
-    """Expand preset and flags to cases, without those whose batch size is yet to be found; the
-    device is the GPU where there is one. Raises UsageError: a loss scale is given that no chosen
-    precision uses."""
-    return plan_cases(options, {}).cases
 
 
 @dataclass
@@ -336,9 +297,11 @@ class Plan:
 
 
 def plan_cases(
-    options: Options, walls: Mapping[Case, Wall], settle: Callable[[Case], Case] = lambda case: case
+    options: Options,
+    walls: Mapping[Case, Wall] | None = None,
+    settle: Callable[[Case], Case] = lambda case: case,
 ) -> Plan:
-    """Expand preset and flags to cases, with the largest batches that are known.
+    """Expand preset and flags to cases, on the GPU where there is one.
 
     Args:
         walls: what searches found, by `bench.wall.records.name_family`.
@@ -347,7 +310,7 @@ def plan_cases(
     Raises UsageError: settings do not go together, or nothing can be searched on a CPU because
     there is no memory limit.
     """
-    plan = Plan()
+    plan, found = Plan(), walls or {}
 
     def find(case: Case, text: str) -> Sequence[int]:
         if not is_mine(case):
@@ -360,7 +323,7 @@ def plan_cases(
         case = settle(case)
         plan.searched.append((case, text))
         family = name_family(case)
-        wall = walls.get(family)
+        wall = found.get(family)
         if wall is None or wall.ending is None:
             plan.unknown.append(family)
             return []
@@ -378,33 +341,3 @@ def plan_cases(
     planned = options.preset.cases(axes, {"device": [device]}, find)
     plan.cases = list(dict.fromkeys(settle(case) for case in planned if is_mine(case)))
     return plan
-
-
-def print_registries() -> int:
-    sections = {
-        "presets": {name: load_preset(name).description for name in preset_names()},
-        "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
-        "dynamic loss scales": {name: policy.help for name, policy in POLICIES.items()},
-        "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
-        "recipes of fp8": {name: recipe.help for name, recipe in FP8_RECIPES.items()},
-        "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
-        "schedules": SCHEDULES,
-        "how the network is compiled (--compile)": COMPILES,
-        "what --freeze takes": FREEZES,
-        "how several GPUs train (--parallel)": PARALLELS,
-        "models": {
-            **MODELS,
-            "package.module:factory": "your own torch.nn.Module",
-            "timm:NAME": "a network of the package timm",
-        },
-        "datasets": DATASETS,
-        "workloads": {
-            "images": "the network of --model on the images of --dataset",
-            "package.module:factory": "your own bench.workloads.Workload",
-        },
-    }
-    for title, entries in sections.items():
-        print(f"{title}:")
-        for name, help in entries.items():
-            print(f"  {name:<24}{help}")
-    return 0

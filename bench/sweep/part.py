@@ -13,20 +13,20 @@ from bench.record import Status
 from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.reader import Past, Run, read_history
 from bench.sweep.anchors import choose_anchors
+from bench.sweep.folder import (
+    CLASS,
+    describe_config,
+    read_past,
+    refuse_other_part,
+    refuse_other_seeds,
+)
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import Hardware, find_widest
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, plan_cases
-from bench.sweep.preflight import (
-    CLASS,
-    describe_config,
-    leave_out_batches,
-    read_past,
-    refuse_other_seeds,
-)
+from bench.sweep.preflight import leave_out_batches
 from bench.sweep.probing import Searches
 from bench.sweep.schedule import OomSkips, Pace, remaining_runs
-from bench.sweep.shards import refuse_other_part
 from bench.text import read_time
 from bench.wall.answer import Wall
 from bench.wall.search import MARGIN, STEP
@@ -79,8 +79,7 @@ class Part:
             self.loop.store.write_config(config)
 
     def plan_runs(self) -> None:
-        """Decide what is to be run. Raises UsageError: the rows there have other seeds than they
-        would now."""
+        """Decide what is to be run; a UsageError as of `refuse_other_seeds`."""
         if not self.options.repeats_given and not self._list_remaining(plan_runs(self.cases, 1)):
             self.limit_repeats(self.read_pace())
         self.plan = plan_runs(self.cases, self.options.repeats)
@@ -130,8 +129,7 @@ class Part:
 
 
 def open_part(loop: Loop, hardware: Hardware, asked: Plan, options: Options) -> Part:
-    """See what the folder of a class of hardware holds. Raises UsageError: its rows cannot be
-    compared with new ones, or it holds another shard."""
+    """See what the folder of a class of hardware holds; a UsageError as of `read_past`."""
     store, inputs = loop.store, hardware.inputs
     earlier = store.read_config() | ({CLASS: hardware.folder} if hardware.folder else {})
     refuse_other_part(store.folder, earlier, options.shard)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.apex import Apex, find_apex, refuse_apex
-from bench.axis import Trait
-from bench.case import Case, format_value, list_affecting, spell_cases, telling_axes
+from bench.case import Case, format_value, telling_axes
 from bench.data import DatasetInfo, count_classes, count_images, progress_bar
 from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
@@ -29,34 +26,15 @@ from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
-from bench.record import COMPARABLE, MODEL_PARTS, Environment, Yardstick
-from bench.store.plans import SHARD
-from bench.store.reader import Past, Run, read_records
+from bench.record import COMPARABLE, Environment, Yardstick
 from bench.sweep.options import Options, Plan
-from bench.sweep.schedule import choose_seed
-from bench.text import clean, count
+from bench.text import count
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-
-CLASS = "class"
-"""The key of a configuration that names the folder of a class of hardware within --out."""
-
-
-def refuse_unwritable(out: Path | None) -> None:
-    """Refuse an --out that no folder can be made at, before anything costs time. Raises UsageError:
-    it is a file, or nothing can be written there."""
-    place = (out or Path("results")).absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise UsageError(f"--out {out}: {place} is a file; choose a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
+    pass
 
 
 @dataclass(frozen=True)
@@ -111,8 +89,7 @@ class Inputs:
         return model is None or (model.batchnorm and case.freeze not in model.still)
 
     def settle(self, case: Case) -> Case:
-        """The case with what its workload decides: a workload's own optimizer is `OWN`. Raises
-        UsageError: the case cannot have it."""
+        """The case with what its workload decides, such as `OWN`; UsageError where it cannot be."""
         model = self.models.get(name_subject(case))
         facts = model.workload if model else None
         if not (facts and facts.optimizer):
@@ -149,6 +126,11 @@ def name_data(case: Case) -> str:
     return " ".join(filter(None, [case.dataset, case.input, format_value(case.classes)]))
 
 
+def list_described(cases: Sequence[Case]) -> list[Case]:
+    """One of ``cases`` for each description that `Inputs.describe` may have of them."""
+    return list({(name_data(c), c.device, c.model, c.start): c for c in cases}.values())
+
+
 def find_inputs(
     cases: Sequence[Case],
     options: Options,
@@ -170,49 +152,40 @@ def find_inputs(
     start from the weights that are given.
     """
     known, cases = cases, [*cases, *families]
-    starts, subjects = hash_starts(cases), list(dict.fromkeys(map(name_subject, cases)))
-    devices = _names(cases, "device")
-    if not options.trains:
+    starts = hash_starts(cases)
+    devices = list(dict.fromkeys(case.device for case in cases))
+    models: dict[str, Fingerprint | None] = dict.fromkeys(map(name_subject, cases))
+    warnings: list[str] = []
+    if options.trains:
+        machine, answer = examine_machine(
+            devices,
+            list_examined(cases),
+            data_dir=options.data_dir,
+            out=options.out,
+            timeout_s=options.timeout_s,
+            watch_s=0.0,
+            ask=partial(executor.examine, lane),
+        )
+        warnings = [*write_warnings(machine), *warn_of_workers(cases, beside)]
+        warnings += warn_of_freezing(cases)
+    else:
         check_models(cases)
         answer = executor.examine(lane, devices, [], options.timeout_s)
-        unseen = Inputs(
-            {device: answer.platform(device) for device in devices},
-            dict.fromkeys(subjects),
-            prepare_datasets(cases, options, executor, lane),
-            apex=find_apex(),
-            starts=starts,
-        )
-        refuse_batches(known, unseen)
-        return unseen
-
-    machine, answer = examine_machine(
-        devices,
-        list_examined(cases),
-        data_dir=options.data_dir,
-        out=options.out,
-        timeout_s=options.timeout_s,
-        watch_s=0.0,
-        ask=partial(executor.examine, lane),
-    )
     platforms = {device: answer.platform(device) for device in devices}
-    models = {subject: answer.fingerprint(subject) for subject in subjects}
-    for case in cases:
-        reason = platforms[case.device].refuse(PRECISIONS[case.precision])
-        if reason and "precision" in options.axes:
-            raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
-    for case in cases:
-        platforms[case.device].check_limit(case.memory_limit)
-    _check_examined(cases, models, options.data_dir, options.axes)
-    _refuse_shared(platforms, options, lane)
-    inputs = Inputs(
-        platforms,
-        models,
-        prepare_datasets(cases, options, executor, lane),
-        [*write_warnings(machine), *warn_of_workers(cases, beside), *warn_of_freezing(cases)],
-        machine.apex,
-        starts,
-    )
-    refuse_batches(known, inputs)
+    if options.trains:
+        examined = {subject: answer.fingerprint(subject) for subject in models}
+        for case in cases:
+            reason = platforms[case.device].refuse(PRECISIONS[case.precision])
+            if reason and "precision" in options.axes:
+                raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+        _refuse_places(platforms, cases, options, lane)
+        _check_examined(cases, examined, options.data_dir, options.axes)
+        models |= examined
+    prepare = partial(executor.prepare, lane)
+    datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
+    inputs = Inputs(platforms, models, datasets, warnings, find_apex(), starts)
+    for case in known:
+        inputs.check_batches(case)
     return inputs
 
 
@@ -241,11 +214,12 @@ def gather_inputs(
         if why := inputs.refuse(case):
             raise UsageError(f"--precision {case.precision}: {why}; leave it out")
     _check_examined(cases, models, data_dir, given)
-    images = _list_images(cases, data_dir, data_url)
     with progress_bar() as progress:
-        datasets = {name: wanted.prepare(progress) for name, wanted in images.items()}
+        prepare = partial(Images.prepare, progress=progress)
+        datasets = prepare_datasets(cases, data_dir, data_url, prepare)
     inputs = replace(inputs, datasets=datasets)
-    refuse_batches(cases, inputs)
+    for case in cases:
+        inputs.check_batches(case)
     return inputs
 
 
@@ -259,23 +233,15 @@ def find_lane_inputs(
     models = [asked for asked in list_examined(cases) if subjects]
     answer = executor.examine(lane, list(first.platforms), models, options.timeout_s)
     platforms = {device: answer.platform(device) for device in first.platforms}
-    for case in cases:
-        platforms[case.device].check_limit(case.memory_limit)
-    _refuse_shared(platforms, options, lane)
-    found = replace(
-        first,
-        platforms=platforms,
-        models={s: answer.fingerprint(s) for s in subjects} if subjects else first.models,
-        datasets=prepare_datasets(cases, options, executor, lane) if lane.host else first.datasets,
-    )
-    refuse_unlike(first, found, cases, lane)
-    return found
-
-
-def refuse_unlike(first: Inputs, found: Inputs, cases: Sequence[Case], lane: Lane) -> None:
-    """Refuse a lane that would train something else than the first. Raises UsageError: it says in
-    what they differ."""
-    for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
+    _refuse_places(platforms, cases, options, lane)
+    found = replace(first, platforms=platforms)
+    if subjects:
+        found = replace(found, models={s: answer.fingerprint(s) for s in subjects})
+    if lane.host:
+        prepare = partial(executor.prepare, lane)
+        datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
+        found = replace(found, datasets=datasets)
+    for case in list_described(cases):
         expected, there = first.describe(case), found.describe(case)
         for name in COMPARABLE:
             if name != "code" and COMPARABLE[name] == ("device",):
@@ -286,10 +252,15 @@ def refuse_unlike(first: Inputs, found: Inputs, cases: Sequence[Case], lane: Lan
                     f"first lane's is {getattr(expected, name) or 'none'}; give all machines the "
                     "same code, packages and images"
                 )
+    return found
 
 
-def _refuse_shared(platforms: Mapping[str, Platform], options: Options, lane: Lane) -> None:
-    """Refuse the cards of this machine that others use, unless --allow-shared is given."""
+def _refuse_places(
+    platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options, lane: Lane
+) -> None:
+    """Refuse devices with less memory than a limit, and cards here that others use."""
+    for case in cases:
+        platforms[case.device].check_limit(case.memory_limit)
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid
         if uuid and not options.allow_shared and not lane.host and options.trains:
@@ -297,8 +268,7 @@ def _refuse_shared(platforms: Mapping[str, Platform], options: Options, lane: La
 
 
 def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
-    """The hashes of the files that ``cases`` start from, by name. Raises UsageError: one cannot be
-    read."""
+    """The hashes of the files that ``cases`` start from; UsageError for one that cannot be read."""
     return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
 
 
@@ -343,8 +313,7 @@ def list_examined(cases: Sequence[Case]) -> list[str]:
 
 
 def check_models(cases: Sequence[Case]) -> None:
-    """Check that the modules of models and workloads are there, without importing them. Raises
-    UsageError: one is not."""
+    """Check, without importing them, that models and workloads are there, else UsageError."""
     for name, workload in dict.fromkeys((case.model, case.workload) for case in cases):
         check_model(name, "--model" if workload == IMAGES else "--workload")
 
@@ -383,7 +352,8 @@ def try_models(plan: Plan, options: Options) -> Inputs:
     def is_counted(case: Case) -> bool:
         return case.workload != IMAGES or name_data(case) in datasets
 
-    refuse_batches(list(filter(is_counted, plan.cases)), inputs)
+    for case in filter(is_counted, plan.cases):
+        inputs.check_batches(case)
     refuse_searches([(case, text) for case, text in plan.searched if is_counted(case)], inputs)
     return inputs
 
@@ -417,10 +387,6 @@ def _check_examined(
             )
 
 
-def _names(cases: Sequence[Case], axis: str) -> list[str]:
-    return list(dict.fromkeys(getattr(case, axis) for case in cases))
-
-
 def refuse_neighbours(uuid: str) -> None:
     """Refuse a card that others use. Raises UsageError: it names their processes."""
     # what draws a desktop does not count: it is noted in the records
@@ -430,28 +396,17 @@ def refuse_neighbours(uuid: str) -> None:
 
 
 def prepare_datasets(
-    cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
+    cases: Sequence[Case],
+    data_dir: Path | None,
+    url: str | None,
+    prepare: Callable[[Images], DatasetInfo],
 ) -> dict[str, DatasetInfo]:
-    """Decode every dataset the cases name, once, where the lane is. Raises UsageError: a dataset
-    cannot be had or read."""
-    images = _list_images(cases, options.data_dir, options.data_url)
-    return {name: executor.prepare(lane, wanted) for name, wanted in images.items()}
-
-
-def _list_images(
-    cases: Sequence[Case], data_dir: Path | None, url: str | None
-) -> dict[str, Images]:
+    """Have every dataset the cases name decoded once. Raises UsageError as ``prepare``."""
+    named = {name_data(case): case for case in cases if case.workload == IMAGES}
     return {
-        name_data(case): Images(case.dataset, data_dir, url, case.input, case.classes)
-        for case in cases
-        if case.workload == IMAGES
+        name: prepare(Images(case.dataset, data_dir, url, case.input, case.classes))
+        for name, case in named.items()
     }
-
-
-def refuse_batches(cases: Sequence[Case], inputs: Inputs) -> None:
-    """Check the batch sizes against the data. Raises UsageError: one does not fit its dataset."""
-    for case in cases:
-        inputs.check_batches(case)
 
 
 def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
@@ -479,96 +434,3 @@ def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> Non
         count_warmup_steps(
             case.lr_warmup, case.epochs * math.ceil(images / (low * case.world_size))
         )
-
-
-def default_out(platforms: Mapping[str, Platform]) -> Path:
-    names = (platform.environment.gpu or "cpu" for platform in platforms.values())
-    words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
-    return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def read_past(
-    out: Path, cases: Sequence[Case], options: Options, inputs: Inputs
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What the records hold: the rows that this sweep's can be compared with, and all. Raises
-    UsageError: some cannot be compared, and --mix is not given; it says in which respects."""
-    frame = read_records(out)
-    comparable, differing = frame["repeat"] >= 0, dict[str, None]()
-
-    def find_alike(case: Case, axes: Iterable[str]) -> Any:
-        texts = [format_value(getattr(case, name)) for name in axes]
-        return (frame[list(axes)] == texts).all(axis=1)
-
-    for case in {(name_data(c), c.device, c.model, c.start): c for c in cases}.values():
-        environment = inputs.describe(case)
-        here = find_alike(case, ("device", *list_affecting(Trait.DATA)))
-        changed: list[str] = []
-        for name in COMPARABLE:
-            now = clean(getattr(environment, name) or "")
-            # of what a model or a file is, only its own rows speak
-            unlike = here & find_alike(case, COMPARABLE[name]) & (frame[name] != now)
-            comparable &= ~unlike
-            if name in MODEL_PARTS:
-                changed += [MODEL_PARTS[name]] if (unlike & (frame[name] != "")).any() else []
-                unlike &= frame[name] == ""
-            for before in frame[name][unlike].unique():
-                differing[f"{name} was {before or 'none'}, now {now or 'none'}"] = None
-        if changed:
-            what = " and ".join(filter(None, (", ".join(changed[:-1]), changed[-1])))
-            differing[f"model {case.model}: its {what} changed since they were measured"] = None
-    if differing and not options.mix:
-        raise UsageError(
-            f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "
-            "choose another --out, or add to them with --mix"
-        )
-    return frame[comparable], frame
-
-
-def refuse_other_seeds(
-    out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
-) -> None:
-    """Refuse to call a run done that was made with another seed than it would have now. Raises
-    UsageError: the rows there are of --same-seed and this sweep is not, or the reverse."""
-    other = (run for run in plan if run in done and done[run].seed != choose_seed(run, same_seed))
-    if next(other, None) is not None:
-        there, mend = (
-            ("different seeds", "leave out --same-seed")
-            if same_seed
-            else ("the same seed", "give --same-seed")
-        )
-        raise UsageError(f"--out {out}: its repeats have {there}; {mend}, or choose another --out")
-
-
-def describe_config(
-    cases: Sequence[Case],
-    options: Options,
-    inputs: Inputs,
-    before: Mapping[str, Any],
-    search: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The resolved configuration: what was asked for, by which commands, on what. Of what was there
-    ``before`` the commands and the last searches stay; ``search`` has the ``step`` and ``margin``
-    of the search for the largest batch."""
-    earlier = str(before.get("command", "")).splitlines()
-    last, halving = search or before.get("search"), before.get("halving")
-    return {
-        "command": "\n".join(dict.fromkeys([*earlier, options.command])),
-        "preset": options.preset.name,
-        "repeats": options.repeats,
-        "cases": spell_cases(cases),
-        "environment": {
-            device: _known(platform.environment) for device, platform in inputs.platforms.items()
-        },
-        "datasets": {
-            name: {k: v for k, v in asdict(info).items() if k != "folder"}
-            for name, info in inputs.datasets.items()
-        },
-        **({"search": last} if last else {}),
-        **({SHARD: str(options.shard)} if options.shard else {}),
-        **({"halving": halving} if halving else {}),
-        **({CLASS: before[CLASS]} if CLASS in before else {}),
-    }
-
-
-def _known(environment: Environment) -> dict[str, Any]:
-    return {name: value for name, value in asdict(environment).items() if value is not None}

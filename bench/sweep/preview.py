@@ -1,14 +1,20 @@
-"""What a dry run shows of a plan, and refuses as a start would."""
+"""What is shown without a run: a plan, refused as a start would, and what there is to choose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 
+from bench.axis import COMPILES, PARALLELS
 from bench.case import AXES, Case, axis_flag, fill_value, format_value
+from bench.data import DATASETS
 from bench.executors import EXECUTORS, build_executor
 from bench.grid import MICRO_BATCH
-from bench.preset import preset_names
+from bench.models import MODELS
+from bench.models.freezing import FREEZES
+from bench.optimization import OPTIMIZERS, SCHEDULES
+from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
+from bench.preset import load_preset, preset_names
 from bench.store.plans import plan_runs
 from bench.sweep.emulation import foresee_emulation
 from bench.sweep.hardware import open_lanes, read_folders, refuse_world_sizes
@@ -25,21 +31,17 @@ _VALUES = 8  # of a setting
 def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run; the return code. Raises UsageError: this machine has not the
     lanes or the GPUs asked for, a batch size does not fit its data, or as `try_models`."""
-    _refuse_lanes([*plan.cases, *plan.unsized], options)
+    if EXECUTORS[options.executor].here:  # what it has; a cluster's is known once it was joined
+        cases, out = [*plan.cases, *plan.unsized], options.out
+        with closing(build_executor(options.executor, options.settings)) as executor:
+            lanes = open_lanes(executor, cases, options)
+            folders = [out / name for name in read_folders(out)] if out else []
+            refuse_world_sizes(executor, lanes, folders, cases, options)
     plan = plan.settle(try_models(plan, options).settle)
     warnings, pass_s = foresee_emulation(plan.cases, options)
     for line in [*describe_plan(plan, options, pass_s), *warnings]:
         print(line)
     return 0
-
-
-def _refuse_lanes(cases: Sequence[Case], options: Options) -> None:
-    if not EXECUTORS[options.executor].here:
-        return  # what it has is known once a cluster was joined or started
-    with closing(build_executor(options.executor, options.settings)) as executor:
-        lanes, out = open_lanes(executor, cases, options), options.out
-        folders = [out / name for name in read_folders(out)] if out else []
-        refuse_world_sizes(executor, lanes, folders, cases, options)
 
 
 def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:
@@ -48,7 +50,7 @@ def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator
     A batch size that is yet to be found stands as it was asked for; ``pass_s`` is the s that a pass
     over the cases takes at least, where that is known.
     """
-    cases = _list_cases(plan)
+    cases = [*plan.cases, *(case for case, _ in plan.searched)]
     varies = [
         name
         for name in AXES
@@ -66,10 +68,6 @@ def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator
     if plan.searched:
         yield "   ?: found first, by a search that tries about eight batch sizes"
     yield from _name_sources(plan, options) or ["all settings are at their defaults"]
-
-
-def _list_cases(plan: Plan) -> list[Case]:
-    return [*plan.cases, *(case for case, _ in plan.searched)]
 
 
 def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
@@ -97,7 +95,8 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
 
 def _name_sources(plan: Plan, options: Options) -> list[str]:
     """The settings that are not at their defaults, a line for each source of them."""
-    cases, preset, given = _list_cases(plan), options.preset, options.given
+    cases = [*plan.cases, *(case for case, _ in plan.searched)]
+    preset, given = options.preset, options.given
     named = f"from {'preset ' * (preset.name in preset_names())}{preset.name}"
     lines = {named: list[str](), "from flags": list[str](), "chosen here": list[str]()}
     for name in AXES:
@@ -125,3 +124,31 @@ def _is_default(case: Case, name: str) -> bool:
     if name in ("model", "dataset") and case.workload != IMAGES:
         return True
     return bool(getattr(case, name) == fill_value(name, case))
+
+
+def print_registries() -> int:
+    sections = {
+        "presets": {name: load_preset(name).description for name in preset_names()},
+        "precisions": {name: precision.help for name, precision in PRECISIONS.items()},
+        "dynamic loss scales": {name: policy.help for name, policy in POLICIES.items()},
+        "opt levels of fp16-apex": {name: level.help for name, level in OPT_LEVELS.items()},
+        "recipes of fp8": {name: recipe.help for name, recipe in FP8_RECIPES.items()},
+        "optimizers": {name: kind.help for name, kind in OPTIMIZERS.items()},
+        "schedules": SCHEDULES,
+        "how the network is compiled (--compile)": COMPILES,
+        "what --freeze takes": FREEZES,
+        "how several GPUs train (--parallel)": PARALLELS,
+        "models": {
+            **MODELS,
+            "package.module:factory": "your own torch.nn.Module",
+            "timm:NAME": "a network of the package timm",
+        },
+        "datasets": DATASETS,
+        "workloads": {
+            "images": "the network of --model on the images of --dataset",
+            "package.module:factory": "your own bench.workloads.Workload",
+        },
+    }
+    for title, entries in sections.items():
+        print(f"{title}:", *(f"  {name:<24}{what}" for name, what in entries.items()), sep="\n")
+    return 0

@@ -112,16 +112,13 @@ class Searches:
         trial = search.trial
         goal = trial.aim(search.images, self._step)
         self.walls[family] = wall = conclude(trial.probes, goal, self._margin, trial.retried)
+        spilled = (
+            "the driver moved memory to the host; batch sizes that took more than the GPU had free "
+            "count as ones that do not fit"
+        )
+        said = [describe_wall(wall), spilled if trial.spilled else "", trial.describe_others()]
         name = self._name(family)
-        say = self.loop.display.say
-        say(f"{name}: {describe_wall(wall)}")
-        if trial.spilled:
-            say(
-                f"{name}: the driver moved memory to the host; batch sizes that took more than "
-                "the GPU had free count as ones that do not fit"
-            )
-        if others := trial.describe_others():
-            say(f"{name}: {others}")
+        self.loop.say(f"{name}: {line}" for line in filter(None, said))
 
     def _name(self, family: Case) -> str:
         return family.label(self.axes) if self.axes else family.precision

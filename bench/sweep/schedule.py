@@ -38,8 +38,10 @@ def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
     so only repeats, which are spread over the sweep, say how the next run will be. Three runs of a
     fifth are still cheaper than one whole epoch. `Pace` leaves out those that take too long.
     """
-    cheap = _all_below(fractions, CHEAP_FRACTION) or _all_below(steps, CHEAP_STEPS)
-    return CHEAP_REPEATS if cheap else 1
+    for values, most in ((fractions, CHEAP_FRACTION), (steps, CHEAP_STEPS)):
+        if values and all(isinstance(v, (int, float)) and v <= most for v in values):
+            return CHEAP_REPEATS
+    return 1
 
 
 @dataclass
@@ -79,10 +81,6 @@ class Pace:
 
 def write_times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
-
-
-def _all_below(values: Sequence[Value], most: float) -> bool:
-    return bool(values) and all(isinstance(v, (int, float)) and v <= most for v in values)
 
 
 def choose_seed(run: Run, same_seed: bool) -> int:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from bench.case import Case
 from bench.environment import PACKAGES, refuse_missing
-from bench.executors import Executor, build_executor
+from bench.executors import Executor, Lane, build_executor
 from bench.store.writer import Store
 from bench.sweep.crew import Crew
+from bench.sweep.folder import describe_config, read_past, refuse_unwritable
 from bench.sweep.hardware import Hardware
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options
-from bench.sweep.preflight import refuse_unwritable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @contextmanager
@@ -35,22 +41,41 @@ def open_loop(
 ) -> Iterator[Loop]:
     """Hold the folder of a class of hardware within ``out``, which its lanes measure into."""
 
-    def say_waiting(who: str) -> None:
-        print(f"waiting for {who}", file=sys.stderr, flush=True)
-
-    with Store(out / hardware.folder, options.wait_s, say_waiting) as store:
+    say = partial(print, "waiting for", file=sys.stderr, flush=True)
+    with Store(out / hardware.folder, options.wait_s, say) as store:
         lanes = {lane.name: known for lane, known in hardware.lanes}
         notes = [*hardware.inputs.warnings, *store.set_aside]
         yield Loop(store, executor, lanes, options, notes)
 
 
+def continue_folder(
+    loop: Loop, cases: Sequence[Case], search: Mapping[str, Any] | None = None
+) -> pd.DataFrame:
+    """The rows of a loop's folder that those of ``cases``, which a command chooses as it goes, can
+    be compared with. Writes the configuration, in which the cases of a sweep that is there already
+    stay. Raises UsageError: as `read_past`."""
+    comparable, _ = read_past(loop.store.folder, cases, loop.options, loop.inputs)
+    before = loop.store.read_config()
+    config = describe_config([], loop.options, loop.inputs, before, search)
+    loop.store.write_config({**config, "cases": before.get("cases", [])})
+    return comparable
+
+
 @contextmanager
-def hire_crew(loop: Loop, hardware: Hardware) -> Iterator[tuple[Crew, Callable[[], int]]]:
-    """The lanes of a class of hardware at work for its loop, and what `stop_signals` yields."""
-    most = 1 if loop.options.quiet else 0
-    with stop_signals(loop.executor) as stopped, Crew(loop.executor, stopped, most) as crew:
-        for lane, _ in hardware.lanes:
-            crew.add(loop, lane)
+def hire_crew(
+    work: Mapping[Loop, Hardware], admit: Callable[[Lane], Loop | None] = lambda lane: None
+) -> Iterator[tuple[Crew, Callable[[], int]]]:
+    """The lanes of each class of hardware at work for its loop, and what `stop_signals` yields;
+    ``admit`` is as in `Crew`."""
+    first = next(iter(work))
+    most = 1 if first.options.quiet else 0
+    with (
+        stop_signals(first.executor) as stopped,
+        Crew(first.executor, stopped, most, admit) as crew,
+    ):
+        for loop, hardware in work.items():
+            for lane, _ in hardware.lanes:
+                crew.add(loop, lane)
         yield crew, stopped
 
 

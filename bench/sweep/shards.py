@@ -5,14 +5,13 @@ What is planned is split from the command line alone, so that each job finds its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.store.plans import SHARD, Shard
+from bench.store.plans import Shard
 from bench.text import count
 from bench.wall.records import name_family
 
@@ -91,15 +90,3 @@ def choose_part(
 def default_folder(shard: Shard, preset: str) -> Path:
     """Where the records of a shard go without ``--out``: the same whenever it is run."""
     return Path("results") / Path(preset).stem / shard.folder
-
-
-def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
-    """Refuse a folder that holds another part of a sweep, by its configuration. Raises UsageError:
-    it says which."""
-    there, now = str(config.get(SHARD, "")), str(shard or "")
-    if config and there != now:
-        held = f"shard {there}" if there else "a sweep that is not split into shards"
-        raise UsageError(
-            f"--out {out}: holds {held}; "
-            + ("choose a folder for each shard" if now else "choose another folder")
-        )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.limits import STEADY
-from bench.questions.epochs import Trend
+from bench.questions.epochs import write_trend
 
 
 @pytest.mark.parametrize(("change", "said"), [(STEADY, False), (-STEADY, False), (0.03, True)])
 def test_what_counts_as_steady(change: float, said: bool) -> None:
-    assert bool(str(Trend(change))) is said
+    assert bool(write_trend(change)) is said

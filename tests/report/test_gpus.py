@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.questions.lines import Line, Tax, find_taxes
+from bench.questions.gpus import Line, Tax, find_taxes
 from bench.questions.material import gather
 from bench.report.document import Report, build
 from bench.report.figures.groups import view_report
@@ -81,7 +81,7 @@ def test_the_interval_of_a_tax_covers_as_often_as_it_says() -> None:
     """95 of 100: four sets of five times whose logarithms are normal, with a true tax of 10 %."""
     import numpy as np
 
-    from bench.questions.lines import _judge
+    from bench.questions.gpus import _judge
 
     draw, covered, rounds = np.random.default_rng(1), 0, 2000
     for _ in range(rounds):

@@ -14,7 +14,7 @@ from loads_for_tests import ITEM_S, STEP_S
 
 from bench.case import Case
 from bench.data import loader
-from bench.questions.loading import Comparison, Loaded, find_enough, write_enough
+from bench.questions.loading import Comparison, Loaded, tell_enough
 from bench.report.__main__ import main as report
 from bench.store.writer import Store
 from bench.verdict import Ratio
@@ -40,8 +40,7 @@ def load(workers: int, value: float, reach: float | None = 0.005, **way: Any) ->
 
 def tell(*loaded: Loaded) -> list[str]:
     comparison = Comparison(SimpleNamespace(**asdict(DEVICE)), loaded)
-    axes = ("precision", "persistent_workers")
-    return [write_enough(enough, axes) for enough in find_enough(comparison)]
+    return list(tell_enough(comparison, ("precision", "persistent_workers")))
 
 
 @pytest.mark.parametrize(

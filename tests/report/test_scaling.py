@@ -19,13 +19,13 @@ from bench.questions.batch_sizes import (
     Shape,
     Speed,
     find_cliffs,
-    find_families,
     find_knee,
     fit_growth,
-    list_rivals,
     list_speeds,
+    write_knee,
 )
-from bench.questions.batch_tables import write_knee
+from bench.questions.families import find_families
+from bench.questions.rivals import list_rivals
 from bench.record import Status, Step
 from bench.render.model import Table
 from bench.report.document import Report, build
@@ -53,7 +53,7 @@ MIB = 2**20
 
 
 def list_planted(speeds: dict[int, float]) -> list[Speed]:
-    return [Speed(size, value) for size, value in speeds.items()]
+    return [Speed(size, value, value, value) for size, value in speeds.items()]
 
 
 def read(*folders: Path) -> Report:
@@ -150,7 +150,7 @@ def test_knees_in_words(knee: Knee, fails: int | None, told: str) -> None:
 
 @given(st.lists(st.floats(1, 1e6), min_size=3, max_size=12))
 def test_nothing_before_a_knee_is_as_fast(values: list[float]) -> None:
-    speeds = [Speed(2**place, value) for place, value in enumerate(values, 3)]
+    speeds = [Speed(2**place, value, value, value) for place, value in enumerate(values, 3)]
     knee = find_knee(speeds)
     assert knee is not None
     enough = (1 - NEAR) * max(values)

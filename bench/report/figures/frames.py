@@ -18,7 +18,8 @@ from bench.case import FOLLOWS, list_affecting
 from bench.diagnosis.sentences import name_part
 from bench.precision import PRECISIONS
 from bench.questions import batch_sizes
-from bench.questions.lines import find_taxes
+from bench.questions.families import find_families
+from bench.questions.gpus import find_taxes
 from bench.record import REFUSED, RELIABLE
 from bench.render.cells import TIMED, iterate
 from bench.report.document import Report
@@ -97,7 +98,7 @@ def take_speeds(group: Group, view: View) -> pd.DataFrame:
         knee = batch_sizes.find_knee(speeds)
         cliffs = batch_sizes.find_cliffs(speeds)
         found = [(cliff.after.batch_size, batch_sizes.write_drop(cliff)) for cliff in cliffs]
-        if knee and knee.shape is batch_sizes.Shape.KNEE and knee.ends is None:
+        if knee and knee.certain:
             found.append((knee.batch_size, f"{KNEE} {knee.batch_size}"))
         for size, mark in found:
             data.loc[(data["precision"] == precision) & (data[BATCH] == size), MARK] = mark
@@ -133,11 +134,11 @@ def take_memory(group: Group, view: View) -> pd.DataFrame:
 
 def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Where each precision's line goes beyond the batch sizes that ran, up to its end."""
-    for family in batch_sizes.find_families(rows, rows.head(0)):
+    for family in find_families(rows, rows.head(0)):
         growth = batch_sizes.fit_growth(family)
         if growth is None:
             continue
-        fails = batch_sizes.find_bounds(family).fails or math.inf
+        fails = family.bounds.fails or math.inf
         ends = growth.largest if growth.largest and not growth.more else 0
         near = [ends] if growth.sizes[-1] < ends < fails else []
         if sizes := sorted({*near, *growth.predicted}):

@@ -15,8 +15,7 @@ from typing import Any
 import pandas as pd
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
-from bench.questions.gpus import name_line
-from bench.questions.lines import Line
+from bench.questions.gpus import Line, name_line
 from bench.record import Status
 from bench.render.cells import TIMED, take_first
 from bench.report.document import Report

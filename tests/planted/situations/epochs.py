@@ -124,7 +124,7 @@ LOADING = {
         loaded(FP16),
         *(loaded(replace(BY_TORCH, workers=n), ratio)
           for n, ratio in ((0, 4.0), (2, 2.0), (4, 1.001), (5, 0.8))),
-        [make_record(replace(BY_TORCH, workers=8), status=Status.KILLED, cpu="X, 4 cores",
+        [make_record(replace(BY_TORCH, workers=3), status=Status.KILLED, cpu="X, 4 cores",
                      reason="a DataLoader worker died")],
         *(loaded(case, 3.0) for case in (replace(BY_TORCH, lr=0.5), at(64, FP16)[0],
                                          replace(BY_TORCH, compile="default"))),

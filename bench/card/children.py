@@ -1,0 +1,146 @@
+"""The child processes of a card: one at a time, shown, logged and ended in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from bench.card.folder import Entry, State
+from bench.text import clean
+
+ROOT = Path(__file__).parents[2]
+
+_GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s and prints its report
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A child process that has ended, by itself, or ``stopped`` because time was up or the user
+    asked for it; ``last`` is the last line that it said."""
+
+    returncode: int
+    stopped: State | None
+    stdout: str
+    last: str
+
+    def conclude(self, state: State, line: str = "") -> Entry:
+        return Entry(state, returncode=self.returncode, line=line or self.last)
+
+    def read_answer(self) -> Any:
+        """The JSON that it printed; None where it printed none."""
+        try:
+            return json.loads(self.stdout)
+        except ValueError:
+            return None
+
+
+@dataclass
+class Children:
+    """Runs one child at a time: shows and logs what it prints, and stops it at ``until``, by
+    time.monotonic(). A context manager that turns the first Ctrl-C or SIGTERM into a clean stop of
+    the child, and the second into an immediate end."""
+
+    log: Path
+    until: float = float("inf")
+    stopped: int = 0
+    closing: bool = False
+    """The report is made even where the user has asked for an end; asking again ends that too."""
+
+    _child: subprocess.Popen[str] | None = None
+    _before: dict[int, Any] = field(default_factory=dict)
+
+    def __enter__(self) -> Children:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _: object) -> None:
+        if self.stopped:
+            self._end_group()
+            os._exit(128 + number)
+        self.stopped = number
+        # print() may have been interrupted half way and cannot be entered twice
+        os.write(2, b"\nstopping: what is done is kept; again to stop at once\n")
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        enough: Callable[[], bool] = lambda: False,
+        quiet: bool = False,
+        variables: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Run Python; SIGINT at the end of the time, or once ``enough()`` is true. The standard
+        output of a ``quiet`` one is an answer, not to be shown. ``variables`` are set for it."""
+        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(f"\n== {' '.join(arguments)} ==\n")
+            self._child = child = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": paths, **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                # of its own, so that Ctrl-C comes to the child from here alone
+                start_new_session=True,
+            )
+            pumps = []
+            for name, lines in kept.items():
+                places = () if quiet and name == "stdout" else (log, sys.stderr)
+                given = (getattr(child, name), lines, places)
+                pumps.append(threading.Thread(target=_pump, args=given, daemon=True))
+                pumps[-1].start()
+            asked = self._wait(child, enough)
+            for pump in pumps:
+                pump.join(5)
+            self._child = None
+        said = [line for lines in kept.values() for line in lines[-20:] if line.strip()]
+        last = clean(said[-1]).removeprefix("error: ") if said else f"rc {child.returncode}"
+        stopped = (State.INTERRUPTED if self.stopped else State.CUT) if asked else None
+        return Ended(child.returncode, stopped, "".join(kept["stdout"]), last)
+
+    def _wait(self, child: subprocess.Popen[str], enough: Callable[[], bool]) -> bool:
+        """Wait for the child, asking it and then making it end; whether it was asked to."""
+        asked = 0.0
+        while child.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(0.2)
+                break
+            now = time.monotonic()
+            unwanted = self.stopped and not self.closing
+            if not asked and (unwanted or now > self.until or enough()):
+                asked = now
+                child.send_signal(signal.SIGINT)
+            elif asked and now > asked + _GRACE_S:
+                self._end_group()
+        return bool(asked)
+
+    def _end_group(self) -> None:
+        if self._child:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+
+
+def _pump(stream: IO[str], kept: list[str], places: Sequence[IO[str]]) -> None:
+    for line in stream:
+        kept.append(line)
+        for place in places:
+            place.write(line)
+            place.flush()

@@ -1,0 +1,245 @@
+"""Whether the harness and independent code measure the same: the bare loop, and the comparison."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.errors import UsageError
+from bench.executors import Job
+from bench.record import Measurement
+from bench.workloads import IMAGES
+
+HERE = Path(__file__).parent
+
+BOUND = 0.01
+"""Harness and bare loop are to agree within this.
+
+Of memory, the 22 measured rows of the H100 (results/nvidia-h100-80gb-hbm3-20261122-*: DPN-92, batch
+sizes 128 to 640, six precisions, and DDP in one process) say what it is made of. In each of them
+NVML's peak of the process is ``peak_reserved_bytes`` + ``context_bytes`` to the byte, and NVML's
+peak of the device is 9,240,576 B more. So the device holds, over its baseline,
+
+    tensors  +  what torch's allocator holds without using it  +  what lies outside the allocator
+
+Tensors are the work. Their peak is the same in every repeat, and differs between the warm-up and
+the epoch of a row by at most 0.10 %: the bound is ten times that. What is held without use is 13 to
+21 % of what is reserved. In the first cross-check (bf16-amp, batch size 256) two loops that did the
+same work differed by 154 MiB of 8,635, or 1.8 %, which is 77 pages of the driver: that part alone
+can break the bound, so it is printed and not judged. What lies outside was 768.8 MiB at every batch
+size in five precisions, and 770.8 with tf32: a page, 2 MiB, is 0.26 %. With NCCL it was 1,332.8.
+"""
+
+WARMUP_S = {"cuda": 5.0, "cpu": 1.0}
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one side measured of the same steps; memory in bytes, None where it cannot be read.
+
+    ``memory_bytes`` is the peak of the device over its baseline, on a CPU of the resident set;
+    ``allocated_bytes`` and ``reserved_bytes`` are the peaks of tensors and of torch's allocator on
+    a GPU. ``batches_s`` is what making the steps' batches takes by itself, which the bare loop
+    measures: the one part of the work that the two sides write differently.
+    """
+
+    seconds: float
+    steps: int
+    images: int
+    memory_bytes: int | None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    batches_s: float | None = None
+
+    @property
+    def outside_bytes(self) -> int | None:
+        """The memory outside torch's allocator: of the context, the kernels and the libraries."""
+        if self.memory_bytes is None or self.reserved_bytes is None:
+            return None
+        return self.memory_bytes - self.reserved_bytes
+
+
+@dataclass(frozen=True)
+class Pair:
+    harness: Side
+    bare: Side
+
+
+class Agreement(StrEnum):
+    AGREE = "agree"
+    DISAGREE = "disagree"
+    UNCLEAR = "unclear"
+    NOT_READ = "not read"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Harness over bare: the median ratio, its range over the pairs, and the verdict."""
+
+    verdict: Agreement
+    ratio: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+
+    def describe(self, what: str) -> str:
+        if self.ratio is None:
+            return f"{what}: {self.verdict}"
+        return (
+            f"{what}: harness / bare = {self.ratio:.4f} ({self.lowest:.4f} to {self.highest:.4f}): "
+            f"{self.verdict} ({100 * BOUND:g} %)"
+        )
+
+
+def judge(pairs: Sequence[tuple[float, float] | None]) -> Judgement:
+    """Compare readings, (harness, bare) a pair; None where one of them could not be read.
+
+    They agree where every ratio is within `BOUND` of 1, and disagree where all are outside on the
+    same side. Anything else is unclear: the machine is too restless to tell.
+
+    >>> judge([(1.2, 1.0), (1.21, 1.0)]).verdict
+    <Agreement.DISAGREE: 'disagree'>
+    """
+    ratios = [harness / bare for harness, bare in filter(None, pairs)]
+    if not ratios or len(ratios) < len(pairs):
+        return Judgement(Agreement.NOT_READ)
+    verdict = Agreement.UNCLEAR
+    if all(abs(ratio - 1) <= BOUND for ratio in ratios):
+        verdict = Agreement.AGREE
+    elif min(ratios) > 1 + BOUND or max(ratios) < 1 - BOUND:
+        verdict = Agreement.DISAGREE
+    return Judgement(verdict, median(ratios), min(ratios), max(ratios))
+
+
+JUDGED = {
+    "tensors": lambda side: side.allocated_bytes,
+    "outside the allocator": lambda side: side.outside_bytes,
+}
+"""The parts of a GPU's memory that both sides are to have alike."""
+
+RESIDENT = {"memory": lambda side: side.memory_bytes}
+"""In their place on a CPU, of whose memory torch tells nothing."""
+
+
+def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judgement]:
+    """The judgements of work, time and memory, by name; of a ``rehearsal`` on a CPU."""
+    same = all((p.harness.steps, p.harness.images) == (p.bare.steps, p.bare.images) for p in pairs)
+    judged = {
+        "work": Judgement(Agreement.AGREE if same else Agreement.DISAGREE),
+        "time": judge([(p.harness.seconds, p.bare.seconds) for p in pairs]),
+    }
+    for what, read in (RESIDENT if rehearsal else JUDGED).items():
+        both = [(read(p.harness), read(p.bare)) for p in pairs]
+        judged[what] = judge([(h, b) if h and b else None for h, b in both])
+    return judged
+
+
+def compare(
+    turns: Iterable[tuple[Measurement, Side]], job: Job, unit: str, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Say what both sides measured in each turn, and whether they agree; all of it, for JSON."""
+    pairs: list[Pair] = []
+    for m, bare in turns:
+        memory = m.peak_process_bytes if job.gpu_uuid is None else m.peak_device_bytes
+        harness = Side(
+            m.measured_time_s or 0.0,
+            m.measured_steps or 0,
+            m.measured_images or 0,
+            memory,
+            m.peak_allocated_bytes,
+            m.peak_reserved_bytes,
+        )
+        pairs.append(Pair(harness, bare))
+        say(f"pair {len(pairs)}: bare {_describe(bare, unit)}; harness {_describe(harness, unit)}")
+    rehearsal = job.case.device == "cpu"
+    judged = judge_all(pairs, rehearsal)
+    for what, judgement in judged.items():
+        say(judgement.describe(what))
+    if rehearsal:
+        say("rehearsal: time and resident memory of a CPU decide nothing")
+    return {
+        "rehearsal": rehearsal,
+        "agree": all(judgement.verdict is Agreement.AGREE for judgement in judged.values()),
+        "bound": BOUND,
+        "judgements": {what: asdict(judgement) for what, judgement in judged.items()},
+        "pairs": [asdict(pair) for pair in pairs],
+    }
+
+
+def time_bare(job: Job, samples: int) -> Side:
+    """Train a case by the bare loop, on an epoch of so many samples, while the poller reads the
+    memory. Raises UsageError: one of them failed."""
+    case, gpu_uuid = job.case, job.gpu_uuid
+    steps = math.ceil(case.fraction * math.ceil(samples / case.batch_size))
+    images = case.workload == IMAGES
+    flags = {
+        # as the function of models/dpn.py is called
+        **({"model": case.model.replace("-", "_")} if images else {"workload": case.workload}),
+        "precision": case.precision,
+        "batch-size": case.batch_size,
+        "steps": steps,
+        "warmup-s": WARMUP_S[case.device],
+        "device": case.device,
+    }
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    with tempfile.TemporaryFile("w+") as readings, tempfile.TemporaryFile("w+") as errors:
+        start = partial(subprocess.Popen, stdin=subprocess.PIPE, stderr=errors, text=True)
+        command = [sys.executable, str(HERE / "bare.py"), *words]
+        bare = start(command, stdout=subprocess.PIPE)
+        watched = [str(bare.pid), *filter(None, [gpu_uuid])]
+        poller = start([sys.executable, str(HERE / "poller.py"), *watched], stdout=readings)
+        try:
+            while poller.poll() is None and not os.fstat(readings.fileno()).st_size:
+                time.sleep(0.01)  # its first reading is the baseline
+            answer, _ = bare.communicate("go\n")
+            poller.communicate()
+        finally:
+            for process in (bare, poller):
+                process.kill()
+                process.wait()
+        errors.seek(0)
+        said = errors.read().strip().splitlines()
+        if bare.returncode or (poller.returncode and gpu_uuid is None):
+            raise UsageError(f"the bare loop failed: {said[-1] if said else bare.returncode}")
+        readings.seek(0)
+        polled = [(float(t), int(b)) for t, b in (line.split() for line in readings)]
+    measured: dict[str, Any] = json.loads(answer)
+    if measured["shared"]:
+        raise UsageError(f"the bare loop shares code with the harness: {measured['shared']}")
+    epoch = measured["began"], measured["ended"]
+    memory = find_peak(polled, *epoch, over_baseline=gpu_uuid is not None)
+    names = [field.name for field in fields(Side) if field.name in measured]
+    return Side(memory_bytes=memory, **{name: measured[name] for name in names})
+
+
+def find_peak(
+    polled: Sequence[tuple[float, int]], began: float, ended: float, *, over_baseline: bool
+) -> int | None:
+    """The largest reading, of those in order with their times in s, from ``began`` to ``ended``; on
+    a card, less the first of all."""
+    inside = [size for moment, size in polled if began <= moment <= ended]
+    if not inside:
+        return None
+    return max(inside) - (polled[0][1] if over_baseline else 0)
+
+
+def _describe(side: Side, unit: str) -> str:
+    memory = "memory not read" if side.memory_bytes is None else f"{side.memory_bytes / 1e9:.3f} GB"
+    if side.allocated_bytes is not None and side.reserved_bytes is not None:
+        unused = (side.reserved_bytes - side.allocated_bytes) / 1e9
+        memory += f" ({side.allocated_bytes / 1e9:.3f} in tensors, {unused:.3f} held without use)"
+    text = f"{side.seconds:.4f} s, {memory}, {side.images} {unit} in {side.steps} steps"
+    if side.batches_s is not None:
+        text += f" ({100 * side.batches_s / side.seconds:.1f} % of it making batches)"
+    return text

@@ -1,0 +1,252 @@
+"""Cases that differ in nothing but their batch size, and the largest batch that fits of each.
+
+Probes of the largest batch are no measurements of speed, but tell of memory as much as cases do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.case import AXES, SAME_QUESTION, Case, free_axes
+from bench.record import REFUSED, RELIABLE, Status
+from bench.render.cells import TIMED, Row, axis_column, iterate, whole_cell
+from bench.render.section import Column, Section, Sheet
+from bench.store.attempts import number_groups
+from bench.store.reader import read_cases
+from bench.study.axes import Machines, find_varying, keep_main
+from bench.study.summaries import SOURCE, list_equal
+from bench.wall.answer import Wall
+from bench.wall.records import APART, name_family, read_walls
+from bench.wall.search import Ending
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.questions.material import Material
+    from bench.study.sweeps import Sweep
+
+MOST_FAMILIES = 60
+"""Families that a report looks at; more would not be read."""
+
+CLOSE = 0.9
+"""A batch of this share of the largest that trained stands for it."""
+
+EQUAL = list_equal(("batch_size", *SAME_QUESTION))
+
+
+class Bounds(NamedTuple):
+    """Between which batch sizes memory ends: the largest that was trained, None for none, and the
+    smallest above it that ran out of memory, None for none."""
+
+    fits: int | None
+    fails: int | None
+
+
+def find_bounds(rows: Sequence[Row]) -> Bounds:
+    """What cases and probes show of where memory ends."""
+    fits = max((int(row.batch_size) for row in rows if row.status in TIMED), default=None)
+    failed = (int(row.batch_size) for row in rows if row.status in REFUSED)
+    return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Cases of one precision that differ in nothing but their batch size.
+
+    Rows, not frames: each is looked at many times, and a frame takes a millisecond to give one.
+
+    Attributes:
+        cases: one row a batch size, upwards; at least one.
+        probes: the records of probes that take as much memory, in the order in which they ran.
+        group: a number that it shares with families that differ from it in precision only.
+        wall: what a search for its largest batch found; None where there was none.
+    """
+
+    cases: tuple[Row, ...]
+    probes: tuple[Row, ...]
+    group: int
+    wall: Wall | None = None
+
+    @property
+    def first(self) -> Row:
+        """Any of its cases, for the settings that all share."""
+        return self.cases[0]
+
+    @cached_property
+    def ended(self) -> list[Row]:
+        """The cases with a time that can be compared, by batch size."""
+        return [row for row in self.cases if row.status in RELIABLE]
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Where its memory ends, by cases and probes alike."""
+        return find_bounds((*self.probes, *self.cases))
+
+    @property
+    def largest(self) -> Row | None:
+        """The case at the largest batch size that was measured and ended well."""
+        return next((row for row in self.ended[::-1] if row.status == Status.OK.value), None)
+
+    @property
+    def end(self) -> Row | None:
+        """`largest`, where that is about the largest batch that fits. It is if memory is known to
+        end there: by a search that ended, or by a batch of at most twice its size that ran out of
+        memory. And if nothing much larger trained: it has `CLOSE` of the largest batch that did, or
+        is the one that the search recommends."""
+        row, (fits, fails) = self.largest, self.bounds
+        if row is None or fits is None:
+            return None
+        searched = self.wall if self.wall is not None and self.wall.confirmed else None
+        ends = searched or (fails is not None and fails <= 2 * row.batch_size)
+        recommended = searched.recommended if searched else None
+        least = CLOSE * fits if recommended is None else min(CLOSE * fits, recommended)
+        return row if ends and row.batch_size >= least else None
+
+
+class Search(NamedTuple):
+    """A search for the largest batch: where it ran, for which cases, and what it found."""
+
+    sweep: str
+    machine: str
+    family: Case
+    wall: Wall
+
+
+def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search]:
+    """The searches in records of `summaries.read`, probes and the cases that may have retried, each
+    to the step and with the margin of its sweep."""
+    if not records["probe"].any():
+        return []
+    asked = {sweep.name: sweep for sweep in sweeps}
+    return [
+        Search(str(sweep), str(machine), *found)
+        for (sweep, machine), part in records.groupby(list(SOURCE), sort=False)
+        for found in read_walls(part, asked[str(sweep)].step, asked[str(sweep)].margin)
+    ]
+
+
+def find_families(
+    cases: pd.DataFrame, probes: pd.DataFrame, searches: Sequence[Search] = ()
+) -> list[Family]:
+    """Gather families of cases, of `summaries.summarize`, and of the records of probes, in the
+    order of the overview; each precision at its main loss scale. Left out are families whose group
+    has only one batch size, and those after the first `MOST_FAMILIES`."""
+    import pandas as pd
+
+    if not len(cases):
+        return []
+    alike = [name for name in EQUAL if name not in free_axes("precision")]
+    cases = keep_main(cases, number_groups(cases, alike))
+    memory = [name for name in EQUAL if name not in APART]
+    both = pd.concat([part[memory] for part in (cases, probes)], ignore_index=True)
+    numbers = number_groups(both, memory).to_numpy()
+    probed: dict[int, list[Row]] = {}
+    for number, row in zip(numbers[len(cases) :], iterate(probes), strict=True):
+        probed.setdefault(number, []).append(row)
+    cases = cases.assign(
+        _family=number_groups(cases, EQUAL),
+        _group=number_groups(cases, alike),
+        _memory=numbers[: len(cases)],
+    )
+    cases = cases[cases.groupby("_group")["batch_size"].transform("nunique") > 1]
+    first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
+    cases = keep_one(cases[cases["_family"].isin(first)], "batch_size")
+    rows = list(iterate(cases))
+    # of each family its places in the frame, upwards by batch size
+    places = {number: list(part) for number, part in cases.groupby("_family").indices.items()}
+    return [
+        Family(
+            tuple(rows[at] for at in places[number]),
+            tuple(probed.get(rows[places[number][0]]._memory, ())),
+            int(rows[places[number][0]]._group),
+            _find_wall(cases.iloc[places[number][:1]], searches) if searches else None,
+        )
+        for number in first
+    ]
+
+
+def _find_wall(case: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
+    source = tuple(case[name].iloc[0] for name in SOURCE)
+    mine = [search for search in searches if (search.sweep, search.machine) == source]
+    family = name_family(read_cases(case)[0]) if mine else None
+    return next((search.wall for search in mine if search.family == family), None)
+
+
+def keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """Of cases that differ only in how they were measured, the one that measured most; sorted by
+    ``axis``, in which the cases of a ``_family`` differ."""
+    order = cases[["_family", axis, "part"]].assign(
+        _lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != ""
+    )
+    by = [axis, "_lost", "_cut", "part"]
+    order = order.sort_values(by, ascending=[True, True, True, False], kind="stable")
+    return cases.loc[order.drop_duplicates(["_family", axis]).index]
+
+
+def list_keys(
+    cases: Sequence[Row],
+    machines: Machines,
+    take: Callable[[Any], Row],
+    but: Collection[str] = ("batch_size",),
+) -> list[Column[Any]]:
+    """The axes in which cases differ, as columns, ``but`` for those that have one of their own; the
+    precision always. ``take`` takes a row of the table to its case."""
+    import pandas as pd
+
+    names = ["sweep", "machine", *AXES]
+    frame = pd.DataFrame({name: [getattr(case, name) for case in cases] for name in names})
+    varying = find_varying(frame)
+    shown = [axis for axis in varying if axis not in (*but, *SAME_QUESTION)]
+    shown = shown if "precision" in varying else ["precision", *shown]
+    return [axis_column(axis, machines, take, number=False) for axis in shown]
+
+
+def note_first(families: Sequence[Family]) -> Iterator[str]:
+    """That there are more settings than are looked at."""
+    if len(families) == MOST_FAMILIES:
+        yield f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
+
+
+def _tell_walls(found: Material) -> Iterator[Sheet]:
+    rows = [(_describe_search(search), search.wall) for search in found.searches]
+    fine = all(wall.ending is Ending.FOUND for _, wall in rows)
+    margins = " or ".join(sorted({f"{100 * wall.margin:g} %" for _, wall in rows}))
+    columns: list[Column[tuple[Row, Wall]]] = [
+        *list_keys([row for row, _ in rows], found.machines, lambda row: row[0]),
+        Column("largest", "largest batch", "that was trained", lambda row: row[1].largest,
+               better="higher"),
+        Column("refused", "does not fit", "the smallest batch above it that ran out of memory",
+               lambda row: row[1].smallest_failing),
+        Column("thrashes", "retries from", "the allocator frees its cache and tries again",
+               lambda row: row[1].thrashes_from, keep=8),
+        Column("recommended", "recommended", "its memory leaves a margin free",
+               lambda row: row[1].recommended),
+        Column("probes", "probes", "short runs that the search took", lambda row: row[1].probes,
+               better="lower", keep=6),
+        Column("predicted", "first prediction", "of the largest, from two small batches",
+               lambda row: row[1].predicted, keep=7),
+        Column("off", "off by", "items that the prediction was too high",
+               lambda row: whole_cell(row[1].off, sign=True), keep=7),
+        Column("ending", "ended", "how the search ended", lambda row: "" if fine else
+               row[1].ending.meaning if row[1].ending else "not yet; run the same command again",
+               keep=8, wrap=True),
+    ]  # fmt: skip
+    note = (
+        f"Recommended: by the line of memory, {margins} of it stays free. The next run, another "
+        "driver or a neighbour may take that much."
+    )
+    yield Sheet("Largest batch that fits, by probes of a few steps", columns, rows, [note])
+
+
+def _describe_search(search: Search) -> Row:
+    """The settings of a search as a row of the frame of cases has them."""
+    axes = {name: getattr(search.family, name) for name in AXES}
+    spelled = {name: "" if value is None else value for name, value in axes.items()}
+    return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)
+
+
+WALLS = Section("walls", "How large a batch fits in memory?", _tell_walls)

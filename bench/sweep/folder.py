@@ -1,0 +1,139 @@
+"""The folder that a sweep goes on in: where it is, and whether its rows go with new ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.axis import Trait
+from bench.case import Case, format_value, list_affecting, spell_cases
+from bench.environment import Platform
+from bench.errors import UsageError
+from bench.record import COMPARABLE, MODEL_PARTS
+from bench.store.plans import SHARD, Shard
+from bench.store.reader import Past, Run, read_records
+from bench.sweep.options import Options
+from bench.sweep.preflight import Inputs, list_described
+from bench.sweep.schedule import choose_seed
+from bench.text import clean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CLASS = "class"
+"""The key of a configuration that names the folder of a class of hardware within --out."""
+
+
+def refuse_unwritable(out: Path | None) -> None:
+    """Refuse an --out that no folder can be made at, before anything costs time."""
+    place = (out or Path("results")).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise UsageError(f"--out {out}: {place} is a file; choose a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
+
+
+def default_out(platforms: Mapping[str, Platform]) -> Path:
+    names = (platform.environment.gpu or "cpu" for platform in platforms.values())
+    words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
+    return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def read_past(
+    out: Path, cases: Sequence[Case], options: Options, inputs: Inputs
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What the records hold: the rows that this sweep's can be compared with, and all. Raises
+    UsageError: some cannot be compared, and --mix is not given; it says in which respects."""
+    frame = read_records(out)
+    comparable, differing = frame["repeat"] >= 0, dict[str, None]()
+
+    def find_alike(case: Case, axes: Iterable[str]) -> Any:
+        texts = [format_value(getattr(case, name)) for name in axes]
+        return (frame[list(axes)] == texts).all(axis=1)
+
+    for case in list_described(cases):
+        environment = inputs.describe(case)
+        here = find_alike(case, ("device", *list_affecting(Trait.DATA)))
+        changed: list[str] = []
+        for name in COMPARABLE:
+            now = clean(getattr(environment, name) or "")
+            # of what a model or a file is, only its own rows speak
+            unlike = here & find_alike(case, COMPARABLE[name]) & (frame[name] != now)
+            comparable &= ~unlike
+            if name in MODEL_PARTS:
+                changed += [MODEL_PARTS[name]] if (unlike & (frame[name] != "")).any() else []
+                unlike &= frame[name] == ""
+            for before in frame[name][unlike].unique():
+                differing[f"{name} was {before or 'none'}, now {now or 'none'}"] = None
+        if changed:
+            what = " and ".join(filter(None, (", ".join(changed[:-1]), changed[-1])))
+            differing[f"model {case.model}: its {what} changed since they were measured"] = None
+    if differing and not options.mix:
+        raise UsageError(
+            f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "
+            "choose another --out, or add to them with --mix"
+        )
+    return frame[comparable], frame
+
+
+def refuse_other_seeds(
+    out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
+) -> None:
+    """Refuse to call a run done that was made with another seed than it would have now."""
+    other = (run for run in plan if run in done and done[run].seed != choose_seed(run, same_seed))
+    if next(other, None) is not None:
+        there, mend = (
+            ("different seeds", "leave out --same-seed")
+            if same_seed
+            else ("the same seed", "give --same-seed")
+        )
+        raise UsageError(f"--out {out}: its repeats have {there}; {mend}, or choose another --out")
+
+
+def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
+    """Refuse a folder that holds another part of a sweep, by its configuration."""
+    there, now = str(config.get(SHARD, "")), str(shard or "")
+    if config and there != now:
+        held = f"shard {there}" if there else "a sweep that is not split into shards"
+        mend = "choose a folder for each shard" if now else "choose another folder"
+        raise UsageError(f"--out {out}: holds {held}; {mend}")
+
+
+def describe_config(
+    cases: Sequence[Case],
+    options: Options,
+    inputs: Inputs,
+    before: Mapping[str, Any],
+    search: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The resolved configuration: what was asked for, by which commands, on what. Of what was there
+    ``before`` the commands and the last searches stay; ``search`` has the ``step`` and ``margin``
+    of the search for the largest batch."""
+    earlier = str(before.get("command", "")).splitlines()
+    last, halving = search or before.get("search"), before.get("halving")
+    return {
+        "command": "\n".join(dict.fromkeys([*earlier, options.command])),
+        "preset": options.preset.name,
+        "repeats": options.repeats,
+        "cases": spell_cases(cases),
+        "environment": {
+            device: {
+                name: value for name, value in asdict(environment).items() if value is not None
+            }
+            for device, environment in inputs.environments.items()
+        },
+        "datasets": {
+            name: {k: v for k, v in asdict(info).items() if k != "folder"}
+            for name, info in inputs.datasets.items()
+        },
+        **({"search": last} if last else {}),
+        **({SHARD: str(options.shard)} if options.shard else {}),
+        **({"halving": halving} if halving else {}),
+        **({CLASS: before[CLASS]} if CLASS in before else {}),
+    }

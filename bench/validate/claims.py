@@ -1,0 +1,436 @@
+"""What the rows of a folder claim, each claim once: how it is held against what else is known.
+
+Bounds are physical (a data sheet, the power limit, the memory of the card) or what the harness
+itself computes from steps and work that lie beside the rows. What is consistent with all of them
+cannot be found: a folder that was made up as a whole, or times that were all scaled alike and stay
+below the data sheet.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import combinations, pairwise
+from statistics import fmean, median
+
+from bench.environment import hash_commit
+from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
+from bench.limits import SLOWED, leave_out_first
+from bench.precision import Arithmetic, find_formats
+from bench.record import COLUMNS, COMPARABLE, Status, read_missing, read_tries
+from bench.study.gaps import describe_gaps
+from bench.text import count, name_first
+from bench.validate.evidence import Evidence, Row
+
+OWN = ("subprocess", "ray")
+"""Executors whose rows are measured by this harness."""
+
+EXACT = 1e-6
+"""Within this share of each other, two figures of one computation are called equal."""
+
+RULE = 2e-3
+"""The rule by which an epoch is told from its steps changed once: it moved epochs by 8e-4."""
+
+POWER = 0.01
+"""Mean power is from other readings than energy is: on an H100 they differed by up to 0.6 %."""
+
+CLOCKS = 5e-3
+"""Two clocks time the epoch and its steps: in all committed folders they agree within 2.1e-3."""
+
+OVER_LIMIT = 1.05
+"""A card regulates its power to its limit with some delay: an H100's mean stayed below it."""
+
+ALIKE = 0.02
+"""The loss of the first step hangs on weights and images alone; precisions moved it by 0.4 %."""
+
+FORWARD_ERROR: dict[Arithmetic, tuple[float, float]] = {
+    Arithmetic.FLOAT32: (0.0, 2e-5),
+    Arithmetic.TFLOAT32: (1.8e-4, 8e-3),
+    Arithmetic.FLOAT16: (1.8e-4, 8e-3),
+    Arithmetic.BFLOAT16: (1.7e-3, 8e-3),
+    Arithmetic.FLOAT8: (1.7e-3, 0.1),
+}
+"""Least and largest error that an arithmetic leaves, of all the ways that `bench.training.proof`
+derives."""
+
+CIFAR10 = {
+    "dataset_fingerprint": "d519226402145e1e",
+    "train_images": 50_000,
+    "test_images": 10_000,
+}
+"""Pixels and labels of CIFAR-10, whatever layout they were read from."""
+
+FLOP_PER_IMAGE = {("dpn92", "", ""): 12_250_994_688}
+"""Counted of networks of this harness, by model, --input and --classes: equal everywhere."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim: ``shows`` is true where ``find`` yields nothing."""
+
+    name: str
+    shows: str
+    find: Callable[[Evidence], Iterator[str]]
+
+
+def _differ(one: float, other: float, within: float) -> bool:
+    return not math.isclose(one, other, rel_tol=within, abs_tol=1e-12)
+
+
+def _of_rows(find: Callable[[Row], Iterator[str]]) -> Callable[[Evidence], Iterator[str]]:
+    """A claim about each row by itself: its faults, with the name of the row before each."""
+    return lambda evidence: (
+        f"{row.name}: {fault}"
+        for row in evidence.rows
+        if row["executor"] in OWN
+        for fault in find(row)
+    )
+
+
+def find_orphans(evidence: Evidence) -> Iterator[str]:
+    ids = evidence.records["record_id"]
+    for record_id in ids[ids.duplicated()].unique():
+        yield f"several rows have the record_id {record_id}"
+    for name, table in evidence.beside.items():
+        if strange := {*table["record_id"]} - {*ids}:
+            yield f"{name}.csv has rows of {count(len(strange), 'record')} that records.csv lacks"
+
+
+def find_unknown_code(evidence: Evidence) -> Iterator[str]:
+    own = evidence.records[evidence.records["executor"].isin(OWN)]
+    for commit, code in own[["commit", "code"]].drop_duplicates().itertuples(index=False):
+        name, _, edited = commit.partition("+")
+        known = hash_commit(name) if name else None
+        if not name:
+            yield "rows do not say which commit measured them"
+        elif edited:
+            yield f"measured by {commit}: the code was edited after that commit"
+        elif known and known != code:
+            yield f"commit {name} has the code {known}, and the rows {code}"
+
+
+def find_environments(evidence: Evidence) -> Iterator[str]:
+    own = evidence.records[evidence.records["executor"].isin(OWN)]
+    for column in (name for name, owners in COMPARABLE.items() if owners == ("device",)):
+        for device, rows in own.groupby("device"):
+            # a row that was cut off before its worker could look says nothing
+            found = [str(cell) for cell in rows[column].unique() if cell != ""]
+            if len(found) > 1:
+                yield f"{column} is not the same in all rows of {device}: {name_first(found, 3)}"
+    for column in ("gpu_uuid", "power_limit_w"):
+        by_host = own[own[column].notna() & (own[column] != "")].groupby("host")[column]
+        if (by_host.nunique() > 1).any() and not (own["world_size"] > 1).any():
+            yield f"{column} changed between the rows of one host"
+
+
+def find_gaps(evidence: Evidence) -> Iterator[str]:
+    plans = [*evidence.plans.values()]
+    name = evidence.folder.name
+    for told, mend in describe_gaps(name, evidence.records, evidence.plan, plans):
+        yield f"{told} {mend}"
+    for row in evidence.rows:
+        if row["attempt"] > 1:
+            mine = evidence.records[_same_run(evidence, row)]
+            if not (mine["attempt"] < row["attempt"]).any():
+                yield f"{row.name}: attempt {row['attempt']} has no row of the one before it"
+
+
+def _same_run(evidence: Evidence, row: Row) -> object:
+    records = evidence.records
+    alike = records["run_seed"] == row["run_seed"]
+    for column in ("precision", "batch_size", "loss_scale", "repeat"):
+        alike &= records[column] == (row[column] if row[column] is not None else "")
+    return alike
+
+
+def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
+    if (evidence.records["executor"] == "fake").any():
+        yield "some rows come from the fake executor, which measures nothing"
+    for row in evidence.rows:
+        if not row.has("epoch_time_s"):
+            yield f"{row.name}: {row['status']}, but it has no epoch time"
+        if row["status"] == Status.OK and row["reason"]:
+            yield f"{row.name}: ok, but a reason stands beside it: {row['reason']}"
+        finite = row.has("train_loss") and not row.has("first_bad_step")
+        if row["executor"] in OWN and (row["status"] == Status.OK) > finite:
+            yield f"{row.name}: ok, but its loss was not finite"
+    names = [str(status) for status in Status if status not in (Status.OK,)]
+    ended = evidence.records[evidence.records["status"].isin(names)]
+    for status, reason in zip(ended["status"], ended["reason"], strict=True):
+        if not reason:
+            yield f"a row ended as {status} without a reason"
+
+
+def find_emptied(row: Row) -> Iterator[str]:
+    """What each measured row has, or says why not: without it nobody sees what to doubt."""
+    needed = ["warmup_steps", "measured_steps", "measured_time_s", "step_time_median_s"]
+    if row["device"] == "cuda":
+        needed += ["peak_device_bytes", "energy_j", "power_limit_w", "sm_clock_mhz"]
+        needed += ["temperature_c", "neighbours_computing", "gpu_memory_bytes"]
+    reasons = read_missing(row["missing"])
+    for column in needed:
+        if not row.has(column) and column not in reasons:
+            yield f"{column} is empty, and missing does not say why"
+    if row["flags"] and not row["arithmetic"] and "arithmetic" not in reasons:
+        yield "the proof of its arithmetic is gone, and missing does not say why"
+
+
+def find_wrong_moments(evidence: Evidence) -> Iterator[str]:
+    before: tuple[datetime, str] | None = None
+    own = [row for row in evidence.rows if row["executor"] in OWN]
+    for row in sorted(own, key=lambda row: str(row["started_at"])):
+        start, end = (datetime.fromisoformat(row[c]) for c in ("started_at", "finished_at"))
+        parts = ("setup_time_s", "warmup_time_s", "measured_time_s", "eval_time_s")
+        spent, passed = sum(row[part] or 0.0 for part in parts), (end - start).total_seconds()
+        if spent > passed + 1:
+            yield f"{row.name}: its phases take {spent:.1f} s, and it took {passed:.1f} s"
+        if before and start < before[0] and not row["lanes_beside"] and not row["lane"]:
+            yield f"{row.name} began before {before[1]} had ended, on the same machine"
+        before = max(before or (end, row.name), (end, row.name))
+
+
+def find_copies(evidence: Evidence) -> Iterator[str]:
+    for one, other in combinations(evidence.rows, 2):
+        if one.has("measured_time_s") and one["measured_time_s"] == other["measured_time_s"]:
+            yield f"{one.name} and {other.name} took the same time to the last digit"
+
+
+RATES = tuple(name for name in COLUMNS if name.startswith("rate_") and name != "rate_tries")
+
+
+def find_wrong_rates(evidence: Evidence) -> Iterator[str]:
+    for row in evidence.rows:
+        peaks = list_peaks(row["gpu"])
+        for column in RATES:
+            if row.has(column) and row[column] > peaks.get(column, math.inf):
+                yield (
+                    f"{row.name}: {column} is {row[column]:.4g}, and the data sheet of "
+                    f"{row['gpu']} says {peaks[column]:.4g}"
+                )
+    for rows in evidence.group("gpu_uuid", "host", "device", "rates_at"):
+        for column in RATES:
+            found = [row[column] for row in rows if row.has(column)]
+            if found and rows[0]["device"] == "cuda" and max(found) > (1 + SLOWED) * min(found):
+                yield f"{column} is from {min(found):.4g} to {max(found):.4g} on one machine"
+
+
+def find_wrong_clocks(row: Row) -> Iterator[str]:
+    """Clocks lie between those at both ends or near them, and rates were measured at such ones."""
+    ends = [row[c] for c in ("sm_clock_first_mhz", "sm_clock_last_mhz") if row.has(c)]
+    if row.has("sm_clock_mhz") and len(ends) == 2:
+        low, high = 0.7 * min(ends), 1.3 * max(ends)
+        if not low <= row["sm_clock_mhz"] <= high:
+            yield (
+                f"its median SM clock is {row['sm_clock_mhz']:.0f} MHz, and at both ends of the "
+                f"epoch it was {ends[0]:.0f} and {ends[1]:.0f}"
+            )
+    peaks = list_peaks(row["gpu"])
+    for column, tries in read_tries(row["rate_tries"]).items():
+        if row.has(column, "sm_clock_mhz") and tries.clock_mhz and column in peaks:
+            # at half the clock no card reaches more than half of its peak at boost, but for what
+            # the clock was above it: 1980 for 1830 MHz on an H100
+            share = 1.25 * tries.clock_mhz / max(row["sm_clock_mhz"], tries.clock_mhz)
+            if column != "rate_copy" and row[column] > share * peaks[column]:
+                yield f"{column} is {row[column]:.4g} at {tries.clock_mhz:.0f} MHz"
+
+
+def find_wrong_speed(row: Row) -> Iterator[str]:
+    """The FLOP and bytes of a step over its time are at most what the card can do."""
+    formats = find_formats(row.case.precision, row.case.opt_level)
+    ran = (row["arithmetic"] or str(formats.arithmetic)).partition("/")[0]
+    peak, step_s = peak_flops(row["gpu"], ran), row["step_time_median_s"]
+    if peak and row.has("flop_per_image", "epoch_time_s", "train_images"):
+        images_per_s = row["train_images"] / row["epoch_time_s"] / row["world_size"]
+        if (rate := row["flop_per_image"] * images_per_s) > peak:
+            yield f"{rate:.3g} FLOP/s, and {row['gpu']} does {peak:.3g} in {ran}"
+    bandwidth = peak_bandwidth(row["gpu"])
+    if bandwidth and row.has("step_bytes") and step_s and row["compile"] == "off":
+        rate = row["step_bytes"] / step_s
+        if rate > bandwidth:
+            yield f"{rate:.3g} bytes/s, and the memory of {row['gpu']} does {bandwidth:.3g}"
+
+
+def find_wrong_energy(row: Row) -> Iterator[str]:
+    if not row.has("energy_j", "measured_time_s"):
+        return
+    power_w = row["energy_j"] / row["measured_time_s"]
+    if row.has("mean_power_w") and _differ(power_w, row["mean_power_w"], POWER):
+        mean_w = row["mean_power_w"]
+        yield f"its energy over its time is {power_w:.4g} W, its mean power {mean_w:.4g} W"
+    limit_w = (row["power_limit_w"] or math.inf) * row.case.world_size
+    if power_w > OVER_LIMIT * limit_w:
+        yield f"{power_w:.0f} W on average, and the limit was {limit_w:.0f} W"
+
+
+def find_wrong_memory(row: Row) -> Iterator[str]:
+    parts = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes")
+    inside = [(part, row[part]) for part in parts if row.has(part)]
+    if row["device"] == "cuda":
+        inside += [("gpu_memory_bytes", row["gpu_memory_bytes"] or math.inf)]
+        for (small, few), (large, many) in pairwise(inside):
+            if few > many:
+                yield f"{small} is {few:.4g}, more than {large}, {many:.4g}"
+    in_use = (row["peak_device_bytes"] or 0) + (row["baseline_device_bytes"] or 0)
+    if in_use > (row["gpu_memory_bytes"] or math.inf):
+        yield f"{in_use:.4g} bytes of the device were in use, more than it has"
+    if (told := re.search(r"\b(\d+)GB\b", row["gpu"])) and row.has("gpu_memory_bytes"):
+        has, named = row["gpu_memory_bytes"], float(told[1])
+        if not 0.9e9 * named <= has <= 1.1 * 2**30 * named:
+            yield f"{row['gpu']} has {has:.4g} bytes of memory"
+
+
+def find_wrong_steps(row: Row) -> Iterator[str]:
+    """Steps beside a row add up to it, and its figures of steps are theirs."""
+    steps = row.steps
+    if not len(steps):
+        if row.has("measured_steps"):
+            yield "steps.csv has none of its steps"
+        return
+    times = steps["time_s"].tolist()
+    if len(steps) != row["measured_steps"] or steps["images"].sum() != row["measured_images"]:
+        yield (
+            f"steps.csv has {len(steps)} steps of {steps['images'].sum()} images, the row "
+            f"{row['measured_steps']:.0f} of {row['measured_images']:.0f}"
+        )
+    elif _differ(sum(times), row["measured_time_s"], CLOCKS):
+        yield f"its steps take {sum(times):.4g} s, and together {row['measured_time_s']:.4g} s"
+    size = row.case.batch_size * row.case.world_size
+    full = [time for time, n in zip(times, steps["images"], strict=True) if n == size]
+    if not full:
+        return
+    middle = median(full)
+    for column, right in (
+        ("step_time_median_s", middle),
+        ("step_time_mad_s", median(abs(time - middle) for time in full)),
+        ("step_time_max_s", max(full)),
+    ):
+        if row.has(column) and _differ(row[column], right, EXACT):
+            yield f"{column} is {row[column]:.4g}, and {right:.4g} by its steps"
+
+
+def find_wrong_epochs(row: Row) -> Iterator[str]:
+    """The epoch is what its steps tell, and the rate is its images over it."""
+    if not row.has("epoch_time_s", "train_images"):
+        return
+    per_step = row.case.batch_size * row.case.world_size
+    if row.has("steps_per_epoch") and row["steps_per_epoch"] != math.ceil(
+        row["train_images"] / per_step
+    ):
+        yield f"{row['steps_per_epoch']:.0f} steps of {per_step} are no epoch"
+    if row.has("images_per_s"):
+        images = row["images_per_s"] * row["epoch_time_s"]
+        if _differ(images, row["train_images"], EXACT):
+            yield f"images_per_s is not {row['train_images']:,.0f} images over its epoch time"
+    low, high = (row[f"epoch_time_{end}_s"] for end in ("low", "high"))
+    if low and high and not low <= row["epoch_time_s"] <= high:
+        yield "its epoch time lies outside its own interval"
+    whole = row["measured_images"] is None or row["measured_images"] >= row["train_images"]
+    times = row.steps["time_s"].tolist()
+    # batches that a loader had prepared ahead are left out of the mean, too
+    if times and not whole and row.case.loader == "device":
+        left = row["train_images"] / per_step - len(times)
+        right = row["measured_time_s"] + left * fmean(leave_out_first(times))
+        if _differ(row["epoch_time_s"], right, RULE):
+            yield f"its epoch takes {row['epoch_time_s']:.5g} s, and {right:.5g} by its steps"
+
+
+def find_wrong_learning(row: Row) -> Iterator[str]:
+    """Loss and accuracy are those of the steps."""
+    steps = row.steps
+    if not len(steps) or row.case.epochs > 1 or row["status"] != Status.OK:
+        return
+    images = steps["images"].sum()
+    loss = (steps["loss"] * steps["images"]).sum() / images
+    if row.has("train_loss") and _differ(row["train_loss"], loss, 1e-5):
+        yield f"its loss is {row['train_loss']:.4f}, and {loss:.4f} by its steps"
+    if row.has("train_accuracy") and steps["correct"].notna().all():
+        share = steps["correct"].sum() / images
+        if _differ(row["train_accuracy"], share, 1e-5):
+            yield f"its accuracy is {row['train_accuracy']:.4f}, and {share:.4f} by its steps"
+
+
+def find_odd_curves(evidence: Evidence) -> Iterator[str]:
+    """Before anything is learned, rows with the same weights and images have the same loss."""
+    same = ("model", "dataset", "dataset_fingerprint", "model_parameters", "run_seed", "batch_size")
+    for rows in evidence.group(*same, "input", "classes", "start", "world_size"):
+        firsts = [(row.name, row.steps["loss"].iloc[0]) for row in rows if len(row.steps)]
+        if len(firsts) > 1:
+            usual = median(loss for _, loss in firsts)
+            for name, loss in firsts:
+                if _differ(loss, usual, ALIKE):
+                    yield (
+                        f"{name}: the loss of its first step is {loss:.3f}, where the same weights "
+                        f"and images gave {usual:.3f}"
+                    )
+
+
+def find_wrong_work(evidence: Evidence) -> Iterator[str]:
+    """FLOP and bytes are the network's, whatever its rows trained in."""
+    for row in evidence.rows:
+        right = FLOP_PER_IMAGE.get((row.case.model, row.case.input or "", row["classes"] or ""))
+        if right and row.has("flop_per_image") and _differ(row["flop_per_image"], right, EXACT):
+            yield f"{row.name}: {row['flop_per_image']:.5g} FLOP an image, not {right:.5g}"
+        for column, name, items in (
+            ("flop_per_image", "flop", row.case.batch_size),
+            ("step_bytes", "bytes", 1),
+        ):
+            listed = row.work[name].sum()
+            if row.has(column) and listed and _differ(row[column] * items, listed, EXACT):
+                yield f"{row.name}: {column} is not what its operations in work.csv add up to"
+    for rows in evidence.group("model", "model_parameters", "input", "classes", "freeze"):
+        found = {row["flop_per_image"] for row in rows if row.has("flop_per_image")}
+        if len(found) > 1:
+            yield f"{rows[0]['model']}: {name_first([f'{f:.5g}' for f in found], 3)} FLOP an image"
+
+
+def find_wrong_proofs(row: Row) -> Iterator[str]:
+    """What ran is what the precision says, and its errors are those of that arithmetic."""
+    if not row["arithmetic"]:
+        return
+    label = find_formats(row.case.precision, row.case.opt_level).arithmetic
+    # a label promises at most so many bits; a layer may keep more, as cuDNN's grouped ones in tf32
+    ran = row["arithmetic"].split("/")
+    if label not in ran and row["status"] == Status.OK and Arithmetic.UNCLEAR not in ran:
+        yield f"{row.case.precision} rounds to {label}, and what ran is {row['arithmetic']}"
+    low, high = FORWARD_ERROR.get(Arithmetic(ran[0]), (0.0, math.inf))
+    for column in ("conv_error", "matmul_error") if len(ran) == 1 else ():
+        if row.has(column) and not low <= row[column] <= high:
+            yield f"{column} is {row[column]:.2g}, which {ran[0]} does not leave"
+
+
+def find_wrong_data(row: Row) -> Iterator[str]:
+    if row.case.dataset == "cifar10" and not row.case.input and row["workload"] == "images":
+        for column, right in CIFAR10.items():
+            if row.has(column) and row[column] != right:
+                yield f"{column} is {row[column]}, and CIFAR-10's is {right}"
+
+
+CLAIMS = (
+    Claim("rows", "every row beside the records belongs to one of them", find_orphans),
+    Claim("code", "the code is that of a commit, not edited", find_unknown_code),
+    Claim("environment", "all rows are of one machine and one software", find_environments),
+    Claim("plan", "everything that was planned has a row", find_gaps),
+    Claim("outcome", "status, reason and figures of a row agree", find_wrong_outcomes),
+    Claim("doubts", "what doubts are told by is there", _of_rows(find_emptied)),
+    Claim(
+        "moments",
+        "phases fit between start and end, and rows follow each other",
+        find_wrong_moments,
+    ),
+    Claim("copies", "no two rows have the same times", find_copies),
+    Claim("rates", "the machine's rates are possible, and alike", find_wrong_rates),
+    Claim("clocks", "clocks and rates agree", _of_rows(find_wrong_clocks)),
+    Claim("speed", "no step is faster than the card can be", _of_rows(find_wrong_speed)),
+    Claim("energy", "energy is power times time, within the limit", _of_rows(find_wrong_energy)),
+    Claim("memory", "memory fits in memory", _of_rows(find_wrong_memory)),
+    Claim("steps", "the steps add up to the row", _of_rows(find_wrong_steps)),
+    Claim("epoch", "the epoch is what its steps tell", _of_rows(find_wrong_epochs)),
+    Claim("learning", "loss and accuracy are those of the steps", _of_rows(find_wrong_learning)),
+    Claim("curve", "the same start has the same loss", find_odd_curves),
+    Claim("work", "FLOP and bytes are the network's", find_wrong_work),
+    Claim("proof", "the arithmetic is that of the precision", _of_rows(find_wrong_proofs)),
+    Claim("data", "the images are those that the rows name", _of_rows(find_wrong_data)),
+)

@@ -1,0 +1,128 @@
+"""What a folder of results holds, read once for all claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.case import Case, telling_axes
+from bench.errors import UsageError
+from bench.record import MEASURED
+from bench.store.plans import Plan, read_own_plan, read_plans
+from bench.store.reader import (
+    read_cases,
+    read_config,
+    read_epochs,
+    read_ranks,
+    read_records,
+    read_steps,
+    read_work,
+    records_file,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KNOWN_FAULTS = "known-faults.txt"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured row: its name among those of the folder, its cells by column, None for empty
+    numbers, its case, and what lies beside it in ``steps`` and ``work``."""
+
+    name: str
+    cells: dict[str, Any]
+    case: Case
+    steps: pd.DataFrame
+    work: pd.DataFrame
+
+    def __getitem__(self, column: str) -> Any:
+        return self.cells[column]
+
+    def has(self, *columns: str) -> bool:
+        return all(self.cells[column] is not None for column in columns)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The tables and plans of a folder. Rows of other executors than this harness's own, such as
+    published ones, are read but make no claim about how they were measured."""
+
+    folder: Path
+    records: pd.DataFrame
+    beside: dict[str, pd.DataFrame]
+    plan: Plan | None
+    plans: dict[str, Plan]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows that were measured and say so."""
+        import pandas as pd
+
+        parts: list[dict[Any, pd.DataFrame]] = [
+            dict(iter(self.beside[name].groupby("record_id"))) for name in ("steps", "work")
+        ]
+        steps, work = parts
+        cases = read_cases(self.records)
+        names = [str(name) for name in self.records]
+        cells = [
+            {name: None if pd.isna(cell) else cell for name, cell in zip(names, row, strict=True)}
+            for row in self.records.itertuples(index=False, name=None)
+        ]
+        axes = telling_axes(cases)
+
+        def name(case: Case, row: dict[str, Any]) -> str:
+            which = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
+            return f"{case.label(axes)}{which}{', sentinel' if row['sentinel'] else ''}"
+
+        measured = {str(status) for status in MEASURED}
+        return [
+            Row(
+                name(case, row),
+                row,
+                case,
+                steps.get(row["record_id"], self.beside["steps"][:0]),
+                work.get(row["record_id"], self.beside["work"][:0]),
+            )
+            for row, case in zip(cells, cases, strict=True)
+            if row["status"] in measured and not row["inferred"]
+        ]
+
+    def group(self, *columns: str) -> Iterator[list[Row]]:
+        """The rows that agree on these columns, as lists of two or more."""
+        groups: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+        return (rows for rows in groups.values() if len(rows) > 1)
+
+
+def read_evidence(folder: Path) -> Evidence:
+    """Read a folder, or a records file alone. Raises UsageError: a file is not as it was written,
+    with the line and column that are wrong."""
+    records = read_records(folder)
+    if not len(records):
+        raise UsageError(f"{records_file(folder)} has no rows")
+    readers = (("steps", read_steps), ("work", read_work), ("epochs", read_epochs))
+    beside = {name: read(folder) for name, read in (*readers, ("ranks", read_ranks))}
+    own = folder if folder.is_dir() else folder.parent
+    return Evidence(folder, records, beside, read_own_plan(own, read_config(own)), read_plans(own))
+
+
+def read_known_faults(folder: Path) -> dict[str, str]:
+    """Why faults of a folder are kept, by the name of the claim: lines of ``known-faults.txt`` such
+    as ``code: measured before the last commit; times are not concerned``. Raises UsageError."""
+    try:
+        lines = (folder / KNOWN_FAULTS).read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    faults = {}
+    for line in filter(str.strip, lines):
+        name, colon, reason = line.partition(": ")
+        if not colon:
+            raise UsageError(f"{folder / KNOWN_FAULTS}: {line!r} is not 'check: reason'")
+        faults[name] = reason
+    return faults

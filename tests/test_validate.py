@@ -1,0 +1,281 @@
+"""`python -m bench.validate`: each kind of tampering, planted in a copy of a committed folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.validate.__main__ import main, validate
+from bench.validate.claims import CLAIMS
+
+RESULTS = Path(__file__).parents[1] / "results"
+H100 = RESULTS / "nvidia-h100-80gb-hbm3-20261122-112118"
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A CSV file of a folder, its cells as text."""
+
+    file: Path
+    rows: list[Row]
+
+    @classmethod
+    def read(cls, file: Path) -> Table:
+        with file.open(newline="") as lines:
+            return cls(file, list(csv.DictReader(lines)))
+
+    def write(self) -> None:
+        with self.file.open("w", newline="") as lines:
+            out = csv.DictWriter(lines, list(self.rows[0]), lineterminator="\n")
+            out.writeheader()
+            out.writerows(self.rows)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that is tampered with; `row` is one of fp16 at 512, `fp32` one of fp32 at 256."""
+
+    records: Table
+    steps: Table
+    work: Table
+
+    @classmethod
+    def read(cls, path: Path) -> Folder:
+        return cls(*(Table.read(path / f"{name}.csv") for name in ("records", "steps", "work")))
+
+    def write(self) -> None:
+        for table in (self.records, self.steps, self.work):
+            table.write()
+
+    def find(self, precision: str, batch_size: str) -> Row:
+        return next(
+            row
+            for row in self.records.rows
+            if (row["precision"], row["batch_size"]) == (precision, batch_size)
+        )
+
+    @property
+    def row(self) -> Row:
+        return self.find("fp16", "512")
+
+    @property
+    def fp32(self) -> Row:
+        return self.find("fp32", "256")
+
+    def of(self, table: Table, row: Row) -> list[Row]:
+        return [one for one in table.rows if one["record_id"] == row["record_id"]]
+
+
+def scale(row: Row, factor: float, *columns: str) -> None:
+    for column in columns:
+        if row[column]:
+            row[column] = repr(float(row[column]) * factor)
+
+
+TIMES = (
+    "epoch_time_s",
+    "epoch_time_low_s",
+    "epoch_time_high_s",
+    "measured_time_s",
+    "step_time_median_s",
+    "step_time_p95_s",
+    "step_time_mad_s",
+    "step_time_max_s",
+    "step_time_first_s",
+    "step_time_last_s",
+    "energy_j",
+)
+
+
+def speed_up(folder: Folder) -> None:
+    """All times of a row and of its steps alike, so that they still add up."""
+    scale(folder.row, 0.3, *TIMES)
+    scale(folder.row, 1 / 0.3, "images_per_s")
+    for step in folder.of(folder.steps, folder.row):
+        scale(step, 0.3, "time_s")
+
+
+def take_out(folder: Folder) -> None:
+    row = folder.find("tf32", "256")
+    for table in (folder.steps, folder.work):
+        for one in folder.of(table, row):
+            table.rows.remove(one)
+    folder.records.rows.remove(row)
+
+
+def copy_row(folder: Folder) -> None:
+    """Make a repeat of a row that ran once."""
+    new = {"record_id": "0" * 16}
+    for table in (folder.steps, folder.work, folder.records):
+        table.rows.extend(one | new for one in folder.of(table, folder.fp32))
+    folder.records.rows[-1]["repeat"] = "2"
+
+
+def lower_losses(folder: Folder) -> None:
+    """The whole curve, and the mean that the row holds."""
+    scale(folder.row, 0.9, "train_loss")
+    for step in folder.of(folder.steps, folder.row):
+        scale(step, 0.9, "loss")
+
+
+def count_more_work(folder: Folder) -> None:
+    for row in folder.records.rows:
+        scale(row, 2, "flop_per_image")
+    for row in folder.work.rows:
+        scale(row, 2, "flop")
+
+
+def smooth_steps(folder: Folder) -> None:
+    """Take the slowest step for a usual one, and leave the row as it is."""
+    steps = folder.of(folder.steps, folder.fp32)
+    slowest = max(steps, key=lambda step: float(step["time_s"]))
+    slowest["time_s"] = steps[-1]["time_s"]
+
+
+def shorten(folder: Folder) -> None:
+    """The epoch, with the images a second that follow from it."""
+    scale(folder.row, 0.99, "epoch_time_s")
+    scale(folder.row, 1 / 0.99, "images_per_s")
+
+
+def forget(folder: Folder) -> None:
+    for column in ("sm_clock_mhz", "temperature_c"):
+        folder.row[column] = ""
+
+
+def change(find: Callable[[Folder], Row], **cells: str) -> Callable[[Folder], None]:
+    return lambda folder: find(folder).update(cells)
+
+
+def fp16(folder: Folder) -> Row:
+    return folder.row
+
+
+def fp32(folder: Folder) -> Row:
+    return folder.fp32
+
+
+def change_all(**cells: str) -> Callable[[Folder], None]:
+    def tamper(folder: Folder) -> None:
+        for row in folder.records.rows:
+            row.update(cells)
+
+    return tamper
+
+
+TAMPERINGS: dict[str, tuple[str, Callable[[Folder], None]]] = {
+    "a cell that cannot be": ("schema", change(fp16, epoch_time_s="fast")),
+    "steps of no row": ("rows", lambda f: f.steps.rows[0].update(record_id="0" * 16)),
+    "an edited commit called clean": ("code", change_all(commit="970e2a2a9d30")),
+    "no commit": ("code", change_all(commit="")),
+    "a row of another driver": ("environment", change(fp16, driver="570.86.15")),
+    "a row of another card": ("environment", change(fp16, gpu_uuid="GPU-0")),
+    "a row taken out": ("plan", take_out),
+    "an attempt without the one before": ("plan", change(fp16, attempt="2")),
+    "an invalid row called ok": ("outcome", change(fp16, reason="the epoch lost an image")),
+    "a loss of inf called ok": ("outcome", change(fp16, first_bad_step="3")),
+    "readings emptied": ("doubts", forget),
+    "a proof emptied": ("doubts", change(fp16, arithmetic="", proof_layer="")),
+    "more time than passed": ("moments", lambda f: scale(f.row, 4, "warmup_time_s")),
+    "a row copied as a repeat": ("copies", copy_row),
+    "a rate above the data sheet": ("rates", lambda f: scale(f.row, 2, "rate_float16")),
+    "a rate unlike the other rows'": ("rates", lambda f: scale(f.row, 1.2, "rate_float16")),
+    "a clock that no end of the epoch had": ("clocks", change(fp16, sm_clock_mhz="1200")),
+    "all times scaled alike": ("speed", speed_up),
+    "half the energy": ("energy", lambda f: scale(f.row, 0.5, "energy_j")),
+    "more power than the limit": ("energy", lambda f: scale(f.row, 2, "energy_j", "mean_power_w")),
+    "less reserved than allocated": ("memory", lambda f: scale(f.row, 0.5, "peak_reserved_bytes")),
+    "a card of another size": ("memory", change_all(gpu_memory_bytes=str(40 * 2**30))),
+    "a step smoothed": ("steps", smooth_steps),
+    "a step taken out": ("steps", lambda f: f.steps.rows.remove(f.of(f.steps, f.row)[7])),
+    "a median of its own": ("steps", lambda f: scale(f.row, 0.97, "step_time_median_s")),
+    "a shorter epoch": ("epoch", shorten),
+    "more images a second": ("epoch", lambda f: scale(f.row, 1.1, "images_per_s")),
+    "a lower loss": ("learning", lambda f: scale(f.row, 0.9, "train_loss")),
+    "a higher accuracy": ("learning", lambda f: scale(f.row, 1.1, "train_accuracy")),
+    "a curve lowered as a whole": ("curve", lower_losses),
+    "more FLOP an image": ("work", lambda f: scale(f.row, 2, "flop_per_image")),
+    "more FLOP everywhere": ("work", count_more_work),
+    "tf32 called fp32": ("proof", lambda f: f.fp32.update(precision="tf32")),
+    "an error of fp16 in fp32": ("proof", change(fp32, conv_error="3.6e-4")),
+    "other images": ("data", change_all(dataset_fingerprint="0123456789abcdef")),
+}
+
+
+def find_faults(path: Path) -> dict[str, list[str]]:
+    return {check["name"]: check["faults"] for check in validate(path)["checks"]}
+
+
+@pytest.fixture(scope="module")
+def sound() -> dict[str, list[str]]:
+    return find_faults(H100)
+
+
+def test_the_committed_folder_has_only_the_fault_that_it_names(
+    sound: dict[str, list[str]],
+) -> None:
+    assert [name for name, faults in sound.items() if faults] == ["code"]
+
+
+@pytest.mark.parametrize("kind", TAMPERINGS)
+def test_tampering_is_found(kind: str, sound: dict[str, list[str]], tmp_path: Path) -> None:
+    name, tamper = TAMPERINGS[kind]
+    path = tmp_path / H100.name
+    shutil.copytree(H100, path)
+    folder = Folder.read(path)
+    tamper(folder)
+    folder.write()
+    faults = find_faults(path)
+    assert faults.get(name, []) not in ([], sound.get(name)), faults
+
+
+def test_every_check_has_a_tampering_that_it_finds() -> None:
+    assert {name for name, _ in TAMPERINGS.values()} == {"schema", *(c.name for c in CLAIMS)}
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/records.csv")), ids=lambda p: p.parent.name)
+def test_committed_folders_are_sound_but_for_what_they_name(path: Path) -> None:
+    assert main([str(path.parent)]) == 0
+
+
+def test_a_known_fault_is_printed_with_its_reason_and_does_not_count(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "card"
+    shutil.copytree(H100, path)
+    assert main([str(path)]) == 0
+    assert "known  code" in capsys.readouterr().out
+    (path / "known-faults.txt").unlink()
+    assert main([str(path)]) == 1
+    said = capsys.readouterr().out
+    assert "FAULT  code         the code is that of a commit, not edited" in said
+    assert "measured by 970e2a2a9d30+dirty" in said
+    assert said.endswith("1 of 21 checks failed.\n")
+
+
+def test_a_fault_that_is_named_and_gone_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "card"
+    shutil.copytree(H100, path)
+    with (path / "known-faults.txt").open("a") as file:
+        file.write("energy: a sensor that stood still\n")
+    assert [c["name"] for c in validate(path)["checks"] if c["result"] == "FAULT"] == ["energy"]
+
+
+def test_json_has_every_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(H100), "--format", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in found["checks"]] == ["schema", *(c.name for c in CLAIMS)]
+    assert found["subject"] == "13 rows, NVIDIA H100 80GB HBM3, torch 2.11.0+cu130"
+
+
+def test_a_folder_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nowhere"]) == 2
+    assert "no records there" in capsys.readouterr().err
