@@ -40,10 +40,10 @@ from bench.diagnosis.explanation import (
 from bench.diagnosis.reasons import explain
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
+from bench.kernels import shorten_kernel
 from bench.questions.profiles import scale_step
 from bench.questions.reasons import EXPLAINED, tell_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
-from bench.timeline import shorten_kernel
 from bench.verdict import Ratio
 from bench.work import Kind
 from tests.planted.steps import CPU_RATES, RATES, make_row, make_side, make_step
