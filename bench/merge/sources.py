@@ -11,12 +11,7 @@ from bench.errors import UsageError
 from bench.record import COLUMNS, COMPARABLE
 from bench.store.attempts import find_unknown, number_groups
 from bench.store.cells import RECORDS
-from bench.store.reader import (
-    read_config,
-    read_text,
-    records_file,
-    type_table,
-)
+from bench.store.reader import read_config, read_text, records_file, type_table
 from bench.store.writer import FILES, find_torn_tail
 
 if TYPE_CHECKING:
