@@ -201,14 +201,9 @@ class ScaleCase:
 
     def share(self, fate: Fate, scale: float, kind: Kind) -> float:
         """Share of the values of all layers, at the step where it is largest."""
-        return max(
-            (
-                tally.share(fate)
-                for (s, k, _), tally in self._totals.items()
-                if (s, k) == (scale, kind)
-            ),
-            default=0.0,
-        )
+        totals = self._totals.items()
+        tallies = (tally for (s, k, _), tally in totals if (s, k) == (scale, kind))
+        return max((tally.share(fate) for tally in tallies), default=0.0)
 
     def lost(self, scale: float) -> float:
         return max(self.share(Fate.FLUSHED, scale, kind) for kind in Kind)

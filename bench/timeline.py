@@ -13,14 +13,13 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bench.kernels import Vocabulary, is_fused, label_fused, label_kernel, shorten_kernel
 from bench.work import (
     CONVOLUTIONS,
     MOVES,
@@ -49,21 +48,6 @@ _WAITS = frozenset(
 def name_region(part: Kind | None) -> str:
     """What a region of a part of the step is called in a trace; of the network for None."""
     return f"{_MARK}{part or _NETWORK}"
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What torch knows of its operations; `bench.training.counting.read_vocabulary` asks it.
-
-    Attributes:
-        kind: of an operation's `base_name`.
-        free: whether one touches no element: a view, or memory that is only set aside.
-        wraps: whether one does nothing but call others, by its name with namespace.
-    """
-
-    kind: Callable[[str], Kind]
-    free: Callable[[str], bool]
-    wraps: Callable[[str], bool]
 
 
 @dataclass(eq=False)
@@ -225,7 +209,7 @@ class _View:
         self._changes, self._parts = _lay_out(marked)
 
     def label(self, event: Event) -> Label:
-        if _is_fused(event.name):
+        if is_fused(event.name):
             found = label_fused(event.name, self.vocabulary)
         else:
             found = label_operator(event, self.vocabulary)
@@ -239,7 +223,7 @@ class _View:
 
     def works(self, event: Event) -> bool:
         """Whether an operator does work of its own; not wrappers, autograd's nodes or regions."""
-        if _is_fused(event.name):
+        if is_fused(event.name):
             return True
         space, colons, _ = event.name.partition("::")
         if not colons or space in ("autograd", "torch", "profiler", "bench") or " " in event.name:
@@ -296,7 +280,7 @@ def _read_gpu(view: _View) -> Timeline:
             _find_around(threads.get(launch.thread, []), launch.start) if launch else None
         )
         owner = view.find_owner(caller)
-        if owner is not None and not _is_fused(kernel.name):
+        if owner is not None and not is_fused(kernel.name):
             label = view.label(owner)
             owners.setdefault(label, set()).add(id(owner))
         else:
@@ -394,199 +378,6 @@ def _walk(event: Event) -> Iterator[Event]:
     yield event
     for child in event.children:
         yield from _walk(child)
-
-
-_HEAVIEST = (
-    Kind.ATTENTION,
-    Kind.NORMALISATION,
-    Kind.REDUCTION,
-    Kind.LOSS,
-    Kind.OPTIMIZER,
-    Kind.INDEXING,
-    Kind.CONCATENATION,
-    Kind.ELEMENTWISE,
-    Kind.CAST,
-    Kind.LAYOUT,
-    Kind.COPY,
-)
-_PRODUCTS = {
-    Kind.MATMUL: ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),
-    Kind.CONVOLUTION: ("convolution", "convolution_backward"),
-    Kind.ATTENTION: ("flex_attention", "flex_attention_backward"),
-}
-
-
-def _is_fused(name: str) -> bool:
-    return "cpp_fused_" in name or (name.startswith("triton_") and "_fused_" in name)
-
-
-def label_fused(name: str, vocabulary: Vocabulary) -> Label:
-    """The label of a kernel that Inductor made, by the operations in its name.
-
-    All of its time goes to one kind, the first of `_HEAVIEST` that is among them: what is fused
-    passes over memory as often as that operation does, and the others ride along. A product is in
-    the name of a template; elsewhere it stands for what its inputs or outputs were brought into, a
-    layout.
-    """
-    head, _, tail = name.partition("_fused_")
-    names = _split_names(tail, vocabulary)
-    operation = " + ".join(names) or tail
-    if head.endswith(("_tem", "template")):
-        for kind, products in _PRODUCTS.items():
-            if any(one in products for one in names):
-                return Label(kind, operation)
-    kinds = {
-        Kind.CAST
-        if one == "_to_copy"
-        else Kind.LAYOUT
-        if any(one in products for products in _PRODUCTS.values()) or one in ("clone", "permute")
-        else vocabulary.kind(one)
-        for one in names
-    }
-    return Label(next((kind for kind in _HEAVIEST if kind in kinds), Kind.OTHER), operation)
-
-
-def _split_names(text: str, vocabulary: Vocabulary) -> list[str]:
-    """The operations in a fused kernel's name, each once; what is none of them is left out."""
-    words, names, at = text.split("_"), dict[str, None](), 0
-    while at < len(words):
-        for end in range(len(words), at, -1):
-            name = "_".join(words[at:end]).rstrip("_")
-            for known in (name, name.removesuffix("_functional")):
-                if known and not known.isdigit() and _is_known(known, vocabulary):
-                    names[known] = None
-                    at = end - 1
-                    break
-            else:
-                continue
-            break
-        at += 1
-    # views and constants move nothing
-    return [n for n in names if not vocabulary.free(n)] or list(names)
-
-
-def _is_known(name: str, vocabulary: Vocabulary) -> bool:
-    listed = any(name in products for products in _PRODUCTS.values())
-    return (
-        listed
-        or name == "_to_copy"
-        or vocabulary.free(name)
-        or (vocabulary.kind(name) is not Kind.OTHER)
-    )
-
-
-_KERNELS: dict[str, Kind] = {
-    "Memcpy": Kind.COPY,
-    "Memset": Kind.COPY,
-    "flash": Kind.ATTENTION,
-    "fmha": Kind.ATTENTION,
-    "wgrad": Kind.CONVOLUTION,
-    "dgrad": Kind.CONVOLUTION,
-    "fprop": Kind.CONVOLUTION,
-    "conv": Kind.CONVOLUTION,
-    "batch_norm": Kind.NORMALISATION,
-    "bn_": Kind.NORMALISATION,
-    "layer_norm": Kind.NORMALISATION,
-    "gemm": Kind.MATMUL,
-    "gemv": Kind.MATMUL,
-    "cutlass": Kind.MATMUL,
-    "genericTranspose": Kind.LAYOUT,
-    "nchwToNhwc": Kind.LAYOUT,
-    "nhwcToNchw": Kind.LAYOUT,
-    "multi_tensor_apply": Kind.OPTIMIZER,
-    "reduce": Kind.REDUCTION,
-    "CatArray": Kind.CONCATENATION,
-    "index": Kind.INDEXING,
-    "elementwise": Kind.ELEMENTWISE,
-}
-"""The kind of a kernel that no operator launched, such as one of a CUDA graph; the first fits."""
-
-
-def label_kernel(name: str, vocabulary: Vocabulary) -> Label:
-    if _is_fused(name):
-        return label_fused(name, vocabulary)
-    kind = next((kind for part, kind in _KERNELS.items() if part in name), Kind.OTHER)
-    return Label(kind, _split_kernel(name)[0].partition(" (")[0])
-
-
-LONGEST = 200
-"""Letters of a kernel's name that are kept; cuDNN's own, which have no templates, reach 180."""
-
-MOST_WORDS = 3
-"""Words of a kernel's templates that are kept."""
-
-# number formats, what is around them, and what wraps the function that a kernel of torch's runs
-_DULL = re.compile(
-    r"(__|nv_)*(half|float|double|int|long|short|char|bool|signed|unsigned|void|b?float16)\d*(_t)?|"
-    r"array|const|true|false|operator|OpaqueType|TensorListMetadata|ReduceOp|func_wrapper_t|"
-    r"gpu_kernel_impl\w*|[AB]?(Unary|Binary)Functor|TrivialOffsetCalculator|(Load|Store)WithCast",
-    re.IGNORECASE,
-)
-_TENSOR_OPERATION = re.compile("tensorop|w?mma", re.IGNORECASE)
-
-
-@cache
-def shorten_kernel(name: str) -> str:
-    """A kernel's name without its arguments, and of its templates a few words that tell it.
-
-    Templates are long for what they say: of CUTLASS the first says all, and of torch's elementwise
-    kernels a word deep inside says which function runs. Words of number formats are left out, and
-    one that names an operation of tensor cores is always kept.
-
-    >>> shorten_kernel("void at::native::vectorized_elementwise_kernel<8, at::native::FillFunctor"
-    ...                "<c10::Half>, std::array<char*, 1ul> >(int, at::native::FillFunctor)")
-    'at::native::vectorized_elementwise_kernel<FillFunctor>'
-    >>> shorten_kernel("void cudnn::bn_bw_1C11_kernel_new<__half, float, 128, true>(float)")
-    'cudnn::bn_bw_1C11_kernel_new'
-    """
-    head, words = _split_kernel(name)
-    told = [word for word in dict.fromkeys(words) if not _DULL.fullmatch(word)]
-    kept = told[:MOST_WORDS]
-    if not any(map(_TENSOR_OPERATION.search, kept)):
-        kept += [word for word in told[MOST_WORDS:] if _TENSOR_OPERATION.search(word)][:1]
-    short = f"{head}<{', '.join(kept)}>" if kept else head
-    return short if len(short) <= LONGEST else f"{short[: LONGEST - 1]}…"
-
-
-def _split_kernel(name: str) -> tuple[str, list[str]]:
-    """A kernel's name up to its templates and arguments, and the words of its templates."""
-    if name.startswith("_Z"):
-        return _split_mangled(name)
-    plain = re.sub(r"\(anonymous namespace\)::|\{lambda[^{}]*\}", "", name.removeprefix("void "))
-    # what stands in parentheses after a blank is no argument: Memcpy HtoD (Pageable -> Device)
-    head = re.split(r"<|(?<! )\(", plain, maxsplit=1)[0].strip()
-    inside, depth = "", 0
-    for part in re.split(r"([<>])", plain[len(head) :]):
-        depth += {"<": 1, ">": -1}.get(part, 0)
-        inside += part
-        if depth <= 0 and part == ">":
-            break
-    while (less := re.sub(r"\([^()]*\)", "", inside)) != inside:
-        inside = less
-    # of what is defined in an operator() the name is before it
-    words = re.findall(r"\b[A-Za-z_]\w*(?=(?:::(?:operator)?)*[^\w:])", inside)
-    return head or name, words
-
-
-_MANGLED = re.compile(r"L\w\d+E|S[\dA-Z]*_|T\d*_|(\d+)")
-
-
-def _split_mangled(name: str) -> tuple[str, list[str]]:
-    """The same of a name that nobody demangled, by the rules of the Itanium C++ ABI: an identifier
-    follows its length, and one that another follows directly is its namespace."""
-    head: list[str] = []
-    words: list[str] = []
-    at, closed = 2, False
-    while found := _MANGLED.search(name, at):
-        at = found.end()
-        if found[1]:
-            word, at = name[at : at + int(found[1])], at + int(found[1])
-            if not closed:
-                head.append(word)
-                closed = not name[at : at + 1].isdigit()
-            elif not name[at : at + 1].isdigit():
-                words.append(word)
-    return "::".join(head) or name, words
 
 
 Span = tuple[float, float]

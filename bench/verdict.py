@@ -1,66 +1,61 @@
 """Whether two sets of repeats differ, and by more than a margin; whether they are equivalent.
 
 Times, bytes, losses and joules are positive and differ by factors, so everything is done on
-logarithms: the ratio B/A is that of geometric means. The ratio of one case has Welch's 95 %
-interval (Welch 1947; Satterthwaite's degrees of freedom), the same as
-``scipy.stats.ttest_ind(log b, log a, equal_var=False)``.
+logarithms: the ratio B/A is that of geometric means, and a margin of 2 % is a ratio above 1.02 or
+below 1/1.02, so that swapping the sides swaps the verdict. The ratio of one case has Welch's 95 %
+interval (Welch 1947; Satterthwaite's degrees of freedom), that of
+``scipy.stats.ttest_ind(log b, log a, equal_var=False)``. A case is judged by two questions.
 
-A case is judged by two questions.
-
-1. Do the sides differ at all? When many cases are asked, chance answers yes for some, so each
-   p-value is adjusted by Holm (1979) over all cases of one metric: where no case differs, the
-   probability that any is called different is at most 5 %.
+1. Do the sides differ at all? Of many cases chance answers yes for some, so p-values are adjusted
+   by Holm (1979) over all cases of one metric: where none differs, the probability that any is
+   called different is at most 5 %.
 2. Do they differ by more than the margin? The case's own interval answers: it lies beyond the
    margin, within it ("same"), or across its end ("ambiguous").
 
-A margin of 2 % is a ratio above 1.02 or below 1/1.02, so that swapping the sides swaps the verdict.
+The p-value of the first refers Welch's statistic to the degrees of freedom that follow from the
+median noise ratio of all cases. A case's own two variances are a poor estimate of it: Holm looks
+far into the tail, where a case mostly is because its variance came out small by chance, and its
+degrees of freedom too large. By simulation (24 equal cases, 20 % noise, 3 against 10 repeats), own
+degrees of freedom call a difference in 15 % of comparisons, and in 28 % where the three are also
+the noisier; the median's in 1 %. A single case has only its own: 5 %. The median errs where each
+case has a noise ratio of its own: at 10 % noise and ratios spread from 1/4 to 4, in 5 to 8 % of
+comparisons. A paired case has n - 1, which is exact.
 
-**Losses and errors** are judged over seeds (`compare_seeds`). A loss differs from seed to seed by
-more than most changes move it, and a deterministic network repeats the loss of one seed to the last
-digit, which says nothing about the next seed. Where both sides ran some seed, the others are left
-out: a sweep that was interrupted has seeds on one side alone, and their spread would be taken for
-the change. The two losses of a seed are a pair: they share initial weights, the order of images and
-their augmentation. From `MIN_SEEDS` pairs on, the analysis is the paired t-test of the differences
-of logarithms, with n - 1 degrees of freedom. It is valid whether or not the two losses of a seed
-are correlated, and far more powerful where they are. Measured (dpn-small on real images on a CPU,
-fp32 against bf16-amp, 5 seeds, batch sizes 64 and 128): losses spread by 0.6 % over seeds, their
-differences within a seed by 0.15 and 0.08 %; the correlation is 0.96 and 0.999. Without shared
-seeds it is Welch's test. Times are never paired: two repeats with the same seed did not run at the
-same moment.
+**Losses and errors** are judged over seeds (`compare_seeds`). They differ from seed to seed by more
+than most changes move them, and a deterministic network repeats the loss of one seed to the last
+digit, which says nothing about the next. Where both sides ran some seed, the others are left out: a
+sweep that was interrupted has seeds on one side alone, and their spread would be taken for the
+change. The two losses of a seed are a pair: they share initial weights, the order of images and
+their augmentation. From `MIN_SEEDS` pairs on, the paired t-test of the differences of logarithms is
+taken, which is valid whether or not the two are correlated, and far more powerful where they are.
+Measured (dpn-small on real images on a CPU, fp32 against bf16-amp, 5 seeds, batch sizes 64 and
+128): losses spread by 0.6 % over seeds, their differences within a seed by 0.15 and 0.08 %; the
+correlation is 0.96 and 0.999. Without shared seeds it is Welch's test. Times are never paired: two
+repeats with the same seed did not run at the same moment.
 
-**Equivalence** (`judge_equivalence`) asks the opposite question: can a difference beyond the margin
-be ruled out? "Not significantly different" does not show this, as too few seeds never show a
+**Equivalence** (`judge_equivalences`) asks the opposite: can a difference beyond the margin be
+ruled out? "Not significantly different" does not show this, as too few seeds never show a
 difference. The answer is one of four:
 
 - equivalent: two one-sided tests at 5 % reject both a ratio above the margin and one below it
-  (TOST, Schuirmann 1987); this is the case where the 90 % interval lies within the margin;
+  (TOST, Schuirmann 1987), so that the 90 % interval lies within the margin;
 - worse, better: the 95 % interval lies beyond the margin;
 - cannot tell: neither, with the number of seeds that would probably tell.
 
 Exactly one of three regions (below the margin, within it, above) holds the true ratio, so the
 three tests together err in at most 5 % of cases (Goeman, Solari & Stijnen 2010, Statistics in
-Medicine 29). Several cases, such as several precisions, are one family: Holm's adjustment
-is applied to the claims "equivalent" and, separately, to the claims "worse" and "better", so that
-any false claim of either kind has a probability of at most 5 %. The intervals are not adjusted.
+Medicine 29). Several cases, such as several precisions, are one family: Holm's adjustment is
+applied to the claims "equivalent" and, separately, to "worse" and "better", so that any false claim
+of either kind has a probability of at most 5 %. The intervals are not adjusted.
 
 The number of seeds is the smallest with a power of 80 %. The power of two one-sided tests at a
 given spread is an integral over the chi-squared distribution of the sample variance (Owen 1965;
 Phillips 1990, J. Pharmacokinet. Biopharm. 18; see Chow & Liu, Design and Analysis of
 Bioavailability and Bioequivalence Studies). The true ratio is taken as 1, or as the observed one
-where that differs from 1 significantly. The true spread is not known: a few seeds estimate it
-poorly (the 90 % interval from 5 seeds reaches from 0.65 to 2.4 times). The power is therefore
-averaged over the spreads that fit the observed one (Julious & Owen 2006, Pharmaceutical
-Statistics 5). By simulation, plans from 5 seeds then tell in 86 to 88 % of cases; had they taken
-the observed spread as the true one, in 67 %.
-
-The p-value of the first question refers Welch's statistic to the degrees of freedom that follow
-from the median noise ratio of all cases. A case's own two variances are a poor estimate of it: Holm
-looks far into the tail, where a case mostly is because its variance came out small by chance,
-and then its own degrees of freedom came out too large. By simulation (24 equal cases, 20 % noise, 3
-against 10 repeats), own degrees of freedom call a difference in 15 % of comparisons, and in 28 %
-where the three are also the noisier; the median's in 1 %. A single case has only its own: 5 %. The
-median errs where each case has a noise ratio of its own: at 10 % noise and ratios spread from 1/4
-to 4, in 5 to 8 % of comparisons. A paired case has n - 1, which is exact.
+where that differs from 1 significantly. A few seeds estimate the spread poorly (the 90 % interval
+from 5 reaches from 0.65 to 2.4 times), so the power is averaged over the spreads that fit the
+observed one (Julious & Owen 2006, Pharmaceutical Statistics 5). By simulation, plans from 5 seeds
+then tell in 86 to 88 % of cases; had they taken the observed spread as the true one, in 67 %.
 
 Nothing here sees what repeats cannot show: one sweep is one session, and what differs between
 sessions (temperature, other load) counts as a difference between A and B.
@@ -73,10 +68,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench.data.sources import CLASSES
-from bench.interval import CONFIDENCE, find_freedom, find_quantile
+from bench.interval import CONFIDENCE, find_freedom, find_reach
 from bench.limits import MIN_REPEATS
 from bench.text import write_percent
 
@@ -182,10 +177,9 @@ class Ratio:
         return "may differ or not; more repeats would tell"
 
 
-@dataclass(frozen=True)
-class _Spread:
+class _Spread(NamedTuple):
     variance: float
-    count: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -201,18 +195,17 @@ class _Difference:
 
     @property
     def error(self) -> float:
-        return math.sqrt(self.a.variance / self.a.count + self.b.variance / self.b.count)
+        return math.sqrt(self.a.variance / self.a.number + self.b.variance / self.b.number)
 
     def freedom(self, noise: float | None = None) -> float:
         """Satterthwaite's degrees of freedom; ``noise`` is the variance of A's side over that of
         B's, by default the case's own."""
-        variances = (self.a.variance, self.b.variance) if noise is None else (noise, 1.0)
-        return find_freedom([(variances[0], self.a.count), (variances[1], self.b.count)])
+        a, b = (self.a.variance, self.b.variance) if noise is None else (noise, 1.0)
+        return find_freedom([(a, self.a.number), (b, self.b.number)])
 
 
 Samples = tuple[Sequence[float], Sequence[float]]
 """The repeats of one case, A's and B's."""
-
 
 Seeded = tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]
 """The repeats of one case by their seed, A's and B's."""
@@ -226,13 +219,11 @@ def compare(
     Args:
         family: all cases of one metric.
         deterministic: the metric may truly repeat to the last digit, as the bytes an allocator
-            takes do. Then repeats without spread on both sides are accepted: the ratio is exact,
-            and the margin alone decides. A clock or a power meter that shows no spread was not
-            read independently, and there is no verdict.
+            takes do: the ratio is then exact, and the margin alone decides. A clock or a power
+            meter that shows no spread was not read independently, and there is no verdict.
         names: what A and B are called in a reason.
     """
-    cases = [_lack(a, b, names) or _subtract(a, b) for a, b in family]
-    return _estimate(cases, deterministic)
+    return _estimate([_lack(a, b, names) or _subtract(a, b) for a, b in family], deterministic)
 
 
 def compare_seeds(family: Sequence[Seeded], names: tuple[str, str] = SIDES) -> list[Ratio]:
@@ -262,7 +253,7 @@ def _estimate(cases: Sequence[_Difference | str], deterministic: bool = False) -
             ratios.append(Ratio(lack=difference))
             continue
         value, pairs = _exp(difference.shift), difference.pairs
-        counts = (difference.a.count, difference.b.count)
+        counts = (difference.a.number, difference.b.number)
         if min(counts) < MIN_REPEATS:
             has = " and ".join(dict.fromkeys(map(str, counts)))
             lack = f"needs {MIN_REPEATS} repeats a side, has {has}"
@@ -287,7 +278,7 @@ def _average(seeds: Mapping[int, Sequence[float]]) -> dict[int, float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    odd = [value for value in values if not (value > 0 and math.isfinite(value))]
+    odd = [value for value in values if not _has_log(value)]
     if odd or len(values) == 1:
         return (odd or values)[0]
     return math.exp(fmean(math.log(value) for value in values))
@@ -402,14 +393,12 @@ class Equivalence:
             return f"{found}, within {margin}"
         if self.verdict is not Claim.UNCLEAR:
             return f"{found}, beyond {margin}"
-        limit = 1 + self.margin
+        limit, where = 1 + self.margin, "reaches beyond {}"
         if 1 / limit <= self.low and self.high <= limit:
-            return (
-                f"{found}, within {margin}, but may be chance among all the cases{self._advise()}"
-            )
-        if self.low > limit or self.high < 1 / limit:
-            return f"{found}, beyond {margin}, but may be chance{self._advise()}"
-        return f"{found}, reaches beyond {margin}{self._advise()}"
+            where = "within {}, but may be chance among all the cases"
+        elif self.low > limit or self.high < 1 / limit:
+            where = "beyond {}, but may be chance"
+        return f"{found}, {where.format(margin)}{self._advise()}"
 
     def _advise(self) -> str:
         if self.seeds_needed is not None:
@@ -464,7 +453,7 @@ def judge_equivalences(
         result = replace(
             unclear,
             ratio=_exp(case.shift),
-            seeds=min(case.a.count, case.b.count),
+            seeds=min(case.a.number, case.b.number),
             paired=bool(case.pairs),
         )
         if _equal(a, b) or (case.pairs >= MIN_SEEDS and not case.error):
@@ -609,15 +598,14 @@ def adjust(p_values: Sequence[float]) -> list[float]:
 
 def _lack(a: Sequence[float], b: Sequence[float], names: tuple[str, str]) -> str:
     sides = list(zip(names, (a, b), strict=True))
-    empty = [name for name, values in sides if not values]
-    if empty:
+    if empty := [name for name, values in sides if not values]:
         return f"no value in {' or '.join(empty)}"
-    wrong = [
-        name
-        for name, values in sides
-        if not all(value > 0 and math.isfinite(value) for value in values)
-    ]
+    wrong = [name for name, values in sides if not all(map(_has_log, values))]
     return f"a value in {' and '.join(wrong)} is not positive: no ratio" if wrong else ""
+
+
+def _has_log(value: float) -> bool:
+    return value > 0 and math.isfinite(value)
 
 
 def _subtract(a: Sequence[float], b: Sequence[float]) -> _Difference:
@@ -636,7 +624,7 @@ def _summarize(values: Sequence[float]) -> tuple[float, _Spread]:
 
 
 def _interval(difference: _Difference, confidence: float) -> tuple[float, float]:
-    reach = find_quantile(difference.freedom(), confidence) * difference.error
+    reach = find_reach([difference.a, difference.b], confidence)
     return _exp(difference.shift - reach), _exp(difference.shift + reach)
 
 

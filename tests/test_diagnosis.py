@@ -25,6 +25,7 @@ from bench.diagnosis.advice import (
     advise,
 )
 from bench.diagnosis.breakdown import Breakdown, divide
+from bench.diagnosis.causes import find_tensor_cores
 from bench.diagnosis.ceiling import Ceiling, find_beaten
 from bench.diagnosis.evidence import write_run
 from bench.diagnosis.explanation import (
@@ -36,14 +37,13 @@ from bench.diagnosis.explanation import (
     Run,
     Side,
 )
-from bench.diagnosis.kernels import find_tensor_cores
 from bench.diagnosis.reasons import explain
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
+from bench.kernels import shorten_kernel
 from bench.questions.profiles import scale_step
 from bench.questions.reasons import EXPLAINED, tell_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
-from bench.timeline import shorten_kernel
 from bench.verdict import Ratio
 from bench.work import Kind
 from tests.planted.steps import CPU_RATES, RATES, make_row, make_side, make_step

@@ -14,19 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.kernels import LONGEST, Vocabulary, label_kernel, shorten_kernel
 from bench.record import read_kernels
 from bench.timeline import (
-    LONGEST,
     STEPS,
     Timeline,
     Trace,
-    Vocabulary,
     build_trace,
     divide_overlaps,
-    label_kernel,
     name_region,
     read_trace,
-    shorten_kernel,
     summarize,
 )
 from bench.training.counting import join_work, read_vocabulary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any
 
@@ -184,25 +184,16 @@ class Session:
 
     def describe(self, precision: str, reference: ScaledTraining, seen: Observation) -> ScaleCase:
         """The case, with the fp32 training alone."""
-        q = self.question
+        asked = {f.name for f in fields(ScaleCase)} & {f.name for f in fields(Question)}
         return ScaleCase(
-            model=q.model,
-            dataset=q.dataset,
             precision=precision,
-            batch_size=q.batch_size,
-            lr=q.lr,
-            seed=q.seed,
-            device=q.device,
-            way=q.way,
-            steps=q.steps,
-            at=q.at,
             layers=self.layers,
-            scales=q.scales,
             overflows=seen.overflows,
             peaks=seen.peaks,
             limit=find_bounds(choose_format(precision), 1.0).overflowing,
             gradients=seen.gradients,
             trainings=(reference,),
+            **{name: getattr(self.question, name) for name in asked},
         )
 
     # ------------------------------------------------------------------------------- trainings

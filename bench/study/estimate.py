@@ -255,7 +255,7 @@ def _judge_repeats(
             continue
         both = tuple((pair.a, pair.b) for pair in pairs)
         sides = [[place_of[cell] for cell in side] for side in zip(*both, strict=True)]
-        samples.append(_Sample(both, *(column[side] for column in columns for side in sides)))
+        samples.append(_Sample(both, *(column[sides] for column in columns)))
     noises = [noise for sample in samples if sample for noise in sample.noises]
     typical = math.exp(median(noises)) if noises else None
     estimates = [sample.estimate(metric, typical) if sample else None for sample in samples]
@@ -271,31 +271,28 @@ def _judge_repeats(
 
 @dataclass(frozen=True)
 class _Sample:
-    """Readings of the pairs of one change, as arrays: of logarithms, and the mean of values."""
+    """Readings of the pairs of one change, as arrays of both sides by pair: how many there are, the
+    mean and the variance of their logarithms, and the mean of their values."""
 
     cells: tuple[tuple[int, int], ...]
-    n_a: np.ndarray
-    n_b: np.ndarray
-    mean_a: np.ndarray
-    mean_b: np.ndarray
-    variance_a: np.ndarray
-    variance_b: np.ndarray
-    value_a: np.ndarray
-    value_b: np.ndarray
+    number: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    value: np.ndarray
 
     @property
     def noises(self) -> list[float]:
         """The logarithm of each pair's ratio of variances, where both sides vary."""
         import numpy as np
 
-        both = (self.variance_a > 0) & (self.variance_b > 0)
-        ratios: list[float] = np.log(self.variance_a[both] / self.variance_b[both]).tolist()
+        before, after = self.variance[:, (self.variance > 0).all(axis=0)]
+        ratios: list[float] = np.log(before / after).tolist()
         return ratios
 
     @property
     def errors(self) -> np.ndarray:
         """Variance of each pair's difference."""
-        errors: np.ndarray = self.variance_a / self.n_a + self.variance_b / self.n_b
+        errors: np.ndarray = (self.variance / self.number).sum(axis=0)
         return errors
 
     def freedom(self, noise: float | None = None) -> np.ndarray:
@@ -306,20 +303,21 @@ class _Sample:
         """
         import numpy as np
 
-        a, b = self.variance_a / self.n_a, self.variance_b / self.n_b
+        parts = self.variance / self.number
         if noise is not None:
-            both = (self.variance_a > 0) & (self.variance_b > 0)
-            a, b = np.where(both, noise / self.n_a, a), np.where(both, 1 / self.n_b, b)
+            both = (self.variance > 0).all(axis=0)
+            parts = np.where(both, np.array([[noise], [1.0]]) / self.number, parts)
+        total = parts.sum(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            shares = (a / (a + b), b / (a + b))  # squares of tiny variances would vanish
-            freedom = 1 / (shares[0] ** 2 / (self.n_a - 1) + shares[1] ** 2 / (self.n_b - 1))
-        return np.where(a + b > 0, freedom, np.inf)
+            shares = parts / total  # squares of tiny variances would vanish
+            freedom = 1 / (shares**2 / (self.number - 1)).sum(axis=0)
+        return np.where(total > 0, freedom, np.inf)
 
     def estimate(self, metric: Metric, typical: float | None) -> Estimate:
         """Judge the mean over the pairs."""
         import numpy as np
 
-        shifts = self.mean_b - self.mean_a
+        shifts = self.mean[1] - self.mean[0]
         low, high = int(shifts.argmin()), int(shifts.argmax())
         ratio, reach = self._judge(metric, shifts, typical)
         return Estimate(
@@ -329,7 +327,7 @@ class _Sample:
             float(np.exp(shifts[high])),
             (self.cells[low][1], self.cells[high][1]),
             ratio.p is not None and self._is_mixed(shifts),
-            float((self.value_b - self.value_a).mean()),
+            float((self.value[1] - self.value[0]).mean()),
             reach,
         )
 
@@ -338,7 +336,7 @@ class _Sample:
     ) -> tuple[Ratio, float | None]:
         shift = float(shifts.mean())
         value = math.exp(shift)
-        fewest = int(min(self.n_a.min(), self.n_b.min()))
+        fewest = int(self.number.min())
         if fewest < MIN_REPEATS:
             return Ratio(value, lack=f"needs {MIN_REPEATS} repeats, has {fewest}"), None
         errors = self.errors
@@ -354,7 +352,7 @@ class _Sample:
 
         p = min(1.0, 2 * float(stdtr(tested, -abs(shift) / error)))
         ratio = Ratio(value, math.exp(shift - reach), math.exp(shift + reach), p, p)
-        return ratio, reach * float(self.value_a.mean()) * value
+        return ratio, reach * float(self.value[0].mean()) * value
 
     def _is_mixed(self, shifts: np.ndarray) -> bool:
         """Whether some pairs are below the margin, within it or above it, and others are not."""

@@ -100,8 +100,22 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
         there = [place for place, lines in known.items() if lines]
         others = [(first, place) for place in there if place != first and first in there]
         for before, after in pairwise(there) if axis in NUMBERS else others:
-            ends = max(product(known[before], known[after]), key=_rate_parts)
-            steps.setdefault((before, after), []).append(_pair(axis, key, *ends))
+            # of parts that are equal the largest, or else the largest
+            a, b = max(
+                product(known[before], known[after]),
+                key=lambda ends: (ends[0].part == ends[1].part, ends[0].part, ends[1].part),
+            )
+            early = a.part < 1 and axis in list_affecting(Trait.LEARNING)
+            pair = Pair(
+                a.cell,
+                b.cell,
+                key,
+                a.told == b.told and not early,
+                a.memory_measure == b.memory_measure,
+                a.part < 1 or b.part < 1,
+                a.doubts | b.doubts,
+            )
+            steps.setdefault((before, after), []).append(pair)
     for before, after in sorted(steps):
         one, other = (name_value(axis, values[place], machines) for place in (before, after))
         yield Changed(axis, one, other, steps[before, after])
@@ -114,8 +128,6 @@ class _Line(NamedTuple):
     asked: tuple[Any, ...]
     part: float
     told: tuple[Any, ...]
-    draws: tuple[Any, ...]
-    own: bool
     memory_measure: str
     doubts: frozenset[str]
 
@@ -131,32 +143,15 @@ def _list_lines(cases: pd.DataFrame) -> Iterator[_Line]:
         cases["cell"].tolist(),
         rows(SAME_QUESTION),
         cases["part"].tolist(),
-        rows(SAME_LOSS),
-        rows(OWN_DRAWS),
-        (cases["workload"] != IMAGES).tolist(),
+        map(_tell_data, cases["workload"].tolist(), rows(SAME_LOSS), rows(OWN_DRAWS)),
         cases["memory_measure"].tolist(),
         map(name, rows(doubted) if doubted else repeat(())),
     )
 
 
-def _rate_parts(ends: tuple[_Line, _Line]) -> tuple[bool, float, float]:
-    """What is highest of the cases that are best compared: equal parts, or the largest."""
-    a, b = ends
-    return a.part == b.part, a.part, b.part
-
-
-def _pair(axis: str, key: int, a: _Line, b: _Line) -> Pair:
-    early = a.part < 1 and axis in list_affecting(Trait.LEARNING)
-    alike = a.told == b.told and (not a.own or a.draws == b.draws)
-    return Pair(
-        a.cell,
-        b.cell,
-        key,
-        alike and not early,
-        a.memory_measure == b.memory_measure,
-        a.part < 1 or b.part < 1,
-        a.doubts | b.doubts,
-    )
+def _tell_data(workload: str, same: tuple[Any, ...], draws: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What two cases agree on whose losses can be compared."""
+    return same if workload == IMAGES else (*same, *draws)
 
 
 def list_free(axis: str) -> set[str]:

@@ -18,9 +18,10 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.case import Case, micro_batch
 from bench.data.batches import Divided, Supply
+from bench.kernels import Vocabulary
 from bench.precision import Arithmetic
 from bench.record import KernelTime, WorkRow, write_kernels
-from bench.timeline import Timed, Vocabulary
+from bench.timeline import Timed
 from bench.training.flop import count_gradients, sketch_batch
 from bench.work import (
     CONVOLUTIONS,
