@@ -107,19 +107,15 @@ def join_texts(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([objects, frame.select_dtypes(exclude="str")], axis=1).copy()
 
 
-ALSO_FILLED = {"gpu_memory_bytes": "device", "cpu": "device", "train_images": "dataset"}
-
-
 def _fill_environment(records: pd.DataFrame) -> None:
     """Give rows that ended before they knew their environment their sweep's, where it has one."""
     lost = records["torch"] == ""
     if not lost.any():
         return
-    also = {name: (axis,) for name, axis in ALSO_FILLED.items()}
+    also = {"gpu_memory_bytes": ("device",), "cpu": ("device",), "train_images": ("dataset",)}
     for name, axes in {**COMPARABLE, **also}.items():
         empty = lost & (records[name].isna() | (records[name] == ""))
-        known = records[~lost].groupby(["sweep", *axes])[name]
-        for values, cells in known:
+        for values, cells in records[~lost].groupby(["sweep", *axes])[name]:
             if cells.nunique() == 1:
                 same = (records[["sweep", *axes]] == list(values)).all(axis=1)
                 records.loc[empty & same, name] = cells.iloc[0]

@@ -84,8 +84,7 @@ class Sweep:
 
     def read_unnamed(self) -> dict[str, float]:
         """The share of a profiled step's operations that no kind of work names, by record."""
-        work = self.work
-        if not len(work):
+        if not len(work := self.work):
             return {}
         times = work[work["time_s"].notna()].groupby("record_id")["time_s"].sum()
         other = work[work["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
@@ -183,6 +182,4 @@ def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
 
 def _name(path: Path) -> str:
     path = path.resolve()
-    if path.name == "records.csv":
-        path = path.parent
-    return path.name.removesuffix(".csv")
+    return (path.parent if path.name == RECORDS else path).name.removesuffix(".csv")
