@@ -174,8 +174,11 @@ def parse_loss_scale(text: str) -> float | str:
         ) from None
 
 
-def parse_opt_level(text: str) -> str | None:
-    return None if text == "none" else one_of([*OPT_LEVELS, "none"])(text)
+def or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text == "none" else parse(text)
+
+
+parse_opt_level = or_none(one_of([*OPT_LEVELS, "none"]))
 
 
 def parse_switch(text: str) -> bool:
@@ -201,13 +204,11 @@ def parse_whole(what: str, least: int = 1, most: int | None = None) -> Callable[
     return parse
 
 
-def parse_steps(text: str) -> int | None:
-    return None if text == "none" else parse_whole("a number of steps")(text)
+parse_steps = or_none(parse_whole("a number of steps"))
 
 
-def parse_until(text: str) -> float | None:
-    if text == "none":
-        return None
+@or_none
+def parse_until(text: str) -> float:
     number, unit = (text[:-1], 100.0) if text.endswith("%") else (text, 1.0)
     try:
         return parse_number("", 0, 0.5 * unit)(number) / unit
@@ -219,9 +220,8 @@ LEAST_LIMIT = 64 * 2**20
 """Bytes; no process that imports torch is smaller."""
 
 
-def parse_memory_limit(text: str) -> str | None:
-    if text == "none":
-        return None
+@or_none
+def parse_memory_limit(text: str) -> str:
     number = parse_bytes(text)
     if number < LEAST_LIMIT:
         raise ValueError(f"a memory limit is at least {write_bytes(LEAST_LIMIT)}, or 'none'")
@@ -229,12 +229,8 @@ def parse_memory_limit(text: str) -> str | None:
     return write_bytes(number if number % 10**6 == 0 else number - number % 2**20)
 
 
-def parse_input(text: str) -> str | None:
-    return None if text == "none" else "x".join(map(str, parse_shape(text)))
-
-
-def parse_classes(text: str) -> int | None:
-    return None if text == "none" else parse_whole("a number of classes", 2, MOST_CLASSES)(text)
+parse_input = or_none(lambda text: "x".join(map(str, parse_shape(text))))
+parse_classes = or_none(parse_whole("a number of classes", 2, MOST_CLASSES))
 
 
 def parse_lr_warmup(text: str) -> str:

@@ -62,11 +62,6 @@ def order_scale(text: str) -> tuple[float, str]:
         return math.inf, text
 
 
-def _order_share(text: str) -> tuple[bool, float]:
-    """A key that sorts warm-ups: steps, then shares of all steps."""
-    return text.endswith("%"), float(text.removesuffix("%"))
-
-
 def _need(attribute: str, lack: str) -> Condition:
     """Only precisions with an attribute have it."""
     names = [name for name, kind in PRECISIONS.items() if getattr(kind, attribute)]
@@ -174,7 +169,7 @@ class Case:
         applies=(_IS_SCALED,))
     lr_warmup: str = _learning("0", parse_lr_warmup,
         "steps, or percent of all steps, over which the learning rate rises to its value",
-        order=_order_share)
+        order=lambda text: (text.endswith("%"), float(text.removesuffix("%"))))
     schedule: str = _learning("constant", one_of(SCHEDULES),
         "how the learning rate goes on; --list describes them")
     epochs: int = _learning(1, parse_whole("a number of epochs"), "epochs to train, each measured",

@@ -34,20 +34,16 @@ from typing import Any
 
 from bench.data import DatasetInfo
 from bench.errors import UsageError
-from bench.fingerprint import (
-    Fingerprint,
-    examine_in_fork,
-    parse_asked,
-    read_fingerprint,
-    split_subject,
-)
+from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, split_subject
 from bench.gpu.cards import Card, find_card, find_cards
+from bench.plain import read_value
 from bench.precision import EMULATE_FP8, Arithmetic, Precision, emulates_fp8
 from bench.processes import pause_collection
 from bench.record import Environment
 from bench.text import last_line, parse_bytes
 
 _ROOT = Path(__file__).parent
+_CPU = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,9 @@ class Platform:
         UsageError: it says how much there is."""
         if limit is None:
             return
-        total = self.environment.gpu_memory_bytes or _host_memory_bytes()
+        import psutil
+
+        total = self.environment.gpu_memory_bytes or psutil.virtual_memory().total
         if parse_bytes(limit) > total:
             raise UsageError(
                 f"--memory-limit {limit} is above the {total / 2**30:.1f} GiB of {self.name}; "
@@ -175,14 +173,9 @@ def ask(
     look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     variables: Mapping[str, str] | None = None,
 ) -> ProcessAnswer:
-    """Ask a fresh process about devices ("cuda" or "cpu") and models.
-
-    Args:
-        models: networks and workloads, as `bench.fingerprint.Asked` writes them.
-        timeout_s: includes the user's models.
-        look: called with the answer and the process's id while it still holds the devices.
-        variables: environment variables that choose the GPU.
-    """
+    """Ask a fresh process about devices ("cuda" or "cpu") and about networks and workloads, as
+    `bench.fingerprint.Asked` writes them. ``look`` is called with the answer and the process's id
+    while it still holds the devices; ``variables`` of the environment choose the GPU."""
     command = [sys.executable, "-m", "bench.environment", *devices, *models]
     pipe = subprocess.PIPE
     with (
@@ -198,6 +191,7 @@ def ask(
         ) as process,
     ):
         late = False
+        answer: ProcessAnswer | None = None
 
         def end() -> None:
             nonlocal late
@@ -208,7 +202,9 @@ def ask(
         timer.start()
         try:
             assert process.stdout is not None
-            answer = _read_answer(process.stdout.readline())
+            line = process.stdout.readline()
+            with suppress(ValueError, TypeError):
+                answer = read_value(ProcessAnswer, json.loads(line))
             if answer is not None:
                 look(answer, process.pid)
             process.communicate()
@@ -227,21 +223,6 @@ def ask(
         )
     return ProcessAnswer(
         f"torch cannot be asked about the device: {last_line(said)}; install torch>=2.9"
-    )
-
-
-def _read_answer(line: bytes) -> ProcessAnswer | None:
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return ProcessAnswer(
-        devices={name: DeviceAnswer(**device) for name, device in found["devices"].items()},
-        models={
-            name: model.get("error") or read_fingerprint(model)
-            for name, model in found["models"].items()
-        },
-        host=Environment(**found["host"]),
     )
 
 
@@ -294,8 +275,10 @@ def describe_host() -> Environment:
         installed = version("gpu-precision-bench")
     except PackageNotFoundError:  # run from a checkout that is not installed
         installed = None
+    cpu = _look_up_cpu("model name")
+    cpu = platform.processor() if cpu is None else cpu or platform.machine()
     return Environment(
-        cpu=f"{_cpu_model()}, {len(usable_cpus())} cores",
+        cpu=f"{cpu}, {len(usable_cpus())} cores",
         python=platform.python_version(),
         os=platform.platform(),
         host=socket.gethostname(),
@@ -382,12 +365,6 @@ def usable_cpus() -> Sequence[int]:
     return range(os.cpu_count() or 1)
 
 
-def _host_memory_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().total)
-
-
 CPU_FLAGS: dict[Arithmetic, frozenset[str]] = {
     Arithmetic.FLOAT16: frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
     Arithmetic.BFLOAT16: frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
@@ -395,23 +372,18 @@ CPU_FLAGS: dict[Arithmetic, frozenset[str]] = {
 """What Linux calls the instructions of a CPU that multiply in half precision, of x86 and Arm."""
 
 
-def read_cpu_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+def read_cpu_flags(file: Path = _CPU) -> frozenset[str]:
     """The instructions that the CPU has, as Linux calls them; none where it does not tell."""
+    return frozenset((_look_up_cpu("flags", "Features", file=file) or "").split())
+
+
+def _look_up_cpu(*names: str, file: Path = _CPU) -> str | None:
+    """What Linux says of the first CPU by one of these names; None on another system."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
-        return frozenset()
-    found = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(found, "").split())
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
 
 
 def _read_commit() -> str | None:

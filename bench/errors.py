@@ -1,5 +1,12 @@
 """The exceptions whose message a user is meant to see."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class UsageError(Exception):
     """Something the user asked for cannot be done.
@@ -44,3 +51,10 @@ def nearest(word: str, right: list[str], otherwise: str = "") -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return otherwise or "right values: " + ", ".join(right)
+
+
+def choose(flag: str, name: str, right: Mapping[str, T]) -> T:
+    """What a name that a flag gave stands for. Raises UsageError: it is none of the right ones."""
+    if name not in right:
+        raise UsageError(f"{flag} {name!r}: {nearest(name, list(right))}")
+    return right[name]

@@ -29,8 +29,8 @@ class Rule:
     """
 
     status: Status
-    kind: str
-    message: str
+    message: str = ""
+    kind: str = ""
     base: str = ""
     when_full: bool = False
     when_limited: bool = False
@@ -45,44 +45,40 @@ _PLACES = ("Backend", "Network", "Store")
 # the libraries below torch have spellings of their own.
 RULES: tuple[Rule, ...] = (
     # Ray ended the process before the host ran out of memory; no smaller batch would have helped
-    Rule(Status.KILLED, "OutOfMemoryError", "", base="RayError"),
-    Rule(Status.OOM, "OutOfMemoryError", ""),
-    Rule(Status.OOM, "MemoryError", ""),
-    Rule(Status.OOM, "", r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
+    Rule(Status.KILLED, kind="OutOfMemoryError", base="RayError"),
+    Rule(Status.OOM, kind="OutOfMemoryError"),
+    Rule(Status.OOM, kind="MemoryError"),
+    Rule(Status.OOM, r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
     # torch.compile wraps what happened in exceptions of its own
-    Rule(Status.OOM, "", r"CUDA out of memory|OutOfMemoryError"),
+    Rule(Status.OOM, r"CUDA out of memory|OutOfMemoryError"),
     # NCCL allocates outside torch's allocator, and names the reason in its last line
-    Rule(Status.OOM, "", r"Cuda failure[^\n]*out of memory"),
-    Rule(Status.OOM, "", r"Triton Error \[\w+\]: out of memory"),
-    Rule(Status.OOM, "", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
-    Rule(Status.OOM, "", r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
-    Rule(Status.OOM, "", r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
-    Rule(Status.OOM, "", r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
-    Rule(Status.OOM, "", r"std::bad_alloc|Cannot allocate memory"),
+    Rule(Status.OOM, r"Cuda failure[^\n]*out of memory"),
+    Rule(Status.OOM, r"Triton Error \[\w+\]: out of memory"),
+    Rule(Status.OOM, r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
+    Rule(Status.OOM, r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
+    Rule(Status.OOM, r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
+    Rule(Status.OOM, r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
+    Rule(Status.OOM, r"std::bad_alloc|Cannot allocate memory"),
     # what workers of a DataLoader die of where a page of it is missing, and what they say otherwise
     Rule(
         Status.OOM,
-        "",
         r"DataLoader worker \(pid[^)]*\) is killed by signal: Bus error"
         r"|unable to (?:\w+ )+(?:shared memory|file <)[^\n]*No space left on device",
         shared=True,
     ),
     Rule(
         Status.KILLED,
-        "",
         r"DataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Terminated)",
     ),
     # libraries that do not say why the memory that they asked for was refused
     Rule(
         Status.OOM,
-        "",
         r"could not (?:create|execute) a (?:memory|primitive)|can't start new thread"
         r"|failed to map segment from shared object|cannot (?:map|allocate memory)",
         when_limited=True,
     ),
     Rule(
         Status.OOM_SUSPECTED,
-        "",
         r"CUDNN_STATUS_(?:NOT_INITIALIZED|NOT_SUPPORTED|INTERNAL_ERROR|EXECUTION_FAILED)"
         r"|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)"
         r"|unable to find an engine to execute"
@@ -90,30 +86,28 @@ RULES: tuple[Rule, ...] = (
         r"|NVML_SUCCESS == r",
         when_full=True,
     ),
-    Rule(Status.ERROR, "", r"gloo/\w+|Connection (?:closed|reset) by peer", peer=True),
+    Rule(Status.ERROR, r"gloo/\w+|Connection (?:closed|reset) by peer", peer=True),
     # those of NCCL, and of what processes find each other by
-    *(Rule(Status.ERROR, f"Dist{of}Error", "", peer=True) for of in _PLACES),
-    Rule(Status.ERROR, "", r"CUDA-capable device.*busy", transient=True),
-    Rule(
-        Status.ERROR, "", r"cudaErrorDevicesUnavailable|system not yet initialized", transient=True
-    ),
-    Rule(Status.ERROR, "", r"NVML.*(?:Unknown Error|Timeout|In use by another)", transient=True),
-    Rule(Status.ERROR, "NVMLError", r"Unknown Error|Timeout|In use by another", transient=True),
+    *(Rule(Status.ERROR, kind=f"Dist{of}Error", peer=True) for of in _PLACES),
+    Rule(Status.ERROR, r"CUDA-capable device.*busy", transient=True),
+    Rule(Status.ERROR, r"cudaErrorDevicesUnavailable|system not yet initialized", transient=True),
+    Rule(Status.ERROR, r"NVML.*(?:Unknown Error|Timeout|In use by another)", transient=True),
+    Rule(Status.ERROR, r"Unknown Error|Timeout|In use by another", "NVMLError", transient=True),
     # the host has no process to spare at the moment
-    Rule(Status.ERROR, "BlockingIOError", "", transient=True),
-    Rule(Status.UNSUPPORTED, "", r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
-    Rule(Status.UNSUPPORTED, "", r"no kernel image is available"),
-    Rule(Status.UNSUPPORTED, "", r"not supported on (?:this|your) (?:device|GPU|platform)"),
-    Rule(Status.UNSUPPORTED, "", r"Device does not support bfloat16"),
-    Rule(Status.UNSUPPORTED, "", r"Torch not compiled with CUDA enabled"),
-    Rule(Status.UNSUPPORTED, "", r"bfloat16 is only supported on GPUs with compute capability"),
+    Rule(Status.ERROR, kind="BlockingIOError", transient=True),
+    Rule(Status.UNSUPPORTED, r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
+    Rule(Status.UNSUPPORTED, r"no kernel image is available"),
+    Rule(Status.UNSUPPORTED, r"not supported on (?:this|your) (?:device|GPU|platform)"),
+    Rule(Status.UNSUPPORTED, r"Device does not support bfloat16"),
+    Rule(Status.UNSUPPORTED, r"Torch not compiled with CUDA enabled"),
+    Rule(Status.UNSUPPORTED, r"bfloat16 is only supported on GPUs with compute capability"),
     # what torch.compile says of a card, a Python or a host that it cannot compile for
-    Rule(Status.UNSUPPORTED, "", r"too old to be supported by the triton GPU compiler"),
-    Rule(Status.UNSUPPORTED, "", r"Cannot find a working triton installation"),
-    Rule(Status.UNSUPPORTED, "", r"No working C\+\+ compiler found"),
+    Rule(Status.UNSUPPORTED, r"too old to be supported by the triton GPU compiler"),
+    Rule(Status.UNSUPPORTED, r"Cannot find a working triton installation"),
+    Rule(Status.UNSUPPORTED, r"No working C\+\+ compiler found"),
     # of a step that --cuda-graphs captures: it waits for the device, or allocates on the host
-    Rule(Status.UNSUPPORTED, "", r"when stream is capturing"),
-    Rule(Status.UNSUPPORTED, "", r"(?:torch\.compile|Dynamo) is not supported on"),
+    Rule(Status.UNSUPPORTED, r"when stream is capturing"),
+    Rule(Status.UNSUPPORTED, r"(?:torch\.compile|Dynamo) is not supported on"),
 )
 
 
@@ -131,17 +125,16 @@ class Fault:
     peer: bool = False
 
 
+def list_kinds(error: BaseException) -> list[str]:
+    return [kind.__name__ for kind in type(error).__mro__]
+
+
 def classify(
     kinds: list[str], message: str, free_share: float | None = None, case: Case | None = None
 ) -> Fault:
-    """Say what an exception means.
-
-    Args:
-        kinds: names of the exception's class and its ancestors, nearest first.
-        message: its text; the reason is its first line.
-        free_share: of device memory when it was caught; 0 also where the allocator refused some.
-        case: what was run; its memory limit is named where memory ran out.
-    """
+    """Say what an exception means, by the names of its class and that one's ancestors, nearest
+    first, and its text. ``free_share`` of device memory is as when it was caught, 0 also where the
+    allocator refused some; the memory limit of ``case`` is named where memory ran out."""
     first, where = _quote(message)
     reason = f"{kinds[0]}: {first[:300]}" if first else kinds[0]
     reason += where
@@ -185,29 +178,26 @@ def _quote(message: str) -> tuple[str, str]:
 def classify_death(
     returncode: int, oom_kills: int, case: Case | None = None, trained: bool = False
 ) -> Fault:
-    """Say what it means that a worker ended without reporting a result.
+    """Say what it means that a worker ended without reporting a result, by its return code,
+    negative for a signal, and how many processes the kernel's OOM killer ended meanwhile.
 
-    Args:
-        returncode: as subprocess has it: negative for a signal.
-        oom_kills: processes the kernel's OOM killer ended meanwhile, see `count_oom_kills`.
-        case: what was run. Under a memory limit on a CPU a library that does not check an
-            allocation, or a thread that cannot be started, ends the process; that proves nothing of
-            the batch. On a GPU the limit is the allocator's own, which raises an exception.
-        trained: whether it had begun to warm up. Before that no batch takes memory.
+    Under a memory limit on a CPU a library that does not check an allocation, or a thread that
+    cannot be started, ends the process; that proves nothing of the batch. On a GPU the limit is the
+    allocator's own, which raises an exception. Before it has ``trained``, or begun to warm up, no
+    batch takes memory.
     """
     if returncode == -signal.SIGKILL and oom_kills > 0:
         return Fault(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
     if returncode in (-signal.SIGKILL, -signal.SIGTERM):
         return Fault(Status.KILLED, f"{signal.Signals(-returncode).name} from outside the sweep")
     if returncode < 0:
-        fault = Fault(Status.ERROR, f"the worker crashed with {name_signal(-returncode)}")
+        reason = f"the worker crashed with {name_signal(-returncode)}"
     else:
-        how = f"exited with code {returncode} and reported no result"
-        fault = Fault(Status.ERROR, f"the worker {how}")
+        reason = f"the worker exited with code {returncode} and reported no result"
     if case and case.memory_limit and case.device == "cpu" and trained and returncode:
-        why = f"{fault.reason}, under a memory limit of {case.memory_limit}; the log may say why"
+        why = f"{reason}, under a memory limit of {case.memory_limit}; the log may say why"
         return Fault(Status.OOM_SUSPECTED, why)
-    return fault
+    return Fault(Status.ERROR, reason)
 
 
 def name_signal(number: int) -> str:

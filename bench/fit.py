@@ -34,7 +34,6 @@ from bench.grid import AUTO
 from bench.preset import Preset
 from bench.render.cells import whole_cell
 from bench.render.model import NOTHING, Cell, Head, Table
-from bench.render.text import draw_table
 from bench.sweep.folder import default_out
 from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Options, add_running, plan_cases, read_running
@@ -166,6 +165,8 @@ def describe_walls(walls: Mapping[Case, Wall], step: int) -> list[dict[str, Any]
 
 def print_walls(walls: Mapping[Case, Wall], step: int) -> None:
     from rich.console import Console
+
+    from bench.render.text import draw_table
 
     console = Console(highlight=False)
     if not (console.is_terminal or os.environ.get("COLUMNS")):

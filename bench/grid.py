@@ -32,17 +32,6 @@ AUTO = "auto"
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9}|auto)")
 
 
-def _batch_range(low: int, high: str) -> list[Value]:
-    """The powers of two of ``32..1024``; ``32..auto`` stays as it is."""
-    if low < 1 or low & (low - 1):
-        raise ValueError("a range is of powers of two and starts with one, such as 32..1024")
-    if high == AUTO:
-        return [f"{low}..{AUTO}"]
-    if int(high) < low:
-        raise ValueError("a range goes upwards, such as 32..1024")
-    return list(_double(low, int(high)))
-
-
 def _double(low: int, high: int) -> Iterator[int]:
     while low <= high:
         yield low
@@ -68,10 +57,15 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
     if name == "batch_size" and value == AUTO:
         return [AUTO]
     if name == "batch_size" and (found := _RANGE.fullmatch(str(value))):
-        try:
-            return _batch_range(int(found[1]), found[2])
-        except ValueError as error:
-            raise UsageError(f"{where} {value!r}: {error}") from None
+        low, high = int(found[1]), found[2]
+        if low < 1 or low & (low - 1):
+            right = "a range is of powers of two and starts with one, such as 32..1024"
+            raise UsageError(f"{where} {value!r}: {right}")
+        if high == AUTO:
+            return [f"{low}..{AUTO}"]
+        if int(high) < low:
+            raise UsageError(f"{where} {value!r}: a range goes upwards, such as 32..1024")
+        return list(_double(low, int(high)))
     return [parse_value(name, value, where)]
 
 
@@ -101,15 +95,10 @@ def grid(
     Where an axis does not apply (`Axis.applies`) it is at its default; where it has no value, it
     has that of `fill_value`. A user's workload has no images of ours, and its name for a model.
 
-    Args:
-        blocks: the values of axes by name; `MICRO_BATCH` may be among them.
-        find: is given the other settings and ``auto`` or ``32..auto``, and says which batch sizes
-            are meant.
-        asked: the axes that some case must have, if any value of a block is not its default; those
-            of the blocks, if not given.
-
-    Raises:
-        UsageError: settings do not go together, or an axis is asked for that applies to no case.
+    ``blocks`` are values of axes by name, `MICRO_BATCH` among them. ``find`` is given the other
+    settings and ``auto`` or ``32..auto``, and says which batch sizes are meant. ``asked`` are the
+    axes, by default all of the blocks, that some case must have if any value is not the default.
+    Raises UsageError: settings do not go together, or an axis is asked for that applies to no case.
     """
     families: list[Case] = []
 
@@ -276,16 +265,12 @@ def _check_capture(case: Case) -> None:
 
 
 def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
-    """Refuse a batch size or a warm-up that does not fit the dataset.
+    """Refuse a batch size or a warm-up that does not fit so many training images, or items of a
+    workload's data.
 
-    Args:
-        train_images: of the dataset; for a workload, the items of its data.
-        batchnorm: whether the network may have BatchNorm, which needs two images in a batch.
-
-    Raises:
-        UsageError: the batch is larger than the dataset, a batch or micro-batch, or what a GPU has
-            of one, holds one image and there may be BatchNorm, or the learning rate's warm-up is
-            longer than the training.
+    Raises UsageError: the batch is larger than the dataset; a batch or micro-batch, or what a GPU
+    has of one, holds one image, and there may be BatchNorm, which needs two; or the learning rate's
+    warm-up is longer than the training.
     """
     item = "image" if case.workload == IMAGES else "item"
     whole = whole_batch(case)

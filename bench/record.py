@@ -5,10 +5,9 @@ Every column of a records file is a field here, described once: type, unit, mean
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from bench.axis import Axis, Trait
@@ -492,98 +491,6 @@ def read_kernels(cell: str) -> tuple[KernelTime, ...]:
     return tuple(KernelTime(name, float(time_s)) for time_s, name in named)
 
 
-@dataclass(frozen=True)
-class Tries:
-    """How a rate was measured: as the best of so many tries, at that SM clock and power draw."""
-
-    number: int
-    clock_mhz: float | None = None
-    power_w: float | None = None
-
-
-def write_tries(tries: Mapping[str, Tries]) -> str:
-    """Write how rates were measured, by column, as the cell of ``rate_tries`` has it.
-
-    >>> write_tries({"rate_float16": Tries(16, 1365, 723.4), "call_time_s": Tries(8)})
-    'rate_float16 16 1365 MHz 723 W; call_time_s 8'
-    """
-    units = [(name, t.number, (t.clock_mhz, "MHz"), (t.power_w, "W")) for name, t in tries.items()]
-    return "; ".join(
-        " ".join([name, str(number), *(f"{v:.0f} {unit}" for v, unit in read if v is not None)])
-        for name, number, *read in units
-    )
-
-
-def read_tries(cell: str) -> dict[str, Tries]:
-    """Read what `write_tries` wrote.
-
-    >>> read_tries("rate_float16 16 1365 MHz 723 W; call_time_s 8")["rate_float16"]
-    Tries(number=16, clock_mhz=1365.0, power_w=723.0)
-    """
-    found = {}
-    for part in cell.split("; ") if cell else []:
-        name, number, *rest = part.split()
-        read = {unit: float(value) for value, unit in zip(rest[::2], rest[1::2], strict=True)}
-        found[name] = Tries(int(number), read.get("MHz"), read.get("W"))
-    return found
-
-
-@dataclass(frozen=True)
-class Collapse:
-    """FLOP/s in float32 that ``threads`` reached together, and more that one of them did alone.
-
-    Threads that wait for each other on cores that other programs use, too, took products from 51
-    GFLOP/s to 0.1.
-    """
-
-    rate: float
-    alone: float
-    threads: int
-
-    def __str__(self) -> str:
-        rate, alone = (f"{flops / 1e9:.3g} GFLOP/s" for flops in (self.rate, self.alone))
-        return f"{self.threads} threads reach {rate} in float32, where one of them reaches {alone}"
-
-
-@dataclass(frozen=True)
-class Yardstick:
-    """What a device was measured to do, by column of `Environment`, and how.
-
-    Each column that the device should have is in ``rates`` and ``tries``; or ``reasons`` says why
-    it could not be measured; or what was measured ``collapsed``, and is not kept. ``measured_at``
-    is UTC, and empty where it is not known.
-    """
-
-    rates: dict[str, float] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    tries: dict[str, Tries] = field(default_factory=dict)
-    collapsed: dict[str, Collapse] = field(default_factory=dict)
-    measured_at: str = ""
-
-    def improve(self, other: Yardstick, peaks: Mapping[str, float] | None = None) -> Yardstick:
-        """With the better of two measurements of each rate, and the tries of both; a rate above its
-        own of ``peaks``, those of `bench.gpu.peaks.list_peaks`, is none."""
-        rates, tries = dict(self.rates), dict(self.tries)
-        for column, rate in other.rates.items():
-            most = (peaks or {}).get(column, math.inf)
-            then, now = (0.0 if one > most else one for one in (rate, rates.get(column, 0.0)))
-            better = column not in rates or (then > now) != (column == "call_time_s")
-            rates[column] = rate if better else rates[column]
-            best, rest = (other.tries, tries) if better else (tries, other.tries)
-            number = best[column].number + (rest[column].number if column in rest else 0)
-            tries[column] = replace(best[column], number=number)
-        return replace(self, rates=rates, tries=tries)
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        how = {"rate_tries": write_tries(self.tries), "rates_at": self.measured_at}
-        return {**self.rates, **{name: cell or None for name, cell in how.items()}}
-
-    @property
-    def missing(self) -> dict[str, str]:
-        return self.reasons | {column: str(one) for column, one in self.collapsed.items()}
-
-
 @dataclass
 class WorkRow:
     """One row of work.csv: the operations of a step that have the same `bench.work.Label`.
@@ -631,20 +538,6 @@ class Known:
     values: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     work: list[WorkRow] = field(default_factory=list)
-
-
-def write_sources(sources: Mapping[str, str]) -> str:
-    return "; ".join(f"{part}: {record_id}" for part, record_id in sources.items())
-
-
-def read_sources(cell: str) -> dict[str, str]:
-    """Read what `write_sources` wrote.
-
-    >>> read_sources("proof: 0123; work: 4567")
-    {'proof': '0123', 'work': '4567'}
-    """
-    parts = (part.partition(": ") for part in cell.split("; ") if part)
-    return {part: record_id for part, _, record_id in parts}
 
 
 @dataclass
@@ -763,6 +656,11 @@ def _by_name(*columns: Column) -> dict[str, Column]:
     return {column.name: column for column in columns}
 
 
+def _join(kind: type, what: str) -> dict[str, Column]:
+    """The columns of a table whose rows belong to records."""
+    return _by_name(Column("record_id", str, f"the record {what} belongs to"), *_columns(kind))
+
+
 COLUMNS: dict[str, Column] = _by_name(
     *_IDENTITY,
     *map(make_axis_column, AXES.values()),
@@ -770,22 +668,10 @@ COLUMNS: dict[str, Column] = _by_name(
     *_columns(Measurement),
     *_columns(Environment),
 )
-
-STEP_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record the step belongs to"), *_columns(Step)
-)
-
-EPOCH_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record the epoch belongs to"), *_columns(EpochRow)
-)
-
-WORK_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record that the work belongs to"), *_columns(WorkRow)
-)
-
-RANK_COLUMNS: dict[str, Column] = _by_name(
-    Column("record_id", str, "the record that the process belongs to"), *_columns(RankRow)
-)
+STEP_COLUMNS = _join(Step, "the step")
+EPOCH_COLUMNS = _join(EpochRow, "the epoch")
+WORK_COLUMNS = _join(WorkRow, "that the work")
+RANK_COLUMNS = _join(RankRow, "that the process")
 
 _OWNERS = {
     "device": ("device",),
@@ -819,16 +705,26 @@ def flatten(record: Record) -> dict[str, Any]:
 
 
 def write_missing(reasons: Mapping[str, str]) -> str:
-    """Write why columns are empty, as the column ``missing`` has it."""
+    """Write why columns are empty, as the column ``missing`` has it, or ``shared`` whose they
+    are."""
     return "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
 
-def read_missing(text: str) -> dict[str, str]:
+def read_missing(text: str, names: Container[str] = COLUMNS) -> dict[str, str]:
     """Read what `write_missing` wrote, by column; a reason may hold a semicolon itself.
 
     >>> read_missing("energy_j: no sensor; use another; notes: none")
     {'energy_j': 'no sensor; use another', 'notes': 'none'}
     """
-    heads = [m for m in re.finditer(r"(?:^|; )(\w+): ", text) if m[1] in COLUMNS]
+    heads = [m for m in re.finditer(r"(?:^|; )(\w+): ", text) if m[1] in names]
     ends = [*(head.start() for head in heads[1:]), len(text)]
     return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}
+
+
+def read_sources(cell: str) -> dict[str, str]:
+    """The records that the parts of one are from, as its column ``shared`` has them.
+
+    >>> read_sources("proof: 0123; work: 4567")
+    {'proof': '0123', 'work': '4567'}
+    """
+    return read_missing(cell, ("proof", "flop", "work"))

@@ -28,8 +28,9 @@ from bench.record import Measurement
 from bench.training.loop import Epoch, Training, merge, train_epoch
 from bench.training.parallel import Exchange, Group, Processes, measure_exchange
 from bench.training.timing import StepClock
-from bench.worker.measurement import Findings, TimedEpoch, describe_exchange, describe_group
-from bench.worker.messages import Seat
+from bench.worker.epochs import TimedEpoch
+from bench.worker.measurement import describe_exchange, describe_group
+from bench.worker.messages import Finished, Seat
 from bench.workloads import Loss, Workload
 
 CPU = torch.device("cpu")
@@ -272,7 +273,9 @@ def synchronized(group: Group) -> dict[str, Any]:
     case = replace(CASE, world_size=group.size, sync_bn=True)
     training = train(16, case, group)[0]
     batches = open_data(16, case, Share(group.rank, group.size))
-    found = Findings(Measurement(epoch_time_s=1.0, measured_time_s=1.0, step_time_median_s=0.1))
+    found = Finished(
+        measurement=Measurement(epoch_time_s=1.0, measured_time_s=1.0, step_time_median_s=0.1)
+    )
     own = [TimedEpoch(Epoch([8], [1.0], [1], [], []), [1.0], [0.1], 1.0)]
     describe_group(found, case, training, own, group, Seat(group.rank, group.size, "", [], 60.0))
     group.leave = lambda: None  # type: ignore[method-assign]  # other scenarios follow

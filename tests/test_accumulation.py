@@ -31,8 +31,9 @@ from bench.rehearsal.dispatch import Watch
 from bench.training.loop import Training, train_epoch
 from bench.training.loss_scale import DynamicScale
 from bench.training.timing import StepClock
-from bench.worker.channel import Channel
-from bench.worker.measurement import measure, set_up, start_over, warm_up_shapes
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel
+from bench.worker.preparation import set_up, start_over, warm_up_shapes
 
 IMAGES, BATCH = 61, 22  # batches of 22, 22 and 17
 HALF_STEPS = [
@@ -304,7 +305,7 @@ def test_a_measurement_in_micro_batches(data: DatasetInfo) -> None:
             lr_warmup="2",
             schedule="linear",
         )
-        found = measure(case, data.folder, Channel(), time.monotonic())
+        found = measure(Assignment(case, data.folder, time.monotonic()), Channel())
         m, rows[accumulate] = found.measurement, found.steps
         assert m.measured_steps == 6
         assert m.measured_images == 6 * 512

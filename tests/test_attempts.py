@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.compare.comparison import read_side
+from bench.compare.side import read_side
 from bench.record import COLUMNS, Record, Status, flatten
 from bench.store.attempts import fill_unknown, find_mixed, keep_latest
 from bench.store.reader import read_cases, read_history, read_records

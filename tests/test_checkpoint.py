@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from training_for_tests import CPU, OURS, batch, in_parts, training
 
 from bench.case import Case
+from bench.data.batches import MadeBatches
 from bench.executors import Event, Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.grid import grid
@@ -42,10 +43,9 @@ from bench.training.checkpoint import (
     trace,
 )
 from bench.training.loop import Training
-from bench.worker.channel import Channel
 from bench.worker.checkpoints import BEST, LAST, NOT_REPEATABLE, Checkpoints, find_best
-from bench.worker.measurement import Findings, measure
-from bench.worker.messages import PhaseEntered
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel, Finished, PhaseEntered
 from bench.workloads import Loss, Network, Workload
 from tests.planted.records import make_run
 
@@ -361,11 +361,11 @@ def make_case(name: str = "rows", **settings: Any) -> Case:
 THREE = {"epochs": 3, "evaluate": True, "schedule": "cosine"}
 
 
-def run(case: Case, folder: Path | str = "", **identity: str) -> Findings:
-    return measure(case, "", Channel(), time.monotonic(), None, str(folder), identity)
+def run(case: Case, folder: Path | str = "", **identity: str) -> Finished:
+    return measure(Assignment(case, "", time.monotonic(), None, str(folder), identity), Channel())
 
 
-def learnt(found: Findings) -> tuple[Any, ...]:
+def learnt(found: Finished) -> tuple[Any, ...]:
     """What was learnt, without times."""
     steps = [replace(step, time_s=None) for step in found.steps]
     epochs = [asdict(row) | {"time_s": 0, "eval_time_s": 0} for row in found.epochs]
@@ -424,13 +424,8 @@ def test_a_device_that_never_repeats_a_step_is_not_the_checkpoints_fault() -> No
 
 def test_saving_is_in_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each save comes after its epoch's last step was taken off the clock."""
-    from bench.training import checkpoint, loop, timing
+    from bench.worker import checkpoints, epochs
 
-    saved, trained, synchronized = (
-        checkpoint.save_checkpoint,
-        loop.train_epoch,
-        timing.synchronize,
-    )
     order: list[str] = []
 
     def tell(what: str, does: Callable[..., Any]) -> Callable[..., Any]:
@@ -440,9 +435,12 @@ def test_saving_is_in_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         return told
 
-    monkeypatch.setattr(checkpoint, "save_checkpoint", tell("save", saved))
-    monkeypatch.setattr(loop, "train_epoch", tell("epoch", trained))
-    monkeypatch.setattr(timing, "synchronize", tell("clock", synchronized))
+    for what, place, name in (
+        ("save", checkpoints, "save_checkpoint"),
+        ("epoch", epochs, "train_epoch"),
+        ("clock", epochs, "synchronize"),
+    ):
+        monkeypatch.setattr(place, name, tell(what, getattr(place, name)))
     run(make_case(epochs=2), tmp_path)
     first = order.index("epoch")
     once = ["epoch", "clock", "save"]
@@ -462,7 +460,7 @@ def interrupt(case: Case, folder: Path, epoch: int, **identity: str) -> None:
                 raise Interrupted
 
     with pytest.raises(Interrupted):
-        measure(case, "", Ear(), time.monotonic(), None, str(folder), identity)
+        measure(Assignment(case, "", time.monotonic(), None, str(folder), identity), Ear())
 
 
 @pytest.mark.parametrize("precision", OURS)
@@ -487,7 +485,8 @@ def test_what_an_earlier_process_saw_of_the_loader_stays(
 ) -> None:
     """Only the process that begins the first epoch sees how long its first batch takes."""
     first = iter([0.25])
-    monkeypatch.setattr("bench.worker.measurement._read_first_batch", lambda _: next(first))
+    seen = property(lambda _: next(first))
+    monkeypatch.setattr(MadeBatches, "first_batch_s", seen, raising=False)
     interrupt(make_case(**THREE), tmp_path, 1)
     found = run(make_case(**THREE), tmp_path)
     assert found.measurement.resumed_epochs == 1
@@ -504,7 +503,7 @@ def test_interrupted_after_its_last_epoch_nothing_is_trained_again(
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr("bench.worker.measurement._describe_time", cut)
+        patch.setattr("bench.worker.measurement.describe_time", cut)
         with pytest.raises(Interrupted):
             run(case, tmp_path / "run")
     found = run(case, tmp_path / "run")
@@ -606,7 +605,7 @@ def test_a_full_disk_leaves_what_was_saved_before(tmp_path: Path) -> None:
                 raise Interrupted
 
     with pytest.raises(Interrupted):
-        measure(case, "", Ear(), time.monotonic(), None, str(tmp_path / "run"), {})
+        measure(Assignment(case, "", time.monotonic(), None, str(tmp_path / "run"), {}), Ear())
     found = run(case, tmp_path / "run")
     assert found.measurement.resumed_epochs == 1
     assert learnt(found) == learnt(whole)

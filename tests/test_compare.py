@@ -464,7 +464,7 @@ def test_a_gate_on_sweeps_that_share_nothing_fails(
         (["--metric", "epoch_time"], "--metric 'epoch_time': did you mean 'epoch_time_s'?"),
         (["--format", "jsn"], "--format 'jsn': did you mean 'json'?"),
         (["--colour"], "unknown argument '--colour'"),
-        (["-o", "absent/file"], "-o absent/file: No such file or directory; choose a path"),
+        (["-o", "absent/file"], "-o absent/file: No such file or directory; choose a place"),
     ],
 )
 def test_usage_errors_are_one_line(
@@ -567,7 +567,7 @@ def test_two_states_of_a_switch_fit_the_terminal(
         for on in (False, True)
         for i, time in enumerate(BASE, 1)
     ]
-    sweep = write("sweep", rows)
+    sweep = write("a_folder_with_a_long_name_" * 4, rows)
     monkeypatch.setenv("COLUMNS", str(columns))
     assert main([sweep, "--axis", "channels_last", "--full"]) == 0
     out = capsys.readouterr().out

@@ -30,8 +30,8 @@ from bench.training.counting import (
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.work import Kind, Label, Work, base_name, sum_kinds
-from bench.worker.channel import Channel
 from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel
 from bench.workloads import Workload
 from bench.workloads.images import Images
 
@@ -309,7 +309,7 @@ def test_dpn92_moves_what_was_computed_for_it() -> None:
 @pytest.mark.slow
 def test_a_row_has_the_traffic_of_its_step() -> None:
     case = replace(grid(ROWS)[0], batch_size=20, fraction=0.5)
-    found = measure(case, "", Channel(), time.monotonic())
+    found = measure(Assignment(case, "", time.monotonic()), Channel())
     training, batches = train(case, Flat())
     assert found.measurement.step_bytes == round(
         sum(work.bytes for work in count_step(training, batches, case).values())

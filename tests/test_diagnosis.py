@@ -25,6 +25,7 @@ from bench.diagnosis.advice import (
     advise,
 )
 from bench.diagnosis.breakdown import Breakdown, divide
+from bench.diagnosis.causes import find_tensor_cores
 from bench.diagnosis.ceiling import Ceiling, find_beaten
 from bench.diagnosis.evidence import write_run
 from bench.diagnosis.explanation import (
@@ -36,7 +37,6 @@ from bench.diagnosis.explanation import (
     Run,
     Side,
 )
-from bench.diagnosis.kernels import find_tensor_cores
 from bench.diagnosis.reasons import explain
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait

@@ -24,6 +24,7 @@ from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warni
 from bench.doctor.machine import Machine, examine_machine
 from bench.environment import DeviceAnswer, ProcessAnswer, find_variables
 from bench.gpu.nvml import Lack
+from bench.plain import read_value
 
 RECORDINGS = Path(__file__).parent / "recordings"
 FINE, NOTE, UNBELIEVABLE = Level
@@ -270,7 +271,7 @@ def test_a_value_of_a_wrong_type_is_refused(data: st.DataObject) -> None:
     if facts[name] is object:
         facts["unheard of"] = facts.pop(name)
     with pytest.raises((ValueError, TypeError)):
-        __main__._read(Machine, facts, "facts")
+        read_value(Machine, facts)
 
 
 # ------------------------------------------------------------------------------- what is gathered

@@ -13,9 +13,10 @@ from bench.doctor.rates import SECONDS
 from bench.environment import DeviceAnswer, ProcessAnswer
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint
-from bench.record import Collapse, WorkRow, Yardstick
+from bench.record import WorkRow
 from bench.sweep.__main__ import main as sweep
 from bench.work import Kind
+from bench.yardstick import Collapse, Yardstick
 
 WORK = (WorkRow(Kind.CONVOLUTION, "", "float32", 9, 1e9, 1e3),)
 RATES = {"rate_float32": 1e11, "rate_bfloat16": 1e9, "rate_float16": 1e9, "rate_copy": 1e10}

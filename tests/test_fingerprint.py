@@ -13,8 +13,9 @@ import pytest
 from bench import fingerprint
 from bench.environment import ProcessAnswer, ask
 from bench.errors import UsageError
-from bench.fingerprint import Fingerprint, check_outputs, examine_in_fork, read_fingerprint
+from bench.fingerprint import Fingerprint, check_outputs, examine_in_fork
 from bench.flags import join_flags
+from bench.plain import read_value
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 
@@ -179,7 +180,7 @@ def test_what_a_model_does_on_the_meta_device_is_no_fault(monkeypatch: pytest.Mo
     """Custom kernels may do anything there; then its work is not known, and no more."""
     monkeypatch.setattr(fingerprint, "_SKETCH_S", 1.0)
     for name in ("mynet:odd_exit", "mynet:odd_leave", "mynet:odd_crash", "mynet:odd_sleep"):
-        found = read_fingerprint(examine_in_fork(name))
+        found = read_value(Fingerprint, examine_in_fork(name))
         assert (found.outputs, found.work) == (10, ())
 
 

@@ -16,7 +16,7 @@ import pytest
 from bench import fit
 from bench.card.phases import count_runs
 from bench.case import Case
-from bench.compare.comparison import read_side
+from bench.compare.side import read_side
 from bench.data import prepare
 from bench.errors import UsageError
 from bench.executors import fake

@@ -36,19 +36,20 @@ from bench.precision import (
     set_flags,
 )
 from bench.preset import Preset
-from bench.record import Environment
+from bench.record import Environment, Status
 from bench.report.__main__ import main as report
 from bench.scales.__main__ import main as scales
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.preflight import Inputs
 from bench.training import float8
+from bench.training.arithmetic import name_arithmetic
 from bench.training.building import make_training
 from bench.training.float8 import Conversion, convert, find_products
 from bench.training.flop import count_flop
 from bench.training.loop import Training
-from bench.training.proof import Proof, Setting, name_arithmetic, prove
-from bench.worker.channel import Channel
-from bench.worker.measurement import Findings, measure
+from bench.training.proof import Proof, Setting, prove
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel, Finished
 from bench.workloads import Workload
 from examples import transformer
 from tests.planted.records import make_record, measured, write_sweep
@@ -73,14 +74,14 @@ def _emulated() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run() -> Callable[..., Findings]:
-    done: dict[Case, Findings] = {}
+def run() -> Callable[..., Finished]:
+    done: dict[Case, Finished] = {}
 
-    def run(**settings: Any) -> Findings:
+    def run(**settings: Any) -> Finished:
         (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [16]})
         case = replace(case, steps=5, **settings)
         if case not in done:
-            done[case] = measure(case, "", Channel(), time.monotonic())
+            done[case] = measure(Assignment(case, "", time.monotonic()), Channel())
         return done[case]
 
     return run
@@ -88,13 +89,13 @@ def run() -> Callable[..., Findings]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", FP8_RECIPES)
-def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Findings]) -> None:
+def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Finished]) -> None:
     found = run(precision="fp8", fp8_recipe=recipe)
     m = found.measurement
     assert m.fp8_layers == "8 of 9 linear layers: blocks.*.qkv, blocks.*.out, blocks.*.wide.*"
     assert m.notes is not None
     assert m.notes.startswith("fp8 is emulated in float32 (BENCH_EMULATE_FP8)")
-    assert (found.contradiction, m.arithmetic) == (None, "float8/bfloat16")
+    assert (found.status, m.arithmetic) == (Status.OK, "float8/bfloat16")
     assert m.proof_layer == (
         "fp8 linear layer, 32 to 128 features; linear layer, 32 to 16 features"
     )
@@ -109,7 +110,7 @@ def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Findings]
     assert [s.loss for s in found.steps] != [s.loss for s in theirs], "it would be bf16"
 
 
-def test_its_share_of_the_flop_is_what_torch_counts(run: Callable[..., Findings]) -> None:
+def test_its_share_of_the_flop_is_what_torch_counts(run: Callable[..., Finished]) -> None:
     workload = transformer.tiny()
     model, batch = workload.build_model(), workload.make_batch(2, CPU, torch.Generator())
     with FlopCounterMode(display=False) as counter:
@@ -326,11 +327,11 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_gradients_of_frozen_layers(run: Callable[..., Findings]) -> None:
+def test_gradients_of_frozen_layers(run: Callable[..., Finished]) -> None:
     """Those that training does not need are not proven; that torchao computes them is said."""
     frozen = run(precision="fp8", freeze="blocks")
     m = frozen.measurement
-    assert frozen.contradiction is None
+    assert frozen.status is Status.OK
     training = train(frozen="blocks")
     assert training.conversion
     proof = prove_conversion(training.conversion, training, frozen=True)
@@ -356,7 +357,7 @@ def test_a_layer_that_was_not_converted_belies_the_label() -> None:
     training = train()
     assert training.conversion
     honest = prove_conversion(training.conversion, training)
-    assert honest.contradicts(FP8) is None
+    assert honest.contradicts(FP8) == ""
     assert honest.remarks(FP8) == [], "that the rest runs in bf16 is as it should be"
     found = prove_conversion(with_layer(training.conversion, nn.Linear(32, 128)), training)
     said = str(found.contradicts(FP8))

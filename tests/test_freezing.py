@@ -19,19 +19,22 @@ from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts,
 
 from bench.case import Case, parse_value
 from bench.errors import UsageError
-from bench.fingerprint import examine, read_fingerprint
+from bench.fingerprint import Fingerprint, examine
 from bench.grid import grid
 from bench.models import build_model
 from bench.models.freezing import freeze
+from bench.plain import read_value
 from bench.precision import PRECISIONS, find_formats, set_flags
+from bench.record import Status
 from bench.sweep import preflight
 from bench.sweep.preflight import Inputs, warn_of_freezing
 from bench.training.building import make_training
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import find_layers
-from bench.worker.channel import Channel
-from bench.worker.measurement import Findings, evaluate, measure
+from bench.worker.epochs import evaluate
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel, Finished
 from bench.workloads import Workload, load_workload
 from bench.workloads.images import Images
 
@@ -63,10 +66,10 @@ def trained(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
-def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:fine") -> Findings:
+def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:fine") -> Finished:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "precision": [precision]})
     case = replace(case, batch_size=8, freeze=frozen, evaluate=True)
-    return measure(case, "", Channel(), time.monotonic())
+    return measure(Assignment(case, "", time.monotonic()), Channel())
 
 
 def unkept() -> nn.Module:
@@ -78,7 +81,7 @@ def unkept() -> nn.Module:
 def test_a_batch_of_one_needs_no_batchnorm_that_is_frozen() -> None:
     name = f"{__name__}:fine"
     found = examine(name, "workload", freezes=("bn", "0", "backbone"))
-    found = read_fingerprint(json.loads(json.dumps(asdict(found))))
+    found = read_value(Fingerprint, json.loads(json.dumps(asdict(found))))
     assert (found.batchnorm, found.still) == (True, ("bn", "backbone"))
     inputs = Inputs({}, {f"workload:{name}": found}, {})
     case = Case(model=name, dataset="own", workload=name, batch_size=1, freeze="bn")
@@ -355,7 +358,7 @@ def test_gradients_that_are_not_computed_are_not_probed() -> None:
 def test_a_case_says_what_was_not_computed(precision: str) -> None:
     found = run("backbone", precision)
     m = found.measurement
-    assert found.contradiction is None
+    assert found.status is Status.OK
     assert m.flop_per_image == count_flop(Fine(), "backbone")
     assert m.conv_error is not None
     assert m.input_grad_error is m.weight_grad_error is None

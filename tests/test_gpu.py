@@ -12,6 +12,7 @@ import pynvml
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from readings_for_tests import Recorder, Replay
 
 from bench.gpu.cards import Card, Link, find_card, find_cards, select_visible
 from bench.gpu.device import READINGS, Depth, Host, Process, Reading, Several, Unreadable
@@ -27,7 +28,6 @@ from bench.gpu.nvml import (
     open_device,
     throttle_names,
 )
-from bench.gpu.recording import Recorder, Replay
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"

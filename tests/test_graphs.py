@@ -23,8 +23,8 @@ from bench.training import graphs
 from bench.training.graphs import WARMUP_STEPS
 from bench.training.loop import Epoch, Training, train_epoch
 from bench.training.timing import StepClock
-from bench.worker.channel import Channel
 from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel
 
 
 class Played:
@@ -146,7 +146,7 @@ def test_the_worker_captures_once_in_the_warm_up(monkeypatch: pytest.MonkeyPatch
     )  # fmt: skip
     folder = prepare("synthetic", data_dir=None).folder
     plain, found = (
-        measure(replace(case, cuda_graphs=on), folder, Channel(), time.monotonic())
+        measure(Assignment(replace(case, cuda_graphs=on), folder, time.monotonic()), Channel())
         for on in (False, True)
     )
     assert len(made) == 1

@@ -34,8 +34,8 @@ from bench.training.flop import count_flop
 from bench.verdict import learnt_nothing
 from bench.wall.records import Trial, name_family
 from bench.wall.search import Probe
-from bench.worker.channel import Channel
 from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel
 from bench.workloads import OWN, Workload
 from bench.workloads.images import Images
 
@@ -289,7 +289,7 @@ def undivided() -> Workload:
 
 def run(workload: str, **settings: Any) -> Any:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "batch_size": [8]} | settings)
-    return measure(case, "", Channel(), time.monotonic())
+    return measure(Assignment(case, "", time.monotonic()), Channel())
 
 
 def test_a_supply_that_does_not_divide_its_batches_is_refused() -> None:

@@ -30,17 +30,19 @@ from bench.errors import UsageError
 from bench.executors import Job, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
-from bench.failure import classify
-from bench.fingerprint import Fingerprint, build_network, name_subject, try_workload
+from bench.failure import classify, list_kinds
+from bench.fingerprint import Fingerprint, name_subject
 from bench.grid import check_axes, grid
 from bench.preset import load_preset
 from bench.processes import read_cpu_time
 from bench.record import Outcome, Status
 from bench.sweep import preflight
 from bench.sweep.options import parse_arguments, plan_cases
-from bench.worker.__main__ import describe_error
-from bench.worker.channel import Channel
-from bench.worker.measurement import OtherWork, measure, set_up, start_over, warm_up_shapes
+from bench.training.trial import Trial
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel
+from bench.worker.preparation import set_up, start_over, warm_up_shapes
+from bench.worker.stopwatch import OtherWork
 from bench.workloads import Workload
 
 CPU = torch.device("cpu")
@@ -176,11 +178,11 @@ def test_what_is_measured_learns_the_same(
         accumulate=2,
         epochs=2,
     )
-    plain = measure(case, few.folder, Channel(), time.monotonic())
+    plain = measure(Assignment(case, few.folder, time.monotonic()), Channel())
     assert plain.measurement.loader_first_batch_s is None
     assert plain.measurement.loader_samples_per_s is None
     case = replace(case, loader="torch", workers=2, persistent_workers=True)
-    found = measure(case, few.folder, Channel(), time.monotonic())
+    found = measure(Assignment(case, few.folder, time.monotonic()), Channel())
     for ours, theirs in zip(found.steps, plain.steps, strict=True):
         assert (ours.images, ours.loss, ours.correct) == (
             theirs.images,
@@ -213,7 +215,7 @@ def test_steps_after_a_resume_are_those_of_the_same_loader(
         loader="torch",
         workers=workers,
     )
-    m = measure(case, "", Channel(), time.monotonic()).measurement
+    m = measure(Assignment(case, "", time.monotonic()), Channel()).measurement
     assert (m.resume_exact, m.resume_difference) == (True, None)
 
 
@@ -309,7 +311,7 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(
         return [psutil._pslinux.scputimes(k * machine[0], *[0.0] * 9) for k in (1000, 1)]
 
     monkeypatch.setattr(psutil, "cpu_times", tell)
-    monkeypatch.setattr("bench.worker.measurement.usable_cpus", lambda: [1])
+    monkeypatch.setattr("bench.worker.stopwatch.usable_cpus", lambda: [1])
     for ends in (False, True):
         others, before = OtherWork(), read_cpu_time()
         pipe = subprocess.PIPE
@@ -375,7 +377,8 @@ def test_memory_is_pinned_for_a_gpu() -> None:
 
 
 def look(workload: Workload) -> Any:
-    return try_workload("m:f", workload, build_network("m:f", workload))
+    trial = Trial("m:f", workload)
+    return trial.run(trial.build_network())
 
 
 class Doubles(loads_for_tests.Rows):
@@ -459,7 +462,7 @@ def end(name: str) -> tuple[list[str], str]:
         for divided in batches.divide():
             list(divided.parts)
     except Exception as error:
-        return describe_error(error)
+        return list_kinds(error), str(error)
     finally:
         batches.close()
     raise AssertionError("it came to its end")
@@ -514,7 +517,7 @@ def test_a_worker_that_dies_within_a_batch_is_named(error: Exception) -> None:
             worker.kill()
             worker.join()
             worker.close()
-    fault = classify(*describe_error(ended.value), None, Case())
+    fault = classify(list_kinds(ended.value), str(ended.value), None, Case())
     assert (fault.status, ended.value.__cause__) == (Status.KILLED, error)
     assert "is killed by signal: Killed" in fault.reason
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from readings_for_tests import Recorder, Replay
 
 from bench.gpu.device import Depth, Host, Reading, Unreadable
 from bench.gpu.monitor import MONITORED, Monitor, integrate
-from bench.gpu.recording import Recorder, Replay
 from bench.record import Measurement
 
 READINGS = Path(__file__).parent / "readings"

@@ -39,8 +39,8 @@ from bench.record import Measurement, Outcome, RankRow, Status
 from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest
 from bench.training.schedule import learning_rates
-from bench.worker.measurement import OtherWork
-from bench.worker.messages import GO_ON, Finished, Message, PhaseEntered, StepTaken
+from bench.worker.messages import GO_ON, Assignment, Finished, Message, PhaseEntered, StepTaken
+from bench.worker.stopwatch import OtherWork
 
 TESTS = Path(models_for_tests.__file__).parent
 SIZES = (2, 3)
@@ -371,7 +371,7 @@ class Script:
                 if self._killed:
                     return
 
-    def acknowledge(self, answer: bytes = GO_ON) -> None:
+    def tell(self, line: bytes = GO_ON) -> None:
         self.told += 1
         self._may.release()
 
@@ -400,7 +400,7 @@ def play(
     heard = []
     for message in ranks.messages():
         if isinstance(message, PhaseEntered):
-            ranks.acknowledge()
+            ranks.tell()
         if message is not None:
             heard.append(message)
     return ranks, heard
@@ -655,11 +655,11 @@ def test_no_process_outlives_the_sweep(tmp_path: Path) -> None:
 
 
 def test_a_case_of_several_processes_has_a_seat_or_says_so() -> None:
-    from bench.worker.channel import Channel
     from bench.worker.measurement import measure
+    from bench.worker.messages import Channel
 
     with pytest.raises(UsageError, match=r"only bench\.sweep starts"):
-        measure(DDP, "", Channel(), time.monotonic())
+        measure(Assignment(DDP, "", time.monotonic()), Channel())
 
 
 def test_axes_of_several_gpus_vary_with_them_alone() -> None:

@@ -28,8 +28,9 @@ from bench.training.building import make_training
 from bench.training.counting import join_work
 from bench.training.profiling import profile_step
 from bench.work import Kind, Label, Work
-from bench.worker.channel import Channel
-from bench.worker.measurement import Findings, measure, open_supply
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.preparation import open_supply
 from bench.workloads import Workload
 
 CPU = torch.device("cpu")
@@ -315,8 +316,8 @@ def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> Findings:
-    return measure(tiny(profile=True), "", Channel(), time.monotonic())
+def found() -> Finished:
+    return measure(Assignment(tiny(profile=True), "", time.monotonic()), Channel())
 
 
 def tiny(**settings: Any) -> Case:
@@ -324,7 +325,7 @@ def tiny(**settings: Any) -> Case:
     return replace(case, steps=4, **settings)
 
 
-def test_a_case_holds_what_was_profiled(found: Findings) -> None:
+def test_a_case_holds_what_was_profiled(found: Finished) -> None:
     m = found.measurement
     assert m.profiled_steps == profiling.MOST
     assert m.profiled_step_s
@@ -345,7 +346,7 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no CUPTI")
 
     monkeypatch.setattr(profiling, "profile_step", fail)
-    found = measure(tiny(profile=True), "", Channel(), time.monotonic())
+    found = measure(Assignment(tiny(profile=True), "", time.monotonic()), Channel())
     assert found.missing["busy_s"] == "RuntimeError: no CUPTI"
     assert found.measurement.busy_s is None
     assert found.measurement.step_bytes
@@ -353,10 +354,10 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_is_missing_where_none_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, found: Findings
+    monkeypatch: pytest.MonkeyPatch, found: Finished
 ) -> None:
     monkeypatch.setattr(profiling, "profile_step", None)
-    plain = measure(tiny(), "", Channel(), time.monotonic())
+    plain = measure(Assignment(tiny(), "", time.monotonic()), Channel())
     assert plain.measurement.profiled_steps is None
     assert [name for name in plain.missing if name in ("busy_s", "profiled_steps")] == []
     assert {row.time_s for row in plain.work} == {None}

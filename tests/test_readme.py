@@ -134,8 +134,8 @@ MEASURED = {
 def write_causes() -> str:
     """Every cause that `bench.why` may name, with what may mend it."""
     mended = {
-        cause: [*(f"`{option.flag}`" for option in cure.options), *filter(None, [cure.other])]
-        for cause, cure in CURES.items()
+        cause: [cure if isinstance(cure, str) else f"`{cure.flag}`" for cure in cures]
+        for cause, cures in CURES.items()
     }
     return "\n" + "".join(
         f"- {c.meaning}{': ' if what else ''}{', '.join(what)}\n" for c, what in mended.items()

@@ -54,8 +54,8 @@ from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import parse_arguments as parse_sweep
 from bench.sweep.options import plan_cases
-from bench.worker.channel import Channel
-from bench.worker.measurement import Findings, measure
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel, Finished
 from bench.workloads import Loss, Network, Workload
 
 HERE = Path(__file__).parent
@@ -661,11 +661,11 @@ class Ending(Channel):
         return len(self.told) < self.epochs
 
 
-def train(channel: Channel, **settings: Any) -> Findings:
+def train(channel: Channel, **settings: Any) -> Finished:
     axes = {"workload": [f"{__name__}:rows"], "device": ["cpu"], "batch_size": [16], "lr": [0.3]}
     (case,) = grid({**axes, "epochs": [4], "evaluate": [True], **settings})
     with torch.random.fork_rng():
-        return measure(case, "", channel, time.monotonic())
+        return measure(Assignment(case, "", time.monotonic()), channel)
 
 
 def forget_times(rows: Sequence[EpochRow]) -> list[EpochRow]:

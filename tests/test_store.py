@@ -600,7 +600,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None
     for module in (reader, writer):
         monkeypatch.setattr(module, "SCHEMA", NEXT)
     monkeypatch.setattr(reader, "COLUMNS", columns)
-    monkeypatch.setitem(writer.FILES, RECORDS, columns)
+    monkeypatch.setitem(writer.TABLES, RECORDS, columns)
     monkeypatch.setattr(record, "SCHEMA", NEXT)
 
 
@@ -630,7 +630,7 @@ def test_a_new_column_never_shifts_old_ones(
         "flatten",
         lambda item: {
             name: 7.5 if name == "fan_speed" else {**plain(item), "schema": NEXT}[name]
-            for name in writer.FILES[RECORDS]
+            for name in writer.TABLES[RECORDS]
         },
     )
     write(tmp_path, make_run(Case(lr=0.5), repeat=2, epoch_time_s=4.5))
@@ -641,7 +641,7 @@ def test_a_new_column_never_shifts_old_ones(
     assert frame["gpu"].tolist() == ["'quoted'", "NVIDIA Imaginary"]
     assert math.isnan(frame["fan_speed"][0])
     assert frame["fan_speed"][1] == 7.5
-    assert lines(tmp_path / RECORDS)[0].decode().split(",") == list(writer.FILES[RECORDS])
+    assert lines(tmp_path / RECORDS)[0].decode().split(",") == list(writer.TABLES[RECORDS])
     assert not list(tmp_path.glob(".records*"))
 
 

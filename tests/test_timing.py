@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.limits import STEADY, find_ends
+from bench.record import Measurement
 from bench.training import timing
 from bench.training.timing import (
     FEWEST_WINDOWS,
@@ -27,9 +28,9 @@ from bench.training.timing import (
     Warmup,
     extrapolate,
     measure_slope,
-    summarize,
     warm_up,
 )
+from bench.worker.epochs import describe_steps
 
 CPU = torch.device("cpu")
 READINGS = Path(__file__).parent / "readings"
@@ -305,11 +306,12 @@ def test_the_slope_is_scipys(values: list[float], every: float) -> None:
 
 @given(TIMES)
 def test_summary_agrees_with_numpy(times: list[float]) -> None:
-    spread = summarize(times)
-    assert spread.median == pytest.approx(np.median(times))
-    assert spread.p95 == np.percentile(times, 95, method="inverted_cdf")
-    assert spread.mad == pytest.approx(np.median(np.abs(np.array(times) - np.median(times))))
-    assert spread.slowest == max(times) == times[spread.slowest_index]
+    describe_steps(m := Measurement(), times)
+    assert m.step_time_median_s == pytest.approx(np.median(times))
+    assert m.step_time_p95_s == np.percentile(times, 95, method="inverted_cdf")
+    off = np.median(np.abs(np.array(times) - np.median(times)))
+    assert m.step_time_mad_s == pytest.approx(off)
+    assert m.step_time_max_s == max(times) == times[m.step_time_max_index or 0]
 
 
 def test_extrapolation_by_hand() -> None:

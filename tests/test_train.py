@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from readings_for_tests import Replay
 from torch import Tensor, nn
 from training_for_tests import (
     CPU,
@@ -24,6 +25,7 @@ from training_for_tests import (
     differing_masters,
     distance,
     fp32_curves,
+    list_batches,
     outside_spread,
     small,
     spoil_batch_norm,
@@ -35,7 +37,6 @@ from training_for_tests import (
 
 from bench.data import load, prepare
 from bench.data.batches import Batches
-from bench.gpu.recording import Replay
 from bench.models import build_model
 from bench.precision import POLICIES, PRECISIONS
 from bench.training.loop import Training, train_epoch
@@ -446,7 +447,7 @@ def test_small_dpn_learns_real_images(cifar10: Path) -> None:
     ours = Training(build_model("dpn-small"), PRECISIONS["fp32"], CPU, lr=0.02)
     images, labels = data.train_images[:2000], data.train_labels[:2000]
     batches = Batches(images, labels, batch_size=50, device=CPU, seed=0)
-    passes = chain.from_iterable([[*batches.epoch(i)] for i in range(3)])
+    passes = chain.from_iterable([[*list_batches(batches, i)] for i in range(3)])
     epoch = train_epoch(ours, passes, StepClock(CPU), lambda step, loss: None)()
     last = sum(epoch.correct[-40:]) / sum(epoch.images[-40:])
     assert last > 0.2

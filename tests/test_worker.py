@@ -14,29 +14,32 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from training_for_tests import list_batches
 
 from bench.case import Case
 from bench.data import DatasetInfo, load, prepare
 from bench.errors import UsageError
 from bench.limits import find_ends
-from bench.precision import Arithmetic
+from bench.precision import PRECISIONS, Arithmetic
 from bench.record import BESIDE, Measurement, Status, Step
+from bench.training.arithmetic import OperationProof
 from bench.training.flop import count_flop
 from bench.training.loop import Training
-from bench.training.proof import DENSE, LayerProof, OperationProof, Proof
+from bench.training.proof import DENSE, LayerProof, Proof
 from bench.training.timing import Warmup
 from bench.worker import measurement
-from bench.worker.__main__ import conclude
-from bench.worker.channel import Channel, Reporter
-from bench.worker.measurement import (
-    Findings,
-    forgive,
-    measure,
-    set_up,
-    start_over,
-    warm_up_shapes,
+from bench.worker.measurement import conclude, measure
+from bench.worker.messages import (
+    Assignment,
+    Channel,
+    Finished,
+    Message,
+    PhaseEntered,
+    Reporter,
+    StepTaken,
+    decode,
 )
-from bench.worker.messages import Message, PhaseEntered, StepTaken, decode
+from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.worker.stopwatch import Stopwatch
 from bench.workloads.images import Images
 
@@ -127,7 +130,7 @@ def data() -> DatasetInfo:
 
 
 def run(case: Case, data: DatasetInfo) -> tuple[Measurement, list[Step], dict[str, str]]:
-    found = measure(case, data.folder, Channel(), time.monotonic())
+    found = measure(Assignment(case, data.folder, time.monotonic()), Channel())
     return found.measurement, found.steps, found.missing
 
 
@@ -177,7 +180,7 @@ def test_the_parts_of_the_time_of_a_worker_add_up(data: DatasetInfo) -> None:
     """Each instant from the moment it was asked for is in one of them, and in no other."""
     started = time.monotonic() - 5.0
     case = replace(CASE, evaluate=True, steps=2)
-    found = measure(case, data.folder, Channel(), started, began=started + 2.0)
+    found = measure(Assignment(case, data.folder, started), Channel(), began=started + 2.0)
     ended, m = time.monotonic(), found.measurement
     assert m.process_start_s == pytest.approx(2.0)
     assert m.imports_s is not None
@@ -257,13 +260,13 @@ THREE = replace(
 def test_three_epochs_are_three_by_hand(few: DatasetInfo) -> None:
     """Bit for bit: the images of epochs 0, 1 and 2, one after the other, from scratch."""
     case = replace(THREE, model=f"{__name__}:dropping")
-    found = measure(case, few.folder, Channel(), time.monotonic())
+    found = measure(Assignment(case, few.folder, time.monotonic()), Channel())
     workload, batches, training = set_up(case, few.folder)
     start_over(training, batches, case)
     tests = workload.open_tests(batch_size=256, device=torch.device("cpu"))
     losses, hits, tested = [], [], []
     for index in range(3):
-        for x, y in batches.epoch(index):
+        for x, y in list_batches(batches, index):
             loss, correct, _ = training.step((x, y))
             losses.append(float(loss))
             hits.append(int(correct))
@@ -322,9 +325,9 @@ def test_an_evaluation_that_failed_is_left_behind(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return evaluated(self, batches)
 
-    sound = measure(THREE, few.folder, Channel(), time.monotonic())
+    sound = measure(Assignment(THREE, few.folder, time.monotonic()), Channel())
     monkeypatch.setattr(Training, "evaluate", fail_once)
-    found = measure(THREE, few.folder, Channel(), time.monotonic())
+    found = measure(Assignment(THREE, few.folder, time.monotonic()), Channel())
     assert found.epochs[0].test_loss is None
     assert [row.test_loss for row in found.epochs[1:]] == [r.test_loss for r in sound.epochs[1:]]
     assert found.measurement.test_loss == sound.measurement.test_loss
@@ -344,14 +347,14 @@ def test_overflows_and_divergence_count_over_all_epochs(few: DatasetInfo) -> Non
     m, _, _ = run(replace(case, evaluate=False), few)
     assert m.first_bad_step == 6
     assert m.overflow_steps == 15
-    found = measure(case, few.folder, Channel(), time.monotonic())
+    found = measure(Assignment(case, few.folder, time.monotonic()), Channel())
     assert [row.overflow_steps for row in found.epochs] == [5, 5, 5]
     assert [row.train_loss is None for row in found.epochs] == [False, True, True]
-    assert conclude(found)[1].endswith("the loss was inf or NaN from step 6 of 15")
+    assert found.reason.endswith("the loss was inf or NaN from step 6 of 15")
 
 
 def test_one_epoch_is_its_record_alone(few: DatasetInfo) -> None:
-    found = measure(replace(THREE, epochs=1), few.folder, Channel(), time.monotonic())
+    found = measure(Assignment(replace(THREE, epochs=1), few.folder, time.monotonic()), Channel())
     assert found.epochs == []
     assert found.measurement.test_loss is not None
 
@@ -416,7 +419,7 @@ def test_with_until_warm_up_is_for_the_steps_that_most_cases_need(
         asked.append(measured)
         return Warmup(1, 0.0, 0.0, steady=True)
 
-    monkeypatch.setattr("bench.training.timing.warm_up", warm_up)
+    monkeypatch.setattr("bench.worker.preparation.warm_up", warm_up)
     for until in (None, 0.01):
         case = replace(CASE, fraction=1.0, batch_size=500, until=until)
         _, batches, training = set_up(case, data.folder)
@@ -490,8 +493,8 @@ def test_divergence_is_measured_and_located(data: DatasetInfo) -> None:
 
 
 def test_uncountable_models_are_no_loss() -> None:
-    found = Findings()
-    with forgive(found, "flop_per_image"):
+    found = Finished()
+    with found.forgive("flop_per_image"):
         count_flop(Images(f"{__name__}:uncountable"))
     assert "meta tensor" in found.missing["flop_per_image"].lower()
 
@@ -501,18 +504,17 @@ def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: pytest.MonkeyP
     tf32 = OperationProof("a convolution", Arithmetic.TFLOAT32, 3e-4)
     matmul = OperationProof("a matmul", Arithmetic.FLOAT32, 2e-7)
     proof = Proof((LayerProof(DENSE, tf32, tf32, tf32),), matmul)
-    monkeypatch.setattr("bench.training.proof.prove", lambda *_: proof)
-    found = measure(CASE, data.folder, Channel(), time.monotonic())
-    status, reason = conclude(found)
-    assert status is Status.INVALID
-    assert reason.startswith("labelled fp32, but a convolution: tfloat32 (error 3.0e-04); ")
-    assert found.measurement.arithmetic == "tfloat32/float32"
-    found.measurement.first_bad_step = 3
-    assert conclude(found)[0] is Status.INVALID
-    assert conclude(found)[1].endswith("the loss was inf or NaN from step 3 of 10")
-    found.contradiction = None
-    assert conclude(found) == (Status.DIVERGED, "the loss was inf or NaN from step 3 of 10")
-    assert conclude(Findings()) == (Status.OK, "")
+    monkeypatch.setattr(measurement, "prove", lambda *_: proof)
+    found = measure(Assignment(CASE, data.folder, time.monotonic()), Channel())
+    assert found.status is Status.INVALID
+    assert found.reason.startswith("labelled fp32, but a convolution: tfloat32 (error 3.0e-04); ")
+    m, contradiction = found.measurement, proof.contradicts(PRECISIONS["fp32"])
+    assert m.arithmetic == "tfloat32/float32"
+    m.first_bad_step = 3
+    assert conclude(m, contradiction)[0] is Status.INVALID
+    assert conclude(m, contradiction)[1].endswith("the loss was inf or NaN from step 3 of 10")
+    assert conclude(m) == (Status.DIVERGED, "the loss was inf or NaN from step 3 of 10")
+    assert conclude(Measurement()) == (Status.OK, "")
 
 
 def test_a_failing_proof_keeps_the_flags_and_the_epoch(
@@ -521,9 +523,9 @@ def test_a_failing_proof_keeps_the_flags_and_the_epoch(
     def fail(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("bench.training.proof.prove", fail)
-    found = measure(CASE, data.folder, Channel(), time.monotonic())
-    assert conclude(found) == (Status.OK, "")
+    monkeypatch.setattr(measurement, "prove", fail)
+    found = measure(Assignment(CASE, data.folder, time.monotonic()), Channel())
+    assert (found.status, found.reason) == (Status.OK, "")
     assert "conv=ieee" in (found.measurement.flags or "")
     for column in ("arithmetic", "proof_layer", "conv_error", "weight_grad_error"):
         assert getattr(found.measurement, column) is None
@@ -535,9 +537,9 @@ def test_an_unclear_proof_is_noted_and_the_row_stays_ok(
 ) -> None:
     unclear = OperationProof("a convolution", Arithmetic.UNCLEAR, 5e-5)
     proof = Proof((LayerProof(DENSE, unclear, unclear, unclear),), unclear)
-    monkeypatch.setattr("bench.training.proof.prove", lambda *_: proof)
-    found = measure(CASE, data.folder, Channel(), time.monotonic())
-    assert conclude(found) == (Status.OK, "")
+    monkeypatch.setattr(measurement, "prove", lambda *_: proof)
+    found = measure(Assignment(CASE, data.folder, time.monotonic()), Channel())
+    assert (found.status, found.reason) == (Status.OK, "")
     assert found.measurement.arithmetic == "unclear"
     assert "a convolution: unclear (error 5.0e-05)" in (found.measurement.proof_notes or "")
 
@@ -587,7 +589,7 @@ def twenty() -> nn.Module:
 
 def test_a_shared_cpu_is_noted(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readings of the machine and of this process, at the start and the end of the epoch."""
-    from bench.worker.measurement import OtherWork
+    from bench.worker.stopwatch import OtherWork
 
     readings = iter([(10.0, 5.0, 100.0), (29.0, 14.0, 110.0)])
     monkeypatch.setattr(OtherWork, "_read", staticmethod(lambda: next(readings)))
@@ -611,7 +613,7 @@ def test_phases_wait_for_the_parent(data: DatasetInfo, tmp_path: Path) -> None:
         patch.setattr("sys.stdin", stdin)
         os.write(answers_write, b"\n\n\n")
         os.close(answers_write)
-        measure(CASE, data.folder, Channel(write), time.monotonic())
+        measure(Assignment(CASE, data.folder, time.monotonic()), Channel(write))
         assert stdin.read() == ""  # three phases, three lines
     with open(read, "rb") as events:  # noqa: PTH123
         os.set_blocking(read, False)
@@ -630,7 +632,7 @@ def test_each_epoch_and_its_evaluation_is_a_phase(
     monkeypatch.setattr(
         Channel, "enter", lambda self, phase, epoch=0: entered.append((phase, epoch))
     )
-    measure(replace(THREE, epochs=2), few.folder, Channel(), time.monotonic())
+    measure(Assignment(replace(THREE, epochs=2), few.folder, time.monotonic()), Channel())
     assert entered == [
         ("warmup", 0),
         ("epoch", 0),
@@ -650,7 +652,7 @@ def test_reporter_is_sparing(monkeypatch: pytest.MonkeyPatch) -> None:
             sent.append(message.step)
 
     now = 100.0
-    monkeypatch.setattr("bench.worker.channel.time.perf_counter", lambda: now)
+    monkeypatch.setattr("bench.worker.messages.time.perf_counter", lambda: now)
     report = Reporter(Ear(), torch.device("cpu"), "epoch", 10_000)
     for index in range(10_000):
         now += 0.0001

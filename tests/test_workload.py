@@ -18,18 +18,28 @@ from torch import Tensor, nn
 from bench.case import parse_value, telling_axes
 from bench.data.batches import MadeBatches, count_items
 from bench.errors import UnsupportedError, UsageError
-from bench.fingerprint import WorkloadFacts, build_network, examine, try_workload
+from bench.fingerprint import examine
 from bench.flags import join_flags
 from bench.grid import grid
 from bench.precision import PRECISIONS
+from bench.record import Status
 from bench.report.__main__ import main as report
 from bench.sweep.__main__ import main as sweep
 from bench.training.building import make_training
 from bench.training.flop import count_flop
 from bench.training.loop import Training
-from bench.worker.channel import Channel
-from bench.worker.measurement import Findings, measure
-from bench.workloads import IMAGES, OWN, Loss, Network, Workload, load_workload
+from bench.training.trial import Trial
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel, Finished
+from bench.workloads import (
+    IMAGES,
+    OWN,
+    Loss,
+    Network,
+    Workload,
+    WorkloadFacts,
+    load_workload,
+)
 from bench.workloads.images import Images
 from examples import transformer
 
@@ -76,7 +86,8 @@ def number() -> int:
 
 
 def look(workload: Workload) -> WorkloadFacts:
-    return try_workload("m:f", workload, build_network("m:f", workload))
+    trial = Trial("m:f", workload)
+    return trial.run(trial.build_network())
 
 
 def broken(**parts: Any) -> Workload:
@@ -320,9 +331,9 @@ def test_items_are_counted_by_the_first_tensor() -> None:
 # -------------------------------------------------------------------------------- the training
 
 
-def run(workload: str, **settings: Any) -> Findings:
+def run(workload: str, **settings: Any) -> Finished:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "batch_size": [16]})
-    return measure(replace(case, **settings), "", Channel(), time.monotonic())
+    return measure(Assignment(replace(case, **settings), "", time.monotonic()), Channel())
 
 
 def plain_transformer(steps: int) -> list[float]:
@@ -376,7 +387,7 @@ def test_every_precision_trains_it(precision: str, workload: str) -> None:
     found = run(workload, precision=precision, loss_scale=kind.default_loss_scale, accumulate=2)
     losses = [step.loss for step in found.steps]
     assert sum(losses[-3:]) < sum(losses[:3])
-    assert found.contradiction is None
+    assert found.status is Status.OK
     assert found.measurement.arithmetic == kind.arithmetic
 
 

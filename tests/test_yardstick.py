@@ -19,7 +19,7 @@ from test_gpu import GPU, FakeNvml
 
 from bench.case import Case
 from bench.compare.__main__ import main as compare
-from bench.diagnosis.expectation import describe_expectation, expect, find_step_floor
+from bench.diagnosis.prediction import describe_expectation, expect, find_step_floor
 from bench.diagnosis.rates import CALL, find_losses, write_losses, write_rate
 from bench.diagnosis.rates import RATES as RATE_NAMES
 from bench.diagnosis.step import Bound, Rates, Step
@@ -54,18 +54,7 @@ from bench.gpu.peaks import list_peaks
 from bench.grid import grid
 from bench.precision import Arithmetic
 from bench.questions.notices import warn
-from bench.record import (
-    Collapse,
-    Environment,
-    Measurement,
-    Outcome,
-    Status,
-    Tries,
-    WorkRow,
-    Yardstick,
-    read_missing,
-    read_tries,
-)
+from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.report.__main__ import main as report
 from bench.store.writer import Store
 from bench.study import summaries
@@ -87,6 +76,7 @@ from bench.training.yardstick import (
     time_task,
     use_threads,
 )
+from bench.yardstick import Collapse, Tries, Yardstick, read_tries
 from tests.planted.records import make_run
 
 CPU = torch.device("cpu")
@@ -698,7 +688,7 @@ def test_what_a_precision_can_bring_by_hand() -> None:
     found = expect(FP32, FP16)
     assert found is not None
     assert found.speedup == pytest.approx(10 / 3.5)
-    assert found.a.bounds == pytest.approx({Bound.COMPUTE: 0.6, Bound.MEMORY: 0.4})
+    assert found.a == pytest.approx({Bound.COMPUTE: 6e-3, Bound.MEMORY: 4e-3})
     assert describe_expectation(found, "fp32") == (
         "about 2.9× over fp32, were both to run at these rates: 40 % of fp32's least time is "
         "memory traffic, and 57 % of what remains"

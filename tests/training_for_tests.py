@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.data.batches import Divided
+from bench.data.batches import Divided, Supply
 from bench.gpu.device import Device
 from bench.gpu.monitor import Monitor, Observation
 from bench.models import build_model
@@ -43,6 +44,11 @@ def batch(size: int = 16, seed: int = 1, device: torch.device = CPU) -> tuple[Te
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 3, 32, 32, generator=rng)
     return x.to(device), torch.randint(10, (size,), generator=rng).to(device)
+
+
+def list_batches(supply: Supply, epoch: int = 0, steps: int | None = None) -> Iterator[Any]:
+    """The micro-batches of an epoch, one after the other: its batches, where none is divided."""
+    return (part for batch in supply.divide(epoch, steps) for part in batch.parts)
 
 
 def in_parts(x: Tensor, y: Tensor, *sizes: int) -> Divided:

@@ -27,7 +27,7 @@ from bench.data.batches import Batches, count_items, stream
 from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
-from bench.worker.measurement import set_up
+from bench.worker.preparation import set_up
 from bench.workloads import Workload
 from bench.workloads.images import Images
 

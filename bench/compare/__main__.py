@@ -18,21 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import verdict
-from bench.compare.comparison import (
-    Side,
-    choose_metrics,
-    compare,
-    read_side,
-    refuse_other_models,
-)
-from bench.compare.gates import OUTCOME_FINDINGS, Gate, describe_result, parse_gate, pass_gate
+from bench.compare.comparison import choose_metrics, compare, refuse_other_models
+from bench.compare.gates import OUTCOME_FINDINGS, describe_result, parse_gate, pass_gate
 from bench.compare.kinds import find_kinds
-from bench.compare.tables import FORMATS, Margins
+from bench.compare.side import Side, read_side
+from bench.compare.tables import Margins
 from bench.compare.values import explain_one_sweep, parse_axis, take_values
-from bench.errors import UsageError, nearest
-from bench.flags import Parser, parse_percent, run_command
+from bench.errors import UsageError, choose
+from bench.flags import Parser, command, parse_percent, writable
 from bench.limits import MIN_REPEATS
-from bench.study.metrics import METRICS, Metric
+from bench.study.metrics import METRICS
 
 
 def build_parser() -> Parser:
@@ -99,36 +94,38 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare two sweeps, or two values of an axis.
-
-    Returns:
-        0; 1 if a --fail-on found something or could not judge any case; 2 for a usage error.
-    """
-    return run_command(_run, argv)
-
-
 def _run(argv: Sequence[str]) -> int:
     options = _parse(argv)
-    if options.format not in FORMATS:
-        raise UsageError(f"--format {options.format!r}: {nearest(options.format, list(FORMATS))}")
+    from bench.compare.documents import FORMATS
+
+    render = choose("--format", options.format, FORMATS)
     margin = parse_percent(f"--margin {options.margin!r}", options.margin)
     margins = Margins(margin, margin)
     if (text := options.equivalence_margin) is not None:
         margins = Margins(margin, parse_percent(f"--equivalence-margin {text!r}", text))
-    named = [_parse_metric(text) for text in dict.fromkeys(options.metric or [])]
+    named = [choose("--metric", text, METRICS) for text in dict.fromkeys(options.metric or [])]
     gates = [parse_gate(text, margin) for text in dict.fromkeys(options.fail_on)]
     axis, a, b = _read_sides(options.a, options.b, options.axis)
     metrics = named or choose_metrics(a, b)
     for gate in gates:
-        _check_compared(gate, metrics)
+        fitting = [m.name for m in METRICS.values() if gate.word in (m.lower, m.higher)]
+        if fitting and not any(metric.name in fitting for metric in metrics):
+            raise UsageError(
+                f"--fail-on {gate.text}: no metric compared can be {gate.word}; "
+                f"add --metric {' or '.join(fitting)}"
+            )
     comparison = compare(a, b, metrics, axis)
     if not options.mix:
         refuse_other_models(comparison)
     if options.why:
         comparison = replace(comparison, kinds=find_kinds(comparison))
     results = [pass_gate(comparison, gate) for gate in gates]
-    _write(FORMATS[options.format](comparison, margins, results, options.full), options.output)
+    document = render(comparison, margins, results, options.full)
+    if options.output is None:
+        _print(document)
+    else:
+        with writable("-o", options.output):
+            options.output.write_text(document, encoding="utf-8")
     for result in results:
         for line in describe_result(result):
             print(line, file=sys.stderr)
@@ -157,40 +154,17 @@ def _read_sides(a: Path, b: Path | None, texts: Sequence[str] | None) -> tuple[s
     return "", one, two
 
 
-def _write(document: str, output: Path | None) -> None:
-    if output is None:
-        try:
-            sys.stdout.write(document)
-            sys.stdout.flush()
-        except BrokenPipeError:  # `| head`; the gates are still checked
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
+def _print(document: str) -> None:
     try:
-        output.write_text(document, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"-o {output}: {error.strerror}; choose a path that can be written"
-        ) from error
+        sys.stdout.write(document)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head`; the gates are still checked
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parse_metric(text: str) -> Metric:
-    if text not in METRICS:
-        raise UsageError(f"--metric {text!r}: {nearest(text, list(METRICS))}")
-    return METRICS[text]
-
-
-def _check_compared(gate: Gate, metrics: Sequence[Metric]) -> None:
-    """Refuse a gate that cannot fail for any compared metric.
-
-    Raises:
-        UsageError: it names the metrics that could.
-    """
-    fitting = [m.name for m in METRICS.values() if gate.word in (m.lower, m.higher)]
-    if fitting and not any(metric.name in fitting for metric in metrics):
-        raise UsageError(
-            f"--fail-on {gate.text}: no metric compared can be {gate.word}; "
-            f"add --metric {' or '.join(fitting)}"
-        )
+main = command(_run)
+"""Compare two sweeps, or two values of an axis; 1 if a --fail-on found something or could not judge
+any case."""
 
 
 if __name__ == "__main__":

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare.comparison import Comparison, MetricPair
+from bench.compare.tables import Margins, list_conditions, list_environment, write_spoilt
+from bench.compare.values import explain_unmatched, list_left_out
 from bench.limits import MIN_REPEATS
+from bench.study.axes import name_axis
 from bench.study.metrics import Metric
 from bench.text import capitalize, count, name_first, write_percent, write_range
 from bench.verdict import MIN_SEEDS, Verdict
@@ -80,3 +84,83 @@ def advise(comparison: Comparison, margin: float) -> str:
     if any(Verdict.AMBIGUOUS in verdicts for verdicts in judged.values()):
         return "Next: more repeats (--repeats 10) decide what is not certain."
     return ""
+
+
+def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
+    """What is compared, and how to read it."""
+    for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
+        cases, runs = comparison.count(side)
+        said = f"{count(runs, 'run')} of {count(cases, 'case')}"
+        yield f"{side.title} ({role}): {side.path}, {said}"
+        for name in FOLLOWS.get(comparison.axis, ()):
+            used, left = list_left_out(comparison, side, name)
+            if used and left:
+                kept, rest = ([value or "none" for value in part] for part in (used, left))
+                yield (
+                    f"{side.title}: only {name_axis(name)} {' or '.join(kept)} is compared, "
+                    f"{', '.join(rest)} left out; --axis {name} compares one with another"
+                )
+    if matched := comparison.matched:
+        both = f"with both values of {comparison.axis}" if comparison.axis else "in both"
+        yield f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}"
+    else:
+        yield f"no case in both: {explain_unmatched(comparison)}"
+    if not any(comparison.environment()) and not comparison.differing_conditions():
+        yield "no recorded difference in what ran them"
+    if spoilt := list(write_spoilt(comparison, matched)):
+        yield (
+            f"warning: do not rely on these times: {'; '.join(spoilt)}. Close other "
+            "programs, or use --repeats 5 or more; a new --out keeps the old rows"
+        )
+    empty = [metric.name for metric, found in comparison.metrics.items() if not found]
+    if matched and empty:
+        yield f"not compared, because no run has a value: {', '.join(empty)}"
+    limit, (one, two) = 1 + margins.verdict, comparison.names
+    yield (
+        f"speed is the time of {one} over that of {two}: above 1 is faster; any other ratio is "
+        f"{two} / {one}; both of geometric means"
+    )
+    yield (
+        "each has a 95 % interval; p is adjusted for the number of cases in a table (Holm); "
+        f"the margin of {write_percent(margins.verdict)} is from {1 / limit:.4g} to {limit:.4g}"
+    )
+
+
+def _write_common(comparison: Comparison) -> str:
+    """What all matched cases have in common."""
+    hidden = {*comparison.telling, *comparison.free}
+    ran = [end.case for match in comparison.matched for end in comparison.ends(match)]
+    hidden |= {name for name in SAME_QUESTION if len({getattr(case, name) for case in ran}) > 1}
+    return comparison.ask(ran[0]).label(name for name in AXES if name not in hidden)
+
+
+def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
+    """What is compared, the verdicts, and what to know before believing them."""
+    a, b = comparison.a, comparison.b
+    paths = "" if a.path == b.path else f" ({a.path}) and {b.title} ({b.path})"
+    both = f"{a.title}{paths}" if paths else f"{a.title} and {b.title} in {a.path}"
+    matched = comparison.matched
+    if not matched:
+        yield f"{both}: no case in both: {explain_unmatched(comparison)}"
+        return
+    cases = count(len(matched), "case")
+    yield f"{both}: {cases} in both, {_write_common(comparison)}."
+    yield from conclude(comparison, margins.verdict)
+    if said := advise(comparison, margins.verdict):
+        yield said
+    told = [found for found in list_environment(comparison) if found[-1]]
+    told += list_conditions(comparison)
+    if differing := [f"{name} {of_a} and {of_b}" for name, of_a, of_b, _ in told]:
+        yield f"! They differ in {name_first(differing, 2, '; ')}."
+    if spoilt := list(write_spoilt(comparison, matched)):
+        yield (
+            f"! Do not rely on these times: {name_first(spoilt, 2, '; ')}. Close other programs "
+            "and run again, into a new --out."
+        )
+    alone = [
+        f"{count(len(cells), 'case')} only in {side.title}"
+        for side in (a, b)
+        if (cells := comparison.alone(side))
+    ]
+    if alone:
+        yield f"! Not compared: {', '.join(alone)}."

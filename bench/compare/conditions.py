@@ -32,32 +32,21 @@ class Summary(StrEnum):
 
 @dataclass(frozen=True)
 class Condition:
-    """What was read from the machine during a run, and how the two sides are compared.
+    """What was read from the machine during a run, and how the two sides are compared. Medians are
+    reported whose ratio less 1 is above ``least``, counts whose shares of the runs differ by more;
+    sets where they differ at all."""
 
-    Attributes:
-        name: what it is called in JSON.
-        label: what people read; of a count, what happened to a run.
-        column: of the records, `TREND` or `HOST_BOUND`.
-        least: reported above this: the ratio of two medians minus 1, or the difference of two
-            shares of runs. Sets are reported where they differ at all.
-        happened: of a count, whether it happened in a run with such a cell.
-        known: a column whose cell is empty where this one was not read; by default this one.
-        spoils: times measured under it are unreliable.
-        beside: told beside the times of a case; what spoils them is too.
-        both: reported only where both sides know it.
-    """
-
-    name: str
-    label: str
-    column: str
-    summary: Summary
+    name: str  # in JSON
+    label: str  # for people; of a count, what happened to a run
+    column: str  # of the records, `TREND` or `HOST_BOUND`
+    summary: Summary = Summary.COUNT
     unit: str = ""
     least: float = 0.0
-    happened: Callable[[Any], bool] = bool
-    known: str = ""
-    spoils: bool = False
-    beside: bool = False
-    both: bool = False
+    happened: Callable[[Any], bool] = bool  # of a count, by such a cell of a run
+    known: str = ""  # a column that is empty where this was not read; by default this one
+    spoils: bool = False  # times measured under it are unreliable
+    beside: bool = False  # told beside the times of a case; what spoils them is too
+    both: bool = False  # reported only where both sides know it
 
 
 @dataclass(frozen=True)
@@ -66,11 +55,6 @@ class Count:
 
     runs: int
     of: int
-
-    @property
-    def share(self) -> float:
-        """``runs`` over ``of``."""
-        return self.runs / self.of
 
 
 Summarized = float | tuple[float | str, ...] | Count | None
@@ -83,81 +67,35 @@ def _names(effect: str) -> Callable[[str], bool]:
     return lambda cell: not reasons.isdisjoint(cell.split("; "))
 
 
+def _median(name: str, label: str, column: str, unit: str, least: float, **more: Any) -> Condition:
+    return Condition(name, label, column, Summary.MEDIAN, unit, least, **more)
+
+
+def _spoiling(name: str, label: str, column: str, **more: Any) -> Condition:
+    return Condition(name, label, column, spoils=True, **more)
+
+
 _SLOWED = 1 / (1 - SLOWED) - 1  # as a ratio of the higher to the lower
 
 CONDITIONS: tuple[Condition, ...] = (
     Condition("power_limit", "power limit", "power_limit_w", Summary.SET, "W"),
     # cards step their clocks by 15 MHz, 1 % of an SM clock of 1.5 GHz
-    Condition("sm_clock", "SM clock", "sm_clock_mhz", Summary.MEDIAN, "MHz", least=0.02),
-    Condition(
-        "memory_clock", "memory clock", "memory_clock_mhz", Summary.MEDIAN, "MHz", least=0.02
-    ),
-    Condition(
-        "power_capped",
-        "at the power limit",
-        "throttle_during",
-        Summary.COUNT,
-        least=0.25,  # a card near its limit touches it in some runs and not in others
-        happened=_names("capped"),
-    ),
-    Condition(
-        "throttled",
-        "throttled",
-        "throttle_during",
-        Summary.COUNT,
-        happened=_names("slowed"),
-        spoils=True,
-    ),
-    Condition(
-        "gpu_shared",
-        "shared the GPU",
-        "neighbours_computing",
-        Summary.COUNT,
-        happened=lambda cell: cell > 0,
-        spoils=True,
-    ),
-    Condition(
-        "cpu_shared",
-        "shared the CPU",
-        "other_cores",
-        Summary.COUNT,
-        happened=lambda cell: cell > BUSY_CORES,
-        spoils=True,
-    ),
-    Condition(
-        "unsteady",
-        "was not steady after warm-up",
-        "warmup_steady",
-        Summary.COUNT,
-        happened=lambda cell: not cell,
-        known="warmup_steps",
-        spoils=True,
-    ),
-    Condition(
-        "trend",
-        "changed within the epoch",
-        TREND,
-        Summary.COUNT,
-        known="step_time_first_s",
-        spoils=True,
-    ),
-    Condition(
-        "host_bound",
-        "host-bound",
-        HOST_BOUND,
-        Summary.COUNT,
-        known="busy_s",
-        beside=True,
-        both=True,
-    ),
-    *(
-        Condition(
-            column, f"rate of {what}", column, Summary.MEDIAN, UNITS[column], _SLOWED, both=True
-        )
-        for column, what in RATES.items()
-    ),
-    Condition(CALL, "smallest operation", CALL, Summary.MEDIAN, "s", _SLOWED, both=True),
-)
+    _median("sm_clock", "SM clock", "sm_clock_mhz", "MHz", 0.02),
+    _median("memory_clock", "memory clock", "memory_clock_mhz", "MHz", 0.02),
+    # a card near its limit touches it in some runs and not in others
+    Condition("power_capped", "at the power limit", "throttle_during", least=0.25,
+              happened=_names("capped")),
+    _spoiling("throttled", "throttled", "throttle_during", happened=_names("slowed")),
+    _spoiling("gpu_shared", "shared the GPU", "neighbours_computing", happened=lambda n: n > 0),
+    _spoiling("cpu_shared", "shared the CPU", "other_cores", happened=lambda n: n > BUSY_CORES),
+    _spoiling("unsteady", "was not steady after warm-up", "warmup_steady", known="warmup_steps",
+              happened=lambda steady: not steady),
+    _spoiling("trend", "changed within the epoch", TREND, known="step_time_first_s"),
+    Condition("host_bound", "host-bound", HOST_BOUND, known="busy_s", beside=True, both=True),
+    *(_median(column, f"rate of {what}", column, UNITS[column], _SLOWED, both=True)
+      for column, what in RATES.items()),
+    _median(CALL, "smallest operation", CALL, "s", _SLOWED, both=True),
+)  # fmt: skip
 
 
 def summarize(condition: Condition, cases: Sequence[Sequence[Any]]) -> Summarized:
@@ -177,7 +115,7 @@ def differ(condition: Condition, a: Summarized, b: Summarized) -> bool:
     if a is None or b is None:
         return a is not b and not condition.both
     if isinstance(a, Count) and isinstance(b, Count):
-        return abs(a.share - b.share) > condition.least
+        return abs(a.runs / a.of - b.runs / b.of) > condition.least
     if isinstance(a, float | int) and isinstance(b, float | int):
         return max(a, b) > min(a, b) * (1 + condition.least)
     return a != b

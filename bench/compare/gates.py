@@ -32,11 +32,8 @@ class Gate:
 
 
 def parse_gate(text: str, margin: float) -> Gate:
-    """Read ``slower:5%``, or ``slower`` with the margin of the comparison.
-
-    Raises:
-        UsageError: the word is not a finding, or the percentage is not valid.
-    """
+    """Read ``slower:5%``, or ``slower`` with the margin of the comparison. Raises UsageError: the
+    word is not a finding, or the percentage is not valid."""
     word, colon, percent = text.partition(":")
     verdicts = list(dict.fromkeys(w for m in METRICS.values() for w in (m.lower, m.higher)))
     if word not in verdicts and word not in OUTCOME_FINDINGS:
@@ -50,7 +47,7 @@ def parse_gate(text: str, margin: float) -> Gate:
 
 def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
     """The cases that fail a gate, one line each."""
-    one, two = comparison.titles
+    one, two = comparison.a.title, comparison.b.title
     if gate.word == "broken":
         for match in comparison.matched:
             if comparison.change(match) == "broken":
@@ -71,22 +68,14 @@ def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a gate.
-
-    Attributes:
-        failures: what it found, one line each.
-        judged: how many verdicts it checked, one for each case and metric; of a gate on outcomes,
-            how many cases.
-        unjudged: how many measured cases had no verdict, or an interval so wide that it rules
-            nothing out.
-        why: the reasons of these and how often each occurred, the most frequent first.
-    """
+    """The result of a gate: what it found, and how many verdicts it checked, one for each case and
+    metric; of a gate on outcomes, how many cases."""
 
     gate: Gate
-    failures: list[str]
+    failures: list[str]  # one line each
     judged: int
-    unjudged: int
-    why: dict[str, int]
+    unjudged: int  # measured, without a verdict or with an interval that rules nothing out
+    why: dict[str, int]  # the reasons of these and how often each occurred, most frequent first
 
     @property
     def passed(self) -> bool:

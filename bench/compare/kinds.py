@@ -6,26 +6,24 @@ import math
 from collections.abc import Iterator
 from statistics import fmean
 
-from bench.compare.comparison import Comparison, KindChange, Side
+from bench.compare.comparison import Comparison, KindChange
+from bench.compare.side import Side
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Change
 from bench.errors import UsageError
 from bench.limits import STEADY
 from bench.questions.profiles import STEP, make_step, take_runs
 from bench.record import RELIABLE
-from bench.store.reader import read_cases, read_work
+from bench.store.reader import read_work
 from bench.verdict import compare
 
 
 def find_kinds(comparison: Comparison) -> list[KindChange]:
-    """The kinds of work that changed beyond noise, case by case, those that changed most first.
-
-    A change is told from `STEADY` of A's step on; where both sides have enough profiled repeats, it
+    """The kinds of work that changed beyond noise, case by case, those that changed most first. A
+    change is told from `STEADY` of A's step on; where both sides have enough profiled repeats, it
     must also differ beyond chance. Otherwise no repeat of one side may lie among the other's.
-
-    Raises:
-        UsageError: no case has a profile on both sides, or two values of an axis are compared.
-    """
+    Raises UsageError: no case has a profile on both sides, or two values of an axis are
+    compared."""
     if comparison.axis:
         raise UsageError(
             f"--why is for two sweeps; python -m bench.why {comparison.a.path} --axis "
@@ -39,32 +37,27 @@ def find_kinds(comparison: Comparison) -> list[KindChange]:
         raise UsageError(f"--why: no case has a profile{where}; run both sweeps with --profile on")
     found = [(match, *change) for match in both for change in _list_changes(a[match.a], b[match.b])]
     ratios = compare([samples for *_, samples in found])
-    kinds = [
-        KindChange(match, change, step_s, ratio.p_adjusted)
-        for (match, step_s, change, (before, after)), ratio in zip(found, ratios, strict=True)
+    kinds = []
+    for (match, step_s, change, (before, after)), ratio in zip(found, ratios, strict=True):
+        apart = max(before) < min(after) or max(after) < min(before)
         # a ratio without interval has too few repeats
-        if (_lie_apart(before, after) if ratio.low is None else ratio.differs)
-        and abs(change.change_s) > STEADY * step_s
-    ]
+        beyond_noise = apart if ratio.low is None else ratio.differs
+        if beyond_noise and abs(change.change_s) > STEADY * step_s:
+            kinds.append(KindChange(match, change, step_s, ratio.p_adjusted))
     order = {match: place for place, match in enumerate(both)}
     return sorted(kinds, key=lambda kind: (order[kind.match], -abs(kind.change.change_s)))
-
-
-def _lie_apart(a: list[float], b: list[float]) -> bool:
-    return max(a) < min(b) or max(b) < min(a)
 
 
 def _divide_runs(side: Side) -> dict[int, list[Breakdown]]:
     """Each profiled repeat of each case of a side, its step divided."""
     work = dict(list(read_work(side.path).groupby("record_id", sort=False)))
-    names, statuses = (side.records[name].tolist() for name in ("record_id", "status"))
-    cases, runs = read_cases(side.records), take_runs(side.records)
+    told = (side.records[name].tolist() for name in ("cell", "record_id", "status"))
     found: dict[int, list[Breakdown]] = {}
-    for cell, rows in side.rows.items():
-        for i in rows:
-            if statuses[i] not in RELIABLE or math.isnan(runs[i][STEP]):
-                continue
-            step = make_step(cases[i], [(runs[i], work.get(names[i]))])
+    for case, run, cell, name, status in zip(
+        side.cases, take_runs(side.records), *told, strict=True
+    ):
+        if status in RELIABLE and not math.isnan(run[STEP]):
+            step = make_step(case, [(run, work.get(name))])
             if step and (breakdown := divide(step.step)):
                 found.setdefault(cell, []).append(breakdown)
     return found
@@ -74,10 +67,8 @@ def _list_changes(
     a: list[Breakdown], b: list[Breakdown]
 ) -> Iterator[tuple[float, Change, tuple[list[float], list[float]]]]:
     """The mean step of A, each part of the step with its mean times, and the time of each repeat.
-
     Of next to nothing no ratio says anything: a repeat that hardly waited is held to wait for a
-    third of what is told at all.
-    """
+    third of what is told at all."""
     step_s = fmean(one.step_s for one in a)
     for name in dict.fromkeys(part.name for one in (*a, *b) for part in one.parts):
         before, after = ([one.find_time(name) for one in side] for side in (a, b))

@@ -9,18 +9,16 @@ from itertools import islice, product
 
 from bench.axis import Value
 from bench.case import AXES, NAMED, SAME_QUESTION, format_value, parse_value, spell_value
-from bench.compare.comparison import Comparison, Side
+from bench.compare.comparison import Comparison
+from bench.compare.side import Side
 from bench.errors import UsageError, nearest
 from bench.study.axes import name_setting
 from bench.study.pairs import match
 
 
 def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
-    """Read the name of an axis and no values or two.
-
-    Raises:
-        UsageError: the axis is unknown, there are not two values, or one cannot be of this axis.
-    """
+    """Read the name of an axis and no values or two. Raises UsageError: the axis is unknown, there
+    are not two values, or one cannot be of this axis."""
     name, *values = texts
     name = name.replace("-", "_")
     if name not in AXES:
@@ -37,37 +35,28 @@ def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
 
 
 def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> tuple[Side, Side]:
-    """Take one value of ``axis`` from each sweep, or both from ``a``.
-
-    Args:
-        values: two; or none, where there is no other choice.
-
-    Raises:
-        UsageError: a sweep has no case of a value, or the values are not given and have to be.
-    """
-    sources = (a, b or a)
+    """Take one value of ``axis`` from each sweep, or both from ``a``; they need not be given where
+    there is no other choice. Raises UsageError: a sweep has no case of a value, or the values have
+    to be given."""
+    sweeps = [a, b] if b else [a]
+    held = [list_values(side, axis) for side in sweeps]
     if not values:
-        held = [list_values(side, axis) for side in sources]
-        values = held[0] if b is None else [value for found in held for value in found]
-        if len(values) != 2 or any(len(found) == 0 for found in held) or values[0] == values[1]:
-            raise UsageError(_ask_for_values(sources[: 1 if b is None else 2], axis))
-    for side, value in zip(sources, values, strict=True):
-        held_values = list_values(side, axis)
-        if value not in held_values:
+        values = [value for found in held for value in found]
+        if len(values) != 2 or not all(held) or values[0] == values[1]:
+            found = zip(sweeps, held, strict=True)
+            has = " and ".join(f"{side.path} has {_write(known)}" for side, known in found)
+            if len({format_value(value) for value in values}) >= 2:
+                raise UsageError(f"--axis {axis}: name two values, as {has}")
+            more = "; leave --axis out to compare equal cases" if b else ""
+            raise UsageError(f"--axis {axis}: needs two values, and {has}{more}")
+    sides = []
+    for side, known, value in zip((a, b or a), (held[0], held[-1]), values, strict=True):
+        if value not in known:
             raise UsageError(
-                f"no case with {axis} {spell_value(value)} in {side.path}; "
-                f"it has {_write(held_values)}"
+                f"no case with {axis} {spell_value(value)} in {side.path}; it has {_write(known)}"
             )
-    one, two = (_take(side, axis, value) for side, value in zip(sources, values, strict=True))
-    return one, two
-
-
-def _ask_for_values(sides: Sequence[Side], axis: str) -> str:
-    held = " and ".join(f"{side.path} has {_write(list_values(side, axis))}" for side in sides)
-    if len({format_value(v) for side in sides for v in list_values(side, axis)}) < 2:
-        more = "" if len(sides) < 2 else "; leave --axis out to compare equal cases"
-        return f"--axis {axis}: needs two values, and {held}{more}"
-    return f"--axis {axis}: name two values, as {held}"
+        sides.append(_take(side, axis, value))
+    return sides[0], sides[1]
 
 
 def list_values(side: Side, axis: str) -> list[Value]:
@@ -98,7 +87,7 @@ def _take(side: Side, axis: str, value: Value) -> Side:
 def list_left_out(comparison: Comparison, side: Side, name: str) -> tuple[list[str], list[str]]:
     """The values of an axis that are compared on a side, and those that are not."""
     used = dict.fromkeys(
-        format_value(getattr(side.case(cell), name)) for cell in comparison.list_cells(side)
+        format_value(getattr(side.ran[cell].case, name)) for cell in comparison.list_cells(side)
     )
     every = dict.fromkeys(format_value(getattr(case, name)) for case in side.cases)
     return list(used), [value for value in every if value not in used]
@@ -107,7 +96,7 @@ def list_left_out(comparison: Comparison, side: Side, name: str) -> tuple[list[s
 def explain_unmatched(comparison: Comparison) -> str:
     """Why no case is in both sides, with the command that compares them where there is one."""
     one, two = comparison.a, comparison.b
-    a, b = ({comparison.ask(s.case(cell)) for cell in comparison.alone(s)} for s in (one, two))
+    a, b = ({comparison.ask(s.ran[c].case) for c in comparison.alone(s)} for s in (one, two))
     if a & b:
         mixed = {
             n: None for s in (one, two) for told in comparison.alone(s).values() for n, _ in told

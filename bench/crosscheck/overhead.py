@@ -60,7 +60,7 @@ def time_bare(job: Job) -> float:
 def _train() -> None:
     """The bare loop: read a job from standard input, print seconds."""
     from bench.training.timing import synchronize
-    from bench.worker.measurement import count_steps, set_up, start_over, warm_up_shapes
+    from bench.worker.preparation import count_steps, set_up, start_over, warm_up_shapes
 
     job = json.loads(sys.stdin.read())
     case = Case(**job["case"])

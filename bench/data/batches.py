@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, cycle, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from bench.errors import UsageError
 
@@ -72,6 +72,16 @@ def count_whole(batch: Any) -> int:
     return count_items(batch)
 
 
+class Making(TypedDict):
+    """How batches are made: of how many items, in micro-batches of how many, where, and from which
+    seed."""
+
+    batch_size: int
+    micro_batch: int
+    device: torch.device
+    seed: int
+
+
 class Supply(Protocol):
     """The batches of a workload's data, made on the device."""
 
@@ -110,12 +120,7 @@ class Batches:
     With ``augment``, which is for CIFAR's shape, training batches are cropped at random from the
     padded image and flipped with probability 1/2. The order and every draw depend on ``seed`` and
     the epoch alone, not on the batch size; CPU and CUDA generators draw differently from the same
-    seed.
-
-    Args:
-        micro_batch: images at a time that `divide` makes of a batch (default: the whole batch).
-        samples: of an epoch, where there are fewer images and each is visited several times
-            (default: as many as there are).
+    seed. Where an epoch has more ``samples`` than there are images, each is visited several times.
     """
 
     share = Share()
@@ -152,25 +157,16 @@ class Batches:
     def samples(self) -> int:
         return self._samples or len(self.images)
 
-    def epoch(self, index: int = 0, steps: int | None = None) -> Iterator[Batch]:
-        """Yield the batches of epoch ``index`` in its random order, the same every time, at most
-        ``steps`` of them."""
-        for batch in self._divide(index, steps, self.batch_size, self.batch_size):
-            yield next(batch.parts)
-
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the same batches in micro-batches, each (x, y), or only the first ``size`` images
-        of each.
+        """Yield the batches of epoch ``index`` in its random order, the same every time, at most
+        ``steps`` of them, in micro-batches, each (x, y), or only the first ``size`` images of each.
 
         A micro-batch is made when it is asked for, so that only one stands in float32 on the
         device. The last one of a batch may be smaller, and a smaller last batch has fewer of them.
         """
-        return self._divide(index, steps, size or self.batch_size, self.micro_batch)
-
-    def _divide(self, index: int, steps: int | None, size: int, micro: int) -> Iterator[Divided]:
-        n, device = self.samples, self.images.device
+        n, micro, device = self.samples, self.micro_batch, self.images.device
         order, corners, flips = draw(n, len(self.images), self.seed, index, device)
         augment = _Augmentation(micro, device) if self.augment else None
 
@@ -183,7 +179,7 @@ class Batches:
                     x = augment(x, corners[:, part], flips[part])
                 yield self._normalise(x), labels[part.start - first : part.stop - first]
 
-        for items in plan_steps(n, self.batch_size, steps, size):
+        for items in plan_steps(n, self.batch_size, steps, size or self.batch_size):
             own = self.share.cut(items)
             yield Divided(len(own), make(own.start, own.stop), len(items))
 
@@ -268,14 +264,10 @@ class _Augmentation:
 class MadeBatches:
     """Batches that a function makes anew, from a generator or from a place in the data.
 
-    Args:
-        make: the batch of so many items on a device from a generator, which is seeded by
-            ``seed``, epoch, step and micro-batch: each of these changes what is drawn.
-        samples: items of an epoch.
-        make_in_order: the batch of so many items on a device from an item on; without it
-            `evaluation` draws its batches as well.
-
-    Raises UsageError: a batch has another number of items than was asked for.
+    ``make`` gives the batch of so many items on a device from a generator, which is seeded by
+    ``seed``, epoch, step and micro-batch: each of these changes what is drawn. ``make_in_order``
+    gives that from an item on; without it `evaluation` draws its batches as well. Raises
+    UsageError: a batch has another number of items than was asked for.
     """
 
     share = Share()

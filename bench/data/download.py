@@ -56,7 +56,12 @@ def fetch(url: str, path: Path, md5: str, *, progress: Progress | None = None) -
             ):
                 with attempt:
                     _transfer(url, part, progress)
-            _accept(url, part, md5)
+            try:
+                with part.open("rb") as file:
+                    check_md5(file, md5, f"what {url} sent", f"it was deleted; {REMEDIES}")
+            except UsageError:
+                part.unlink()
+                raise
             part.replace(path)
     except (OSError, HTTPException, ValueError) as error:
         kept = part.stat().st_size if part.exists() else 0
@@ -105,16 +110,6 @@ def _receive(
     # http.client ends a short body as it ends a whole one
     if total is not None and have < total:
         raise ConnectionError(f"the server sent {have:,} of {total:,} bytes")
-
-
-def _accept(url: str, part: Path, md5: str) -> None:
-    """Raise UsageError, and delete ``part``, unless its sum is ``md5``."""
-    try:
-        with part.open("rb") as file:
-            check_md5(file, md5, f"what {url} sent", f"it was deleted; {REMEDIES}")
-    except UsageError:
-        part.unlink()
-        raise
 
 
 def _passes(error: BaseException) -> bool:

@@ -22,11 +22,12 @@ from multiprocessing.connection import wait
 from signal import strsignal
 from threading import Thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from bench.data.batches import (
     PADDING,
     Divided,
+    Making,
     Share,
     count_items,
     draw,
@@ -75,11 +76,8 @@ class LoadedBatches:
 
     Each batch of the DataLoader is a micro-batch. Its workers end with the epoch, unless they are
     persistent; an epoch of which only a part is taken is ended by `close`, or by the next one.
-
-    Args:
-        draw: the keys of an epoch's items, in order.
-        in_order: the keys of all items as they are, for `evaluation`.
-        samples: keys that are drawn for an epoch (default: as many as there are items).
+    ``draw`` gives the keys of an epoch's items, in order, as many as ``samples``, by default as
+    there are items; ``in_order`` are those of all items, for `evaluation`.
     """
 
     share = Share()
@@ -91,19 +89,16 @@ class LoadedBatches:
         *,
         draw: Callable[[int], Sequence[Key]],
         in_order: Sequence[Key],
-        batch_size: int,
-        micro_batch: int,
-        device: torch.device,
-        seed: int,
         loading: Loading,
         samples: int | None = None,
+        **making: Unpack[Making],
     ) -> None:
-        self.batch_size, self.samples = batch_size, samples or len(dataset)
+        self.batch_size, self.samples = making["batch_size"], samples or len(dataset)
         self.first_batch_s: float | None = None
         """Seconds from the start of the last epoch begun to its first batch; None before it."""
         self._dataset, self._draw, self._in_order = dataset, draw, in_order
-        self._micro_batch, self._device, self._seed = micro_batch, device, seed
-        self._loading = loading
+        self._micro_batch, self._seed = making["micro_batch"], making["seed"]
+        self._device, self._loading = making["device"], loading
         self._plan = _Plan()
         self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[Any] | None = None
@@ -124,7 +119,16 @@ class LoadedBatches:
         begins.
         """
         self._begun, self.first_batch_s = perf_counter(), None
-        self._begin(index, size)
+        if self._loading.persistent_workers:
+            self._epoch += 1
+        else:
+            self.close()
+        self._plan.batches = self._list_batches(self._draw(index), size)
+        if self._loader is None:
+            self._loader = self._build()
+        # from its own generator: torch's, which the network draws from, stays as it is
+        self._loader.generator.manual_seed(mix(self._seed, index))  # type: ignore[union-attr]
+        self._batches = iter(self._loader)
         epoch = self._epoch
         for items in plan_steps(self.samples, self.batch_size, steps, size):
             own = len(self.share.cut(items))
@@ -147,19 +151,6 @@ class LoadedBatches:
             end()
         self._batches = self._loader = None
         self._epoch += 1
-
-    def _begin(self, index: int, size: int | None) -> None:
-        """Start a pass over the data; of each batch, ``size`` items are made."""
-        if self._loading.persistent_workers:
-            self._epoch += 1
-        else:
-            self.close()
-        self._plan.batches = self._list_batches(self._draw(index), size)
-        if self._loader is None:
-            self._loader = self._build()
-        # from its own generator: torch's, which the network draws from, stays as it is
-        self._loader.generator.manual_seed(mix(self._seed, index))  # type: ignore[union-attr]
-        self._batches = iter(self._loader)
 
     def _list_batches(self, keys: Sequence[Key], size: int | None) -> Iterator[list[Key]]:
         for items in plan_steps(self.samples, self.batch_size, size=size):
@@ -236,8 +227,9 @@ class LoadedBatches:
 
 
 class _Plan:
-    def __init__(self) -> None:
-        self.batches: Iterator[list[Key]] = iter(())
+    """The keys of each batch of the epoch that is loaded next."""
+
+    batches: Iterator[list[Key]]
 
     def __iter__(self) -> Iterator[list[Key]]:
         return self.batches
@@ -294,34 +286,29 @@ def load_images(
     images: NDArray[np.uint8],
     labels: NDArray[np.integer],
     *,
-    batch_size: int,
-    micro_batch: int,
-    device: torch.device,
-    seed: int,
     loading: Loading,
     samples: int | None = None,
     augment: bool = True,
+    **making: Unpack[Making],
 ) -> LoadedBatches:
     """The batches of `bench.data.batches.Batches` from the same arguments, by a DataLoader."""
     n = len(images)
 
     def list_keys(index: int) -> Sequence[Key]:
-        drawn = draw(samples or n, n, seed, index, device)
+        drawn = draw(samples or n, n, making["seed"], index, making["device"])
         order, corners, flips = (part.tolist() for part in drawn)
         if not augment:
             return [_as_it_is(number) for number in order]
         return list(zip(order, *corners, flips, strict=True))
 
+    in_order = [_as_it_is(number) for number in range(n)]
     return LoadedBatches(
         Crops(images, labels),
         draw=list_keys,
-        in_order=[_as_it_is(number) for number in range(n)],
-        batch_size=batch_size,
-        micro_batch=micro_batch,
-        device=device,
-        seed=seed,
+        in_order=in_order,
         loading=loading,
         samples=samples,
+        **making,
     )
 
 
@@ -329,34 +316,18 @@ def _as_it_is(number: int) -> Key:
     return number, PADDING, PADDING, False
 
 
-def load_items(
-    dataset: Dataset,
-    *,
-    batch_size: int,
-    micro_batch: int,
-    device: torch.device,
-    seed: int,
-    loading: Loading,
-) -> LoadedBatches:
+def load_items(dataset: Dataset, *, loading: Loading, **making: Unpack[Making]) -> LoadedBatches:
     """The batches of a user's dataset, each item once an epoch, in an order of its own."""
 
     def list_keys(index: int) -> Sequence[Key]:
         import torch
 
-        generator = torch.Generator().manual_seed(mix(seed, index))
+        generator = torch.Generator().manual_seed(mix(making["seed"], index))
         order: list[int] = torch.randperm(len(dataset), generator=generator).tolist()
         return order
 
-    return LoadedBatches(
-        dataset,
-        draw=list_keys,
-        in_order=range(len(dataset)),
-        batch_size=batch_size,
-        micro_batch=micro_batch,
-        device=device,
-        seed=seed,
-        loading=loading,
-    )
+    in_order = range(len(dataset))
+    return LoadedBatches(dataset, draw=list_keys, in_order=in_order, loading=loading, **making)
 
 
 # --------------------------------------------------------------------------------- the loader alone
@@ -373,21 +344,17 @@ def measure_rate(batches: LoadedBatches, workers: int, wait: Callable[[], None])
     they prepared meanwhile counts; it stops after `ALONE_S`, or with the epoch. ``wait`` waits
     until the device has all that was copied to it.
     """
+    supplied = (count_items(part) for divided in batches.divide() for part in divided.parts)
     try:
-        return _time_items(batches, max(1, workers), wait)
+        for _ in islice(supplied, max(1, workers)):
+            pass
+        wait()
+        start, items = perf_counter(), 0
+        for number in supplied:
+            items += number
+            if perf_counter() - start >= ALONE_S:
+                break
+        wait()
+        return items / (perf_counter() - start) if items else None
     finally:
         batches.close()
-
-
-def _time_items(batches: LoadedBatches, ahead: int, wait: Callable[[], None]) -> float | None:
-    supplied = (count_items(part) for divided in batches.divide() for part in divided.parts)
-    for _ in islice(supplied, ahead):
-        pass
-    wait()
-    start, items = perf_counter(), 0
-    for number in supplied:
-        items += number
-        if perf_counter() - start >= ALONE_S:
-            break
-    wait()
-    return items / (perf_counter() - start) if items else None

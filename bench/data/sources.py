@@ -211,11 +211,10 @@ def _rows(path: Path) -> Iterator[Encoded]:
             column = next((name for name in ("img", "image") if name in schema.names), None)
             if column is None or "label" not in schema.names:
                 raise UsageError(f"{path} has columns {', '.join(schema.names)}; {right}")
-            image = schema.field(column).type
+            image, kind = schema.field(column).type, schema.field("label").type
             if not (pa.types.is_struct(image) and image.get_field_index("bytes") >= 0):
                 raise UsageError(f"{path} has {column!r} of type {image}; {right}")
-            if not pa.types.is_integer(schema.field("label").type):
-                kind = schema.field("label").type
+            if not pa.types.is_integer(kind):
                 raise UsageError(f"{path} has 'label' of type {kind}; {right}")
             row = 0
             for batch in file.iter_batches(CHUNK, columns=[column, "label"]):
@@ -264,12 +263,11 @@ def _class_folders(train: dict[str, list[Path]], test: dict[str, list[Path]]) ->
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
     """The images of each sub-folder that holds any, by its name, in order of names."""
-    found = {}
-    for place in _folders(folder):
-        images = (path for path in _entries(place) if path.suffix.lower() in _IMAGES)
-        if paths := list(images):
-            found[place.name] = paths
-    return found
+    found = {
+        place.name: [path for path in _entries(place) if path.suffix.lower() in _IMAGES]
+        for place in _folders(folder)
+    }
+    return {name: paths for name, paths in found.items() if paths}
 
 
 _IMAGES = {".png", ".jpg", ".jpeg"}

@@ -14,17 +14,11 @@ from bench.precision import PRECISIONS
 
 @dataclass(frozen=True)
 class Option:
-    """A setting that may mend a cause.
+    """A setting that may mend a cause."""
 
-    Attributes:
-        axis: whose value it changes.
-        flag: as advice has it.
-        better: whether a value may mend what B's value has.
-    """
-
-    axis: str
-    flag: str
-    better: Callable[[Value, Value], bool]
+    axis: str  # whose value it changes
+    flag: str  # as advice has it
+    better: Callable[[Value, Value], bool]  # whether a value may mend what B's value has
 
 
 def _turn(to: bool) -> Callable[[Value, Value], bool]:
@@ -35,12 +29,8 @@ def _is_more(old: Value, new: Value) -> bool:
     return isinstance(old, int) and isinstance(new, int) and new > old
 
 
-def _is_less(old: Value, new: Value) -> bool:
-    return _is_more(new, old)
-
-
 LARGER = Option("batch_size", "a larger --batch-size", _is_more)
-SMALLER = Option("batch_size", "a smaller --batch-size", _is_less)
+SMALLER = Option("batch_size", "a smaller --batch-size", lambda old, new: _is_more(new, old))
 COMPILE = Option("compile", "--compile default", lambda old, new: old == Case.compile != new)
 GRAPHS = Option("cuda_graphs", "--cuda-graphs on", _turn(True))
 TUNED = Option("cudnn_benchmark", "--cudnn-benchmark on", _turn(True))
@@ -54,34 +44,25 @@ NO_LIMIT = Option("memory_limit", "no --memory-limit", lambda old, new: new is N
 FP32 = Option("precision", "--precision fp32", lambda old, new: new == "fp32" != old)
 HALF = Option("precision", "--precision fp16", lambda old, new: (old, new) == ("fp16-amp", "fp16"))
 
-
-@dataclass(frozen=True)
-class Cure:
-    """What may mend a cause: settings of this harness, and what else."""
-
-    options: tuple[Option, ...] = ()
-    other: str = ""
-
-
-CURES: dict[Cause, Cure] = {
-    Cause.MEMORY: Cure((COMPILE,)),  # operations that are fused move less
-    Cause.BELOW_COPY: Cure(),
-    Cause.ARITHMETIC: Cure(),
-    Cause.PRODUCTS: Cure((LARGER, TUNED)),
-    Cause.NO_TENSOR_CORES: Cure((NHWC,)),
-    Cause.EMULATED: Cure((FP32,)),
-    Cause.FLOAT32: Cure((HALF,)),
-    Cause.ADDED: Cure((COMPILE, HALF)),
-    Cause.LAYOUT: Cure((NHWC, NCHW)),
-    Cause.LAUNCH: Cure((LARGER, COMPILE, GRAPHS)),
-    Cause.SYNCHRONISATION: Cure(
-        other="reading losses (.item(), .cpu(), print) once an epoch, not each step"
+CURES: dict[Cause, tuple[Option | str, ...]] = {
+    Cause.MEMORY: (COMPILE,),  # operations that are fused move less
+    Cause.BELOW_COPY: (),
+    Cause.ARITHMETIC: (),
+    Cause.PRODUCTS: (LARGER, TUNED),
+    Cause.NO_TENSOR_CORES: (NHWC,),
+    Cause.EMULATED: (FP32,),
+    Cause.FLOAT32: (HALF,),
+    Cause.ADDED: (COMPILE, HALF),
+    Cause.LAYOUT: (NHWC, NCHW),
+    Cause.LAUNCH: (LARGER, COMPILE, GRAPHS),
+    Cause.SYNCHRONISATION: (
+        "reading losses (.item(), .cpu(), print) once an epoch, not each step",
     ),
-    Cause.MEMORY_LIMIT: Cure((SMALLER, NO_LIMIT)),
-    Cause.LOADER: Cure((WORKERS, ON_DEVICE)),
-    Cause.CLOCKS: Cure(),
+    Cause.MEMORY_LIMIT: (SMALLER, NO_LIMIT),
+    Cause.LOADER: (WORKERS, ON_DEVICE),
+    Cause.CLOCKS: (),
 }
-"""Every cause, and what may mend it."""
+"""Every cause, and what may mend it: settings of this harness, or what else."""
 
 _ABSENT_AXES: dict[str, Callable[[Case], bool]] = {
     "cudnn_benchmark": lambda case: case.device == "cpu",
@@ -114,40 +95,32 @@ LEVERS = (
     Lever("batch_size", 512, 2048, "fp32", 2048, (36.81, 35.65)),
     Lever("batch_size", 128, 2048, "fp32", 2048, (41.73, 35.65)),
 )
-"""All pairs of its cases that ended well and differ in one setting that an `Option` changes.
-
-But for the pair that differs in it, all were measured with ``--cudnn-benchmark on``.
-"""
+"""All pairs of its cases that ended well and differ in one setting that an `Option` changes. But
+for the pair that differs in it, all were measured with ``--cudnn-benchmark on``."""
 
 
 def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Advice]:
     """What may mend a cause in a case, with what was measured of it."""
-    for option in CURES[cause].options:
+    for option in CURES[cause]:
+        if isinstance(option, str):
+            yield Advice(option)
+            continue
         old = getattr(case, option.axis)
         absent = _ABSENT_AXES.get(option.axis, lambda _: False)(case)
-        if AXES[option.axis].holds(case) and not absent and _is_open(option, old):
-            tried = _find_tried(option, case, alternatives)
-            yield tried or _find_lever(option, case) or Advice(option.flag)
-    if CURES[cause].other:
-        yield Advice(CURES[cause].other)
+        # a number always has one that is larger or smaller
+        open_ = type(old) is int or any(option.better(old, value) for value in _VALUES)
+        if AXES[option.axis].holds(case) and not absent and open_:
+            tried = [
+                Advice(_write_flag(option.axis, value), speedup, "in this sweep")
+                for value, speedup in alternatives.get(option.axis, {}).items()
+                if option.better(old, value)
+            ]
+            best = max(tried, key=lambda one: one.speedup or 0.0, default=None)
+            yield best or _find_lever(option, case) or Advice(option.flag)
 
 
-def _is_open(option: Option, old: Value) -> bool:
-    """Whether there is any better value than a case has already."""
-    values: tuple[Value, ...] = (True, False, None, "default", "device", "fp32", "fp16")
-    numbers = isinstance(old, int) and not isinstance(old, bool)
-    return numbers or any(option.better(old, value) for value in values)
-
-
-def _find_tried(option: Option, case: Case, alternatives: Alternatives) -> Advice | None:
-    """The best of what the same sweep measured of an option."""
-    old = getattr(case, option.axis)
-    tried = [
-        Advice(_write_flag(option.axis, value), speedup, "in this sweep")
-        for value, speedup in alternatives.get(option.axis, {}).items()
-        if option.better(old, value)
-    ]
-    return max(tried, key=lambda one: one.speedup or 0.0, default=None)
+_VALUES: tuple[Value, ...] = (True, False, None, "default", "device", "fp32", "fp16")
+"""Those that an option may have for better."""
 
 
 def _find_lever(option: Option, case: Case) -> Advice | None:
@@ -163,7 +136,15 @@ def _find_lever(option: Option, case: Case) -> Advice | None:
     ]
     if not alike or any(getattr(case, name) != getattr(Case, name) for name in others):
         return None
-    nearest = min(alike, key=lambda lever: _differ(lever, case))
+    ours = PRECISIONS[case.precision]
+
+    def differ(lever: Lever) -> tuple[bool, bool, int]:
+        """How unlike the case what was measured is: what matters most first."""
+        theirs = PRECISIONS[lever.precision]
+        other = theirs.arithmetic is not ours.arithmetic
+        return theirs is not ours, other, abs(lever.batch_size - case.batch_size)
+
+    nearest = min(alike, key=differ)
     before, after = nearest.seconds
     flag = _write_flag(nearest.axis, nearest.after)
     against = "against " if option.axis == "batch_size" else ""
@@ -172,16 +153,6 @@ def _find_lever(option: Option, case: Case) -> Advice | None:
     if option.axis != "cudnn_benchmark" and not case.cudnn_benchmark:
         about += ", both with --cudnn-benchmark on"
     return Advice(flag, before / after, f"on an {REFERENCE_GPU} ({REFERENCE})", about)
-
-
-def _differ(lever: Lever, case: Case) -> tuple[bool, bool, int]:
-    """How unlike a case what was measured is: what matters most first."""
-    theirs, ours = PRECISIONS[lever.precision], PRECISIONS[case.precision]
-    return (
-        theirs is not ours,
-        theirs.arithmetic is not ours.arithmetic,
-        abs(lever.batch_size - case.batch_size),
-    )
 
 
 def _write_flag(axis: str, value: Value) -> str:

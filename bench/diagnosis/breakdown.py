@@ -15,16 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bench.diagnosis.floors import find_bound, find_floor, find_rate
-from bench.diagnosis.step import Bound, Part, Profile, Step, Wait
+from bench.diagnosis.step import Bound, Part, Step, Wait
 from bench.record import WorkRow
 from bench.text import ESTIMATE
 from bench.work import COMPUTING, Kind
 
-DOMINANT = 2 / 3
-"""Share of a step from which one bound is its verdict."""
-
-LISTED = 0.1
-"""Share of a step from which a bound is named in a mixed verdict."""
+DOMINANT = 2 / 3  # share of a step from which one bound is its verdict
+LISTED = 0.1  # share of a step from which a bound is named in a mixed verdict
 
 FAR = 2.0
 """Products that take this many times what their memory traffic takes are not limited by it."""
@@ -39,11 +36,9 @@ OVERLAPPING = (
     set(Kind),
 )
 """Kinds whose kernels may overlap, the likeliest first; the others only where these do not suffice.
-
 cuDNN starts fp32's grouped convolutions on several streams. On an H100 (cuDNN 9.19) the kernels of
 DPN-92 add up to 518 ms in 437 at batch size 512, and to 176 in 117 at 128; in tf32, fp16 and bf16
-none overlap, and normalisation, additions and all else take as long there as under fp32.
-"""
+none overlap, and normalisation, additions and all else take as long there as under fp32."""
 
 BOUNDS = {
     Wait.INPUT: Bound.LOADER,
@@ -55,21 +50,14 @@ BOUNDS = {
 
 @dataclass(frozen=True)
 class Timed:
-    """Operations of a step, with the time that they have in a step that is not profiled.
-
-    Attributes:
-        bound: what limits them; None where it is not known.
-        estimated: whether this time is a share that no profile has measured.
-        flops: FLOP/s that they reached; None where none were counted, and where it would be above
-            the card's data sheet.
-        traffic: bytes a second, likewise.
-        beyond: whether one of the two was left out for being above it.
-    """
+    """Operations of a step, with the time that they have in a step that is not profiled. ``flops``
+    and ``traffic`` are the FLOP and bytes a second that they reached; None where none were counted,
+    and where it would be ``beyond`` the card's data sheet."""
 
     row: WorkRow
     time_s: float
-    bound: Bound | None
-    estimated: bool = False
+    bound: Bound | None  # what limits them; None where it is not known
+    estimated: bool = False  # this time is a share that no profile has measured
     flops: float | None = None
     traffic: float | None = None
     beyond: bool = False
@@ -77,22 +65,15 @@ class Timed:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A step's time, divided.
+    """A step's time, divided; of operations and of parts those that took longest come first.
+    ``left_over_s`` is what the parts lack of the step: kernels that no operation launched; below 0
+    where kernels alone took longer than the step."""
 
-    Attributes:
-        step_s: a median step, not profiled.
-        rows: its operations, those that took longest first.
-        parts: kinds of work and waits, those that took longest first.
-        left_over_s: what ``parts`` lack of ``step_s``: kernels that no operation launched; below 0
-            where kernels alone took longer than the step.
-        bounds: share of the step by what limits it, largest first; what is not known is left out.
-    """
-
-    step_s: float
-    rows: tuple[Timed, ...]
-    parts: tuple[Part, ...]
+    step_s: float  # a median step, not profiled
+    rows: tuple[Timed, ...]  # its operations
+    parts: tuple[Part, ...]  # kinds of work and waits
     left_over_s: float
-    bounds: Mapping[Bound, float]
+    bounds: Mapping[Bound, float]  # shares of the step, largest first; not of what is not known
 
     @property
     def bound(self) -> Bound | None:
@@ -124,11 +105,7 @@ class Breakdown:
 
 
 def divide(step: Step) -> Breakdown | None:
-    """Divide a step's time among kinds of work and waits.
-
-    Returns:
-        None without a profile.
-    """
+    """Divide a step's time among kinds of work and waits; None without a profile."""
     profile = step.profile
     if profile is None or profile.step_s <= 0:
         return None
@@ -140,8 +117,18 @@ def divide(step: Step) -> Breakdown | None:
         for row in step.work
         if (own := row.time_s if row.exclusive_s is None else row.exclusive_s)
     )
-    waits = _divide_waits(max(step.step_s - busy, 0.0), profile)
-    parts = tuple(sorted(_join(step, rows, waits), key=lambda part: -part.time_s))
+    # what a step takes beyond its kernels is divided as the profile's gaps are
+    idle_s, known = max(step.step_s - busy, 0.0), profile.input_wait_s + profile.sync_wait_s
+    gaps = max(profile.step_s - profile.busy_s, known)
+    scale = idle_s / gaps if gaps > 0 else 0.0
+    waits = {
+        Wait.INPUT: profile.input_wait_s * scale,
+        Wait.SYNCHRONISATION: profile.sync_wait_s * scale,
+        Wait.IDLE: idle_s - known * scale,
+    }
+    found = [*_sum_kinds(step, rows)]
+    found += [Part(w, s, bounds={BOUNDS[w]: s}) for w, s in waits.items() if s > 0]
+    parts = tuple(sorted(found, key=lambda part: -part.time_s))
     bounds = _sum((bound, time) for part in parts for bound, time in part.bounds.items())
     return Breakdown(
         step.step_s,
@@ -153,15 +140,8 @@ def divide(step: Step) -> Breakdown | None:
 
 
 def _estimate_shares(work: Iterable[WorkRow], busy_s: float) -> dict[str, float]:
-    """What of each kind's time is its own, where a profile has only the sum of what overlapped.
-
-    Args:
-        work: of a step.
-        busy_s: time in which any kernel ran.
-
-    Returns:
-        Nothing of kinds whose time is all their own.
-    """
+    """What of each kind's time is its own, where a profile has only the sum of what overlapped. Any
+    kernel ran for ``busy_s``. Kinds whose time is all their own are not in it."""
     times: dict[str, float] = {}
     for row in work:
         if row.time_s and row.exclusive_s is None:
@@ -194,22 +174,9 @@ def _time(row: WorkRow, time_s: float, share: float, step: Step) -> Timed:
     )
 
 
-def _divide_waits(idle_s: float, profile: Profile) -> dict[Wait, float]:
-    """Divide the time in which nothing was computed as the profile's gaps are."""
-    known = profile.input_wait_s + profile.sync_wait_s
-    gaps = max(profile.step_s - profile.busy_s, known)
-    scale = idle_s / gaps if gaps > 0 else 0.0
-    return {
-        Wait.INPUT: profile.input_wait_s * scale,
-        Wait.SYNCHRONISATION: profile.sync_wait_s * scale,
-        Wait.IDLE: idle_s - known * scale,
-    }
-
-
-def _join(step: Step, rows: tuple[Timed, ...], waits: Mapping[Wait, float]) -> Iterator[Part]:
+def _sum_kinds(step: Step, rows: tuple[Timed, ...]) -> Iterator[Part]:
     for kind in Kind:
-        timed = [one for one in rows if one.row.kind == kind]
-        if not timed:
+        if not (timed := [one for one in rows if one.row.kind == kind]):
             continue
         # what was counted but has no time is elsewhere: compilation put it into other kernels
         counted = [one for one in timed if one.row.bytes is not None]
@@ -227,9 +194,6 @@ def _join(step: Step, rows: tuple[Timed, ...], waits: Mapping[Wait, float]) -> I
             sum(one.time_s for one in counted),
             any(one.estimated for one in timed),
         )
-    for wait, time_s in waits.items():
-        if time_s > 0:
-            yield Part(wait, time_s, bounds={BOUNDS[wait]: time_s})
 
 
 def _sum(times: Iterable[tuple[Bound, float]]) -> dict[Bound, float]:
@@ -241,14 +205,11 @@ def _sum(times: Iterable[tuple[Bound, float]]) -> dict[Bound, float]:
 
 
 def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
-    """What limits a row that takes ``time_s`` of the step.
-
-    All that makes a batch is the loader's. Products that take far longer than their memory traffic,
-    and than their start, are limited by how they compute, such as without tensor cores. What was
-    not counted, as a kernel that compilation made of several operations is not, goes by its time a
-    call and by its kind.
-    Of recurrent layers torch does not tell the FLOP, so nothing is known of what limits them.
-    """
+    """What limits a row that takes ``time_s`` of the step. All that makes a batch is the loader's.
+    Products that take far longer than their memory traffic, and than their start, are limited by
+    how they compute, such as without tensor cores. What was not counted, as a kernel that
+    compilation made of several operations is not, goes by its time a call and by its kind. Of
+    recurrent layers torch does not tell the FLOP, so nothing is known of what limits them."""
     if row.kind == Kind.INPUT:
         return Bound.LOADER
     if row.kind == Kind.RECURRENT and not row.flop:

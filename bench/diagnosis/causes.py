@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.explanation import Cause, Side
 from bench.diagnosis.floors import CONVOLUTIONS, find_floor, find_limit, name_arithmetic
-from bench.diagnosis.kernels import find_tensor_cores
 from bench.diagnosis.step import Bound, Step, Wait
 from bench.precision import Arithmetic
-from bench.record import WorkRow
+from bench.record import WorkRow, read_kernels
 from bench.work import Kind
 
 FASTER = 1.1
@@ -30,6 +29,21 @@ OWN_FORMAT = (Kind.OPTIMIZER, Kind.COPY)
 """Kinds that are in float32 for what they do, and not because autocast keeps them there."""
 
 
+PLAIN = (
+    *("ffma", "simt", "sgemm", "scudnn", "_direct_kernel", "depthwise", "dgrad_engine"),
+    *("wgrad_alg", "convolve_common_engine"),
+)
+"""Parts of the names of kernels of cuBLAS, cuDNN and torch that multiply without tensor cores; such
+a name may have a part of `TENSOR_CORES` too: cuBLAS's ``sm80_xmma_gemm_..._ffma_...``."""
+
+TENSOR_CORES = (
+    *("h884", "s884", "h1688", "s1688", "i8816", "16816", "hmma", "xmma"),
+    *("tensorop", "_tensor16", "wmma", "gmma", "nvjet", "flash_", "fmha"),
+)
+"""Parts of the names of kernels that use them: the first eight from NVIDIA's PyProf
+(pyprof/prof/tc.py), those of CUTLASS, and of cuBLAS and attention since Hopper."""
+
+
 @dataclass(frozen=True)
 class Share:
     """A part of a step's time that a cause has; ``timed`` is its operation, None for a wait."""
@@ -40,17 +54,19 @@ class Share:
 
 
 def find_shares(side: Side, clock: float = 1.0) -> Iterator[Share]:
-    """Divide a step's time among causes; what has none is left out.
-
-    Args:
-        clock: its clock over that of the side that it is held against, at most 1.
-    """
+    """Divide a step's time among causes; what has none is left out. ``clock`` is its clock over
+    that of the side that it is held against, at most 1."""
     for timed in side.breakdown.rows:
         for cause, time_s in _divide(timed, side, clock):
             yield Share(cause, time_s, timed)
-    for wait in Wait:
+    limit = Cause.MEMORY_LIMIT if side.alloc_retries else None
+    for wait, cause in (
+        (Wait.INPUT, Cause.LOADER),
+        (Wait.SYNCHRONISATION, limit or Cause.SYNCHRONISATION),
+        (Wait.IDLE, limit or Cause.LAUNCH),
+    ):
         if time_s := side.breakdown.find_time(wait):
-            yield Share(_blame_wait(wait, side), time_s)
+            yield Share(cause, time_s)
 
 
 _WHOLLY = {
@@ -79,7 +95,9 @@ def _divide(timed: Timed, side: Side, clock: float) -> Iterator[tuple[Cause, flo
     limit = find_limit(row, step.rates, step.arithmetic)
     yield Cause.MEMORY if limit is Bound.MEMORY else Cause.ARITHMETIC, min(floor, time_s)
     if time_s > floor:
-        yield Cause.BELOW_COPY if moves else _blame_products(timed, step), time_s - floor
+        plain = row.kind in CONVOLUTIONS and lacks_tensor_cores(timed, step)
+        slow = Cause.NO_TENSOR_CORES if plain else Cause.PRODUCTS
+        yield Cause.BELOW_COPY if moves else slow, time_s - floor
 
 
 def _find_whole(timed: Timed, side: Side) -> Cause | None:
@@ -98,28 +116,18 @@ def _find_whole(timed: Timed, side: Side) -> Cause | None:
 
 
 def _find_rates(row: WorkRow, step: Step) -> tuple[float, float]:
-    """The rates of float32, and of a row's format; 0 where one was not measured.
-
-    Both are of convolutions where the row is one and both were measured, else of products.
-    """
+    """The rates of float32, and of a row's format; 0 where one was not measured. Both are of
+    convolutions where the row is one and both were measured, else of products."""
     name = name_arithmetic(row.format, step.arithmetic)
     own = step.rates.convolutions if row.kind in CONVOLUTIONS else {}
     rates = own if {Arithmetic.FLOAT32, name} <= own.keys() else step.rates.products
     return rates.get(Arithmetic.FLOAT32, 0.0), rates.get(name, 0.0)
 
 
-def _blame_products(timed: Timed, step: Step) -> Cause:
-    if timed.row.kind in CONVOLUTIONS and lacks_tensor_cores(timed, step):
-        return Cause.NO_TENSOR_CORES
-    return Cause.PRODUCTS
-
-
 def lacks_tensor_cores(timed: Timed, step: Step) -> bool:
-    """Whether products of a format that has tensor cores ran without them.
-
-    Kernels' names tell it. Where none was recorded, a rate below float32's does: a convolution on
-    tensor cores may be as slow, so that is the weaker sign.
-    """
+    """Whether products of a format that has tensor cores ran without them. Kernels' names tell it.
+    Where none was recorded, a rate below float32's does: a convolution on tensor cores may be as
+    slow, so that is the weaker sign."""
     usual, rate = _find_rates(timed.row, step)
     if step.device != "cuda" or not usual or rate < FASTER * usual:
         return False
@@ -127,9 +135,14 @@ def lacks_tensor_cores(timed: Timed, step: Step) -> bool:
     return (timed.row.flop or 0.0) / timed.time_s < usual if used is None else not used
 
 
-def _blame_wait(wait: Wait, side: Side) -> Cause:
-    if wait is Wait.INPUT:
-        return Cause.LOADER
-    if side.alloc_retries:
-        return Cause.MEMORY_LIMIT
-    return Cause.SYNCHRONISATION if wait is Wait.SYNCHRONISATION else Cause.LAUNCH
+def find_tensor_cores(row: WorkRow) -> bool | None:
+    """Whether most of the time of a row's products is in kernels that use tensor cores; None where
+    no kernel's name tells it, or none was recorded."""
+    using = plain = 0.0
+    for kernel in read_kernels(row.kernels):
+        name = kernel.name.lower()
+        if any(part in name for part in PLAIN):
+            plain += kernel.time_s
+        elif any(part in name for part in TENSOR_CORES):
+            using += kernel.time_s
+    return using > plain if using or plain else None

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.diagnosis.breakdown import Breakdown
-from bench.diagnosis.floors import find_rates, find_times, floor_step, name_rates
+from bench.diagnosis.floors import RATE_COLUMNS, find_rates, find_times, floor_step
 from bench.diagnosis.rates import COPY
 from bench.diagnosis.step import Bound, Step
 from bench.limits import SLOWED, STEADY
@@ -44,34 +44,21 @@ twice, and a channel's second time from a cache; a loss reads only what its targ
 @dataclass(frozen=True)
 class Ceiling:
     """The most that B can gain on A: what is meant wherever "at most" is said of a pair.
+    ``least_s`` is what B's counted work takes at the machine's measured rates. An operation that a
+    cache made faster than that has its own time in it."""
 
-    Attributes:
-        speedup: A's measured time over ``least_s``.
-        least_s: what B's counted work takes at the machine's measured rates, in s. An operation
-            that a cache made faster than that has its own time in it.
-        memory: the share of that time that is memory traffic.
-    """
-
-    speedup: float
+    speedup: float  # A's measured time over the least of B's
     least_s: float
-    memory: float
+    memory: float  # the share of that time that is memory traffic
 
 
 def find_ceiling(
     before: Step, after: Step, compiled: bool, breakdown: Breakdown | None
 ) -> Ceiling | None:
-    """The most that the second step can gain on the first.
-
-    Args:
-        before: only its time is looked at.
-        after: its work, and its time.
-        compiled: whether the second moves less than was counted.
-        breakdown: of the second; None without a profile.
-
-    Returns:
-        None where the work was not counted, a rate that it needs was not measured, or the second
-        step was faster than that. Where `find_beaten` finds anything it means nothing.
-    """
+    """The most that the second step can gain on the first, of which only the time is looked at.
+    None where the work of the second was not counted, moves less than was as it is compiled, needs
+    a rate that was not measured, or took less time than that. Where `find_beaten` finds anything it
+    means nothing. ``breakdown`` is of the second; None without a profile."""
     if compiled:
         return None
     times = {id(timed.row): timed.time_s for timed in breakdown.rows} if breakdown else {}
@@ -83,27 +70,18 @@ def find_ceiling(
 
 @dataclass(frozen=True)
 class Beaten:
-    """What was faster than the machine's measured rates allow.
+    """What was faster than the machine's measured rates allow."""
 
-    Attributes:
-        rate: the column of the one that was measured too low.
-        measured: that rate, in FLOP/s or bytes/s.
-        reached: what was reached of it at least.
-        row: the operation that did; None for a whole step.
-    """
-
-    rate: str
-    measured: float
-    reached: float
-    row: WorkRow | None
+    rate: str  # the column of the one that was measured too low
+    measured: float  # FLOP/s or bytes/s
+    reached: float  # at least
+    row: WorkRow | None  # the operation that did; None for a whole step
 
 
 def find_beaten(step: Step, compiled: bool) -> Beaten | None:
-    """What was most above the rates, by more than two measurements of one rate differ.
-
-    What would be above the card's data sheet, too, has a wrong time, and says nothing of the rates.
-    A compiled step is not looked at: what was counted of an operation may run in another's kernel.
-    """
+    """What was most above the rates, by more than two measurements of one rate differ. What would
+    be above the card's data sheet, too, has a wrong time, and says nothing of the rates. A compiled
+    step is not looked at: what was counted of an operation may run in another's kernel."""
     if compiled:
         return None
     held = [_hold([row], row.time_s, step, row) for row in step.work if row.time_s]
@@ -117,7 +95,9 @@ def _hold(
 ) -> Beaten | None:
     """Hold the time of operations against what they take without fail, by the rate most at work."""
     copy, least = step.rates.copy, dict[tuple[str, float], float]()
-    peaks = name_rates(step.peaks)
+    peaks = {RATE_COLUMNS[format]: rate for format, rate in step.peaks.products.items()}
+    if step.peaks.copy:
+        peaks[COPY] = step.peaks.copy
     for one in rows:
         times = find_times(one, step.rates, step.arithmetic)
         if times is None or copy is None:

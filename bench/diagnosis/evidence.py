@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 from bench.diagnosis.breakdown import Timed
-from bench.diagnosis.causes import Share
+from bench.diagnosis.causes import Share, find_tensor_cores
 from bench.diagnosis.explanation import Cause, Run, Side
 from bench.diagnosis.floors import CONVOLUTION_COLUMNS, CONVOLUTIONS, find_rates, name_arithmetic
-from bench.diagnosis.kernels import find_tensor_cores, name_kernel
 from bench.diagnosis.rates import COPY, PRODUCT, write_rate
 from bench.diagnosis.step import Wait
 from bench.precision import Arithmetic
-from bench.record import WorkRow
+from bench.record import WorkRow, read_kernels
 from bench.text import ESTIMATE
 from bench.work import COMPUTING, Kind
 
-MOST_NAMED = 3
-"""Operations that a sentence names."""
-
-FEWEST_MS = 1e-3
-"""What is below this many ms of a step is not told."""
+MOST_NAMED = 3  # operations that a sentence names
+FEWEST_MS = 1e-3  # what is below this many ms of a step is not told
 
 GROUPED_KERNELS = (
     "by its list of engines cuDNN 9.24 has grouped fp16 kernels on tensor cores for 4, 8, 16 and "
@@ -49,6 +46,13 @@ def name_operation(row: WorkRow) -> str:
     return row.operation
 
 
+def name_kernel(row: WorkRow) -> str:
+    """Name the kernel that takes longest, without namespaces; empty where none was recorded."""
+    kernels = read_kernels(row.kernels)
+    longest = max(kernels, key=lambda kernel: kernel.time_s).name if kernels else ""
+    return re.sub(r"\w+::", "", longest)
+
+
 def write_run(run: Run) -> str:
     """What ran, its time, and its rate: ``native_batch_norm (24.8 ms at 709 GB/s)``."""
     computes = run.row.kind in COMPUTING
@@ -63,68 +67,84 @@ def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
     """The evidence of a cause in a side's step, a sentence; ``shares`` are those of the cause."""
     ranked = sorted(shares, key=lambda share: -share.time_s)
     timed = [share.timed for share in ranked if share.timed]
-    said = "; ".join(filter(None, _EVIDENCE.get(cause, _show_operations)(timed, side, other)))
+    said = "; ".join(filter(None, _tell(cause, timed, side, other)))
     return f"{said}." if said else ""
 
 
-_Show = Callable[[Sequence[Timed], Side, Side], Iterator[str]]
-"""What shows a cause: of its operations, those that take longest first, in a side's step."""
+def _tell(cause: Cause, timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
+    """What shows a cause, by its operations, those that take longest first."""
+    rates, wait_s = side.step.rates, side.breakdown.find_time
+    match cause:
+        case Cause.MEMORY:
+            ours, theirs = (
+                sum(one.row.bytes or 0.0 for one in each.breakdown.rows) for each in (side, other)
+            )
+            if theirs and not (side.case.compiled or other.case.compiled):
+                yield (
+                    f"all operations of a step move {ours / 1e9:.3g} GB, where those of "
+                    f"{other.name} move {theirs / 1e9:.3g}"
+                )
+        case Cause.BELOW_COPY:
+            yield _name_speeds(timed, COPY)
+            if rates.copy:
+                yield f"copies reach {write_rate(COPY, rates.copy)}"
+        case Cause.ARITHMETIC:
+            yield f"{sum(one.row.flop or 0.0 for one in timed) / 1e12:.3g} TFLOP a step"
+            yield _name_rates(timed, side)
+        case Cause.PRODUCTS | Cause.EMULATED:
+            yield _name_speeds(timed, PRODUCT)
+            yield _name_rates(timed, side)
+        case Cause.NO_TENSOR_CORES:
+            yield _name_speeds(timed, PRODUCT)
+            yield from _tell_plain_products([one.row for one in timed], side)
+        case Cause.LAUNCH:
+            if (idle_s := wait_s(Wait.IDLE)) * 1e3 >= FEWEST_MS:
+                yield f"nothing runs for {write_ms(idle_s)} ms a step"
+            calls = sum(one.row.calls for one in timed)
+            if calls and rates.call_s:
+                yield (
+                    f"{calls:,} operations have less work than the {rates.call_s * 1e6:.2g} µs "
+                    "that one takes to start"
+                )
+        case Cause.MEMORY_LIMIT:
+            yield f"{side.alloc_retries:,} allocations were retried after freeing memory"
+        case Cause.CLOCKS:
+            yield (
+                f"the SM clock sank from {other.sm_clock_mhz:,.0f} to {side.sm_clock_mhz:,.0f} "
+                "MHz; nvidia-smi -q -d POWER,CLOCK shows the limit"
+            )
+        case _:
+            waits = {Cause.SYNCHRONISATION: Wait.SYNCHRONISATION, Cause.LOADER: Wait.INPUT}
+            if (wait := waits.get(cause)) and wait_s(wait) * 1e3 >= FEWEST_MS:
+                yield f"{wait.meaning} {write_ms(wait_s(wait))} ms"
+            yield _name_longest(timed)
 
 
-def _show_operations(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-    # fp16 copies gradients to the masters, and these to the weights, by one operation
-    sums: dict[str, tuple[float, bool]] = {}
-    for one in timed:
-        time_s, estimated = sums.get(name_operation(one.row), (0.0, False))
-        sums[name_operation(one.row)] = (time_s + one.time_s, estimated or one.estimated)
-    longest = sorted(sums.items(), key=lambda item: -item[1][0])[:MOST_NAMED]
-    if longest:
-        yield "most in " + ", ".join(f"{name} {write_ms(*one)} ms" for name, one in longest)
-
-
-def _show_traffic(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-    def move(one: Side) -> float:
-        return sum(timed.row.bytes or 0.0 for timed in one.breakdown.rows)
-
-    before = move(other)
-    if before and not (side.case.compiled or other.case.compiled):
-        yield (
-            f"all operations of a step move {move(side) / 1e9:.3g} GB, where those of {other.name} "
-            f"move {before / 1e9:.3g}"
-        )
-
-
-def _show_slow_traffic(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-    yield _name_speeds(timed, COPY)
-    if copy := side.step.rates.copy:
-        yield f"copies reach {write_rate(COPY, copy)}"
-
-
-def _show_arithmetic(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-    yield f"{sum(one.row.flop or 0.0 for one in timed) / 1e12:.3g} TFLOP a step"
-    yield _name_rates(timed, side)
-
-
-def _show_products(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-    yield _name_speeds(timed, PRODUCT)
-    yield _name_rates(timed, side)
-
-
-def _show_plain_products(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-    yield _name_speeds(timed, PRODUCT)
-    named = [one.row for one in timed if find_tensor_cores(one.row) is not None]
-    if named:
-        kernels = dict.fromkeys(name_kernel(row) for row in named)
-        yield f"most runs in {', '.join(list(kernels)[:MOST_NAMED])}"
+def _tell_plain_products(rows: Sequence[WorkRow], side: Side) -> Iterator[str]:
+    """What runs without tensor cores."""
+    kernels = [name_kernel(row) for row in rows if find_tensor_cores(row) is not None]
+    if kernels:
+        yield f"most runs in {', '.join([*dict.fromkeys(kernels)][:MOST_NAMED])}"
     else:
         usual = write_rate(PRODUCT, side.step.rates.products[Arithmetic.FLOAT32])
         yield (
             f"judged by their rates, as no kernels' names were recorded: float32 reaches {usual} "
             "without tensor cores"
         )
-    halves = any(one.row.format == Arithmetic.FLOAT16 for one in timed)
-    if halves and any(one.row.kind == Kind.GROUPED for one in timed):
+    halves = any(row.format == Arithmetic.FLOAT16 for row in rows)
+    if halves and any(row.kind == Kind.GROUPED for row in rows):
         yield GROUPED_KERNELS
+
+
+def _name_longest(timed: Sequence[Timed]) -> str:
+    # fp16 copies gradients to the masters, and these to the weights, by one operation
+    sums: dict[str, tuple[float, bool]] = {}
+    for one in timed:
+        time_s, estimated = sums.get(name_operation(one.row), (0.0, False))
+        sums[name_operation(one.row)] = (time_s + one.time_s, estimated or one.estimated)
+    longest = sorted(sums.items(), key=lambda item: -item[1][0])[:MOST_NAMED]
+    said = ", ".join(f"{name} {write_ms(*one)} ms" for name, one in longest)
+    return f"most in {said}" if said else ""
 
 
 def _name_rates(timed: Sequence[Timed], side: Side) -> str:
@@ -148,51 +168,3 @@ def _name_speeds(timed: Sequence[Timed], like: str) -> str:
         if (rate := one.traffic if like == COPY else one.flops)
     ]
     return ", ".join(named[:MOST_NAMED])
-
-
-def _show_wait(wait: Wait) -> _Show:
-    def show(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-        if (time_s := side.breakdown.find_time(wait)) * 1e3 >= FEWEST_MS:
-            yield f"{wait.meaning} {write_ms(time_s)} ms"
-        yield from _show_operations(timed, side, other)
-
-    return show
-
-
-def _show_launches(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-    idle = side.breakdown.find_time(Wait.IDLE)
-    if idle * 1e3 >= FEWEST_MS:
-        yield f"nothing runs for {write_ms(idle)} ms a step"
-    calls = sum(one.row.calls for one in timed)
-    if calls and (call := side.step.rates.call_s):
-        yield (
-            f"{calls:,} operations have less work than the {call * 1e6:.2g} µs that one takes to "
-            "start"
-        )
-
-
-def _show_clocks(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-    yield (
-        f"the SM clock sank from {other.sm_clock_mhz:,.0f} to {side.sm_clock_mhz:,.0f} MHz; "
-        "nvidia-smi -q -d POWER,CLOCK shows the limit"
-    )
-
-
-def _show_retries(timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
-    yield f"{side.alloc_retries:,} allocations were retried after freeing memory"
-
-
-_EVIDENCE: dict[Cause, _Show] = {
-    Cause.MEMORY: _show_traffic,
-    Cause.BELOW_COPY: _show_slow_traffic,
-    Cause.ARITHMETIC: _show_arithmetic,
-    Cause.PRODUCTS: _show_products,
-    Cause.NO_TENSOR_CORES: _show_plain_products,
-    Cause.EMULATED: _show_products,
-    Cause.LAUNCH: _show_launches,
-    Cause.SYNCHRONISATION: _show_wait(Wait.SYNCHRONISATION),
-    Cause.MEMORY_LIMIT: _show_retries,
-    Cause.LOADER: _show_wait(Wait.INPUT),
-    Cause.CLOCKS: _show_clocks,
-}
-"""What shows each cause; of others, their operations."""

@@ -37,42 +37,25 @@ class Cause(Explained):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two cases of a pair.
+    """One of the two cases of a pair. Times of the side before are scaled to as many items as the
+    other's step has."""
 
-    Attributes:
-        name: what tells it from the other: ``fp32``, ``compile default``.
-        case: its settings.
-        step: its step; times of the side before are scaled to as many items as the other's has.
-        breakdown: of that step.
-        format: what the inputs of its products are rounded to, as `bench.precision.Arithmetic`.
-        times: median step of each repeat in s, scaled likewise.
-        sm_clock_mhz: median SM clock; None where it is not known.
-        alloc_retries: allocations retried after freeing the cache.
-    """
-
-    name: str
+    name: str  # what tells it from the other: ``fp32``, ``compile default``
     case: Case
     step: Step
     breakdown: Breakdown
-    format: str
-    times: tuple[float, ...] = ()
-    sm_clock_mhz: float | None = None
-    alloc_retries: int = 0
+    format: str  # what the inputs of its products are rounded to, as `bench.precision.Arithmetic`
+    times: tuple[float, ...] = ()  # the median step of each repeat, in s
+    sm_clock_mhz: float | None = None  # the median; None where it is not known
+    alloc_retries: int = 0  # allocations retried after freeing the cache
 
 
 @dataclass(frozen=True)
 class Change:
-    """A part of the way from one step time to the other.
+    """A part of the way from A's step to B's: what both take for it, and whether that is an
+    estimate, of which some is no measured time."""
 
-    Attributes:
-        name: a `bench.work.Kind`, a `bench.diagnosis.step.Wait`, or `LEFT_OVER`.
-        before_s: what side A takes for it.
-        after_s: what side B takes.
-        before_estimated: whether the first is an estimate, of which some is no measured time.
-        after_estimated: whether the second is.
-    """
-
-    name: str
+    name: str  # a `bench.work.Kind`, a `bench.diagnosis.step.Wait`, or `LEFT_OVER`
     before_s: float
     after_s: float
     before_estimated: bool = False
@@ -89,21 +72,17 @@ class Change:
         return self.before_estimated or self.after_estimated
 
 
-LEFT_OVER = "left_over"
-"""The name of the change that no kind of work or wait explains."""
+LEFT_OVER = "left_over"  # the name of the change that no kind of work or wait explains
 
 
 @dataclass(frozen=True)
 class Run:
-    """What ran for a part of a network's work: an operation, or a kernel of it.
-
-    ``estimated`` is as `bench.diagnosis.breakdown.Timed` has it.
-    """
+    """What ran for a part of a network's work: an operation, or a kernel of it."""
 
     name: str
     row: WorkRow
     time_s: float
-    estimated: bool = False
+    estimated: bool = False  # as `bench.diagnosis.breakdown.Timed` has it
 
 
 @dataclass(frozen=True)
@@ -116,81 +95,47 @@ class Swap:
 
 @dataclass(frozen=True)
 class Advice:
-    """A change that may mend a cause, and what was measured of it.
+    """A change that may mend a cause, and what was measured of it."""
 
-    Attributes:
-        what: a flag with its value, or what to do.
-        speedup: time per item without it over that with it; None where nobody measured it.
-        source: where that was measured: ``in this sweep``.
-        case: of what, where that is another.
-    """
-
-    what: str
-    speedup: float | None = None
-    source: str = ""
-    case: str = ""
+    what: str  # a flag with its value, or what to do
+    speedup: float | None = None  # time an item without over with it; None where nobody measured
+    source: str = ""  # where that was measured: ``in this sweep``
+    case: str = ""  # of what, where that is another
 
 
 @dataclass(frozen=True)
-class Reason:
-    """What a cause takes of both steps.
+class Reason(Change):
+    """What a cause, its name, takes of both steps; the evidence is a sentence with B's figures."""
 
-    Attributes:
-        cause: why.
-        before_s: of A's step.
-        after_s: of B's.
-        evidence: a sentence with B's figures.
-        advice: what may mend it.
-        before_estimated: whether the first is of operations of which a time is an estimate.
-        after_estimated: whether the second is.
-    """
-
-    cause: Cause
-    before_s: float
-    after_s: float
     evidence: str = ""
     advice: tuple[Advice, ...] = ()
-    before_estimated: bool = False
-    after_estimated: bool = False
 
     @property
-    def change_s(self) -> float:
-        """What it adds to the step; below 0 where it gained."""
-        return self.after_s - self.before_s
+    def cause(self) -> Cause:
+        """The cause that it is the name of."""
+        return Cause(self.name)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why B is faster or slower than A, and not faster still.
+    """Why B is faster or slower than A, and not faster still. ``beaten`` is what was faster than
+    the machine's rates allow: these were measured too low, and nothing that rests on them is told,
+    neither a ceiling nor reasons. The changes add up to the difference of the steps, `LEFT_OVER` is
+    the last of them; the reasons, with ``unexplained_s``, add up to the steps. What changed most,
+    takes longest or matters most comes first."""
 
-    Attributes:
-        axis: in which the two differ.
-        items: that both steps train on, or are scaled to.
-        speedup: time of A over that of B, with the interval of the repeats.
-        ceiling: the most that B can gain; None where it is not known.
-        beaten: what was faster than the machine's rates allow: these were measured too low, and
-            nothing that rests on them is told; None where nothing was.
-        changes: from A's step to B's, those that changed most first, `LEFT_OVER` last; they add up
-            to the difference.
-        swaps: work that another operation or kernel does in B, what takes longest first.
-        reasons: what both steps' times go to, what matters most first; with ``unexplained_s`` they
-            add up to the steps. None with ``beaten``.
-        unexplained_s: what is left of A's step, and of B's.
-        about: what the two have in common, by which they are told from other pairs.
-    """
-
-    axis: str
+    axis: str  # in which the two differ
     a: Side
     b: Side
-    items: int
-    speedup: Ratio
-    ceiling: Ceiling | None
+    items: int  # that both steps train on, or are scaled to
+    speedup: Ratio  # time of A over that of B, with the interval of the repeats
+    ceiling: Ceiling | None  # the most that B can gain; None where it is not known
     beaten: Beaten | None
     changes: tuple[Change, ...]
     swaps: tuple[Swap, ...]
     reasons: tuple[Reason, ...]
-    unexplained_s: tuple[float, float]
-    about: str = ""
+    unexplained_s: tuple[float, float]  # what is left of A's step, and of B's
+    about: str = ""  # what the two have in common, by which they are told from other pairs
 
     @property
     def change_s(self) -> float:

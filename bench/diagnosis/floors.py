@@ -3,7 +3,8 @@
 A row whose floor is above its time had its data in a cache, which the copy was too large for.
 
 Everywhere ``row`` is of a step, ``rates`` are the machine's, ``format`` is of `bench.work.Label`,
-and ``arithmetic`` is what the products of float32 are rounded to.
+and ``arithmetic`` is what the products of float32 are rounded to. What is None was not counted, or
+needs a rate that was not measured.
 """
 
 from __future__ import annotations
@@ -34,12 +35,8 @@ CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
 
 
 def take_rates(columns: Mapping[str, Any], peaks: Mapping[str, float] | None = None) -> Rates:
-    """The rates in a record's columns, or in the fields of its `bench.record.Environment`.
-
-    Args:
-        columns: of the record, or of `bench.gpu.peaks.list_peaks`.
-        peaks: of the latter; a rate above its own was measured wrongly, and is left out.
-    """
+    """The rates in the columns of a record, its environment or of `bench.gpu.peaks.list_peaks`. One
+    above that of ``peaks``, by the same columns, was measured wrongly, and is left out."""
 
     def take(name: str) -> float | None:
         value = columns.get(name)
@@ -54,12 +51,6 @@ def take_rates(columns: Mapping[str, Any], peaks: Mapping[str, float] | None = N
     return Rates(products, take("rate_copy"), take("call_time_s"), convolutions)
 
 
-def name_rates(rates: Rates) -> dict[str, float]:
-    """FLOP/s of products and bytes a second of copies, by the columns of a record."""
-    products = {RATE_COLUMNS[format]: rate for format, rate in rates.products.items()}
-    return {**products, **({"rate_copy": rates.copy} if rates.copy else {})}
-
-
 def name_arithmetic(format: str, arithmetic: str) -> str:
     """What products of a number format are computed in: of float32, what these are rounded to."""
     if format == Arithmetic.FLOAT32:
@@ -68,11 +59,8 @@ def name_arithmetic(format: str, arithmetic: str) -> str:
 
 
 def find_rate(format: str, rates: Rates, arithmetic: str, kind: str = "") -> float | None:
-    """FLOP/s of products of a number format; None where it was not measured.
-
-    Of convolutions it is the higher of their own and the products': neither alone is what another
-    convolution reaches at most. ``kind`` is a `bench.work.Kind`.
-    """
+    """FLOP/s of products of a number format, in work of a `Kind`. Of convolutions it is the higher
+    of their own and the products': neither alone is what another convolution reaches at most."""
     return max(find_rates(format, rates, arithmetic, kind).values(), default=None)
 
 
@@ -85,49 +73,43 @@ def find_rates(format: str, rates: Rates, arithmetic: str, kind: str = "") -> di
     return {column: rate for column, rate in known.items() if rate is not None}
 
 
+def find_times(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, float] | None:
+    """The s of a row's arithmetic and of its memory traffic, each at its rate."""
+    if row.flop is None or row.bytes is None or rates.copy is None:
+        return None
+    rate = find_rate(row.format, rates, arithmetic, row.kind)
+    if row.flop and rate is None:
+        return None
+    return row.flop / rate if rate else 0.0, row.bytes / rates.copy
+
+
 def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
-    """The s of a step that a row's work takes at the machine's rates.
-
-    That is its arithmetic or its memory traffic, whichever takes longer: they overlap. What calls
-    take to start is not in it.
-
-    Returns:
-        None where the row was not counted, or a rate that it needs was not measured.
-    """
+    """The s of a step that a row's work takes at the machine's rates. That is its arithmetic or its
+    memory traffic, whichever takes longer: they overlap. What calls take to start is not in it."""
     times = find_times(row, rates, arithmetic)
     return None if times is None else max(times)
 
 
-def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
-    """What limits a row: launch where its work is done before another call has started.
+def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
+    """Which of arithmetic and memory traffic a row's floor is."""
+    if (times := find_times(row, rates, arithmetic)) is None:
+        return None
+    computing, moving = times
+    return Bound.COMPUTE if computing >= moving else Bound.MEMORY
 
-    None as `find_floor`.
-    """
+
+def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
+    """What limits a row: launch where its work is done before another call has started."""
     floor = find_floor(row, rates, arithmetic)
     if floor is not None and rates.call_s is not None and floor < row.calls * rates.call_s:
         return Bound.LAUNCH
     return find_limit(row, rates, arithmetic)
 
 
-def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
-    """Which of arithmetic and memory traffic a row's floor is; None as `find_floor`."""
-    times = find_times(row, rates, arithmetic)
-    if times is None:
-        return None
-    computing, moving = times
-    return Bound.COMPUTE if computing >= moving else Bound.MEMORY
-
-
 def floor_step(step: Step, times: Mapping[int, float] | None = None) -> dict[Bound, float] | None:
-    """The s that all counted work of a step takes at the machine's rates, by what limits it.
-
-    Args:
-        step: its ``step_s`` is not looked at.
-        times: what operations took, by ``id(row)``; one that was faster than its floor takes that.
-
-    Returns:
-        None where nothing was counted, or `find_floor` tells none of a row that was.
-    """
+    """The s that all counted work of a step takes at the machine's rates, by what limits it. Its
+    own ``step_s`` is not looked at. ``times`` are what operations took, by ``id(row)``: one that
+    was faster than its floor takes that."""
     found = dict.fromkeys((Bound.COMPUTE, Bound.MEMORY), 0.0)
     for row in (row for row in step.work if row.bytes is not None):
         floor = find_floor(row, step.rates, step.arithmetic)
@@ -136,13 +118,3 @@ def floor_step(step: Step, times: Mapping[int, float] | None = None) -> dict[Bou
             return None
         found[limit] += min(floor, (times or {}).get(id(row), floor))
     return found if any(found.values()) else None
-
-
-def find_times(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, float] | None:
-    """The s of a row's arithmetic and of its memory traffic, each at its rate; as `find_floor`."""
-    if row.flop is None or row.bytes is None or rates.copy is None:
-        return None
-    rate = find_rate(row.format, rates, arithmetic, row.kind)
-    if row.flop and rate is None:
-        return None
-    return row.flop / rate if rate else 0.0, row.bytes / rates.copy

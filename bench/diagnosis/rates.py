@@ -22,8 +22,7 @@ UNITS = {column: "B/s" if column == "rate_copy" else "FLOP/s" for column in RATE
 COPY, PRODUCT = "rate_copy", RATE_COLUMNS[Arithmetic.FLOAT32]
 """Columns of one rate of each unit, to write others of that unit by."""
 
-CALL = "call_time_s"
-"""The column of the time that an operation takes at least."""
+CALL = "call_time_s"  # the column of the time that an operation takes at least
 
 SAME_DEVICE = ("gpu", "cpu", "torch", "torch_threads", "variables")
 """Columns on which two rows agree whose rates should be alike."""
@@ -48,15 +47,8 @@ def write_rate(column: str, value: float) -> str:
 
 
 def find_losses(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[str, float]:
-    """Which rates are lower than before by more than `bench.limits.SLOWED`.
-
-    Args:
-        now: columns of a record; None or NaN for a rate that was not measured.
-        before: those of another time.
-
-    Returns:
-        The share that is lost, by column, the largest first.
-    """
+    """Which rates are lower than before by more than `SLOWED`, and by which share, largest first.
+    Both are columns of a record; None or NaN for a rate that was not measured."""
     losses = {}
     for column in RATES:
         a, b = before.get(column), now.get(column)

@@ -14,7 +14,7 @@ from bench.diagnosis.advice import advise
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.causes import find_shares
 from bench.diagnosis.ceiling import find_beaten, find_ceiling
-from bench.diagnosis.evidence import FEWEST_MS, name_operation, show
+from bench.diagnosis.evidence import FEWEST_MS, name_kernel, name_operation, show
 from bench.diagnosis.explanation import (
     LEFT_OVER,
     Alternatives,
@@ -26,13 +26,11 @@ from bench.diagnosis.explanation import (
     Side,
     Swap,
 )
-from bench.diagnosis.kernels import name_kernel
 from bench.limits import SLOWED, STEADY
 from bench.verdict import Ratio
 from bench.work import COMPUTING
 
-NOTABLE = 0.05
-"""Share of a step from which a swapped operation is told."""
+NOTABLE = 0.05  # share of a step from which a swapped operation is told
 
 IMPLEMENTATIONS = ("native", "cudnn", "miopen", "mkldnn", "flash", "efficient", "math")
 """Words of torch's names of operations that say which library or algorithm does them."""
@@ -50,33 +48,27 @@ def explain(
     """Explain why B is faster or slower than A, by what else the sweep measured too."""
     beaten = find_beaten(b.step, b.case.compiled) or find_beaten(a.step, a.case.compiled)
     before, after = a.step.step_s, b.step.step_s
-    reasons: list[Reason] = []
+    reasons, ceiling = list[Reason](), None
     if beaten is None:
+        ceiling = find_ceiling(a.step, b.step, b.case.compiled, b.breakdown)
         reasons += _list_reasons(a, b, alternatives or {})
         lost = after - before > STEADY * before
         reasons.sort(key=lambda reason: -(reason.change_s if lost else reason.after_s))
-    return Explanation(
-        axis,
-        a,
-        b,
-        items,
-        speedup,
-        None if beaten else find_ceiling(a.step, b.step, b.case.compiled, b.breakdown),
-        beaten,
-        tuple(list_changes(a, b)),
-        tuple(find_swaps(a, b)),
-        tuple(reasons),
-        (
-            _drop_dust(before - sum(reason.before_s for reason in reasons), before),
-            _drop_dust(after - sum(reason.after_s for reason in reasons), after),
-        ),
-        about,
+
+    def subtract(step_s: float, explained_s: float) -> float:
+        """What is left of a step, without what rounding leaves of 0."""
+        left_s = step_s - explained_s
+        return 0.0 if abs(left_s) < 1e-9 * step_s else left_s
+
+    unexplained = (
+        subtract(before, sum(reason.before_s for reason in reasons)),
+        subtract(after, sum(reason.after_s for reason in reasons)),
     )
-
-
-def _drop_dust(time_s: float, step_s: float) -> float:
-    """A sum that should be 0, without what rounding left of it."""
-    return 0.0 if abs(time_s) < 1e-9 * step_s else time_s
+    changes, swaps = tuple(list_changes(a, b)), tuple(find_swaps(a, b))
+    return Explanation(
+        axis, a, b, items, speedup, ceiling, beaten, changes, swaps, tuple(reasons), unexplained,
+        about,
+    )  # fmt: skip
 
 
 def _list_reasons(a: Side, b: Side, alternatives: Alternatives) -> Iterator[Reason]:
@@ -87,37 +79,30 @@ def _list_reasons(a: Side, b: Side, alternatives: Alternatives) -> Iterator[Reas
         there, here = ([s for s in shares if s.cause is cause] for shares in (ours, theirs))
         before, after = (sum(share.time_s for share in shares) for shares in (there, here))
         if max(before, after) * 1e3 >= FEWEST_MS:
+            guessed, guess = (
+                any(share.timed and share.timed.estimated for share in own) for own in (there, here)
+            )
             advice = tuple(advise(cause, b.case, alternatives)) if here else ()
-            estimated = (any(s.timed and s.timed.estimated for s in own) for own in (there, here))
-            yield Reason(cause, before, after, show(cause, here, b, a), advice, *estimated)
+            evidence = show(cause, here, b, a)
+            yield Reason(cause, before, after, guessed, guess, evidence, advice)
 
 
 def list_changes(a: Side, b: Side) -> Iterator[Change]:
     """The kinds of work and waits, those that changed most first, and what is left over."""
     names = dict.fromkeys(part.name for side in (a, b) for part in side.breakdown.parts)
+    one, two = a.breakdown, b.breakdown
     found = [
-        Change(
-            name,
-            a.breakdown.find_time(name),
-            b.breakdown.find_time(name),
-            name in a.breakdown.estimates,
-            name in b.breakdown.estimates,
-        )
-        for name in names
+        Change(n, one.find_time(n), two.find_time(n), n in one.estimates, n in two.estimates)
+        for n in names
     ]
     yield from sorted(found, key=lambda change: -abs(change.change_s))
-    yield Change(LEFT_OVER, a.breakdown.left_over_s, b.breakdown.left_over_s)
-
-
-# ------------------------------------------------------------------------------------------ swaps
+    yield Change(LEFT_OVER, one.left_over_s, two.left_over_s)
 
 
 def find_swaps(a: Side, b: Side) -> list[Swap]:
-    """Work that another operation or kernel does in B, in much other time or at a lower rate.
-
-    The rate is that of memory traffic: half the bytes in the same time are a slower kernel.
-    Products have other kernels in each number format, so theirs are told only where B lost by them.
-    """
+    """Work that another operation or kernel does in B, in much other time or at a lower rate. The
+    rate is that of memory traffic: half the bytes in the same time are a slower kernel. Products
+    have other kernels in each number format, so theirs are told only where B lost by them."""
     ours, theirs = (_group(side.breakdown.rows) for side in (a, b))
     smaller = min(a.step.step_s, b.step.step_s)
     found = []
@@ -132,14 +117,10 @@ def find_swaps(a: Side, b: Side) -> list[Swap]:
         if before.row.operation != after.row.operation:
             found.append(Swap(before, after))
         elif lost > 0 or before.row.kind not in COMPUTING:
-            kernels = name_kernel(before.row), name_kernel(after.row)
-            if all(kernels) and kernels[0] != kernels[1]:
-                names = (f"{before.name} by {kernel}" for kernel in kernels)
-                before, after = (
-                    replace(run, name=name)
-                    for run, name in zip((before, after), names, strict=True)
-                )
-                found.append(Swap(before, after))
+            one, other = name_kernel(before.row), name_kernel(after.row)
+            if one and other and one != other:
+                before = replace(before, name=f"{before.name} by {one}")
+                found.append(Swap(before, replace(after, name=f"{after.name} by {other}")))
     return sorted(found, key=lambda swap: -swap.after.time_s)
 
 

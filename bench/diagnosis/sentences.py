@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from bench.diagnosis.ceiling import Beaten
 from bench.diagnosis.evidence import name_operation, write_ms, write_run
-from bench.diagnosis.explanation import LEFT_OVER, Advice, Change, Explanation, Reason, Side
+from bench.diagnosis.explanation import LEFT_OVER, Advice, Change, Explanation, Side
 from bench.diagnosis.rates import RATES, write_rate
 from bench.diagnosis.step import Wait
 from bench.limits import STEADY
@@ -14,42 +14,68 @@ from bench.precision import Arithmetic
 from bench.text import ESTIMATE, capitalize
 from bench.work import Kind
 
-TOLD = 3
-"""Reasons, changes or swaps that the words name; the tables have all."""
-
-WORTH = 0.1
-"""Share of the answer from which a reason is named in words, but for the first."""
-
-BUSY = 0.9
-"""A GPU that works for less than this share of a step is held up by its program."""
+TOLD = 3  # reasons, changes or swaps that the words name; the tables have all
+WORTH = 0.1  # share of the answer from which a reason is named in words, but for the first
+BUSY = 0.9  # a GPU that works for less than this share of a step is held up by its program
 
 
 def describe(found: Explanation, beside: bool = False) -> list[str]:
     """A few sentences: the speed-up, what changed, what is possible, and where the time goes.
-
-    Args:
-        beside: whether tables of reasons and of changes stand beside it, whose figures are then
-            left out.
-    """
-    return [
-        _say_speed(found),
-        *_say_doubt(found),
-        *_say_baseline(found),
-        *([] if beside else [*_say_changes(found), *_say_swaps(found)]),
-        *([write_beaten(found.beaten)] if found.beaten else _say_ceiling(found)),
-        *([] if beside else _say_reasons(found)),
-        *_say_advice(found),
-    ]
+    ``beside`` tables of reasons and of changes, their figures are left out."""
+    return list(_tell(found, beside))
 
 
-def write_speedup(found: Explanation) -> str:
-    """Write the speed-up with its interval: ``2.40× (2.35 to 2.45)``."""
-    ratio = found.speedup
-    value = ratio.value or found.a.step.step_s / found.b.step.step_s
+def _tell(found: Explanation, beside: bool) -> Iterator[str]:
+    a, b, ratio = found.a, found.b, found.speedup
+    where = f" ({found.about})" if found.about else ""
+    held = "".join(f"; {said}" for side in (a, b) if (said := write_host(side)))
     ends = (
         "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
     )
-    return f"{value:.2f}×{ends}"
+    yield (
+        f"{b.name} is {ratio.value or a.step.step_s / b.step.step_s:.2f}×{ends} as fast as "
+        f"{a.name}{where}: {write_ms(a.step.step_s)} → {write_ms(b.step.step_s)} ms for "
+        f"{found.items:,} items{held}."
+    )
+    if ratio.low is not None and ratio.high is not None and ratio.low < 1 < ratio.high:
+        yield (
+            "The repeats do not tell which is faster: close other programs, or use --repeats 5 or "
+            "more."
+        )
+    if a.format == Arithmetic.FLOAT32 and a.step.arithmetic == Arithmetic.TFLOAT32:
+        yield (
+            f"{a.name} rounded its products to TF32, so a part of the gain is in it already: "
+            "look whether the model or NVIDIA_TF32_OVERRIDE switches TF32 on."
+        )
+    if not beside:
+        yield from _say_changes(found)
+        if swaps := found.swaps[:TOLD]:
+            before, after = (
+                " and ".join(write_run(getattr(swap, end)) for swap in swaps)
+                for end in ("before", "after")
+            )
+            yield f"{b.name} runs {after} where {a.name} runs {before}."
+    if found.beaten:
+        yield write_beaten(found.beaten)
+    elif most := found.ceiling:
+        yield (
+            f"At most {most.speedup:.2f}× is possible without fusing operations: at the rates "
+            f"measured on this machine {b.name}'s work takes {write_ms(most.least_s)} ms, "
+            f"{write_percent(most.memory)} of it memory traffic."
+        )
+    # those of the first few that matter
+    main = [
+        reason
+        for place, reason in enumerate(found.reasons[:TOLD])
+        if found.share(reason) >= WORTH or (place == 0 and found.share(reason) > 0)
+    ]
+    if main and not beside:
+        shares = (
+            f"{write_percent(found.share(r), found.estimates(r))} {r.cause.meaning}" for r in main
+        )
+        of = "the loss" if found.lost else f"{b.name}'s {write_ms(b.step.step_s)} ms"
+        yield f"By cause, of {of}: {', '.join(shares)}."
+    yield from _say_advice(dict.fromkeys(one for reason in main for one in reason.advice))
 
 
 def name_part(name: str) -> str:
@@ -68,16 +94,6 @@ def write_percent(share: float, estimated: bool = False) -> str:
     return f"{ESTIMATE if estimated else ''}{100 * share:.0f} %"
 
 
-def _say_speed(found: Explanation) -> str:
-    a, b = found.a, found.b
-    where = f" ({found.about})" if found.about else ""
-    held = "".join(f"; {said}" for side in (a, b) if (said := write_host(side)))
-    return (
-        f"{b.name} is {write_speedup(found)} as fast as {a.name}{where}: "
-        f"{write_ms(a.step.step_s)} → {write_ms(b.step.step_s)} ms for {found.items:,} items{held}."
-    )
-
-
 def write_host(side: Side) -> str:
     """That a GPU had nothing to do for much of a step; empty where it had."""
     step_s = side.step.step_s
@@ -85,24 +101,6 @@ def write_host(side: Side) -> str:
     if side.step.device != "cuda" or busy_s >= BUSY * step_s:
         return ""
     return f"{side.name} keeps the GPU busy for only {write_ms(busy_s)} of {write_ms(step_s)} ms"
-
-
-def _say_doubt(found: Explanation) -> Iterator[str]:
-    low, high = found.speedup.low, found.speedup.high
-    if low is not None and high is not None and low < 1 < high:
-        yield (
-            "The repeats do not tell which is faster: close other programs, or use --repeats 5 or "
-            "more."
-        )
-
-
-def _say_baseline(found: Explanation) -> Iterator[str]:
-    a = found.a
-    if a.format == Arithmetic.FLOAT32 and a.step.arithmetic == Arithmetic.TFLOAT32:
-        yield (
-            f"{a.name} rounded its products to TF32, so a part of the gain is in it already: "
-            "look whether the model or NVIDIA_TF32_OVERRIDE switches TF32 on."
-        )
 
 
 def _say_changes(found: Explanation) -> Iterator[str]:
@@ -129,24 +127,6 @@ def _say_change(change: Change, whole: float) -> str:
     )
 
 
-def _say_swaps(found: Explanation) -> Iterator[str]:
-    if not (told := found.swaps[:TOLD]):
-        return
-    before, after = (
-        " and ".join(write_run(getattr(swap, end)) for swap in told) for end in ("before", "after")
-    )
-    yield f"{found.b.name} runs {after} where {found.a.name} runs {before}."
-
-
-def _say_ceiling(found: Explanation) -> Iterator[str]:
-    if most := found.ceiling:
-        yield (
-            f"At most {most.speedup:.2f}× is possible without fusing operations: at the rates "
-            f"measured on this machine {found.b.name}'s work takes {write_ms(most.least_s)} ms, "
-            f"{write_percent(most.memory)} of it memory traffic."
-        )
-
-
 def write_beaten(beaten: Beaten) -> str:
     """That the machine's rates were measured too low, and how to measure them again."""
     which = name_operation(beaten.row) if beaten.row else "a step"
@@ -159,27 +139,8 @@ def write_beaten(beaten: Beaten) -> str:
     )
 
 
-def _say_reasons(found: Explanation) -> Iterator[str]:
-    if told := list_main(found):
-        listed = ", ".join(
-            f"{write_percent(found.share(r), found.estimates(r))} {r.cause.meaning}" for r in told
-        )
-        of = "the loss" if found.lost else f"{found.b.name}'s {write_ms(found.b.step.step_s)} ms"
-        yield f"By cause, of {of}: {listed}."
-
-
-def list_main(found: Explanation) -> list[Reason]:
-    """The reasons that words name: the first few of those that matter."""
-    return [
-        reason
-        for place, reason in enumerate(found.reasons[:TOLD])
-        if found.share(reason) >= WORTH or (place == 0 and found.share(reason) > 0)
-    ]
-
-
-def _say_advice(found: Explanation) -> Iterator[str]:
+def _say_advice(advice: Collection[Advice]) -> Iterator[str]:
     """What may mend the main reasons: by where it was measured, and what nobody measured."""
-    advice = list(dict.fromkeys(one for reason in list_main(found) for one in reason.advice))
     for source in dict.fromkeys(one.source for one in advice if one.source):
         told = [one for one in advice if one.source == source]
         listed = ", ".join(_write_tried(one, one.speedup or 0.0) for one in told)

@@ -19,40 +19,32 @@ class Bound(Explained):
     SYNCHRONISATION = "synchronisation", "waiting of the program for the device"
 
 
+class Wait(Explained):
+    """Time in which nothing was computed."""
+
+    INPUT = "input_wait", "waiting for a batch"
+    SYNCHRONISATION = "sync_wait", "after the program waited for the device"
+    IDLE = "idle", "between operations"
+
+
 @dataclass(frozen=True)
 class Rates:
-    """What the machine was measured to do, before its cases; None or absent where it was not.
+    """What the machine was measured to do, before its cases; None or absent where it was not."""
 
-    Attributes:
-        products: FLOP/s of a large matrix product, by number format as `bench.precision.Arithmetic`
-            names it.
-        copy: bytes a second that a large copy reads and writes.
-        call_s: the smallest operation, of many one after the other, in s.
-        convolutions: FLOP/s of convolutions, likewise; on a CPU alone.
-    """
-
-    products: Mapping[str, float] = field(default_factory=dict)
-    copy: float | None = None
-    call_s: float | None = None
-    convolutions: Mapping[str, float] = field(default_factory=dict)
+    products: Mapping[str, float] = field(default_factory=dict)  # FLOP/s of large ones, by format
+    copy: float | None = None  # bytes a second that a large copy reads and writes
+    call_s: float | None = None  # the smallest operation, of many one after the other
+    convolutions: Mapping[str, float] = field(default_factory=dict)  # FLOP/s; on a CPU alone
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A step under the profiler, the mean of several; times in s.
+    """A step under the profiler, the mean of several; times in s."""
 
-    Attributes:
-        step_s: wall time of the step.
-        busy_s: time in which kernels ran, any of them (a union over streams); on a CPU the sum of
-            the operators' own times.
-        input_wait_s: time in which none ran, for want of a batch.
-        sync_wait_s: time in which none ran, since the program had waited for the device.
-    """
-
-    step_s: float
-    busy_s: float
-    input_wait_s: float = 0.0
-    sync_wait_s: float = 0.0
+    step_s: float  # wall time
+    busy_s: float  # in which any kernel ran; on a CPU the sum of the operators' own times
+    input_wait_s: float = 0.0  # in which none ran, for want of a batch
+    sync_wait_s: float = 0.0  # in which none ran, since the program had waited for the device
 
 
 PROFILED = ("profiled_step_s", "busy_s", "input_wait_s", "sync_wait_s")
@@ -61,53 +53,29 @@ PROFILED = ("profiled_step_s", "busy_s", "input_wait_s", "sync_wait_s")
 
 @dataclass(frozen=True)
 class Step:
-    """A median step of a case, not profiled, with the work in it.
-
-    Attributes:
-        step_s: its time in s.
-        work: each row's ``time_s`` is None without a profile.
-        arithmetic: what the products of float32 tensors are rounded to: float32 or tfloat32.
-        device: cuda or cpu.
-        peaks: the rates of the card's data sheet, which nothing exceeds; none of a CPU.
-    """
+    """A median step of a case, not profiled, with the work in it."""
 
     step_s: float
-    work: Sequence[WorkRow]
+    work: Sequence[WorkRow]  # of each row ``time_s`` is None without a profile
     rates: Rates
-    device: str
-    arithmetic: str = "float32"
+    device: str  # cuda or cpu
+    arithmetic: str = "float32"  # what products of float32 are rounded to; or tfloat32
     profile: Profile | None = None
-    peaks: Rates = field(default_factory=Rates)
+    peaks: Rates = field(default_factory=Rates)  # of the card's data sheet; none of a CPU
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a step's time, of the time not profiled: a kind of work, or a wait.
+    """A part of a step's time, of the time not profiled: a kind of work, or a wait. ``flop`` and
+    ``bytes`` are of its operations that were counted, which take ``counted_s``: all but what
+    compilation fused."""
 
-    Attributes:
-        name: a `bench.work.Kind` or a `bench.diagnosis.step.Wait`.
-        time_s: all parts of a step add up to its time, but for what is left over.
-        flop: of its operations that were counted; ``bytes`` likewise.
-        floor_s: what that work would take at the machine's measured rates.
-        bounds: its time by what limits it.
-        counted_s: the time of its operations that were counted, all but what compilation fused.
-        estimated: whether some of this time is `bench.diagnosis.breakdown.Timed.estimated`.
-    """
-
-    name: str
-    time_s: float
+    name: str  # a `bench.work.Kind` or a `Wait`
+    time_s: float  # all parts of a step add up to its time, but for what is left over
     calls: int = 0
     flop: float = 0.0
     bytes: float = 0.0
-    floor_s: float | None = None
-    bounds: Mapping[Bound, float] = field(default_factory=dict)
+    floor_s: float | None = None  # what that work would take at the machine's measured rates
+    bounds: Mapping[Bound, float] = field(default_factory=dict)  # its time by what limits it
     counted_s: float = 0.0
-    estimated: bool = False
-
-
-class Wait(Explained):
-    """Time in which nothing was computed."""
-
-    INPUT = "input_wait", "waiting for a batch"
-    SYNCHRONISATION = "sync_wait", "after the program waited for the device"
-    IDLE = "idle", "between operations"
+    estimated: bool = False  # some of this time is `bench.diagnosis.breakdown.Timed.estimated`

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import json
 import sys
-import types
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from bench.case import Case, parse_value
 from bench.doctor.counts import count_model
@@ -26,6 +23,7 @@ from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment import refuse_missing
 from bench.errors import UsageError
 from bench.flags import Parser, command, parse_whole
+from bench.plain import read_value
 from bench.precision import PRECISIONS
 from bench.record import Environment
 from bench.text import clean
@@ -58,7 +56,7 @@ def read_json(path: Path) -> Machine:
     of this version of the doctor."""
     right = "give what python -m bench.doctor --json printed"
     try:
-        machine: Machine = _read(Machine, json.loads(path.read_text())["facts"], "facts")
+        machine: Machine = read_value(Machine, json.loads(path.read_text())["facts"])
         for device in machine.devices.values():
             Environment(**device.environment)
     except OSError as error:
@@ -67,39 +65,6 @@ def read_json(path: Path) -> Machine:
         why = " ".join(str(error).split())[:200]
         raise UsageError(f"--from {path}: not facts of a machine ({why}); {right}") from error
     return machine
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """Read a JSON value as a type: dataclass, enum, tuple, dict, union with None or plain."""
-    options, origin = get_args(kind), get_origin(kind)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in options:
-            return None
-        return _read(next(o for o in options if o is not type(None)), value, where)
-    if is_dataclass(kind):
-        if not isinstance(value, dict) or value.keys() - {f.name for f in fields(kind)}:
-            raise ValueError(f"{where} is not a {kind.__name__.lower()}")  # type: ignore[union-attr]
-        hints = get_type_hints(kind)
-        read = {name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()}
-        return kind(**read)  # type: ignore[operator]
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{where} is not a list")
-        each = options[:1] * len(value) if options[-1] is Ellipsis else options
-        return tuple(_read(o, v, where) for o, v in zip(each, value, strict=True))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} is not a table")
-        return {name: _read(options[1], item, f"{where}.{name}") for name, item in value.items()}
-    if issubclass(kind, Enum):
-        return kind(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{where} is not of type {kind.__name__}")
-    return value
 
 
 @command

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from bench.data import find_cache
 from bench.diagnosis.rates import CALL, RATES, SAME_DEVICE, find_losses, write_losses
-from bench.doctor.rates import read_found
 from bench.errors import UsageError
 from bench.gpu.cards import find_card, find_cards
-from bench.record import COMPARABLE, Environment, Yardstick, read_tries
+from bench.plain import read_value
+from bench.record import COMPARABLE, Environment
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
 from bench.text import replace_file
+from bench.yardstick import Yardstick, read_tries
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,7 @@ def recall(environment: Environment, seconds: float, cores: Sequence[int] = ()) 
     known."""
     try:
         kept = json.loads(_find_file(environment, cores).read_text(encoding="utf-8"))
-        found = read_found(kept["yardstick"])
+        found: Yardstick = read_value(Yardstick, kept["yardstick"])
         alike = kept["of"] == _describe(environment, seconds)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Yardstick()

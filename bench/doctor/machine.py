@@ -37,7 +37,8 @@ from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process
 from bench.gpu.nvml import Lack, check_nvml, open_device
 from bench.precision import find_torchao
-from bench.record import Environment, Yardstick
+from bench.record import Environment
+from bench.yardstick import Yardstick
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,17 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
 
 from bench.diagnosis.floors import CONVOLUTION_COLUMNS, RATE_COLUMNS
 from bench.diagnosis.rates import CALL, COPY, RATES, write_rate
 from bench.errors import UsageError
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR
+from bench.plain import read_value
 from bench.processes import run_module
-from bench.record import Collapse, Tries, Yardstick
 from bench.text import read_clock
+from bench.yardstick import Tries, Yardstick
 
 SECONDS = "BENCH_YARDSTICK_S"
 
@@ -63,17 +64,10 @@ def measure_rates(
     if why is None:
         return Yardstick(reasons={"rates": f"not measured within {limit_s:.0f} s"})
     try:
-        return read_found({**json.loads(said), "measured_at": read_clock()})
-    except (ValueError, TypeError, KeyError):
+        found: Yardstick = read_value(Yardstick, json.loads(said))
+        return replace(found, measured_at=read_clock())
+    except (ValueError, TypeError):
         return Yardstick(reasons={"rates": why})
-
-
-def read_found(values: Mapping[str, Any]) -> Yardstick:
-    """Make a yardstick of its fields, as they come out of JSON. Raises TypeError, KeyError or
-    AttributeError: they are none."""
-    tries = {column: Tries(**one) for column, one in values["tries"].items()}
-    collapsed = {column: Collapse(**one) for column, one in values["collapsed"].items()}
-    return Yardstick(**{**values, "tries": tries, "collapsed": collapsed})
 
 
 def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:

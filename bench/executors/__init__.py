@@ -17,8 +17,9 @@ from bench.doctor.rates import measure_rates
 from bench.environment import ProcessAnswer, ask
 from bench.errors import UnsupportedError, UsageError
 from bench.processes import hold_to
-from bench.record import EpochRow, Known, Outcome, Yardstick
+from bench.record import EpochRow, Known, Outcome
 from bench.worker.messages import PhaseEntered, StepTaken
+from bench.yardstick import Yardstick
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class ShortageError(Exception):
 
 Event = PhaseEntered | StepTaken
 """A progress report of a running case."""
+
+Listener = Callable[[Event], None]
+Stopping = Callable[[], bool]
+"""Whether a case is to be ended: the sweep was stopped."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +137,7 @@ class Executor:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
+    def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case on ``job.lane`` to its end, or to `interrupted` soon after ``stopping()``.
         It never raises: every failure is an outcome. ``on_event`` is called in the same thread."""
         raise NotImplementedError
@@ -166,10 +169,9 @@ class Executor:
         Its GPUs are of one machine and of the kind of ``lane``. Where that machine has too few, it
         may be another's, and has the name of a lane there. It is only used while nothing else runs.
 
-        Raises:
-            UnsupportedError: there never were that many; it says how many there are.
-            ShortageError: there are, or were, but some are gone or in use.
-            UsageError: the lane's machine failed to say; the case is an `error`.
+        Raises UnsupportedError: there never were that many; it says how many there are. Raises
+        ShortageError: there are, or were, but some are gone or in use. Raises UsageError: the
+        lane's machine failed to say; the case is an `error`.
         """
         if size > 1:
             raise UnsupportedError(f"world size {size}: this executor runs a case on one GPU")

@@ -15,17 +15,15 @@ from bench.axis import Value
 from bench.case import AXES, Case, parse_value
 from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
-from bench.executors import Event, Executor, Job, Lane, Settings
+from bench.executors import Executor, Job, Lane, Listener, Settings, Stopping
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.text import parse_bytes
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
 """Environment variable: rules ``axis=value:status`` separated by spaces, the first match counts."""
 
-
 MEMORY = "BENCH_FAKE_MEMORY"
 """Environment variable: a model of memory, ``name=value`` separated by spaces, see `Memory`."""
-
 
 LANES = "BENCH_FAKE_LANES"
 """Environment variable: the cards of the lanes, ``kind:number`` separated by spaces."""
@@ -63,7 +61,8 @@ class Memory:
             if name not in cls.__annotations__:
                 raise UsageError(f"{MEMORY} {part!r}: {nearest(name, list(cls.__annotations__))}")
             try:
-                values[name] = float(value) if _is_number(value) else float(parse_bytes(value))
+                number = value.replace(".", "", 1).isdigit()
+                values[name] = float(value) if number else float(parse_bytes(value))
             except ValueError as error:
                 raise UsageError(f"{MEMORY} {part!r}: {error}") from None
         return cls(**values)
@@ -78,10 +77,6 @@ class Memory:
     def limit(self, case: Case) -> float:
         limit = parse_bytes(case.memory_limit) if case.memory_limit else math.inf
         return min(limit, self.capacity)
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
 
 
 class FakeExecutor(Executor):
@@ -135,12 +130,11 @@ class FakeExecutor(Executor):
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
         return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
 
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
+    def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         if stopping():
             return Outcome(Status.INTERRUPTED, "the sweep was stopped")
-        status, m = self._find_answer(job.case), Measurement()
+        rules = (answer for axis, value, answer in self._rules if getattr(job.case, axis) == value)
+        status, m = next(rules, Status.OK), Measurement()
         if status is Status.LOST:
             self._lost.append(job.lane)
         if self._memory and self._chance.random() < self._memory.fail:
@@ -165,12 +159,6 @@ class FakeExecutor(Executor):
         if epochs and _describe_learning(m, job.case, epochs):
             status, reason = Status.DIVERGED, "the loss was inf or NaN"
         return Outcome(status, reason, m, epochs=epochs)
-
-    def _find_answer(self, case: Case) -> Status:
-        for axis, value, answer in self._rules:
-            if getattr(case, axis) == value:
-                return answer
-        return Status.OK
 
 
 def _parse_lanes(text: str) -> list[tuple[str, str]]:

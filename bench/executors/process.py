@@ -17,7 +17,7 @@ from typing import IO
 from bench.executors import Job
 from bench.executors.server import Servers
 from bench.processes import hold_to, list_children
-from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, encode_assignment
+from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, encode
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -68,7 +68,7 @@ class Worker:
             judged=job.enough is not None,
             known=job.known,
         )
-        self._tell(encode_assignment(assignment))
+        self.tell(encode(assignment))
 
     def messages(self) -> Iterator[Message | None]:
         """Yield messages as they come, and None every 0.1 s while there is none, to the end."""
@@ -87,8 +87,11 @@ class Worker:
                     return  # dead, and a child of it holds the pipe open
                 yield None
 
-    def acknowledge(self, answer: bytes = GO_ON) -> None:
-        self._tell(answer)
+    def tell(self, line: bytes = GO_ON) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
 
     def dump_stacks(self) -> str:
         """Have every thread's stack written to the log, then those of the processes it started;
@@ -129,12 +132,6 @@ class Worker:
             self._process.stdin.close()  # type: ignore[union-attr]
         self._log.join(_GRACE_S)
         return returncode
-
-    def _tell(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
 
 
 def _keep_log(stream: IO[bytes], path: Path | None, recent: deque[bytes]) -> None:

@@ -171,9 +171,9 @@ class Ranks:
         if (end := ends[rank]) is not None:
             yield replace(end, reason=self.which + end.reason) if self._failed else ends[0]
 
-    def acknowledge(self, answer: bytes = GO_ON) -> None:
+    def tell(self, line: bytes = GO_ON) -> None:
         for worker in self._workers:
-            worker.acknowledge(answer)
+            worker.tell(line)
 
     def dump_stacks(self) -> str:
         found = []

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -62,13 +62,11 @@ class Process(Protocol):
     def send_signal(self, sig: int) -> None: ...
 
 
-def start_cold(descriptor: int, environment: Mapping[str, str]) -> Process:
-    return _start((str(descriptor), str(os.getpid())), descriptor, environment)
-
-
-def _start(
-    arguments: tuple[str, str], descriptor: int, environment: Mapping[str, str]
+def start_cold(
+    descriptor: int, environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> subprocess.Popen[bytes]:
+    """Start a worker, or by other ``arguments`` the server of workers, as a new Python."""
+    arguments = arguments or (str(descriptor), str(os.getpid()))
     return subprocess.Popen(
         [sys.executable, "-m", "bench.worker", *arguments],
         # pipes of a server too: Python looks what its streams are as it starts
@@ -120,7 +118,7 @@ class Server:
         self._said = deque[bytes](maxlen=16)
         with theirs:
             number = theirs.fileno()
-            self._process = _start(("serve", str(number)), number, environment)
+            self._process = start_cold(number, environment, ("serve", str(number)))
         assert self._process.stdout is not None
         self._hearing = threading.Thread(
             target=_hear, args=(self._process.stdout, self._said), daemon=True

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +22,11 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponen
 from bench.case import Case
 from bench.environment import usable_cpus
 from bench.errors import UnsupportedError, UsageError
-from bench.executors import ALL, Event, Executor, Job, Lane, Settings
+from bench.executors import ALL, Executor, Job, Lane, Listener, Settings, Stopping
 from bench.executors.process import Worker
 from bench.executors.ranks import Ranks, see_all, share_cores
 from bench.executors.server import Servers
-from bench.failure import Fault, classify, classify_death, count_oom_kills
+from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import Device, Several, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
@@ -96,9 +96,7 @@ class SubprocessExecutor(Executor):
         name = "+".join(f"gpu{card.index}" for card in alike[:size]) if lane.name else ""
         return Lane(name, tuple(card.uuid for card in alike[:size]))
 
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
+    def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case; what fails for a passing reason is tried again, up to three times."""
         tries = 0
 
@@ -110,8 +108,7 @@ class SubprocessExecutor(Executor):
             except Exception as error:  # the machine's doing; the sweep goes on
                 with suppress(OSError), (job.log or Path(os.devnull)).open("a") as log:
                     log.write(traceback.format_exc())
-                kinds = [kind.__name__ for kind in type(error).__mro__]
-                fault = classify(kinds, str(error))
+                fault = classify(list_kinds(error), str(error))
                 return Outcome(fault.status, fault.reason), fault.transient
 
         retrying = Retrying(
@@ -150,12 +147,17 @@ class SubprocessExecutor(Executor):
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
     def _attempt(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool], last: bool
+        self, job: Job, on_event: Listener, stopping: Stopping, last: bool
     ) -> tuple[Outcome, bool]:
         """Run the worker once; say what came of it and whether to try again. A card that NVML
         cannot open for the moment is worth another try, but at the last one the case runs without
         readings rather than not at all."""
-        device = open_gpus(job)
+        size, uuids = job.case.world_size, job.lane.gpus
+        device: Device
+        if 1 < size <= len(uuids):
+            device = Several([open_device(uuid) for uuid in uuids[:size]])
+        else:
+            device = open_device(job.gpu_uuid)
         if isinstance(device, Unreadable) and not last:
             fault = classify(["NVMLError"], device.reason)
             if fault.transient:
@@ -186,7 +188,7 @@ class SubprocessExecutor(Executor):
                         break
                     if isinstance(message, EpochEnded):
                         assert job.enough
-                        worker.acknowledge(END if job.enough(message.row) else GO_ON)
+                        worker.tell(END if job.enough(message.row) else GO_ON)
                         continue
                     on_event(message)  # which may hold the worker before its phase
                     if isinstance(message, PhaseEntered):
@@ -194,7 +196,7 @@ class SubprocessExecutor(Executor):
                         trained = True  # or is about to
                         if message.phase != "warmup":
                             done = message.epoch + (message.phase == "evaluation")
-                        worker.acknowledge()
+                        worker.tell()
             finally:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
                 self._workers.remove(worker)
@@ -203,7 +205,7 @@ class SubprocessExecutor(Executor):
             if answer is None:
                 oom_kills = count_oom_kills() - oom_kills
                 fault = classify_death(returncode, oom_kills, job.case, trained)
-                answer = _finish(replace(fault, reason=worker.which + fault.reason))
+                answer = Finished(fault.status, worker.which + fault.reason, fault.transient)
             elif answer.status is Status.KILLED and count_oom_kills() > oom_kills:
                 reason = f"{answer.reason} By the host's out-of-memory killer (host memory)"
                 answer = replace(answer, reason=reason)
@@ -222,7 +224,7 @@ class SubprocessExecutor(Executor):
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
         return outcome, answer.transient
 
-    def _listen(self, worker: Worker | Ranks, stopping: Callable[[], bool]) -> Iterator[Message]:
+    def _listen(self, worker: Worker | Ranks, stopping: Stopping) -> Iterator[Message]:
         """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.
         Raises MessageError: the worker wrote what is no message."""
         phase, deadline = "set-up", time.monotonic() + self.settings.timeout_s
@@ -272,10 +274,6 @@ def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:
     return [Lane(f"cpu{i}", cores=own) for i, own in enumerate(shares)]
 
 
-def _finish(fault: Fault) -> Finished:
-    return Finished(fault.status, fault.reason, fault.transient)
-
-
 def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
     """Put together what the worker measured and what was seen of the card meanwhile. Where others
     computed on the card and that is not allowed, a lack of memory is an error: they may have had
@@ -305,12 +303,6 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
     return Outcome(status, reason, m, last.steps, last.epochs, last.work, last.ranks)
 
 
-def open_gpus(job: Job) -> Device:
-    if job.case.world_size == 1 or len(job.lane.gpus) < job.case.world_size:
-        return open_device(job.gpu_uuid)
-    return Several([open_device(uuid) for uuid in job.lane.gpus[: job.case.world_size]])
-
-
 def start_worker(
     job: Job, variables: Mapping[str, str], timeout_s: float, servers: Servers
 ) -> Worker | Ranks:
@@ -321,8 +313,3 @@ def start_worker(
     if job.case.parallel == "dp":
         return Worker(job, {**variables, **see_all(job)}, servers=servers)
     return Ranks(job, variables, timeout_s, servers)
-
-
-def _log_error(path: Path | None) -> None:
-    with suppress(OSError), (path or Path(os.devnull)).open("a") as log:
-        log.write(traceback.format_exc())

@@ -1,7 +1,7 @@
 """What a monitor watches: a `Device`, and the readings it gives.
 
 `Host` is a CPU and `Unreadable` a card that nothing can be read from; `bench.gpu.nvml` has the
-card itself and `bench.gpu.recording` a recording of one. torch is never imported here.
+card itself. torch is never imported here.
 """
 
 from __future__ import annotations

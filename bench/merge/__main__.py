@@ -12,17 +12,12 @@ from pathlib import Path
 
 from bench.case import telling_axes
 from bench.flags import Parser, command, describe, writable
-from bench.merge.sources import (
-    Source,
-    list_final_runs,
-    list_truncated_runs,
-    read_source,
-    refuse_schemas,
-    refuse_unlike,
-)
+from bench.merge.sources import Source, read_source, refuse_schemas, refuse_unlike
 from bench.merge.union import claim, write_union
-from bench.store.attempts import keep_cases, keep_latest
+from bench.record import REPEATED
+from bench.store.attempts import find_truncated, keep_cases, keep_latest
 from bench.store.plans import Plan, list_lost_shards, parse_shard, read_plans
+from bench.store.reader import read_cases, read_history
 from bench.store.writer import Store
 from bench.text import count
 
@@ -92,7 +87,11 @@ def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
     shards = [parse_shard(plan.shard) for plan in plans.values() if plan.shard]
     for shard in list_lost_shards(shards):
         yield f"shard {shard}; run its command, and merge its folder"
-    final, truncated = list_final_runs(union.records), list_truncated_runs(union.records)
+    history, cut = read_history(union.records), union.records[find_truncated(union.records)]
+    final = {run for run, past in history.items() if past.status not in REPEATED}
+    # what a search ended early it does not make again
+    repeats = map(int, cut["repeat"])
+    truncated = {(case, n, False) for case, n in zip(read_cases(cut), repeats, strict=True)}
     for folder, plan in plans.items():
         planned = plan.list_runs()
         if planned is None:

@@ -8,19 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
-from bench.record import COLUMNS, COMPARABLE, REPEATED
-from bench.store.attempts import find_truncated, find_unknown, number_groups
-from bench.store.cells import RECORDS
-from bench.store.reader import (
-    Run,
-    read_cases,
-    read_config,
-    read_history,
-    read_text,
-    records_file,
-    type_table,
-)
-from bench.store.writer import FILES, find_torn_tail
+from bench.record import COLUMNS, COMPARABLE
+from bench.store.attempts import find_unknown, number_groups
+from bench.store.cells import RECORDS, TABLES
+from bench.store.reader import read_config, read_text, records_file, type_table
+from bench.store.writer import find_torn_tail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +37,7 @@ def read_source(folder: Path) -> Source:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no folder there; give one that `bench.sweep --out` wrote")
     tables = {}
-    for name, columns in FILES.items():
+    for name, columns in TABLES.items():
         file = records_file(folder) if name == RECORDS else folder / name
         if not file.is_file():
             continue
@@ -105,17 +97,3 @@ def refuse_unlike(sources: Sequence[Source], mix: bool) -> None:
             f"the records would not be comparable: {'; '.join(dict.fromkeys(differing))}; merge "
             "what is comparable into a folder each, or join all with --mix"
         )
-
-
-def list_final_runs(records: pd.DataFrame) -> set[Run]:
-    """The runs that need not be made again, of all records that are joined."""
-    return {run for run, past in read_history(records).items() if past.status not in REPEATED}
-
-
-def list_truncated_runs(records: pd.DataFrame) -> set[Run]:
-    """The runs that a search ended early, which it does not make again."""
-    rows = records[find_truncated(records)]
-    return {
-        (case, int(repeat), False)
-        for case, repeat in zip(read_cases(rows), rows["repeat"], strict=True)
-    }

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UsageError
 from bench.merge.sources import Source
 from bench.record import COLUMNS
-from bench.store.cells import CONFIG, LOGS, RECORDS, TRACES, spell_config
+from bench.store.cells import CONFIG, LOGS, RECORDS, TABLES, TRACES, spell_config
 from bench.store.plans import JOINED, MERGED, Plan, read_own_plan, read_plans, write_plans
 from bench.store.reader import type_table
-from bench.store.writer import FILES, write_table
+from bench.store.writer import write_table
 from bench.text import replace_file
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def claim(out: Path) -> None:
     UsageError: a sweep is there that was not joined. Raises OSError: it cannot be written."""
     if (out / JOINED).exists():
         return
-    if there := [name for name in (*FILES, CONFIG) if (out / name).exists()]:
+    if there := [name for name in (*TABLES, CONFIG) if (out / name).exists()]:
         raise UsageError(
             f"--out {out}: has a {there[0]} that bench.merge did not write; choose another --out"
         )
@@ -182,7 +182,7 @@ def write_union(out: Path, sources: Sequence[Source]) -> Source:
     config = join_configs(source.config for source in sources)
     replace_file(out / CONFIG, spell_config(config))
     tables = {RECORDS: records}
-    for name in FILES:
+    for name in TABLES:
         if name != RECORDS and (table := join_beside(name, sources, records, owners)) is not None:
             write_table(out / name, table)
             tables[name] = table

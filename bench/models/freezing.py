@@ -69,7 +69,11 @@ def freeze(
     for parameter in model.parameters():
         if id(parameter) in every:
             parameter.requires_grad_(False)
-    layers = [layer for layer in _list_batchnorm(model) if _is_frozen(layer, every)]
+    layers = [
+        layer
+        for layer in _list_batchnorm(model)
+        if _hold(layer) & every and not any(p.requires_grad for p in layer.parameters())
+    ]
     held = _hold(*layers)
     for part, ids in chosen.items():
         if not ids & (trained | held):
@@ -113,10 +117,6 @@ def _hold(*layers: nn.Module) -> set[int]:
     return {id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())}
 
 
-def _is_frozen(layer: nn.Module, chosen: set[int]) -> bool:
-    return bool(_hold(layer) & chosen) and not any(p.requires_grad for p in layer.parameters())
-
-
 def _explain(model: nn.Module, part: str) -> str:
     if part == BACKBONE:
         return "the network has no weights to train but those of its head"
@@ -126,16 +126,12 @@ def _explain(model: nn.Module, part: str) -> str:
     layers = [name for name, _ in model.named_modules() if name]
     if any(fnmatchcase(n, part) or fnmatchcase(n, f"{part}.*") for n in weights):
         return "what it names does not train anyway; leave it out"
-    return f"no layer or weight of the network has such a name; {_suggest(part, layers, weights)}"
-
-
-def _suggest(part: str, layers: Sequence[str], weights: Sequence[str]) -> str:
     from difflib import get_close_matches
 
-    plain = part[:100].rstrip(".*")
+    said = "no layer or weight of the network has such a name"
     right = list(dict.fromkeys([BACKBONE, BATCHNORM, *layers, *weights]))
-    if close := get_close_matches(plain, right, n=_SHOWN, cutoff=0.6):
-        return f"did you mean {' or '.join(close)}?"
+    if close := get_close_matches(part[:100].rstrip(".*"), right, n=_SHOWN, cutoff=0.6):
+        return f"{said}; did you mean {' or '.join(close)}?"
     top = dict.fromkeys(name.partition(".")[0] for name in weights)
     shown = ", ".join([*top][: 3 * _SHOWN])
-    return f"its parts are {shown}{', …' if len(top) > 3 * _SHOWN else ''}"
+    return f"{said}; its parts are {shown}{', …' if len(top) > 3 * _SHOWN else ''}"

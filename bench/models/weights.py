@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
+from bench.text import name_first
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,14 +59,18 @@ def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:
 
     try:
         if path.endswith(".safetensors"):
-            found: Any = _read_safetensors(path)
+            from safetensors.torch import load_file
+
+            found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
+    except ImportError as error:
+        raise UsageError(
+            f"--start {path}: the package safetensors is not installed; pip install safetensors"
+        ) from error
     except OSError as error:
         why = error.strerror or " ".join(str(error).split())[:200]
         raise UsageError(f"--start {path}: {why}; give a file of weights") from error
-    except UsageError:
-        raise
     except Exception as error:  # a damaged file makes torch raise almost anything
         raise UsageError(f"--start {path}: {_explain(error)}; {_SAVE}") from error
     if isinstance(found, Mapping):
@@ -87,17 +92,6 @@ def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:
     ):
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     return weights
-
-
-def _read_safetensors(path: str) -> dict[str, Tensor]:
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise UsageError(
-            f"--start {path}: the package safetensors is not installed; pip install safetensors"
-        ) from error
-    loaded: dict[str, Tensor] = load_file(path)
-    return loaded
 
 
 def _explain(error: Exception) -> str:
@@ -155,20 +149,14 @@ def fit_weights(
     if differing := [
         what + text for what, texts in said.items() for text in texts if in_head(text)
     ]:
-        note = f"the head starts as it was built: {_list(differing)}"
+        note = f"the head starts as it was built: {name_first(differing, _SHOWN)}"
     others = {what: [text for text in texts if not in_head(text)] for what, texts in said.items()}
-    wrong = [what + _list(texts) for what, texts in others.items() if texts]
+    wrong = [what + name_first(texts, _SHOWN) for what, texts in others.items() if texts]
     fitting = {n: t for n, t in weights.items() if n in own and not (note and in_head(n))}
     if wrong or not fitting:
         why = "; ".join(wrong) or "the file has nothing but weights of the head"
         raise UsageError(f"--start {path} does not fit the network: {why}")
     return fitting, note
-
-
-def _list(texts: Iterable[str]) -> str:
-    texts = list(texts)
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more
 
 
 def load_weights(model: nn.Module, path: str, find_head: Callable[[nn.Module], nn.Module]) -> str:

@@ -62,15 +62,9 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True)
 class Knee:
-    """Where larger batches stop being faster.
-
-    Attributes:
-        shape: whether there is a knee.
-        batch_size: the smallest within `NEAR` of the best; if rising, the largest that ran.
-        best: the batch size with the most images/s.
-        ends: between which batch sizes it lies, as far as the spread of the runs tells; None where
-            it is certain.
-    """
+    """Where larger batches stop being faster: the smallest batch size within `NEAR` of the best; if
+    images/s still rise, the largest that ran. As far as the spread of the runs tells it lies
+    between ``ends``; None where it is certain."""
 
     shape: Shape
     batch_size: int
@@ -188,16 +182,14 @@ def _tell_speeds(found: Material) -> Iterator[Sheet]:
         *list_keys(firsts, found.machines, lambda row: row[0].first),
         Column("knee", "knee", f"the smallest batch size that ran within {near} of the best",
                lambda row: Cell(write_knee(row[1], row[0].bounds.fails),
-                                row[1].batch_size if row[1].certain else None),
-               wrap=True),
+                                row[1].batch_size if row[1].certain else None), wrap=True),
         Column("knee_speed", "images/s there", "at the knee",
                lambda row: write_speed(row[0], row[1].batch_size) if row[1].certain else None,
                better="higher", keep=7),
         Column("best", "most images/s", "and the batch size that has them", write_best,
                better="higher"),
         Column("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %",
-               lambda row: "; ".join(map(_write_cliff, row[2])) or "none",
-               wrap=True, always=True),
+               lambda row: "; ".join(map(_write_cliff, row[2])) or "none", wrap=True, always=True),
         Column("sizes", "batch sizes", "that were timed, and how many they are",
                lambda row: _write_sizes([s.batch_size for s in list_speeds(row[0].ended)]),
                number=False, keep=5),

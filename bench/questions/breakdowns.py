@@ -54,8 +54,7 @@ def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
         Column("step", "step (ms)", "a median step, not profiled",
                lambda one: ms_cell(one[2].step_s), better="lower"),
         Column("verdict", "limited by", "what limits most of the step",
-               lambda one: Cell(one[2].verdict or NOTHING, one[2].bound),
-               wrap=True, always=True),
+               lambda one: Cell(one[2].verdict or NOTHING, one[2].bound), wrap=True, always=True),
         *(
             Column(name, f"{name_part(name)} (%)", "share of the step",
                    partial(write_share, [name]), keep=8 - place)

@@ -159,8 +159,7 @@ def _name_settings(
 def _tell_effects(found: Material) -> Iterator[Sheet]:
     effects = found.effects
     columns: list[Column[Effect]] = [
-        Column("change", "change", "what changes, all else equal", _write_change,
-               wrap=True),
+        Column("change", "change", "what changes, all else equal", _write_change, wrap=True),
         Column("speed", "speed", "epoch time before over after, geometric mean",
                _of_time(_write_speed), better="higher"),
         Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %",

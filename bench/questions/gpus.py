@@ -112,22 +112,12 @@ class Point:
         halves = (row.exposed_error_s, (row.exposed_s_high - row.exposed_s_low) / 2)
         return max(filter(is_number, halves), default=math.nan)
 
-    @property
-    def hidden(self) -> bool:
-        """Whether exposed communication cannot be told from none."""
-        return bool(self.row.exposed_s <= self.exposed_error_s)
-
 
 @dataclass(frozen=True)
 class Line:
-    """A case on one GPU, and the same on several.
-
-    Attributes:
-        strong: whether the batch of all GPUs stays, and not that of each.
-        base: on one GPU; None where that was not measured.
-        points: upwards by their number. There may be another one on one GPU too.
-        group: a number that it shares with lines that differ from it in precision only.
-    """
+    """A case on one GPU, None where that was not measured, and the same on several, upwards by
+    their number; there may be another one on one GPU too. Where it is ``strong``, the batch of all
+    GPUs stays, and not that of each. Lines of one ``group`` differ in precision only."""
 
     strong: bool
     base: Point | None
@@ -281,7 +271,7 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
             yield f"against one {DOUBTS['beside'].remark}"
         if point.beyond:
             yield "above 100 %"
-        if point.hidden:
+        if point.row.exposed_s <= point.exposed_error_s:
             yield "exchange not above noise"
 
     def explain(shown: Sequence[Point]) -> Iterator[str]:
@@ -391,15 +381,9 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
 
 @dataclass(frozen=True)
 class Tax:
-    """What a precision is faster than fp32 on each number of GPUs, all else equal.
-
-    Attributes:
-        line: of the precision.
-        speedups: over fp32, by the number of GPUs; at least of one and of one larger number.
-        share: of its speed-up on one GPU, the part that is lost on the most GPUs; negative where it
-            is more there.
-        ends: the 95 % interval of that share; None with too few repeats.
-    """
+    """What a precision is faster than fp32, all else equal, by the number of GPUs: at least on one
+    and on more. The ``share`` of its speed-up on one GPU is lost on the most, negative where it is
+    more there; ``ends`` are its 95 % interval, None with too few repeats."""
 
     line: Line
     speedups: Mapping[int, float]

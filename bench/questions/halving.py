@@ -37,12 +37,8 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial as its record has it.
-
-    Attributes:
-        number: from 1, in the order in which trials were drawn.
-        curve: the metric by epoch; NaN where it was no number.
-    """
+    """One trial as its record has it: its ``number``, from 1, in the order in which trials were
+    drawn, and the metric by epoch, NaN where it was no number."""
 
     number: int
     case: Case
@@ -100,7 +96,7 @@ def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
 
 def _describe(trial: Trial) -> str:
     if trial.status not in MEASURED:
-        return outcome(trial.status.value, trial.reason, trial.inferred)
+        return outcome(trial.status.value, trial.inferred)
     words = [] if trial.status is Status.OK else [trial.status.value]
     words += [f"ended after {count(len(trial.curve), 'epoch')}"] if trial.truncated else []
     return ", ".join(words) or "whole"

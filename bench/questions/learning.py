@@ -45,12 +45,8 @@ LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
 
 
 class Lesson(NamedTuple):
-    """What a change of precision does to a loss or an error: over its pairs, seed by seed.
-
-    Attributes:
-        pairs: how many pairs have readings on both sides, of ``of``.
-        remarks: what to know before believing it.
-    """
+    """What a change of precision does to a loss or an error: over its pairs, seed by seed. So many
+    ``pairs`` have readings on both sides, ``of`` all."""
 
     effect: Effect
     metric: Metric
@@ -110,8 +106,7 @@ def _list_remarks(before: Sequence[Row], low: float, high: float) -> Iterator[st
 def _tell_lessons(found: Material) -> Iterator[Sheet]:
     columns: list[Column[Lesson]] = [
         Column("change", "change", "which precision is compared with which",
-               lambda lesson: f"{lesson.effect.before} → {lesson.effect.after}",
-               wrap=True),
+               lambda lesson: f"{lesson.effect.before} → {lesson.effect.after}", wrap=True),
         Column("metric", "metric", "what is compared", lambda lesson: lesson.metric.label,
                number=False),
         Column("verdict", "verdict", f"at a margin of {100 * MARGIN:.0f} %",

@@ -47,14 +47,9 @@ SETTINGS = free_axes("loader")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A case of torch's DataLoader beside that of the device's loader, equal in all else.
-
-    Attributes:
-        row: the case, of the frame of cases; it has a time or says why not.
-        ratio: of epoch times, over that of the device's loader; without a value where either ended
-            without a time.
-        estimated: whether either was extrapolated.
-    """
+    """A case of torch's DataLoader beside that of the device's loader, equal in all else: the ratio
+    of epoch times over that of the device's loader, without a value where it ended without a time,
+    and whether either was extrapolated."""
 
     row: Row
     ratio: Ratio
@@ -172,8 +167,7 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
 
     columns: list[Column[_Line]] = [
         Column("loader", "loader", "what made the batches",
-               lambda line: Cell(line[1].loader, line[1].loader),
-               number=False, always=True),
+               lambda line: Cell(line[1].loader, line[1].loader), number=False, always=True),
         Column("workers", "workers", "processes that load; 0: the training process itself",
                lambda line: int(line[1].workers) if line[2] else None, always=True),
         *(

@@ -280,8 +280,7 @@ def _tell_trainings(case: ScaleCase, name: str) -> Sheet:
         Column("first", "first overflow", "step, from 1",
                lambda training: training.first_overflow, write="step {}".format, keep=4),
         Column("trace", "scale during training", "where it changed",
-               lambda training: _describe_trace(training) if training.setting else None,
-               wrap=True),
+               lambda training: _describe_trace(training) if training.setting else None, wrap=True),
     ]  # fmt: skip
     note = (
         "All trainings start from the same weights and use the same batches. A static scale skips "

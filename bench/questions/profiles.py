@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import AXES, SAME_QUESTION, Case, format_value, free_axes, spell_value
-from bench.diagnosis.advice import CURES
+from bench.diagnosis.advice import CURES, Option
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side
 from bench.diagnosis.floors import take_rates
@@ -42,15 +42,9 @@ STEP = "step_time_median_s"
 
 @dataclass(frozen=True)
 class Profiled:
-    """A case with its step, and what tells of it beside that.
-
-    Attributes:
-        case: its settings.
-        step: the geometric mean of its repeats' median steps, with the work of one of these.
-        times: the median step of each repeat, in s.
-        sm_clock_mhz: mean of the repeats'; None where it is not known.
-        alloc_retries: the most of any repeat.
-    """
+    """A case with its step: the geometric mean of its repeats' median steps, whose times in s are
+    here too, with the work of one of these. The clock is the mean of the repeats', None where it is
+    not known, and the retries are the most of any."""
 
     case: Case
     step: Step
@@ -273,7 +267,9 @@ def _name_common(cases: pd.DataFrame, axis: str, machines: Machines) -> dict[int
     return common
 
 
-_OPTION_AXES = sorted({option.axis for cure in CURES.values() for option in cure.options})
+_OPTION_AXES = sorted(
+    {option.axis for cures in CURES.values() for option in cures if isinstance(option, Option)}
+)
 
 
 def _group_others(

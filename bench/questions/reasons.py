@@ -112,8 +112,7 @@ def _tell_pairs(found: Material) -> Iterator[Sheet]:
         Column("reasons", "reasons", "shares of the step after, or of what was lost",
                _name_reasons, wrap=True),
         Column("remarks", "remarks", "whether a step waits for its program",
-               lambda why: "; ".join(filter(None, map(write_host, (why.a, why.b)))),
-               wrap=True),
+               lambda why: "; ".join(filter(None, map(write_host, (why.a, why.b)))), wrap=True),
     ]  # fmt: skip
     note = f"{NOTE} The reasons are shares of the step after, or of what it lost."
     yield Sheet("Why is it not faster?", columns, found.pairs, [note])

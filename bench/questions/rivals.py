@@ -92,13 +92,9 @@ def list_rivals(families: Sequence[Family]) -> Iterator[tuple[Family, list[Famil
 
 
 class Contest(NamedTuple):
-    """Families that differ in precision only, each at its own largest batch.
-
-    Attributes:
-        ends: those that have a `Family.end`, with it, the baseline first; none where all are at one
-            batch size, or only one has one.
-        left: the others.
-    """
+    """Families that differ in precision only, each at its own largest batch: those that have a
+    `Family.end`, with it, the baseline first; none where all are at one batch size, or only one has
+    one. The others are ``left``."""
 
     ends: list[tuple[Family, Row]]
     left: list[Family]
@@ -188,9 +184,8 @@ def _choose_matches(base: Family, other: Family) -> list[Match]:
     at_knee = knee.batch_size if knee and knee.shape is Shape.KNEE else None
     ours = {row.batch_size: row for row in base.ended}
     matches = [Match(ours[r.batch_size], r) for r in other.ended if r.batch_size in ours]
-    return [
-        m for m in matches if m in matches[::-1][:1] + matches[:1] or m.before.batch_size == at_knee
-    ]
+    ends = (matches[0], matches[-1]) if matches else ()
+    return [m for m in matches if m in ends or m.before.batch_size == at_knee]
 
 
 _Largest = tuple[Family, Row, Match | None]

@@ -32,16 +32,9 @@ MOST_ROWS = 16
 
 @dataclass(frozen=True)
 class Price:
-    """What a switch costs at the start of one case, and what it brings in each epoch, in s.
-
-    Starts are of set-up and first steps, by `Material.cases`.
-
-    Attributes:
-        axis: one of `PREPARING`.
-        value: what it is switched to: ``on``, or a mode.
-        off: the case without it; ``on`` the case with it.
-        ratio: of the epochs, with over without, as far as the repeats tell.
-    """
+    """What a switch of `PREPARING` to a value, such as ``on`` or a mode, costs at the start of one
+    case, and what it brings in each epoch: the cases without and with it, and the ratio of their
+    epochs, as far as the repeats tell. Starts are of set-up and first steps."""
 
     axis: str
     value: str
@@ -136,8 +129,7 @@ def _tell_prices(found: Material) -> Iterator[Sheet]:
         return write_epochs(price, price.count_epochs(price.saved, price.cached), None)
 
     columns: list[Column[Price]] = [
-        Column("switch", "switch", "what is switched on", lambda price: price.switch,
-               number=False),
+        Column("switch", "switch", "what is switched on", lambda price: price.switch, number=False),
         Column("case", "case", "in which case", name_rest, wrap=True),
         Column("off", "start-up without (s)", "set-up and first steps without it",
                lambda price: price.off.start_time_s, write=write_number, keep=7),
@@ -206,8 +198,7 @@ def _tell_parts(found: Material) -> Iterator[Sheet]:
 
     columns: list[Column[_Part]] = [
         Column("machine", "machine", "where the runs were",
-               lambda row: found.machines[row[0]] if len(rows) > 1 else None,
-               wrap=True),
+               lambda row: found.machines[row[0]] if len(rows) > 1 else None, wrap=True),
         Column("runs", "runs", "how many", lambda row: int(row[1]["runs"])),
         *(median_column(name, label, COLUMNS[name].help) for name, label in BESIDE.items()),
         median_column("all", "all of these", "the median of their sum"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
@@ -24,40 +25,32 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class _Cells(dict[str, list[Any]]):
-    """The columns of a frame as lists, each made when it is first asked for."""
-
-    def __init__(self, frame: pd.DataFrame) -> None:
-        super().__init__()
-        self._frame = frame
-
-    def __missing__(self, name: str) -> list[Any]:
-        if name not in self._frame:
-            raise AttributeError(name)
-        return self.setdefault(name, self._frame[name].tolist())
-
-
 class _Row:
-    __slots__ = ("_at", "_cells")
+    __slots__ = ("_at", "_read")
 
-    def __init__(self, cells: _Cells, at: int) -> None:
-        self._cells, self._at = cells, at
+    def __init__(self, read: Callable[[str], list[Any]], at: int) -> None:
+        self._read, self._at = read, at
 
     def __getattr__(self, name: str) -> Any:
-        return self._cells[name][self._at]
+        return self._read(name)[self._at]
 
 
 Row = Any  # a row of the frame of cases, by name
 
 
 def iterate(frame: pd.DataFrame) -> Iterator[Row]:
-    """The rows of a frame, each with its cells as attributes.
+    """The rows of a frame, each with its cells as attributes. Only the columns that are asked for
+    are read: `pandas.DataFrame.itertuples` takes 22 ms for two rows of 229 columns, most of which
+    no table shows."""
 
-    Only the columns that are asked for are read: `pandas.DataFrame.itertuples` takes 22 ms for two
-    rows of 229 columns, most of which no table shows.
-    """
-    cells = _Cells(frame)
-    return (_Row(cells, at) for at in range(len(frame)))
+    @cache
+    def read(name: str) -> list[Any]:
+        if name not in frame:
+            raise AttributeError(name)
+        cells: list[Any] = frame[name].tolist()
+        return cells
+
+    return (_Row(read, at) for at in range(len(frame)))
 
 
 def take_first(frame: pd.DataFrame) -> Row:
@@ -66,18 +59,18 @@ def take_first(frame: pd.DataFrame) -> Row:
 
 
 def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
-    """Write one number of a case, the ends of its spread and an estimate's mark, without unit.
-
-    Of less than an epoch nothing that was learnt.
-    """
+    """Write one number of a case, the ends of its spread and an estimate's mark, without unit; of
+    less than an epoch nothing that was learnt. The ends are of repeats in parentheses, within one
+    run in brackets."""
     value = getattr(row, prefix + quantity.name)
     if not is_number(value) or (quantity.learnt and not prefix and row.part < 1):
         return Cell(NOTHING)
     text = quantity.write(value)
     if spread and not prefix and quantity.spread:
-        text += _write_spread(quantity, row, value)
-    estimated = not prefix and is_estimate(quantity, row)
-    return estimate_cell(text, value, estimated)
+        low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
+        if is_number(low) and is_number(high) and (ends := quantity.write_ends(low, high, value)):
+            text += f" [{ends}]" if row.spread == Spread.WITHIN.value else f" ({ends})"
+    return estimate_cell(text, value, not prefix and is_estimate(quantity, row))
 
 
 def quantity_column(
@@ -89,23 +82,16 @@ def quantity_column(
     spread: bool = True,
     **head: Any,
 ) -> Column[Any]:
-    """The column of one of `QUANTITIES`.
-
-    Args:
-        take: a row of the table to the case in it.
-        label: instead of that of the quantity, without its unit.
-        head: what else of a `Column` is other than the quantity has it.
-    """
+    """The column of one of `QUANTITIES`, of the case that ``take`` finds in a row of the table. A
+    ``label`` is without its unit; ``head`` is what else is other than the quantity has it."""
     quantity = QUANTITIES[name]
     unit = f" ({quantity.unit})" if quantity.unit not in ("", "×") else ""
-    label = label + unit if label else quantity.title
+
+    def say(one: Any) -> Cell:
+        return quantity_cell(quantity, take(one), prefix, spread=spread)
+
     shown = {"help": quantity.help, "better": quantity.better, **head}
-    return Column(
-        prefix + name,
-        label,
-        say=lambda one: quantity_cell(quantity, take(one), prefix, spread=spread),
-        **shown,
-    )
+    return Column(prefix + name, label + unit if label else quantity.title, say=say, **shown)
 
 
 def axis_column(
@@ -114,12 +100,8 @@ def axis_column(
     take: Callable[[Any], Row] = lambda row: row,
     number: bool | None = None,
 ) -> Column[Any]:
-    """The column of an axis, or of the machine; it is there always.
-
-    Args:
-        take: a row of the table to the case in it.
-        number: whether it stands to the right; by default if it is one.
-    """
+    """The column of an axis, or of the machine, of the case that ``take`` finds in a row of the
+    table; it is there always. A ``number`` stands to the right, by default if it is one."""
     # on the command line the help of an axis says images, and means items
     told = "where it ran" if axis == MACHINE else AXES[axis].help
 
@@ -147,13 +129,11 @@ def case_column(
     axes: Collection[str], machines: Machines, take: Callable[[Any], Row] = lambda row: row
 ) -> Column[Any]:
     """The column that names a case by some axes; ``take`` takes a row of the table to it."""
-    return Column(
-        "case",
-        "case",
-        "the settings that tell it apart",
-        lambda one: name_place(take(one), axes, machines),
-        wrap=True,
-    )
+
+    def say(one: Any) -> str:
+        return name_place(take(one), axes, machines)
+
+    return Column("case", "case", "the settings that tell it apart", say, wrap=True)
 
 
 def estimate_cell(text: str, value: float, estimated: bool) -> Cell:
@@ -187,9 +167,9 @@ def write_quantity(quantity: Quantity, row: Row) -> str:
 
 def number_cell(value: float | None) -> Cell:
     """Write a number that is no quantity of a case; nothing, if there is none."""
-    return (
-        Cell(NOTHING) if value is None or not is_number(value) else Cell(write_number(value), value)
-    )
+    if value is None or not is_number(value):
+        return Cell(NOTHING)
+    return Cell(write_number(value), value)
 
 
 def whole_cell(number: int | None, sign: bool = False) -> Cell:
@@ -224,16 +204,6 @@ def write_ratio(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def _write_spread(quantity: Quantity, row: Row, value: float) -> str:
-    """The ends of a number's spread: of repeats in parentheses, within one run in brackets."""
-    low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
-    if not (is_number(low) and is_number(high)):
-        return ""
-    ends = quantity.write_ends(low, high, value)
-    opened, closed = "[]" if row.spread == Spread.WITHIN.value else "()"
-    return f" {opened}{ends}{closed}" if ends else ""
-
-
 def name_spread(cases: pd.DataFrame) -> str:
     """What the head of the times says of the ends beside them."""
     kinds = cases.loc[cases["spread"] != Spread.NONE.value, "spread"].unique().tolist()
@@ -253,7 +223,7 @@ def is_estimate(quantity: Quantity, row: Row) -> bool:
     return bool(quantity.whole and min(row.part, other) < 1)
 
 
-def outcome(status: str, reason: str = "", inferred: bool = False) -> str:
+def outcome(status: str, inferred: bool = False) -> str:
     """Name an outcome without a time; out of memory by its meaning, others by name."""
     names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
     return names.get(status, status) + (" (inferred)" if inferred else "")
@@ -263,7 +233,7 @@ def time_cell(row: Row, *, spread: bool = True) -> Cell:
     """Write a case's epoch time, or the outcome that left it without one."""
     if row.status in TIMED:
         return quantity_cell(QUANTITIES["epoch_time_s"], row, spread=spread)
-    return Cell(outcome(row.status, row.reason, bool(row.inferred)), row.status)
+    return Cell(outcome(row.status, bool(row.inferred)), row.status)
 
 
 def published_time_cell(row: Row) -> Cell:
@@ -295,9 +265,7 @@ def name_place(row: Row, axes: Collection[str], machines: Machines) -> str:
 
 def name_case(row: Row, axes: Iterable[str]) -> str:
     """`Case.label` of a row of the frame of cases, by some axes; those of no `Case` are left out.
-
-    The frame's values are spelled as CSV spells them, so no `Case` is parsed for it.
-    """
+    The frame's values are spelled as CSV spells them, so no `Case` is parsed for it."""
     values: dict[str, Value] = {}
     for name in (name for name in axes if name in AXES):
         value = getattr(row, name)

@@ -30,23 +30,14 @@ _SPELLED = {
 
 def render(report: Document) -> str:
     """The report's tables, its answers and warnings above them as comments."""
-    return "\n".join(_lines(report)) + "\n"
-
-
-def _lines(report: Document) -> Iterator[str]:
-    yield r"% \usepackage{booktabs}"
-    for sentence in report.constants:
-        yield f"% {clean(sentence)}"
-    for answer in report.answers:
-        yield f"% {clean(answer.about)}: {clean(' '.join(answer.sentences))}"
-    for warning in report.warnings:
-        yield f"% {clean(warning.label)}: {clean(warning.text)}"
+    answers = (f"{clean(a.about)}: {clean(' '.join(a.sentences))}" for a in report.answers)
+    warnings = (f"{clean(w.label)}: {clean(w.text)}" for w in report.warnings)
+    lines = [r"% \usepackage{booktabs}"]
+    lines += [f"% {said}" for said in (*map(clean, report.constants), *answers, *warnings)]
     for table in report.tables:
-        yield ""
-        yield from _table_lines(table)
-    yield ""
-    for note in (*report.notes, report.outcomes):
-        yield rf"\par\footnotesize {escape(note)}"
+        lines += ["", *_table_lines(table)]
+    lines += ["", *map(_note, (*report.notes, report.outcomes))]
+    return "\n".join(lines) + "\n"
 
 
 def _table_lines(table: Table) -> Iterator[str]:
@@ -70,9 +61,12 @@ def _table_lines(table: Table) -> Iterator[str]:
         yield _row(cell.text for cell in row)
     yield r"\bottomrule"
     yield r"\end{tabular}"
-    for note in table.notes:
-        yield rf"\par\footnotesize {escape(note)}"
+    yield from map(_note, table.notes)
     yield r"\end{table}"
+
+
+def _note(text: str) -> str:
+    return rf"\par\footnotesize {escape(text)}"
 
 
 def _row(cells: Iterable[str]) -> str:

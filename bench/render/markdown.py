@@ -18,38 +18,32 @@ def render(report: Document) -> str:
 
 
 def _lines(report: Document) -> Iterator[str]:
-    yield f"# {escape(report.title)}"
-    yield ""
+    yield f"# {escape(report.title)}\n"
     for sentence in report.constants:
         yield f"- {escape(sentence)}"
     yield ""
     for answer in report.answers:
         about = f"**{escape(answer.about)}.** " if len(report.answers) > 1 else ""
-        yield about + escape(" ".join(answer.sentences))
-        yield ""
+        yield f"{about}{escape(' '.join(answer.sentences))}\n"
     if step := report.next_step:
         yield f"Next: {escape(step.why)}.\n\n```sh\n{clean(step.command)}\n```\n"
-    first = [table for table in report.tables if table.level is not Level.DETAIL]
-    for table in first:
-        yield from table_lines(table)
-    for warning in report.warnings:
-        yield f"> **{escape(warning.label)}**: {escape(warning.text)}"
-        yield ""
     for table in report.tables:
-        if table not in first:
+        if table.level is not Level.DETAIL:
             yield from table_lines(table)
-    for note in report.notes:
+    for warning in report.warnings:
+        yield f"> **{escape(warning.label)}**: {escape(warning.text)}\n"
+    for table in report.tables:
+        if table.level is Level.DETAIL:
+            yield from table_lines(table)
+    for note in (*report.notes, report.outcomes):
         yield f"- {escape(note)}"
-    yield f"- {escape(report.outcomes)}"
 
 
 def table_lines(table: Table) -> Iterator[str]:
     """One table, with its title above and its notes below."""
-    yield f"### {escape(table.title)}"
-    yield ""
+    yield f"### {escape(table.title)}\n"
     if table.words:
-        yield escape(" ".join(table.words))
-        yield ""
+        yield f"{escape(' '.join(table.words))}\n"
     yield _row(head.label for head in table.heads)
     yield "|" + "|".join("---:" if head.number else ":---" for head in table.heads) + "|"
     for number, row in enumerate(table.rows):

@@ -15,10 +15,8 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table: text for people, the number behind it for machines.
-
-    Of a number that is ``estimated``, the text begins with `bench.text.ESTIMATE`.
-    """
+    """What stands in one place of a table: text for people, the number behind it for machines. Of a
+    number that is ``estimated``, the text begins with `bench.text.ESTIMATE`."""
 
     text: str
     value: float | str | None = None
@@ -27,11 +25,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Head:
-    """A column's head. Numbers stand to the right; ``better`` is lower, higher or empty.
-
-    Where a page is too narrow, columns that ``keep`` least go first; those of 9 never do.
-    A column that may ``wrap`` is no wider than what is left.
-    """
+    """A column's head. Numbers stand to the right; ``better`` is lower, higher or empty. Where a
+    page is too narrow, columns that ``keep`` least go first; those of 9 never do. A column that may
+    ``wrap`` is no wider than what is left."""
 
     name: str
     label: str
@@ -52,12 +48,10 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under heads, a title above and, below, what must never part from the numbers.
-
-    ``words`` are sentences between the title and the rows, which the rows bear out.
-    ``groups`` are the rows before which one is set off, by what is said there of those that
-    follow; nothing, where a line is enough. ``question`` is what it answers, as a reader would ask.
-    """
+    """Rows under heads, a title above and, below, what must never part from the numbers. ``words``
+    are sentences between the title and the rows, which the rows bear out. ``groups`` are the rows
+    before which one is set off, by what is said there of those that follow; nothing, where a line
+    is enough. ``question`` is what it answers, as a reader would ask."""
 
     name: str
     title: str
@@ -81,11 +75,8 @@ class Table:
     def drop_empty(
         self, empty: Collection[str] = ("", NOTHING), but: Collection[str] = ()
     ) -> Table:
-        """The same table without the columns of which no cell says more than ``empty``.
-
-        Args:
-            but: the names of columns that stay all the same.
-        """
+        """The same table without the columns of which no cell says more than ``empty``, ``but``
+        for those of some names."""
         return self.take(
             i
             for i, head in enumerate(self.heads)
@@ -103,22 +94,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something to know before believing the numbers.
-
-    Attributes:
-        found: what was found, as sentences.
-        remedy: a sentence with the flag or the command that helps; empty for none.
-        where: in how much of what was measured: ``6 of 18 runs``; empty where that is no question.
-        good: to know, but nothing to worry about.
-        level: `Level.DETAIL` where a first screen says it otherwise.
-    """
+    """Something to know before believing the numbers."""
 
     label: str
-    found: str
-    remedy: str = ""
-    where: str = ""
-    good: bool = False
-    level: Level = Level.TABLE
+    found: str  # as sentences
+    remedy: str = ""  # a sentence with the flag or the command that helps; empty for none
+    where: str = ""  # in how much of what was measured: ``6 of 18 runs``; empty for no such thing
+    good: bool = False  # to know, but nothing to worry about
+    level: Level = Level.TABLE  # `Level.DETAIL` where a first screen says it otherwise
 
     @property
     def text(self) -> str:
@@ -144,38 +127,21 @@ class Document(Protocol):
 
     @property
     def title(self) -> str: ...
-
     @property
-    def subject(self) -> str:
-        """What was measured, in one line."""
-
+    def subject(self) -> str: ...  # what was measured, in one line
     @property
-    def constants(self) -> Sequence[str]:
-        """What is the same in every case, as sentences."""
-
+    def constants(self) -> Sequence[str]: ...  # what is the same in every case, as sentences
     @property
     def answers(self) -> Sequence[Answer]: ...
-
     @property
-    def next_step(self) -> NextStep | None:
-        """The one that would help most; None where none is known."""
-
+    def next_step(self) -> NextStep | None: ...  # the one that would help most, if one is known
     @property
-    def warnings(self) -> Sequence[Notice]:
-        """Those that are not good, most serious first."""
-
+    def warnings(self) -> Sequence[Notice]: ...  # those that are not good, most serious first
     @property
-    def opening(self) -> Sequence[Table]:
-        """Those of the tables that a first screen shows something of."""
-
+    def opening(self) -> Sequence[Table]: ...  # those that a first screen shows something of
     @property
-    def tables(self) -> Sequence[Table]:
-        """Overview, effects, what compiling costs, and those beside other figures."""
-
+    def tables(self) -> Sequence[Table]: ...  # all of them, these too
     @property
-    def notes(self) -> Sequence[str]:
-        """What must never part from the numbers of all the tables."""
-
+    def notes(self) -> Sequence[str]: ...  # what must never part from the numbers of the tables
     @property
-    def outcomes(self) -> str:
-        """How many cases and runs there are, and how they ended."""
+    def outcomes(self) -> str: ...  # how many cases and runs there are, and how they ended

@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.text import say_left_out
 
-MOST_ROWS = 40
-"""Rows of a table, unless it says otherwise; more would not be read."""
+MOST_ROWS = 40  # rows of a table, unless it says otherwise; more would not be read
 
 R = TypeVar("R")
 
@@ -21,12 +20,9 @@ Said = Cell | str | float | None
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A column: its `Head`, and what a row says in it.
-
-    It is left out where no row says more than nothing, unless it is there ``always``. What may
-    ``wrap`` is words, and no ``number``, unless that is said. A number that a row says is written
-    by ``write``; NaN is nothing.
-    """
+    """A column: its `Head`, and what a row says in it. It is left out where no row says more than
+    nothing, unless it is there ``always``. What may ``wrap`` is words, and no ``number``, unless
+    that is said. A number that a row says is written by ``write``; NaN is nothing."""
 
     name: str
     label: str
@@ -57,45 +53,29 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True)
 class Sheet:
-    """What a section says of some data, before it is cut and filled; without rows, nothing.
-
-    Attributes:
-        rows: what the columns are filled from, all of them.
-        notes: `Table.notes`; a function is given the rows that are shown.
-        groups: `Table.groups`, of all rows.
-        name: `Table.name`; the section's, unless it has several tables.
-        most: how many rows are shown.
-        file: where all rows are, if that is anywhere; or how to get it.
-        empty: texts of cells that say nothing; without any, all columns stay.
-    """
+    """What a section says of some data, before it is cut and filled; without rows, nothing. Notes,
+    groups and words are those of a `Table`; notes may be a function of the rows shown."""
 
     title: str
     columns: Sequence[Column[Any]]
-    rows: Sequence[Any]
+    rows: Sequence[Any]  # what the columns are filled from, all of them
     notes: Iterable[str] | Callable[[Sequence[Any]], Iterable[str]] = ()
-    groups: Mapping[int, str] = field(default_factory=dict)
+    groups: Mapping[int, str] = field(default_factory=dict)  # of all rows
     words: Iterable[str] = ()
-    name: str = ""
+    name: str = ""  # the section's, unless it has several tables
     most: int = MOST_ROWS
-    file: str = ""
-    empty: Sequence[str] = ("", NOTHING)
+    file: str = ""  # where all rows are, if that is anywhere; or how to get it
+    empty: Sequence[str] = ("", NOTHING)  # cells that say nothing; without any, all columns stay
 
 
 @dataclass(frozen=True)
 class Section:
-    """A question that a report answers, if it can.
+    """A question that a report answers, if it can."""
 
-    Attributes:
-        name: of its table.
-        question: as a reader would ask it.
-        tell: what it says of `bench.questions.material.Material`.
-        level: how soon its tables are read.
-    """
-
-    name: str
-    question: str
-    tell: Callable[[Any], Iterable[Sheet]]
-    level: Level = Level.DETAIL
+    name: str  # of its table
+    question: str  # as a reader would ask it
+    tell: Callable[[Any], Iterable[Sheet]]  # of `bench.questions.material.Material`
+    level: Level = Level.DETAIL  # how soon its tables are read
 
     def tabulate(self, found: Any) -> Iterator[Table]:
         """Its tables, those without rows left out."""
@@ -109,7 +89,10 @@ class Section:
 
     def fill(self, sheet: Sheet) -> Table:
         """One table, also where it has no rows."""
-        end = _find_end(sheet)
+        end = len(sheet.rows)
+        if end > sheet.most:  # up to the end of a group, where that leaves not too few
+            group = max((start for start in sheet.groups if start <= sheet.most), default=0)
+            end = group if 2 * group >= sheet.most else sheet.most
         shown, left = sheet.rows[:end], len(sheet.rows) - end
         notes = [*(sheet.notes(shown) if callable(sheet.notes) else sheet.notes)]
         if left:
@@ -129,14 +112,6 @@ class Section:
         )
         always = [column.name for column in sheet.columns if column.always]
         return table.drop_empty(sheet.empty, always) if sheet.empty else table
-
-
-def _find_end(sheet: Sheet) -> int:
-    """How many rows are shown: up to the end of a group, where that leaves not too few."""
-    if len(sheet.rows) <= sheet.most:
-        return len(sheet.rows)
-    end = max((start for start in sheet.groups if start <= sheet.most), default=0)
-    return end if 2 * end >= sheet.most else sheet.most
 
 
 def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, str]]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import io
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from bench.render.model import Document, Level, NextStep, Notice, Table
 from bench.text import count, make_printable, name_first, say_left_out
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 WIDTH = 100
 """Columns where there is no terminal to ask and COLUMNS is not set; tables may need more."""
@@ -23,41 +23,27 @@ WIDTH = 100
 WRAPPED = 12
 """Columns that a column of remarks or names gets at least, before others are left out for it."""
 
-LONGEST = 16
-"""Characters of a word in such a column that is not broken."""
+LONGEST = 16  # characters of a word in such a column that is not broken
 
 _GAP = 2
 _INDENT = "  "
 
 
-LINES = 40
-"""Lines of a first screen; of `WIDTH` columns at most."""
+LINES = 40  # lines of a first screen; of `WIDTH` columns at most
 
 MOST_SENTENCES, SENTENCE_LINES, ANSWER_LINES = 4, 4, 10
 """Sentences of the answer, the lines that one may take, and those that all may."""
 
-COMMAND_LINES = 5
-"""Lines that a command may take; of a longer one only the reason is said."""
-
-MOST_DOUBTS = 3
-"""Doubts of a first screen, a line each."""
-
-ENDING_LINES = 2
-"""Lines of the end that says what else there is."""
-
-LEAST_TABLE = 8
-"""Lines below which a table is not begun."""
-
-MORE = "--full"
-"""The flag that shows what a first screen leaves out."""
+COMMAND_LINES = 5  # lines that a command may take; of a longer one only the reason is said
+MOST_DOUBTS = 3  # doubts of a first screen, a line each
+ENDING_LINES = 2  # lines of the end that says what else there is
+LEAST_TABLE = 8  # lines below which a table is not begun
+MORE = "--full"  # the flag that shows what a first screen leaves out
 
 
 def render(report: Document, full: bool = False) -> str:
-    """The first screen, or all of the report, as plain text.
-
-    The first is as wide as COLUMNS says, up to `WIDTH`; all of it as COLUMNS says, or else as its
-    tables need.
-    """
+    """The first screen, or all of the report, as plain text. The first is as wide as COLUMNS says,
+    up to `WIDTH`; all of it as COLUMNS says, or else as its tables need."""
     asked = os.environ.get("COLUMNS", "")
     whole = max([WIDTH, *map(_need_whole, report.tables)]) if full else WIDTH
     width = max(int(asked), 40) if asked.isdecimal() and int(asked) else whole
@@ -68,8 +54,6 @@ def render(report: Document, full: bool = False) -> str:
 
 def make_plain(width: int) -> Console:
     """A console of so many columns that keeps what it is given: no terminal, no colours."""
-    from rich.console import Console
-
     return Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
 
 
@@ -101,8 +85,9 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
             say(sentence)
     if report.next_step:
         say(f"Next: {report.next_step.why}.")
-        for part in _break_command(report.next_step.command, console.width):
-            console.print(part, markup=False, highlight=False, soft_wrap=True)
+        for words in _break_command(report.next_step.command, console.width):
+            for part in _break_path(words, console.width):
+                console.print(part, markup=False, highlight=False, soft_wrap=True)
     for warning in report.warnings:
         say(f"! {warning.line}", "yellow")
     for table in report.tables:
@@ -119,15 +104,18 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
 
 def _list_screen(report: Document, console: Console) -> list[Text]:
     """What was measured, the answer, the next step, the table, what to doubt, what else there is.
-
-    The table has the room that the others leave of `LINES`.
-    """
+    The table has the room that the others leave of `LINES`."""
     width = min(console.width, WIDTH)
-    sentences, doubts = _choose_sentences(report), group_doubts(report.warnings)
+    # one sentence of each answer before a second of any
+    turns = [[" ".join(t.words)] for t in report.opening if t.level is Level.ANSWER and t.words]
+    for answer in report.answers:
+        about = f"{answer.about}: " if len(report.answers) > 1 else ""
+        turns.append([about + sentence for sentence in answer.sentences])
+    sentences = [sentence for turn in zip_longest(*turns) for sentence in turn if sentence]
     told = [_wrap(sentence, width, console) for sentence in sentences[:MOST_SENTENCES]]
     while sum(map(len, told)) > ANSWER_LINES:
         told.pop()
-    doubted = doubts[:MOST_DOUBTS]
+    doubted = group_doubts(report.warnings)[:MOST_DOUBTS]
     top = [style_text(_cut(report.subject, width), "bold")]
     if told:
         top.append(style_text(""))
@@ -144,25 +132,18 @@ def _list_screen(report: Document, console: Console) -> list[Text]:
         "sentence": len(sentences) - len(told),
         "doubt": len(report.warnings) - sum(map(len, doubted)),
     }
-    bottom += _list_ending(report.outcomes, left, width)
-    return [*top, style_text(""), *bottom]
-
-
-def _choose_sentences(report: Document) -> list[str]:
-    """The sentences of all answers, what matters most first: one of each before a second of any."""
-    told = [[" ".join(t.words)] for t in report.opening if t.level is Level.ANSWER and t.words]
-    for answer in report.answers:
-        about = f"{answer.about}: " if len(report.answers) > 1 else ""
-        told.append([about + sentence for sentence in answer.sentences])
-    return [sentence for turn in zip_longest(*told) for sentence in turn if sentence]
+    # tables and notes are not counted: to lay them out takes longer than the screen
+    more = [count(number, f"more {thing}") for thing, number in left.items() if number]
+    ending = [report.outcomes, f"{MORE} shows {', '.join([*more, 'all tables and all notes'])}."]
+    if cell_len(" ".join(ending)) <= width:
+        ending = [" ".join(ending)]
+    return [*top, style_text(""), *bottom, *(style_text(_cut(line, width)) for line in ending)]
 
 
 def _list_step(step: NextStep, width: int, console: Console) -> list[Text]:
     """The next step; of a command that takes many lines only what it is for."""
-    from rich.text import Text
-
     lines = _break_command(step.command, width)
-    if len(lines) > COMMAND_LINES or max(map(_measure, lines)) > width:
+    if len(lines) > COMMAND_LINES or max(map(cell_len, lines)) > width:
         return _wrap(f"Next: {step.why}; {MORE} shows the command.", width, console)
     return [style_text(_cut(f"Next: {step.why}.", width)), *map(Text, lines)]
 
@@ -174,12 +155,23 @@ def _break_command(command: str, width: int) -> list[str]:
     for word, after in zip_longest(words[1:], words[2:], fillvalue="--"):
         # a flag stays with its first value
         held = word if after.startswith("--") else f"{word} {after}"
-        if _measure(f"{lines[-1]} {held if word.startswith('--') else word} \\") > width:
+        if cell_len(f"{lines[-1]} {held if word.startswith('--') else word} \\") > width:
             lines[-1] += " \\"
             lines.append(f"{2 * _INDENT}{word}")
         else:
             lines[-1] += f" {word}"
     return lines
+
+
+def _break_path(line: str, width: int) -> Iterator[str]:
+    """Break a line of a command after slashes, if it is too wide: the shell joins what it reads."""
+    while cell_len(line) > width and not {"'", '"'} & set(line):
+        end = line.rfind("/", 0, width - 1) + 1
+        if not line[:end].strip():
+            break
+        yield f"{line[:end]}\\"
+        line = line[end:]
+    yield line
 
 
 def group_doubts(notices: Sequence[Notice]) -> list[list[Notice]]:
@@ -204,26 +196,12 @@ def join_doubts(notices: Sequence[Notice], width: int) -> str:
         remedy = remedy[0].lower() + remedy[1:]
     said = [", ".join(exact), ", ".join(labels), name_first(labels, 1)]
     heads = [f"! {names}: " for names in said]
-    head = next((h for h in heads if _measure(h + remedy) <= width), heads[-1])
+    head = next((h for h in heads if cell_len(h + remedy) <= width), heads[-1])
     return _cut(head + remedy, width)
-
-
-def _list_ending(outcomes: str, left: Mapping[str, int], width: int) -> list[Text]:
-    """How many cases there are, how they ended, and what else there is.
-
-    Tables and notes are not counted: to lay them out takes longer than the screen.
-    """
-    more = [count(number, f"more {thing}") for thing, number in left.items() if number]
-    said = [outcomes, f"{MORE} shows {', '.join([*more, 'all tables and all notes'])}."]
-    if _measure(" ".join(said)) <= width:
-        said = [" ".join(said)]
-    return [style_text(_cut(line, width)) for line in said]
 
 
 def _cut_table(table: Table, width: int, room: int, console: Console) -> list[Text]:
     """The rows of a table that there is room for, and how much is left out."""
-    from rich.text import Text
-
     shown = fit(replace(table, rows=table.rows[:room]), width)
     blocks = list(_draw_blocks(shown, width, console))
     head, rows = [line for block in blocks[:1] for line in block], blocks[1:]
@@ -253,19 +231,12 @@ def _wrap(text: str, width: int, console: Console) -> list[Text]:
         room -= 4
 
 
-def _measure(text: str) -> int:
-    """Columns of a terminal that a text takes."""
-    from rich.cells import cell_len
-
-    return cell_len(text)
-
-
 def _cut(text: str, room: int) -> str:
     """Shorten a text to so many columns: at the end of a clause, or else of a word."""
     text = make_printable(text)
-    if _measure(text) <= room:
+    if cell_len(text) <= room:
         return text
-    while _measure(text) > room - 2:
+    while cell_len(text) > room - 2:
         text = text[:-1]
     for marks in ("; ", ". ", ": ", ", ", " · "), (" ",):
         at = max(text.rfind(mark) for mark in marks)
@@ -279,13 +250,8 @@ def _cut(text: str, room: int) -> str:
 
 
 def draw_table(table: Table, console: Console, brief: bool = False) -> None:
-    """Print a table: its title, the columns there is room for, its notes, and what is left out.
-
-    Args:
-        brief: whether a note is cut to a line.
-    """
-    from rich.padding import Padding
-
+    """Print a table: its title, the columns there is room for, its notes, in ``brief`` each cut to
+    a line, and what is left out."""
     shown = fit(table, console.width)
     console.print(style_text(table.title, "bold"))
     if table.words:
@@ -306,10 +272,8 @@ def _name_missing(table: Table, shown: Table) -> list[str]:
 
 
 def fit(table: Table, room: int) -> Table:
-    """Leave out the columns that a page of ``room`` characters is too narrow for.
-
-    Those that ``keep`` least go first; of two that keep alike, the one further right.
-    """
+    """Leave out the columns that a page of ``room`` characters is too narrow for. Those that
+    ``keep`` least go first; of two that keep alike, the one further right."""
     while _need_whole(table) > room:
         places = range(len(table.heads))
         least = min(places, key=lambda i: (table.heads[i].keep, -i))
@@ -331,10 +295,10 @@ def _need(table: Table) -> list[int]:
     """Characters each column needs: its cells, broken between words where it may wrap."""
     widths = []
     for i, head in enumerate(table.heads):
-        words = max(map(_measure, head.label.split()), default=0)
-        cells = max((_measure(row[i].text) for row in table.rows), default=0)
+        words = max(map(cell_len, head.label.split()), default=0)
+        cells = max((cell_len(row[i].text) for row in table.rows), default=0)
         if head.wrap:
-            longest = (_measure(word) for row in table.rows for word in row[i].text.split())
+            longest = (cell_len(word) for row in table.rows for word in row[i].text.split())
             kept = max((length for length in longest if length <= LONGEST), default=0)
             cells = min(cells, max(WRAPPED, kept))
         widths.append(max(words, cells))
@@ -347,8 +311,8 @@ def _widths(table: Table, room: int) -> list[int]:
     left = room - sum(widths) - _gaps(table)
     for wrapping in (True, False):
         for i, head in enumerate(table.heads):
-            cells = max((_measure(row[i].text) for row in table.rows), default=0)
-            wanted = max(cells, _measure(head.label) if not wrapping else 0)
+            cells = max((cell_len(row[i].text) for row in table.rows), default=0)
+            wanted = max(cells, cell_len(head.label) if not wrapping else 0)
             more = min(max(left, 0), max(wanted - widths[i], 0)) if head.wrap or not wrapping else 0
             widths[i] += more
             left -= more
@@ -357,17 +321,13 @@ def _widths(table: Table, room: int) -> list[int]:
 
 def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Text]]:
     """The lines of the heads, then of each row, below what its group has in common, if that is new.
-
-    Args:
-        width: columns that no line has more of, unless there are more columns of the table.
-    """
-    from rich.text import Text
-
+    No line is wider than ``width``, unless there are more columns of the table than that."""
     if not table.heads:
         return
     widths = _widths(table, width)
-    if _need_whole(table) > width:  # it is wider than the page all the same
-        widths = [max(one, 1) for one in _shrink(widths, width - _gaps(table))]
+    room = max(width - _gaps(table), len(widths))
+    while _need_whole(table) > width and sum(widths) > room:  # it is too wide all the same
+        widths[widths.index(max(widths))] -= 1
     heads = [head.label for head in table.heads]
     rule = Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)))
     yield [*_draw_row(heads, table, widths, console, upwards=True), rule]
@@ -381,22 +341,12 @@ def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Te
         yield [*block, *_draw_row([cell.text for cell in row], table, widths, console)]
 
 
-def _shrink(widths: list[int], room: int) -> list[int]:
-    """Take from the widest until all fit."""
-    widths = list(widths)
-    while sum(widths) > max(room, len(widths)):
-        widths[widths.index(max(widths))] -= 1
-    return widths
-
-
 _JOINED = "\ue000%"
 """Stands for `` %`` while lines are broken: rich breaks them at spaces of every kind."""
 
 
 def _break(text: str, width: int, console: Console) -> list[Text]:
     """Break a text into lines between its words, but not before a per cent sign."""
-    from rich.text import Text
-
     joined = Text(make_printable(text).replace(" %", _JOINED))
     lines = list(joined.wrap(console, width, overflow="fold"))
     for line in lines:
@@ -409,8 +359,6 @@ def _draw_row(
     cells: list[str], table: Table, widths: list[int], console: Console, upwards: bool = False
 ) -> Iterator[Text]:
     """Cells beside each other, each broken into lines of its width; heads end at the bottom."""
-    from rich.text import Text
-
     broken = [_break(cell, width, console) for cell, width in zip(cells, widths, strict=True)]
     height = max(map(len, broken))
     for at in range(height):
@@ -426,6 +374,4 @@ def _draw_row(
 
 def style_text(text: str, style: str = "") -> Text:
     """Text that rich prints as it stands: no markup in it is obeyed, no control code passed on."""
-    from rich.text import Text
-
     return Text(make_printable(text), style=style)

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from bench.render.model import Table
 
-SEVERAL = "units"
-"""The word for several kinds at once; the notes say which model has which."""
+SEVERAL = "units"  # the word for several kinds at once; the notes say which model has which
 
 
 def find_units(cases: pd.DataFrame) -> str:

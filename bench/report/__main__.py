@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_filters, run_command, writable
+from bench.errors import UsageError, choose
+from bench.flags import Parser, add_filters, command, writable
 
 if TYPE_CHECKING:
     from bench.report.document import Report
@@ -25,11 +25,6 @@ FORMATS = {
     "json": ("bench.report.jsonfile", "the same, with tables and warnings"),
 }
 """Each a module whose ``render(report)`` returns the document as text."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code."""
-    return run_command(lambda argv: _run(_parser().parse(argv)), arguments)
 
 
 def _parser() -> Parser:
@@ -57,9 +52,9 @@ def _parser() -> Parser:
     return parser
 
 
-def _run(options: argparse.Namespace) -> int:
-    if options.format not in FORMATS:
-        raise UsageError(f"--format {options.format!r}: {nearest(options.format, list(FORMATS))}")
+def _run(argv: Sequence[str]) -> int:
+    options = _parser().parse(argv)
+    module, _ = choose("--format", options.format, FORMATS)
     if options.watch:
         if options.format != "text" or options.output or options.figures:
             raise UsageError("--watch redraws the terminal; leave out --format, -o and --figures")
@@ -79,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
 
         draw(report, Console(), options.full)
         return 0
-    render: Callable[..., str] = import_module(FORMATS[options.format][0]).render
+    render: Callable[..., str] = import_module(module).render
     if options.format == "text":
         render = partial(render, full=options.full)
     if options.output is None:
@@ -107,6 +102,9 @@ def _build(options: argparse.Namespace) -> Report:
     where = [parse_filter(text) for text in options.where]
     by = parse_name("--by", options.by, ORDER) if options.by else ""
     return build(read_sweeps(options.sweeps), reference, home, where, by)
+
+
+main = command(_run)
 
 
 if __name__ == "__main__":

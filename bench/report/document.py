@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.questions.answers import answer
 from bench.questions.batch_sizes import GROWTH, SPEEDS
@@ -26,13 +25,7 @@ from bench.questions.material import Material, gather
 from bench.questions.next_step import choose_next
 from bench.questions.notes import describe_constants, describe_subject, write_notes
 from bench.questions.notices import warn
-from bench.questions.overview import (
-    ENVIRONMENT,
-    MACHINES,
-    OVERVIEW,
-    PUBLISHED,
-    tell_environment,
-)
+from bench.questions.overview import ENVIRONMENT, MACHINES, OVERVIEW, PUBLISHED
 from bench.questions.profiles import doubt_profiles
 from bench.questions.reasons import EXPLAINED, PAIRS, POSSIBLE
 from bench.questions.rivals import ACCUMULATION, LARGEST, MATCHED
@@ -45,9 +38,6 @@ from bench.render.units import count_table_in, find_units
 from bench.study.filters import Filter
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SECTIONS: tuple[Section, ...] = (
     OVERVIEW,
@@ -83,18 +73,9 @@ SECTIONS: tuple[Section, ...] = (
 
 @dataclass(frozen=True)
 class Report(Material):
-    """What was found in some sweeps, laid out as a `Document`; each part when it is asked for.
+    """What was found in some sweeps, laid out as a `Document`; each part when it is asked for."""
 
-    Attributes:
-        home: the folder that it is for; links start there.
-    """
-
-    home: Path
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Those in which the cases differ, in the order of the overview's columns."""
-        return self.varying
+    home: Path  # the folder that it is for; links start there
 
     @cached_property
     def title(self) -> str:
@@ -102,11 +83,11 @@ class Report(Material):
 
     @cached_property
     def subject(self) -> str:
-        return describe_subject(self.title, self.cases, self.axes, self.machines)
+        return describe_subject(self.title, self.cases, self.varying, self.machines)
 
     @cached_property
     def constants(self) -> tuple[str, ...]:
-        return tuple(describe_constants(self.cases, self.axes))
+        return tuple(describe_constants(self.cases, self.varying))
 
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
@@ -126,16 +107,22 @@ class Report(Material):
 
     @cached_property
     def environments(self) -> Table:
-        return ENVIRONMENT.fill(tell_environment(self))
+        return ENVIRONMENT.fill(*ENVIRONMENT.tell(self))
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
         good = (notice.line for notice in self._notices if notice.good)
-        return (*write_notes(self.cases, self.axes), *good)
+        return (*write_notes(self.cases, self.varying), *good)
 
     @cached_property
     def outcomes(self) -> str:
-        return _count_outcomes(self.cases)
+        """How many cases and runs there are, and how the cases ended, most frequent first."""
+        ends = zip(self.cases["status"], self.cases["inferred"], strict=True)
+        counts = Counter(outcome(str(status), inferred=bool(guess)) for status, guess in ends)
+        ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
+        said = ", ".join(f"{number:,} {end}" for end, number in ordered) or "none"
+        runs = count(int(self.cases["runs"].sum()), "run")
+        return f"{count(len(self.cases), 'case')} in {runs}: {said}."
 
     @cached_property
     def next_step(self) -> NextStep | None:
@@ -160,22 +147,6 @@ def build(
     where: Sequence[Filter] = (),
     by: str = "",
 ) -> Report:
-    """Derive what several parts need, as `gather` takes it.
-
-    Args:
-        home: the folder the document is for; links start there.
-
-    Raises:
-        UsageError: ``where`` leaves nothing.
-    """
+    """Derive what several parts need, as `gather` takes it. Raises UsageError: ``where`` leaves
+    nothing."""
     return gather(sweeps, reference, where, by, partial(Report, home=home or Path.cwd()))
-
-
-def _count_outcomes(cases: pd.DataFrame) -> str:
-    """How many cases and runs there are, and how the cases ended, most frequent first."""
-    ends = zip(cases["status"], cases["inferred"], strict=True)
-    counts = Counter(outcome(str(status), inferred=bool(inferred)) for status, inferred in ends)
-    ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
-    said = ", ".join(f"{number:,} {end}" for end, number in ordered)
-    runs = int(cases["runs"].sum()) if len(cases) else 0
-    return f"{count(len(cases), 'case')} in {count(runs, 'run')}: {said or 'none'}."

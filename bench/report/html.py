@@ -6,8 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +22,12 @@ from bench.render.palette import COLOURS
 from bench.render.text import group_doubts
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
-from bench.report.figures.panels import Figure, draw_figures, inline, tabulate
+from bench.report.figures.panels import draw_figures, inline, tabulate
 from bench.report.figures.sketches import CHANGES, SKETCHES
 from bench.store.attempts import find_truncated
 from bench.study.axes import name_axis
 from bench.study.doubts import DOUBTS
-from bench.study.quantities import QUANTITIES, Quantity, is_number
+from bench.study.quantities import QUANTITIES, is_number
 from bench.study.summaries import latest
 from bench.text import clean
 
@@ -50,25 +49,31 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    figures, units = draw_figures(report), find_units(report.cases)
     templates.filters |= {
         "clean": clean,
         "count_axes": count_axes,
+        "count_in": lambda text: count_in(text, units),
         "inline": inline,
         "keep_whole": keep_whole,
         "tabulate": lambda panel, figure: tabulate(figure, panel),
     }
-    figures, units = draw_figures(report), find_units(report.cases)
-    lead = choose_lead(figures)
+    drawn = {figure.name: figure for figure in figures}
+    lead = next((drawn[name] for name in (*LEADS, *drawn) if name in drawn), None)
     rest = [figure for figure in figures if figure is not lead]
-    drawn = {figure.name for figure in figures}
+    held = Counter[str]()
+    anchors = []  # the name of each table, with a number where others before have it too
+    for table in report.tables:
+        held[table.name] += 1
+        anchors.append(f"table-{table.name}" + f"-{held[table.name]}" * (held[table.name] > 1))
     return templates.get_template("page.html").render(
         report=report,
         lead=lead,
         doubts=group_doubts(report.warnings),
-        tables=list(zip(_name_anchors(report.tables), report.tables, strict=True)),
+        tables=list(zip(anchors, report.tables, strict=True)),
         changes=[figure for figure in rest if figure.name == CHANGES],
         figures=[figure for figure in rest if figure.name != CHANGES],
-        undrawn=[count_in(s.title, units) for s in SKETCHES if s.name not in drawn],
+        undrawn=[sketch.title for sketch in SKETCHES if sketch.name not in drawn],
         maps=[
             (inline(draw_scale_map(scales)), summarize_scale_map(scales))
             for scales in report.scale_maps
@@ -77,36 +82,12 @@ def render(report: Report) -> str:
         records=_embed(_records(report)),
         links=[(sweep.name, _link(sweep.file, report.home)) for sweep in report.sweeps],
         colours=COLOURS,
-        glossary=[
-            replace(
-                q,
-                label=count_in(q.label, units),
-                unit=count_in(q.unit, units),
-                help=count_in(q.help, units),
-            )
-            for q in QUANTITIES.values()
-            if q.help != q.label
-        ],
+        glossary=[q for q in QUANTITIES.values() if q.help != q.label],
     )
 
 
 LEADS = ("gpu-scaling", "epoch-time", CHANGES)
-"""The figures that a page opens with, the first that the records have data for."""
-
-
-def choose_lead(figures: Sequence[Figure]) -> Figure | None:
-    """The figure that a page opens with: of `LEADS`, else the first."""
-    by_name = {figure.name: figure for figure in figures}
-    return next((by_name[name] for name in (*LEADS, *by_name) if name in by_name), None)
-
-
-def _name_anchors(tables: Iterable[Table]) -> Iterator[str]:
-    """An id for each table: its name, with a number where others before have it too."""
-    held: Counter[str] = Counter()
-    for table in tables:
-        held[table.name] += 1
-        number = f"-{held[table.name]}" if held[table.name] > 1 else ""
-        yield f"table-{table.name}{number}"
+"""The figures that a page opens with, the first that the records have data for; else the first."""
 
 
 def count_axes(table: Table) -> int:
@@ -115,10 +96,8 @@ def count_axes(table: Table) -> int:
 
 
 def keep_whole(text: str) -> Markup:
-    """Escape a text whose flags and shares are not broken over lines.
-
-    ``--`` at a line's end reads as a dash, and ``%`` at its beginning as nothing.
-    """
+    """Escape a text whose flags and shares are not broken over lines. ``--`` at a line's end reads
+    as a dash, and ``%`` at its beginning as nothing."""
     from markupsafe import Markup, escape
 
     whole = _SHARE.sub("\N{NO-BREAK SPACE}", str(escape(text)))
@@ -163,11 +142,9 @@ _MORE = (
 
 
 def _records(report: Report) -> list[dict[str, Any]]:
-    """Every record as columns: ``label``, whether ``number``, and its cells as text.
-
-    Text columns are ``names`` and, per row, an index into them: most repeat. Columns with ``more``
-    are shown when asked for: a page cannot be wide enough for all.
-    """
+    """Every record as columns: ``label``, whether ``number``, and its cells as text. Text columns
+    are ``names`` and, per row, an index into them: most repeat. Columns with ``more`` are shown
+    when asked for: a page cannot be wide enough for all."""
     rows = report.records
     columns = []
     for label, cells in _text_columns(rows):
@@ -182,37 +159,32 @@ def _records(report: Report) -> list[dict[str, Any]]:
             }
         )
     estimated, units = rows["part"] < 1, find_units(rows)
-    numbers = [
-        {
-            "label": count_in(q.title, units),
-            "number": True,
-            "more": name in _MORE,
-            "help": count_in(q.help, units),
-            "cells": _write(rows[name], q, estimated),
-        }
-        for name in (*_SHOWN, *_MORE)
-        for q in [QUANTITIES[name]]
-        if rows.loc[~(estimated & q.learnt), name].notna().any()
-    ]
+    numbers = []
+    for name in (*_SHOWN, *_MORE):
+        quantity = QUANTITIES[name]
+        values = rows[name].mask(estimated & quantity.learnt)
+        if values.notna().any():
+            numbers.append(
+                {
+                    "label": count_in(quantity.title, units),
+                    "number": True,
+                    "more": name in _MORE,
+                    "help": count_in(quantity.help, units),
+                    "cells": [
+                        ESTIMATE * (quantity.whole and part) + quantity.write(value)
+                        if is_number(value)
+                        else ""
+                        for part, value in zip(estimated.tolist(), values.tolist(), strict=True)
+                    ],
+                }
+            )
     at = 1 + next(i for i, column in enumerate(columns) if column["label"] == "remarks")
     return columns[:at] + numbers + columns[at:]
 
 
-def _write(values: pd.Series, quantity: Quantity, estimated: pd.Series) -> list[str]:
-    if quantity.learnt:
-        values = values.mask(estimated)
-    marks = [ESTIMATE if quantity.whole and part else "" for part in estimated.tolist()]
-    return [
-        mark + quantity.write(value) if is_number(value) else ""
-        for mark, value in zip(marks, values.tolist(), strict=True)
-    ]
-
-
 def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
-    """Machine, axes and outcome, without what is the same in every row (see `_constants`).
-
-    How much of an epoch was measured is an axis here like any other.
-    """
+    """Machine, axes and outcome, without what is the same in every row (see `_constants`). How much
+    of an epoch was measured is an axis here like any other."""
     if rows["machine"].nunique() > 1:
         yield "machine", rows["machine"]
     for name in NAMED:
@@ -242,18 +214,19 @@ def _constants(rows: pd.DataFrame) -> str:
 
 
 def _remarks(rows: pd.DataFrame) -> pd.Series:
-    counted = latest(rows).index
     remarks = rows["status"].map(lambda _: "")
-    sentinel, probe = rows["sentinel"].astype(bool), rows["probe"].astype(bool)
-    truncated = find_truncated(rows)
     facts = {doubt.remark: rows[doubt.name] for doubt in DOUBTS.values()}
     facts["inferred"] = rows["inferred"].astype(bool)
-    facts["sentinel"], facts["probe"], facts["truncated"] = sentinel, probe, truncated
-    facts["anchor of a lane"] = anchor = rows["anchor"] != ""
-    aside = sentinel | probe | truncated | anchor
-    superseded = ~rows.index.to_series().isin(counted) & ~aside
-    facts["superseded by a later attempt"] = superseded
-    for remark, holds in facts.items():
+    aside = {
+        "sentinel": rows["sentinel"].astype(bool),
+        "probe": rows["probe"].astype(bool),
+        "truncated": find_truncated(rows),
+        "anchor of a lane": rows["anchor"] != "",
+    }
+    superseded = ~rows.index.to_series().isin(latest(rows).index)
+    for held in aside.values():
+        superseded &= ~held
+    for remark, holds in {**facts, **aside, "superseded by a later attempt": superseded}.items():
         apart = remarks.where(remarks == "", remarks + ", ")
         remarks = remarks.where(~holds, apart + remark)
     return remarks

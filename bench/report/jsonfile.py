@@ -26,14 +26,11 @@ def render(report: Report) -> str:
     document = {
         "title": report.title,
         "subject": report.subject,
-        "axes": report.axes,
+        "axes": report.varying,
         "constants": report.constants,
         "answers": [asdict(answer) for answer in report.answers],
         "next_step": report.next_step and asdict(report.next_step),
-        "warnings": [
-            {"label": said.label, "text": said.text, "remedy": said.remedy}
-            for said in report.warnings
-        ],
+        "warnings": [_take(said, "label", "text", "remedy") for said in report.warnings],
         "tables": [_table(table) for table in report.tables],
         "effects": [describe_effect(effect) for effect in report.effects],
         "explanations": [lay_out(why) for why in report.pairs],
@@ -45,12 +42,14 @@ def render(report: Report) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def _take(one: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in names}
+
+
 def describe_effect(effect: Effect) -> dict[str, Any]:
     """A change with what it does to each metric, as `Metric.lay_out` has it."""
     return {
-        "axis": effect.axis,
-        "before": effect.before,
-        "after": effect.after,
+        **_take(effect, "axis", "before", "after"),
         "pairs": len(effect.pairs),
         "extrapolated": effect.estimated,
         "doubts": effect.doubts,
@@ -84,11 +83,9 @@ def _table(table: Table) -> dict[str, Any]:
         return {"text": cell.text, "value": _value(cell.value), **mark}
 
     return {
-        "name": table.name,
-        "question": table.question,
+        **_take(table, "name", "question"),
         "level": table.level.name.lower(),
-        "title": table.title,
-        "words": table.words,
+        **_take(table, "title", "words"),
         "heads": [asdict(head) for head in table.heads],
         "groups": {str(row): heading for row, heading in table.groups.items()},
         "rows": [[write(cell) for cell in row] for row in table.rows],
@@ -106,22 +103,27 @@ def _value(value: Any) -> Any:
 
 def lay_out(found: Explanation) -> dict[str, Any]:
     """An explanation as data for JSON."""
-    changed = ("name", "before_s", "after_s", "before_estimated", "after_estimated")
+    estimated = ("before_estimated", "after_estimated")
     return {
-        "axis": found.axis,
-        "about": found.about,
-        "items": found.items,
+        **_take(found, "axis", "about", "items"),
         "a": _lay_out_side(found.a),
         "b": _lay_out_side(found.b),
         "speedup": found.speedup.value,
-        "low": found.speedup.low,
-        "high": found.speedup.high,
-        "lack": found.speedup.lack,
+        **_take(found.speedup, "low", "high", "lack"),
         "ceiling": found.ceiling and asdict(found.ceiling),
         "beaten": found.beaten and asdict(found.beaten),
-        "changes": [{name: getattr(c, name) for name in changed} for c in found.changes],
+        "changes": [_take(c, "name", "before_s", "after_s", *estimated) for c in found.changes],
         "swaps": [asdict(swap) for swap in found.swaps],
-        "reasons": [asdict(reason) | {"share": found.share(reason)} for reason in found.reasons],
+        "reasons": [
+            {
+                "cause": reason.name,
+                **_take(reason, "before_s", "after_s", "evidence"),
+                "advice": [asdict(advice) for advice in reason.advice],
+                **_take(reason, *estimated),
+                "share": found.share(reason),
+            }
+            for reason in found.reasons
+        ],
         "unexplained_s": found.unexplained_s,
         "words": describe(found),
     }
@@ -135,6 +137,6 @@ def _lay_out_side(side: Side) -> dict[str, Any]:
         "step_s": side.step.step_s,
         "verdict": side.breakdown.verdict,
         "bounds": dict(side.breakdown.bounds),
-        "parts": [{name: getattr(part, name) for name in told} for part in side.breakdown.parts],
+        "parts": [_take(part, *told) for part in side.breakdown.parts],
         "left_over_s": side.breakdown.left_over_s,
     }

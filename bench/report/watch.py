@@ -13,11 +13,8 @@ POLL_S = 1.0
 
 
 def follow(paths: Sequence[Path]) -> Iterator[None]:
-    """Yield at once, and again whenever a records file has changed.
-
-    Raises:
-        UsageError: there are no records, or they are gone.
-    """
+    """Yield at once, and again whenever a records file has changed. Raises UsageError: there are no
+    records, or they are gone."""
     seen = None
     while True:
         files = [records_file(path).stat() for path in paths]
@@ -29,12 +26,8 @@ def follow(paths: Sequence[Path]) -> Iterator[None]:
 
 
 def watch(build: Callable[[], Report], paths: Sequence[Path], full: bool = False) -> None:
-    """Draw the report whenever a records file has changed, until interrupted.
-
-    Raises:
-        UsageError: the records cannot be read, or are gone.
-        KeyboardInterrupt: the user has seen enough.
-    """
+    """Draw the report whenever a records file has changed, until the user interrupts it. Raises
+    UsageError: the records cannot be read, or are gone."""
     from rich.console import Console
 
     from bench.render.text import draw

@@ -15,7 +15,6 @@ from bench.errors import UsageError
 from bench.flags import command
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
-from bench.render.text import WIDTH, draw_table, style_text
 from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map
 from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
 from bench.scales.options import Options, build_parser, read_options
@@ -103,6 +102,8 @@ def say(text: str) -> None:
 def show(scales: ScaleMap) -> None:
     """Print the tables and the sentences, as wide as the terminal or COLUMNS."""
     from rich.console import Console
+
+    from bench.render.text import WIDTH, draw_table, style_text
 
     asked = sys.stdout.isatty() or os.environ.get("COLUMNS")
     console = Console(width=None if asked else WIDTH)

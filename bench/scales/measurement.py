@@ -43,7 +43,7 @@ from bench.scales.options import RECOMMENDED, Question
 from bench.training.building import build_training, seed_all
 from bench.training.loop import Training
 from bench.training.loss_scale import build_loss_scale
-from bench.worker.measurement import open_supply
+from bench.worker.preparation import open_supply
 from bench.workloads import IMAGES, load_workload
 from bench.workloads.images import Images
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**62  # the product of all axes' levels may be more, and then does not fit 64 bits
 
-
 ASKED = "asked"
 """A column that tells cases apart by a number, where a frame has it: 50 axes take as many looks."""
 

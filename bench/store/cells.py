@@ -1,4 +1,4 @@
-"""The names of a sweep's files and the spelling of their cells, for reader and writer."""
+"""The names of a sweep's files, their columns, and the spelling of their cells."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bench.case import format_value
+from bench.record import COLUMNS, EPOCH_COLUMNS, RANK_COLUMNS, STEP_COLUMNS, WORK_COLUMNS, Column
 from bench.text import write_text
 
 RECORDS, STEPS, EPOCHS, WORK = "records.csv", "steps.csv", "epochs.csv", "work.csv"
 RANKS = "ranks.csv"
 CONFIG, LOGS, CHECKPOINTS, TRACES = "config.json", "logs", "checkpoints", "traces"
+
+LAST, BEST = "last.pt", "best.pt"
+"""The checkpoints of a run."""
+
+TABLES: dict[str, dict[str, Column]] = {
+    RECORDS: COLUMNS,
+    STEPS: STEP_COLUMNS,
+    EPOCHS: EPOCH_COLUMNS,
+    WORK: WORK_COLUMNS,
+    RANKS: RANK_COLUMNS,
+}
+"""The columns of each table."""
 
 
 def _write_cell(value: Any) -> str:

@@ -43,11 +43,6 @@ def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, st
     return count
 
 
-def _other_cores(notes: str) -> str:
-    found = _OTHERS.search(notes)
-    return found[1] if found else ""
-
-
 _SAID = ("neighbours", "notes", "reason", "missing")
 
 RESPELLED = {"compile": {"on": "default"}}
@@ -60,7 +55,7 @@ MIGRATIONS: dict[str, Migration] = {
     "neighbours_computing": Migration(_SAID, _told(_COMPUTED, unless=(_DRAWS, _LATE))),
     "neighbours_drawing": Migration(_SAID, _told(_DRAWS)),
     "neighbours_late": Migration(_SAID, _told(_LATE)),
-    "other_cores": Migration(("notes",), _other_cores),
+    "other_cores": Migration(("notes",), lambda notes: "".join(_OTHERS.findall(notes)[:1])),
     # schema 4
     "probe": Migration(("sentinel",), lambda sentinel: "off"),
 }

@@ -130,8 +130,12 @@ class Plan:
 
     def is_sound(self) -> bool:
         """Whether it is as `describe_config` writes it, as far as can be seen without its cases."""
+        try:
+            parse_shard(self.shard or "1/1")
+        except (UsageError, TypeError):
+            return False
         return (
-            (self.shard == "" or _is_shard(self.shard))
+            isinstance(self.shard, str)
             and isinstance(self.cases, list | None)
             and all(isinstance(texts, dict) and texts for texts in self.cases or ())
             and isinstance(self.repeats, int)
@@ -150,13 +154,6 @@ class Plan:
             return plan_runs(parse_cases(cells), self.repeats)
         except (UsageError, TypeError):
             return None
-
-
-def _is_shard(text: object) -> bool:
-    try:
-        return isinstance(text, str) and bool(parse_shard(text))
-    except UsageError:
-        return False
 
 
 def read_plans(folder: Path) -> dict[str, Plan]:

@@ -20,19 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from bench.axis import Value
 from bench.case import AXES, Case, format_value, parse_value
 from bench.errors import UsageError
-from bench.record import (
-    COLUMNS,
-    EPOCH_COLUMNS,
-    RANK_COLUMNS,
-    SCHEMA,
-    STEP_COLUMNS,
-    WORK_COLUMNS,
-    Column,
-    Status,
-    WorkRow,
-)
+from bench.record import COLUMNS, SCHEMA, Column, Status, WorkRow
 from bench.store.attempts import find_truncated, keep_latest, number_groups
-from bench.store.cells import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, WORK, write_lines
+from bench.store.cells import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, TABLES, WORK, write_lines
 from bench.store.migration import MIGRATIONS, RESPELLED
 from bench.text import clean
 
@@ -63,11 +53,8 @@ Run = tuple[Case, int, bool]
 
 
 def records_file(path: Path) -> Path:
-    """The records file of a sweep's folder, or the file itself where one is given.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The records file of a sweep's folder, or the file itself where one is given. Raises
+    UsageError: there is none."""
     file = path / RECORDS if path.is_dir() else path
     if not file.is_file():
         raise UsageError(f"{path}: no records there; give a folder that `bench.sweep --out` wrote")
@@ -96,51 +83,42 @@ def read_records(path: Path) -> pd.DataFrame:
 
     Numbers are float64 with NaN for empty (int64 where none is empty and all are whole), text is
     str with "" for empty, switches are bool with False for empty. The columns are those of
-    `COLUMNS`, whatever schema the file has.
+    `COLUMNS`, whatever schema the file has. ``path`` is a sweep's folder, or a records file.
 
-    Args:
-        path: a sweep's folder, or a records file.
-
-    Raises:
-        UsageError: the file is not a records file of this harness, is of a newer schema, or holds a
-            value that cannot be; the message names file, line and column.
+    Raises UsageError: it is no records file of this harness, is of a newer schema, or holds a value
+    that cannot be; the message names file, line and column.
     """
     file = records_file(path)
     return type_table(file, read_text(file, COLUMNS), COLUMNS)
 
 
 def read_steps(path: Path) -> pd.DataFrame:
-    """Read the steps beside a sweep's records: the columns of `STEP_COLUMNS`, maybe no row.
-
-    Raises:
-        UsageError: as `read_records`.
-    """
-    records = records_file(path)
-    # results/reference/NAME.csv has its steps in NAME-curve.csv
-    name = STEPS if records.name == RECORDS else f"{records.stem}-curve.csv"
-    file = records.with_name(name)
-    table = read_text(file, STEP_COLUMNS) if file.is_file() else _empty(STEP_COLUMNS)
-    return type_table(file, table, STEP_COLUMNS)
+    """Read the steps beside a sweep's records, maybe none. Raises UsageError: as `read_records`."""
+    return _read_beside(path, STEPS)
 
 
 def read_epochs(path: Path) -> pd.DataFrame:
-    """Read the epochs beside a sweep's records: the columns of `EPOCH_COLUMNS`, maybe no row.
-
-    Only cases that train several epochs have rows there.
-
-    Raises:
-        UsageError: as `read_records`.
-    """
-    return _read_beside(path, EPOCHS, EPOCH_COLUMNS)
+    """The same of the epochs, which only cases of several have."""
+    return _read_beside(path, EPOCHS)
 
 
 def read_work(path: Path) -> pd.DataFrame:
-    """Read the work beside a sweep's records: the columns of `WORK_COLUMNS`, maybe no row.
+    """The same of the work of a step."""
+    return _read_beside(path, WORK)
 
-    Raises:
-        UsageError: as `read_records`.
-    """
-    return _read_beside(path, WORK, WORK_COLUMNS)
+
+def read_ranks(path: Path) -> pd.DataFrame:
+    """The same of the processes, which only cases on several GPUs have."""
+    return _read_beside(path, RANKS)
+
+
+def _read_beside(path: Path, name: str) -> pd.DataFrame:
+    records, columns = records_file(path), TABLES[name]
+    # results/reference/NAME.csv has its steps in NAME-curve.csv
+    apart = name == STEPS and records.name != RECORDS
+    file = records.with_name(f"{records.stem}-curve.csv" if apart else name)
+    table = read_text(file, columns) if file.is_file() else _empty(columns)
+    return type_table(file, table, columns)
 
 
 def list_work(frame: pd.DataFrame) -> list[WorkRow]:
@@ -149,23 +127,6 @@ def list_work(frame: pd.DataFrame) -> list[WorkRow]:
     rows = zip(*columns, strict=True)
     make: Callable[..., WorkRow] = WorkRow
     return [make(*(None if cell != cell else cell for cell in row)) for row in rows]
-
-
-def read_ranks(path: Path) -> pd.DataFrame:
-    """Read the processes beside a sweep's records: the columns of `RANK_COLUMNS`, maybe no row.
-
-    Only cases that train on several GPUs have rows there.
-
-    Raises:
-        UsageError: as `read_records`.
-    """
-    return _read_beside(path, RANKS, RANK_COLUMNS)
-
-
-def _read_beside(path: Path, name: str, columns: dict[str, Column]) -> pd.DataFrame:
-    file = records_file(path).with_name(name)
-    table = read_text(file, columns) if file.is_file() else _empty(columns)
-    return type_table(file, table, columns)
 
 
 def _empty(columns: Iterable[str]) -> pa.Table:
@@ -189,8 +150,15 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
             return _empty(columns)
         raise UsageError(f"{path}:1: column 1: {_STRANGE}")
     data = whole
-    header = _split(path, data[: data.index(b"\n")])
-    _check_header(path, header, columns)
+    try:
+        header = next(csv.reader([data[: data.index(b"\n")].decode()]), [])
+    except csv.Error as error:
+        raise UsageError(f"{path}:1: column 1: not CSV: {error}; {_STRANGE}") from error
+    if (first := next(iter(columns))) not in header:
+        raise UsageError(f"{path}:1: column {first!r} is missing: {_STRANGE}")
+    for name in header:
+        if header.count(name) > 1:
+            raise UsageError(f"{path}:1: column {clean(name)[:40]!r} appears twice; keep one")
     table = _parse_csv(path, data, header)
     # steps do not name their schema: one that lacks a later column is of before it
     oldest = _check_schema(path, table) if "schema" in columns else 1
@@ -254,22 +222,6 @@ def _check_line_lengths(path: Path, data: bytes) -> None:
 def _place(data: bytes, at: int) -> str:
     column = at - data.rfind(b"\n", 0, at)
     return f"{data.count(bytes([10]), 0, at) + 1}: character {column}"
-
-
-def _split(path: Path, line: bytes) -> list[str]:
-    try:
-        return next(csv.reader([line.decode()]), [])
-    except csv.Error as error:
-        raise UsageError(f"{path}:1: column 1: not CSV: {error}; {_STRANGE}") from error
-
-
-def _check_header(path: Path, header: list[str], columns: dict[str, Column]) -> None:
-    first = next(iter(columns))
-    if first not in header:
-        raise UsageError(f"{path}:1: column {first!r} is missing: {_STRANGE}")
-    for name in header:
-        if header.count(name) > 1:
-            raise UsageError(f"{path}:1: column {clean(name)[:40]!r} appears twice; keep one")
 
 
 def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
@@ -337,16 +289,8 @@ def _refuse(path: Path, table: pa.Table, name: str, text: str, right: str) -> No
 
 
 def type_table(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.DataFrame:
-    """Check the cells of `read_text` and give them their types, as `read_records` has them.
-
-    Args:
-        path: named where a cell is refused.
-        table: of `read_text`.
-        columns: of the table.
-
-    Raises:
-        UsageError: a cell holds a value that cannot be.
-    """
+    """Give the cells of a `read_text` of ``path`` their types, as `read_records` has them. Raises
+    UsageError: a cell holds a value that cannot be."""
     import numpy as np
     import pandas as pd
 
@@ -356,7 +300,7 @@ def type_table(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.Da
     for name, column in columns.items():
         # most columns hold few distinct cells; 100,000 records took 3.0 s cell by cell
         cells = _encode(table[name])
-        if column.optional and not _is_axis(column) and _is_empty(cells.dictionary):
+        if column.optional and not _is_axis(column) and cells.dictionary.to_pylist() == [""]:
             typed[name] = nothing.get(column.type, no_number)  # as most are in most sweeps
             continue
         for text in _suspects(column, cells.dictionary):
@@ -376,10 +320,6 @@ def _encode(cells: pa.ChunkedArray) -> pa.DictionaryArray:
         places = pa.array(np.zeros(len(cells), np.int32))
         return pa.DictionaryArray.from_arrays(places, cells.slice(0, 1).combine_chunks())
     return cells.combine_chunks().dictionary_encode()
-
-
-def _is_empty(distinct: pa.Array) -> bool:
-    return len(distinct) == 1 and distinct[0].as_py() == ""
 
 
 def _suspects(column: Column, distinct: pa.Array) -> list[str]:
@@ -431,9 +371,8 @@ def _read_strings(distinct: pa.Array, places: pa.Array) -> Any:
     import pyarrow.compute as pc
 
     # pandas' methods for text took two thirds of the time of reading a short file
-    return (
-        pc.replace_substring_regex(distinct, "^'", "", max_replacements=1).take(places).to_pandas()
-    )
+    bare = pc.replace_substring_regex(distinct, "^'", "", max_replacements=1)
+    return bare.take(places).to_pandas()
 
 
 def _read_switches(distinct: pa.Array, places: pa.Array) -> Any:
@@ -450,10 +389,6 @@ def _parse_numbers(distinct: pa.Array) -> Any:
     return filled.cast(pa.float64()).to_numpy(zero_copy_only=False)
 
 
-def _read_numbers(distinct: pa.Array, places: pa.Array) -> Any:
-    return _parse_numbers(distinct)[places]
-
-
 def _read_whole_numbers(distinct: pa.Array, places: pa.Array) -> Any:
     import numpy as np
 
@@ -464,7 +399,7 @@ def _read_whole_numbers(distinct: pa.Array, places: pa.Array) -> Any:
 _READERS = {
     str: _read_strings,
     bool: _read_switches,
-    float: _read_numbers,
+    float: lambda distinct, places: _parse_numbers(distinct)[places],
     int: _read_whole_numbers,
 }
 
@@ -478,16 +413,13 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 
 def parse_cases(cells: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Cases from the cells of each axis, as records and configurations hold them.
-
-    Raises:
-        UsageError: a cell is no value of its axis.
-    """
+    """Cases from the cells of each axis, as records and configurations hold them. Raises
+    UsageError: a cell is no value of its axis."""
     values = []
     for name in AXES:
         parsed = {cell: parse_axis(name, cell) for cell in dict.fromkeys(cells[name])}
         values.append(map(parsed.__getitem__, cells[name]))
-    return [_make_case(axes) for axes in zip(*values, strict=True)]
+    return [_make_case(*axes) for axes in zip(*values, strict=True)]
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
@@ -495,30 +427,17 @@ def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
 
     A profiled run is the latest at what it serves too, see `list_served`, where that has no other.
     """
-    names = (
-        "repeat",
-        "sentinel",
-        "status",
-        "attempt",
-        "inferred",
-        "run_seed",
-        "lane",
-        "epoch_time_s",
-    )
+    of_run, of_past = ("repeat", "sentinel"), ("attempt", "inferred", "run_seed", "lane")
     history: dict[Run, Past] = {}
     aside = frame["probe"] | (frame["anchor"] != "") | find_truncated(frame)
     rows = keep_latest(frame[~aside])
-    for case, repeat, sentinel, *past in zip(
-        read_cases(rows), *(rows[name].tolist() for name in names), strict=True
-    ):
-        status, attempt, inferred, seed, lane, time = past
-        time_s = None if math.isnan(time) else float(time)
-        run = (case, int(repeat), bool(sentinel))
+    cells = (rows[name].tolist() for name in (*of_run, "status", *of_past, "epoch_time_s"))
+    for case, repeat, sentinel, status, *past, time in zip(read_cases(rows), *cells, strict=True):
+        run = (case, repeat, sentinel)
         # rows of several environments are attempts of their own; the number goes on from the last
-        if run not in history or history[run].attempt <= attempt:
-            history[run] = Past(
-                Status(status), int(attempt), bool(inferred), int(seed), lane, time_s
-            )
+        if run not in history or history[run].attempt <= past[0]:
+            time_s = None if math.isnan(time) else time
+            history[run] = Past._make([Status(status), *past, time_s])
     for run, latest in [*history.items()]:
         for served in list_served(run):
             history.setdefault(served, latest)
@@ -536,16 +455,11 @@ def list_served(run: Run) -> Iterator[Run]:
         yield replace(case, profile=False), repeat, sentinel
 
 
-@cache
-def _make_case(values: tuple[Any, ...]) -> Case:
-    return Case(*values)  # AXES are the fields in their order
+_make_case: Callable[..., Case] = cache(Case)  # AXES are the fields in their order
 
 
 @cache
 def parse_axis(name: str, cell: Any) -> Value:
-    """The value of an axis as records and configurations hold it: empty is None.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """The value of an axis as records and configurations hold it: empty is None. Raises
+    UsageError: it is none."""
     return None if cell == "" else parse_value(name, cell, name)

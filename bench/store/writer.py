@@ -23,28 +23,14 @@ import io
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import StoreError, UsageError
-from bench.record import (
-    COLUMNS,
-    EPOCH_COLUMNS,
-    RANK_COLUMNS,
-    SCHEMA,
-    STEP_COLUMNS,
-    WORK_COLUMNS,
-    Column,
-    EpochRow,
-    RankRow,
-    Record,
-    Step,
-    WorkRow,
-    flatten,
-)
+from bench.record import SCHEMA, Column, EpochRow, RankRow, Record, Step, WorkRow, flatten
 from bench.store.cells import (
     CONFIG,
     EPOCHS,
@@ -52,6 +38,7 @@ from bench.store.cells import (
     RANKS,
     RECORDS,
     STEPS,
+    TABLES,
     WORK,
     spell_config,
     write_lines,
@@ -64,20 +51,11 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 16
 
-FILES = {
-    RECORDS: COLUMNS,
-    STEPS: STEP_COLUMNS,
-    EPOCHS: EPOCH_COLUMNS,
-    WORK: WORK_COLUMNS,
-    RANKS: RANK_COLUMNS,
-}
-"""The tables of a sweep's folder, and the columns of each."""
-
 
 def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
     """Clear values that no reader accepts, such as NaN, and give the reason under ``missing``: with
     one such cell the whole file would be refused."""
-    columns = FILES[RECORDS]
+    columns = TABLES[RECORDS]
     odd = {
         name: value
         for name, value in values.items()
@@ -90,20 +68,16 @@ def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
 
 def _flatten(
     record_id: str, rows: Sequence[Step | EpochRow | WorkRow | RankRow], name: str
-) -> Iterator[tuple[Any, ...]]:
+) -> Iterator[list[Any]]:
     """Lay rows out as lines of the file ``name``, without numbers that no reader accepts."""
-    columns = list(FILES[name].values())[1:]
-    doubtful = [column.type is float and column.optional for column in columns]
+    columns = list(TABLES[name].values())[1:]
     for row in rows:
-        cells = [getattr(row, column.name) for column in columns]
-        yield (
-            record_id,
-            *(_at_least_zero(c) if doubt else c for c, doubt in zip(cells, doubtful, strict=True)),
-        )
-
-
-def _at_least_zero(value: float | None) -> float | None:
-    return value if value is not None and 0 <= value < math.inf else None
+        line: list[Any] = [record_id]
+        for column in columns:
+            cell = getattr(row, column.name)
+            doubtful = column.type is float and column.optional and cell is not None
+            line.append(None if doubtful and not 0 <= cell < math.inf else cell)
+        yield line
 
 
 class Store:
@@ -129,7 +103,7 @@ class Store:
             (folder / LOGS).mkdir(parents=True, exist_ok=True)
             self._acquire(wait_s, on_wait)
             self._holder.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
-            for name, columns in FILES.items():
+            for name, columns in TABLES.items():
                 if name in (RECORDS, STEPS) or (folder / name).exists():
                     self._files[name] = self._open(name, columns)
         except (OSError, NotImplementedError) as error:  # filelock's word for no locks there
@@ -169,7 +143,7 @@ class Store:
         """The file that rows are appended to, made where there is none yet."""
         if name not in self._files:
             try:
-                self._files[name] = self._open(name, FILES[name])
+                self._files[name] = self._open(name, TABLES[name])
             except OSError as error:
                 raise StoreError(f"{self.folder / name}: {error.strerror}") from error
         return self._files[name]
@@ -222,11 +196,15 @@ class Store:
             aside.write_bytes(torn)
             os.truncate(path, path.stat().st_size - len(torn))
             self.set_aside.append(f"{name}: an unfinished last line was set aside as {aside.name}")
-        if path.exists() and path.stat().st_size and not _has_header(path, columns):
-            write_table(path, read_text(path, columns))
+        header = write_lines([columns])
+        if path.exists() and path.stat().st_size:
+            with path.open("rb") as there:
+                today = there.read(len(header)) == header
+            if not today:
+                write_table(path, read_text(path, columns))
         file = io.FileIO(path, "a")
         if not file.seek(0, os.SEEK_END):
-            _append(file, write_lines([columns]))
+            _append(file, header)
             sync_folder(self.folder)
         return file
 
@@ -279,9 +257,3 @@ def find_torn_tail(path: Path) -> bytes:
             end = start
     last = tail[tail.rfind(b"\n", 0, -1) + 1 :]
     return b"" if last.endswith(b"\n") and b"\0" not in last else last
-
-
-def _has_header(path: Path, columns: Iterable[str]) -> bool:
-    header = write_lines([columns])
-    with path.open("rb") as file:
-        return file.read(len(header)) == header

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bench.case import AXES, Case, format_value
 from bench.record import COMPARABLE, MEASURED, Environment, Record
+from bench.store.cells import BEST, LAST
 from bench.text import clean, replace_file
-from bench.worker.checkpoints import BEST, LAST
 
 ENDED = "record_id"
 """A file beside the checkpoints of a run that has its row, with the row's ``record_id``. Whatever

@@ -14,23 +14,9 @@ from bench.case import Case
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
 from bench.executors import ALL, EXECUTORS, Settings
-from bench.flags import (
-    Parser,
-    Rare,
-    add_axes,
-    parse_number,
-    parse_whole,
-    read_axes,
-    write_command,
-)
+from bench.flags import Parser, Rare, add_axes, parse_number, parse_whole, read_axes, write_command
 from bench.grid import MICRO_BATCH, fill_auto
-from bench.preset import (
-    Preset,
-    default_preset,
-    load_config,
-    load_preset,
-    read_micro_batch,
-)
+from bench.preset import Preset, default_preset, load_config, load_preset, read_micro_batch
 from bench.record import Status
 from bench.store.plans import Shard, parse_shard
 from bench.sweep.schedule import (

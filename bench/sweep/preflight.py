@@ -26,12 +26,13 @@ from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
-from bench.record import COMPARABLE, Environment, Yardstick
+from bench.record import COMPARABLE, Environment
 from bench.sweep.options import Options, Plan
 from bench.text import count
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
+from bench.yardstick import Yardstick
 
 if TYPE_CHECKING:
     pass

@@ -40,7 +40,6 @@ def open_loop(
     hardware: Hardware, executor: Executor, out: Path, options: Options
 ) -> Iterator[Loop]:
     """Hold the folder of a class of hardware within ``out``, which its lanes measure into."""
-
     say = partial(print, "waiting for", file=sys.stderr, flush=True)
     with Store(out / hardware.folder, options.wait_s, say) as store:
         lanes = {lane.name: known for lane, known in hardware.lanes}

@@ -32,8 +32,12 @@ class Recipe(Protocol):
         """Backpropagate the loss, float32 of shape (), times the scale, and add to the gradients.
         Only after the last micro-batch of a step are they unscaled and searched for overflow."""
 
+    _optimizer: Any
+
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps from here on."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
 
     def step(self) -> Tensor | None:
         """Update the weights, or skip, and clear all gradients; whether it skipped, of shape () or
@@ -53,12 +57,7 @@ def _masters(optimizer: Any) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _set_lr(optimizer: Any, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-class _Fp16Optimizer:
+class _Fp16Optimizer(Recipe):
     """``FP16_Optimizer(optimizer, static_loss_scale=..., dynamic_loss_scale=...)``, of either kind.
 
     Args:
@@ -108,9 +107,6 @@ class _Fp16Optimizer:
     def backward(self, loss: Tensor, last: bool) -> None:
         self._optimizer.backward(loss, *([last] if self._unscales else []))
 
-    def set_lr(self, lr: float) -> None:
-        _set_lr(self._optimizer, lr)
-
     def step(self) -> Tensor | None:
         self._optimizer.step()
         masters, weights = self._apart
@@ -124,7 +120,7 @@ class _Fp16Optimizer:
         return skipped
 
 
-class _Amp:
+class _Amp(Recipe):
     """``amp.initialize(model, optimizer, opt_level=..., loss_scale=...)``; once in a process."""
 
     def __init__(
@@ -166,9 +162,6 @@ class _Amp:
         """Backpropagate the scaled loss; apex unscales the sum as the last context closes."""
         with self._amp.scale_loss(loss, self._optimizer, delay_unscale=not last) as scaled:
             scaled.backward()
-
-    def set_lr(self, lr: float) -> None:
-        _set_lr(self._optimizer, lr)
 
     def step(self) -> Tensor | None:
         """Step or skip, and clear all gradients; apex itself clears those of the masters."""

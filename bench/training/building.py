@@ -34,10 +34,9 @@ def build_training(
     """Set the flags, seed the random numbers and build the network: ready to train. ``model``, on
     the CPU in float32, is trained in place of a new one of the workload.
 
-    Raises:
-        UsageError: the model cannot be built, the weights that it is to start from cannot be read
-            or do not fit it, or what is to be frozen is not in it.
-        UnsupportedError: the case needs what is not installed.
+    Raises UsageError: the model cannot be built, the weights that it is to start from cannot be
+    read or do not fit it, or what is to be frozen is not in it. Raises UnsupportedError: the case
+    needs what is not installed.
     """
     set_flags(PRECISIONS[case.precision])
     torch.backends.cudnn.benchmark = case.cudnn_benchmark

@@ -32,16 +32,11 @@ class CheckpointError(Exception):
 
 
 def save_checkpoint(file: Path, training: Training, **beside: Any) -> int:
-    """Write a checkpoint, whole or not at all, and wait until the disk has it; its bytes.
+    """Write a checkpoint, whole or not at all, and wait until the disk has it; its bytes. What is
+    given ``beside`` is kept too, in plain containers.
 
-    Args:
-        file: replaced at the end; its folder exists.
-        training: whose random numbers are those of this process.
-        beside: what else is to be kept, in plain containers.
-
-    Raises:
-        OSError: it cannot be written; what was there before stands.
-        UsageError: what trains keeps a state that is not known.
+    Raises OSError: it cannot be written; what was there before stands. Raises UsageError: what
+    trains keeps a state that is not known.
     """
     content = {
         "format": FORMAT,

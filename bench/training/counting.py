@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
@@ -122,9 +122,8 @@ class Counter(TorchDispatchMode):
         label = find_label(func, args, out)
         if self._parts:
             label = replace(label, kind=place_kind(label.kind, self._parts[-1]))
-        work = Work(
-            1, count_flop(func, args, kwargs or {}, out), count_bytes(func, args, kwargs, out)
-        )
+        given = (func, args, kwargs or {}, out)
+        work = Work(1, count_flop(*given), count_bytes(*given))
         self.work.setdefault(label, Work()).add(work)
         return out
 
@@ -162,12 +161,12 @@ def is_wrapper(name: str) -> bool:
         for overload in _list_overloads(space, plain)
         if "out" not in overload._overloadname and overload._overloadname[:4] != "prim"
     ]
-    key = "CompositeImplicitAutograd"
-    return bool(names) and all(map(partial(_has_kernel, key), names))
+    return bool(names) and all(map(_is_composite, names))
 
 
-def _has_kernel(key: str, name: str) -> bool:
+def _is_composite(name: str) -> bool:
     try:
+        key = "CompositeImplicitAutograd"
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
     except RuntimeError:  # one of TorchScript's alone
         return True
@@ -191,30 +190,21 @@ def find_label(func: Any, args: tuple[Any, ...], out: Any) -> Label:
     if name in MOVES:
         if name in ("copy", "_foreach_copy"):  # to the first half, from the second
             half = len(tensors) // 2
-            pairs = list(zip(tensors[:half], tensors[half:], strict=False))
+            moves = list(zip(tensors[:half], tensors[half:], strict=False))
         else:
-            pairs = list(zip([out], tensors, strict=False))
-        kind = _name_move(pairs)
-        if kind is Kind.CAST:
-            to, source = next(pair for pair in pairs if pair[0].dtype != pair[1].dtype)
-            format = f"{_name_format([source])}→{_name_format([to])}"
-        return Label(kind, name, format)
+            moves = list(zip([out], tensors, strict=False))
+        for to, source in moves:
+            if to.dtype != source.dtype:
+                cast = f"{_name_format([source])}→{_name_format([to])}"
+                return Label(Kind.CAST, name, cast)
+        laid = any(to.stride() != source.stride() and to.numel() > 1 for to, source in moves)
+        return Label(Kind.LAYOUT if laid else Kind.COPY, name, format)
     return Label(name_kind(name), name, format)
 
 
 def _name_format(tensors: Sequence[Tensor]) -> str:
     floating = [t for t in tensors if t.is_floating_point()]
     return str((floating or tensors)[0].dtype).removeprefix("torch.") if tensors else ""
-
-
-def _name_move(moves: Iterable[tuple[Tensor, Tensor]]) -> Kind:
-    """The kind of a copy, by the formats and strides of where it goes and where it comes from."""
-    moves = list(moves)
-    if any(to.dtype != source.dtype for to, source in moves):
-        return Kind.CAST
-    if any(to.stride() != source.stride() and to.numel() > 1 for to, source in moves):
-        return Kind.LAYOUT
-    return Kind.COPY
 
 
 @cache
@@ -230,13 +220,11 @@ def name_kind(name: str) -> Kind:
         return Kind.LOSS_SCALING
     if name.startswith("_foreach_"):
         return Kind.ELEMENTWISE
-    overloads = _list_overloads("aten", name)
-    for tag, kind in (
-        (torch.Tag.pointwise, Kind.ELEMENTWISE),
-        (torch.Tag.reduction, Kind.REDUCTION),
-    ):
-        if any(tag in overload.tags for overload in overloads):
-            return kind
+    tags = {tag for overload in _list_overloads("aten", name) for tag in overload.tags}
+    if torch.Tag.pointwise in tags:
+        return Kind.ELEMENTWISE
+    if torch.Tag.reduction in tags:
+        return Kind.REDUCTION
     return name_kind(forward) if forward != name else Kind.OTHER
 
 
@@ -261,7 +249,7 @@ _ALIKE = {
 """Operations without a formula of torch's own, and those whose formula is theirs."""
 
 
-def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> float:
+def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
     """Bytes that an operation must read and write: every element of its tensors once.
 
     An expanded tensor has the elements that are stored. What is only overwritten is not read, and
@@ -270,10 +258,10 @@ def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None,
     """
     name = base_name(str(func))
     written: dict[int, Tensor] = {}
-    for value, argument in _pair(func, args, kwargs or {}):
+    for value, argument in _pair(func, args, kwargs):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written |= {id(t): t for t in tree_leaves(value) if isinstance(t, Tensor)}
-    read = {id(t): t for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor)}
+    read = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
     made = {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in written}
     if name in _OVERWRITES or (written and "out" in func._overloadname):
         read = {key: t for key, t in read.items() if key not in written}
@@ -334,7 +322,10 @@ def mark_parts(
     places = [place for place in places if hasattr(place[0], place[1])]  # apex has its own
     with ExitStack() as stack:
         for owner, name, part in places:
-            stack.callback(_restore, owner, name, vars(owner).get(name, _ABSENT))
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, vars(owner)[name])
+            else:
+                stack.callback(delattr, owner, name)
             setattr(owner, name, _wrap(getattr(owner, name), part, inside))
         yield
 
@@ -360,13 +351,6 @@ def _draw(
 
 
 _ABSENT = object()
-
-
-def _restore(owner: Any, name: str, value: object) -> None:
-    if value is _ABSENT:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, value)
 
 
 def _wrap(
@@ -482,22 +466,15 @@ def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> li
             one = rest.pop(label)
             for other, bytes in alike.items():
                 times.setdefault(other, Timed()).add(one.scale(bytes / total))
-    rows = [
-        WorkRow(
-            *_spell(label),
-            work.calls,
-            work.flop,
-            work.bytes,
-            *_spell_time(times.get(label)),
-            work.flop_per_item,
-            work.bytes_per_item,
-        )
-        for label, work in counted.items()
-    ]
-    return rows + [
-        WorkRow(*_spell(label), max(1, round(one.calls)), None, None, *_spell_time(one))
-        for label, one in rest.items()
-    ]
+    rows = []
+    for label, work in counted.items():
+        time = _spell_time(times.get(label))
+        per_item = (work.flop_per_item, work.bytes_per_item)
+        rows.append(WorkRow(*_spell(label), work.calls, work.flop, work.bytes, *time, *per_item))
+    for label, one in rest.items():
+        calls = max(1, round(one.calls))
+        rows.append(WorkRow(*_spell(label), calls, None, None, *_spell_time(one)))
+    return rows
 
 
 def read_work(rows: Iterable[WorkRow]) -> dict[Label, Work]:

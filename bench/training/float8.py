@@ -11,8 +11,6 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +27,7 @@ from bench.precision import (
     find_torchao,
     refuse_fp8,
 )
-from bench.text import first_line
+from bench.text import first_line, name_first
 from bench.training.flop import sketch_batch
 
 if TYPE_CHECKING:
@@ -142,14 +140,9 @@ class Conversion:
 
     def __str__(self) -> str:
         """Such as ``8 of 9 linear layers: blocks.*.qkv, blocks.*.out``."""
-        patterns = list(dict.fromkeys(_generalize(product.name) for product in self.products))
-        named = ", ".join(patterns[:_NAMED])
-        more = f" and {len(patterns) - _NAMED} more" if len(patterns) > _NAMED else ""
-        return f"{len(self.products)} of {self.linear} linear layers: {named}{more}"
-
-
-def _generalize(name: str) -> str:
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        patterns = [re.sub(r"(?<![^.])\d+(?![^.])", "*", one.name) for one in self.products]
+        named = name_first(list(dict.fromkeys(patterns)), _NAMED)
+        return f"{len(self.products)} of {self.linear} linear layers: {named}"
 
 
 def convert(
@@ -157,12 +150,8 @@ def convert(
 ) -> Conversion:
     """Have torchao convert the layers of `find_products` that the network calls, in place.
 
-    Args:
-        model: on the CPU, in float32.
-        recipe: one of `FP8_RECIPES`.
-        device: where it will train. On a CPU, fp8 is emulated if `emulates_fp8` says that it may.
-        items: a number of which every batch it will train on holds a multiple.
-
+    The network, on the CPU in float32, will train on ``device``, on batches that all hold a
+    multiple of so many ``items``. On a CPU, fp8 is emulated if `emulates_fp8` says that it may.
     Raises UnsupportedError: there is nothing to convert, or torchao or the device cannot.
     """
     emulated = device.type == "cpu"
@@ -246,23 +235,16 @@ def _import_torchao() -> Any:
     Raises UnsupportedError: it is not installed, or does not go with this torch."""
     if find_torchao() is None:
         raise UnsupportedError(FP8_INSTALL)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with _hushed():
+        with warnings.catch_warnings(action="ignore"):
             from torchao import float8
     except Exception as error:
         raise UnsupportedError(
             f"torchao {find_torchao()} cannot be imported beside torch {torch.__version__} "
             f"({first_line(error)}): {FP8_INSTALL.partition(': ')[2]}"
         ) from error
-    return float8
-
-
-@contextmanager
-def _hushed() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
     finally:
         logging.disable(before)
+    return float8

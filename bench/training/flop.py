@@ -6,8 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
 from bench.models.freezing import NONE, freeze
-from bench.workloads import Workload
+from bench.workloads import Loss, Workload
 
 
 def count_flop(workload: Workload, frozen: str = NONE) -> float:
@@ -17,11 +21,6 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
     17.19. Of what is frozen only those gradients are counted that autograd computes: none of its
     weights, and none of the inputs of a layer that has nothing to train at or before it.
     """
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from bench.workloads import Loss
-
     batch = sketch_batch(workload, 2)
     with torch.device("meta"):
         network = workload.build_model()
@@ -48,8 +47,5 @@ def count_gradients(
 
 def sketch_batch(workload: Workload, items: int) -> Any:
     """A batch as the workload makes it, of shapes alone: on torch's meta device."""
-    import torch
-    from torch.utils._pytree import tree_map_only
-
     made = workload.make_batch(items, torch.device("cpu"), torch.Generator().manual_seed(0))
     return tree_map_only(torch.Tensor, lambda t: t.to("meta"), made)

@@ -46,13 +46,11 @@ class Training:
     Args:
         model: on the CPU, in float32.
         lr: learning rate of every step, unless `set_lr` says otherwise.
-        compile, optimizer, opt_level, fp8_recipe: one of `COMPILES`, `OPTIMIZERS`, `OPT_LEVELS` for
-            apex, and `FP8_RECIPES` for fp8.
-        loss_scale: an axis value: None, a positive number or the name of one of `POLICIES`.
-        frozen: what is not trained, as `bench.models.freezing.freeze` takes it.
         items: a number of which every micro-batch holds a multiple.
         cuda_graphs: whether a step may be captured, for which the learning rate is on the device.
         workload: its loss, and what of it stays in fp32; by default of ten classes of images.
+
+    The others are values of the axes of these names; ``frozen`` is one of ``freeze``.
     """
 
     captured: Captured | None = None
@@ -222,15 +220,9 @@ class Training:
         micro-batch by its own statistics, which makes the result another one.
 
         Where several processes share the batch, their gradients become those of the mean loss over
-        all of it. What is returned is of this process's part, which may be empty.
-
-        Args:
-            batch: what the workload computes a loss of, on the device; or a `Divided` one.
-
-        Returns:
-            Mean loss (float32), units predicted right (int64, or None where the workload does not
-            say) and whether the scaled gradients overflowed (bool), each of shape () and still on
-            the device.
+        all of it. What is returned is of this process's part, which may be empty: mean loss
+        (float32), units predicted right (int64, or None where the workload does not say) and
+        whether the scaled gradients overflowed (bool), each of shape () and still on the device.
         """
         if self.captured is None:
             return self._step(batch)
@@ -403,18 +395,12 @@ def train_epoch(
     rates: Sequence[float] | None = None,
     enough: Callable[[], bool] = lambda: False,
 ) -> Callable[[], Epoch]:
-    """Train on ``batches``; the epoch's readings are fetched from the device when asked for.
+    """Train on ``batches``, as `Training.step` takes them. What is returned waits for the device
+    and fetches the `Epoch`, so that the caller decides what its clock sees.
 
-    Args:
-        batches: as `Training.step` takes them.
-        on_step: told each step's index and loss (float32, (), on the device).
-        rates: the learning rate of each step, at least as many as batches; by default all have
-            that of the training.
-        enough: asked after each step whether it was the last.
-
-    Returns:
-        A function that waits for the device and returns the `Epoch`, so that the caller decides
-        what its clock sees.
+    ``on_step`` is told each step's index and loss (float32, (), on the device), and ``enough``
+    asked after it whether it was the last. ``rates`` are the learning rates of the steps, by
+    default that of the training.
     """
     images: list[int] = []
     results: list[tuple[Tensor | None, ...]] = []

@@ -80,7 +80,6 @@ def _build_adamw(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimiz
 TRUST = 0.001
 """LARS: the part of its norm by which a layer moves at a learning rate of 1, as in the paper."""
 
-
 _TESTED = 4, 1
 """The first version of pytorch-optimizer whose LARS was compared with the paper's."""
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from bench.case import Case, whole_batch
 from bench.data.batches import Supply, count_items, count_whole
@@ -63,13 +64,9 @@ class Group:
 
 class Processes(Group):
     """Processes of one machine, which torch.distributed joins: NCCL between GPUs, gloo on CPUs.
-    What is no gradient (clocks, times, losses) goes through gloo, so that no GPU waits for it.
-
-    Args:
-        store: a file that all of them name and none has written to.
-        device: what this one trains on; of GPUs, the first that it sees.
-        timeout_s: how long one waits for another.
-    """
+    What is no gradient (clocks, times, losses) goes through gloo, so that no GPU waits for it. All
+    of them name a file ``store`` that none has written to; of GPUs, each trains on the first that
+    it sees."""
 
     def __init__(
         self, rank: int, size: int, store: str, device: torch.device, timeout_s: float
@@ -247,7 +244,8 @@ def measure_exchange(
     stream = chain.from_iterable(
         batches.divide(i, steps=full, size=whole) for i in count(case.epochs)
     )
-    before = _copy(training.state())
+    # on the CPU, where it is not in the way of a step's memory
+    before = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), training.state())
     blocks: dict[bool, list[list[float]]] = {True: [], False: []}
     try:
         for exchanging in [True, False, False, True] * (_PAIRS // 2):
@@ -277,13 +275,6 @@ def find_slowest(times: Sequence[Sequence[Sequence[float]]]) -> list[float]:
     2 % of a step between eight processes that exchange nothing.
     """
     return [median(map(max, zip(*block, strict=True))) for block in zip(*times, strict=True)]
-
-
-def _copy(state: Any) -> Any:
-    """A state with its tensors on the CPU, where they are not in the way of a step's memory."""
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
 
 
 def replicate(training: Training, number: int) -> None:

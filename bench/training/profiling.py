@@ -43,12 +43,9 @@ and each kernel's that is more than 1 % of it within 2.5 %; any five within 0.05
 def profile_step(
     training: Training, batches: Supply, case: Case, step_s: float, trace: Path | None = None
 ) -> Timeline:
-    """Train a few steps of full batches under the profiler: where the time of one goes. They change
-    the training.
-
-    Args:
-        step_s: what a step takes without the profiler, in s.
-        trace: where the trace is to be kept, gzipped; by default it is not.
+    """Train a few steps of full batches under the profiler: where the time of one goes, which takes
+    ``step_s`` without it. They change the training. The trace is kept in the file ``trace``,
+    gzipped, if one is given.
 
     Raises ValueError, where the trace cannot be read or a GPU's holds no kernel, and whatever a
     step raises.

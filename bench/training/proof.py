@@ -5,53 +5,12 @@ Probed are the network's most expensive convolution and its most expensive group
 both gradients, in the shapes (of `bench.case.MOST_PROBED` images at most), memory format and
 compilation of the case; and a matmul. Of a network with frozen weights, gradients that training
 does not compute are not probed, and are no expense.
-
-Where the bounds come from
---------------------------
-Errors are relative: the norm of the difference over the norm of the exact result, for normally
-distributed inputs. With u = 2^-p for p significant bits, and mantissas m spread evenly on a
-logarithmic scale (so that E[m^2] = 3 / (2 ln 2)), rounding to nearest leaves
-
-    q(p) = u * sqrt(2 ln 2 / 9) = 0.392 u
-
-of a value's norm. Both factors of a product are rounded, errors of different products add like
-their products do, and an output stored in p bits is rounded once more:
-
-    inputs alone                       sqrt(2) q(p) = 0.555 u
-    inputs and output                  sqrt(3) q(p) = 0.680 u
-    inputs truncated, not rounded      1.46 u (most of it a common shrinking by 1.33 u)
-
-which is 2.7e-4 for TF32 (11 bits; 2.9e-4 simulated) and 7.1e-4 truncated (7.7e-4), 3.3e-4 for
-fp16 (11 bits; 3.6e-4), 2.7e-3 for bf16 (8 bits; 2.9e-3). Where n partial sums are rounded as well,
-each to p bits, that is q(p) * sqrt(3 + n / 2): of K products in fp16, n = K / 16 as tensor cores
-make them, 1.2e-3 for K = 1152 (1.3e-3); or up to 64 shorter ones, as where a gradient is summed
-over a kernel's taps or a batch's images. fp32 keeps 24 bits: 1e-7 to 1e-6 by K, and 2.4e-6 by
-Winograd F(4,3).
-
-Winograd multiplies transformed tiles (Lavin and Gray, arXiv:1509.09308): in 11 bits their rounding
-costs a factor of 1.7 for F(2,3) and 9 for F(4,3), 6.1e-4 and 3.2e-3 as simulated. It is fp16
-arithmetic all the same; so are sums kept in fp16, which for F(2,3) may look alike. Both are then
-named. In TF32, where the product of the tiles is a matmul of its own (mlx pull request 4242 met
-that), F(4,3) is as far off as bf16.
-
-Of what torchao converts to fp8 the factors differ: with one in e4m3 (4 bits) or both, and the other
-in e5m2 (3 bits), which tensorwise scaling has for the gradient of an output, that is
-
-    q(a, b) = sqrt(q(a)^2 + q(b)^2), stored in bf16 or wider
-
-3.5e-2 for two in e4m3 (3.8e-2 simulated, also with torchao's scales, by tensor or by row, of which
-no value falls below the least normal number), 5.5e-2 for e4m3 by e5m2 (6.0e-2). What is not
-converted runs in bf16.
-
-Each band reaches from a little below the least of its figures to a little above the largest. An
-error in no band, or in those of two arithmetics, is unclear. In none it contradicts no label; in
-two, only those that neither obeys.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,119 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.case import Case
 from bench.precision import Arithmetic, Precision, autocast
 from bench.text import first_line
+from bench.training.arithmetic import BITS, OperationProof, name_arithmetic
 from bench.training.float8 import MULTIPLE, Conversion
-
-_BITS = {
-    Arithmetic.FLOAT32: 24,
-    Arithmetic.TFLOAT32: 11,
-    Arithmetic.FLOAT16: 11,
-    Arithmetic.BFLOAT16: 8,
-    Arithmetic.FLOAT8: 4,
-}
-"""Significant bits of each."""
-
-_WRONG = 0.05
-"""The relative error from which a result is no rounding of the right one."""
-
-_WRONG_FP8 = 0.15
-"""That of a product in fp8: 1.46 u, as for truncated inputs, is 0.18 for one in e5m2."""
-
-
-@dataclass(frozen=True)
-class Band:
-    """Relative errors from ``low`` to ``high`` that ``arithmetic`` has, computed in one ``way``."""
-
-    arithmetic: Arithmetic
-    low: float
-    high: float
-    way: str = ""
-
-
-F43 = Band(Arithmetic.FLOAT16, 2.2e-3, 4.5e-3, "Winograd F(4,3)")
-
-
-def _band_fp8(bits: tuple[int, int]) -> Band:
-    expected = 0.392 * math.hypot(*(2.0**-p for p in bits))
-    return Band(Arithmetic.FLOAT8, 0.85 * expected, 1.25 * expected)
-
-
-def _bands(dtype: torch.dtype, products: int, winograd: bool) -> list[Band]:
-    """The bands of a sum of so many ``products`` whose result is computed into ``dtype``."""
-    bf16 = Band(Arithmetic.BFLOAT16, 1.7e-3, 8e-3)
-    if dtype == torch.float32:
-        fp32, tf32 = Band(Arithmetic.FLOAT32, 0.0, 2e-5), Band(Arithmetic.TFLOAT32, 1.8e-4, 9.5e-4)
-        tiles = [replace(F43, arithmetic=Arithmetic.TFLOAT32)] if winograd else []
-        return [fp32, tf32, *tiles, bf16]
-    if dtype == torch.bfloat16:
-        return [bf16]
-    if dtype != torch.float16:
-        return []
-    partial_sums = max(products / 16, min(products, 64))
-    summed = 0.392 * 2**-11 * math.sqrt(3 + partial_sums / 2)
-    bands = [
-        Band(Arithmetic.FLOAT16, 1.8e-4, 5e-4),
-        Band(Arithmetic.FLOAT16, 5e-4, 1.25 * summed, "sums in float16"),
-    ]
-    if winograd:
-        bands += [Band(Arithmetic.FLOAT16, 5.2e-4, 7.5e-4, "Winograd F(2,3)"), F43]
-    return bands
-
-
-@dataclass(frozen=True)
-class OperationProof:
-    """What one operation ran in. ``ways`` are more than one where its error fits several; where
-    these are of several arithmetics, it is unclear, and ``candidates`` are these."""
-
-    operation: str
-    arithmetic: Arithmetic
-    error: float
-    ways: tuple[str, ...] = ()
-    candidates: tuple[Arithmetic, ...] = ()
-
-    @property
-    def bits(self) -> int | None:
-        """Significant bits of its inputs, at most; None where nothing is known of them."""
-        possible = self.candidates or (self.arithmetic,)
-        return max((_BITS[a] for a in possible if a in _BITS), default=None)
-
-    def __str__(self) -> str:
-        way = ("; " if self.candidates else " with ") + " or ".join(self.ways) if self.ways else ""
-        return f"{self.operation}: {self.arithmetic}{way} (error {self.error:.1e})"
-
-
-def name_arithmetic(
-    operation: str,
-    error: float,
-    dtype: torch.dtype,
-    products: int,
-    winograd: bool = False,
-    fp8_bits: tuple[int, int] | None = None,
-) -> OperationProof:
-    """Name the arithmetic from an operation's relative error.
-
-    Args:
-        operation: what it is called in a note.
-        error: the norm of the difference to float64 over the norm of the exact result.
-        dtype: what the layer's forward pass put out. Of a gradient as well: autocast hands it out
-            in its parameter's float32 after computing it in half, so its own dtype says nothing.
-        products: how many products one element of the result sums.
-        winograd: whether the layer is one that Winograd's algorithm can compute.
-        fp8_bits: of the two factors, for a layer converted to fp8.
-    """
-    if not error < (_WRONG_FP8 if fp8_bits else _WRONG):  # NaN too
-        return OperationProof(operation, Arithmetic.WRONG, error)
-    bands = _bands(dtype, products, winograd) + ([_band_fp8(fp8_bits)] if fp8_bits else [])
-    fits = [b for b in bands if b.low <= error <= b.high]
-    candidates = tuple(dict.fromkeys(b.arithmetic for b in fits))
-    if len(candidates) > 1:
-        ways = tuple(f"{b.arithmetic} by {b.way}" if b.way else str(b.arithmetic) for b in fits)
-        return OperationProof(operation, Arithmetic.UNCLEAR, error, ways, candidates)
-    plain = [b for b in fits if not b.way]
-    if plain:
-        return OperationProof(operation, plain[0].arithmetic, error)
-    if fits:
-        return OperationProof(operation, fits[0].arithmetic, error, tuple(b.way for b in fits))
-    return OperationProof(operation, Arithmetic.UNCLEAR, error)
 
 
 @dataclass(frozen=True)
@@ -213,30 +61,27 @@ class Layer:
 
     @property
     def flop(self) -> int:
+        """Of all passes, for one input."""
         elements = self.image if self.transposed else self.out
-        return 2 * math.prod(elements) * math.prod(self.weight[1:])
-
-    @property
-    def passes(self) -> int:
-        return 1 + self.input_grad + self.weight_grad
+        passes = 1 + self.input_grad + self.weight_grad
+        return passes * 2 * math.prod(elements) * math.prod(self.weight[1:])
 
     @property
     def products(self) -> tuple[int, int, int]:
         """Products an element sums: forward, input gradient, weight gradient of one input."""
         ahead = math.prod(self.weight[1:])
         back = self.weight[0] // self.groups * math.prod(self.kernel)
-        places = (self.image if self.transposed else self.out)[1:]
-        return (back, ahead, math.prod(places)) if self.transposed else (
-            ahead, back, math.prod(places)
-        )  # fmt: skip
+        if self.transposed:
+            return back, ahead, math.prod(self.image[1:])
+        return ahead, back, math.prod(self.out[1:])
 
     @property
     def fp8_bits(self) -> tuple[tuple[int, int] | None, ...]:
         """Bits of the factors, where it was converted: forward, input and weight gradient."""
         if self.gradient_bits is None:
             return None, None, None
-        back = (_BITS[Arithmetic.FLOAT8], self.gradient_bits)
-        return (_BITS[Arithmetic.FLOAT8],) * 2, back, back
+        back = (BITS[Arithmetic.FLOAT8], self.gradient_bits)
+        return (BITS[Arithmetic.FLOAT8],) * 2, back, back
 
     @property
     def winograd(self) -> bool:
@@ -319,14 +164,13 @@ class _Recorder(TorchDispatchMode):
         elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             x, w = args[-2:]
             into, features = w.shape
-            batch = max(1, len(x) // self._items)
             if all(type(t) in (Tensor, nn.Parameter) for t in (x, w)):  # not one in fp8
                 self.layers.add(
                     Layer(
                         image=(into,),
                         weight=(features, into),
                         out=(features,),
-                        batch=batch,
+                        batch=max(1, len(x) // self._items),
                         # the first layer that trains is probed as the first of a network: with both
                         input_grad=self._has_gradient(x, w),
                         weight_grad=self._has_gradient(w),
@@ -340,27 +184,18 @@ class _Recorder(TorchDispatchMode):
 
 def find_layers(compute: Callable[[], object], items: int, frozen: bool = False) -> list[Layer]:
     """The layers to probe: the most expensive convolution, and grouped one if that is another;
-    where there is no convolution, the largest linear layer; or nothing.
-
-    Args:
-        compute: runs the network forward on a batch, as in training.
-        items: of that batch, at least two, since BatchNorm needs them.
-        frozen: whether some weights are.
-    """
+    where there is no convolution, the largest linear layer; or nothing. ``compute`` runs the
+    network forward on a batch of so many ``items``, with some weights ``frozen`` or none."""
     with torch.set_grad_enabled(frozen), _Recorder(items, frozen) as seen:
         compute()
     convolutions = [layer for layer in seen.layers if not layer.linear]
     grouped = [layer for layer in convolutions if layer.groups > 1]
-    chosen = [_most_expensive(layers) for layers in (convolutions or seen.layers, grouped)]
-    return list(dict.fromkeys(layer for layer in chosen if layer))
-
-
-def _most_expensive(layers: Sequence[Layer] | set[Layer]) -> Layer | None:
-    return max(
-        layers,
-        key=lambda layer: (layer.flop * layer.passes * layer.batch, str(layer)),
-        default=None,
-    )
+    chosen = [
+        max(layers, key=lambda layer: (layer.flop * layer.batch, str(layer)))
+        for layers in (convolutions or seen.layers, grouped)
+        if layers
+    ]
+    return list(dict.fromkeys(chosen))
 
 
 @dataclass(frozen=True)
@@ -373,15 +208,6 @@ class LayerProof:
     @property
     def findings(self) -> tuple[OperationProof, ...]:
         return tuple(f for f in (self.forward, self.input_grad, self.weight_grad) if f)
-
-
-@dataclass(frozen=True)
-class Contradiction:
-    precision: str
-    findings: tuple[OperationProof, ...]
-
-    def __str__(self) -> str:
-        return f"labelled {self.precision}, but {'; '.join(map(str, self.findings))}"
 
 
 @dataclass(frozen=True)
@@ -408,8 +234,8 @@ class Proof:
         """Each arithmetic that was found, in that order: ``float16``, or ``tfloat32/float32``."""
         return "/".join(dict.fromkeys(f.arithmetic for f in self.findings))
 
-    def contradicts(self, precision: Precision) -> Contradiction | None:
-        """What ran that ``precision`` does not allow; None where its label is true.
+    def contradicts(self, precision: Precision) -> str:
+        """What ran that ``precision`` does not allow; empty where its label is true.
 
         Nothing may be coarser than the label. A layer may be finer: not every shape has a kernel in
         TF32. But then a dense convolution that has one must run as labelled; else the flag is off.
@@ -417,10 +243,10 @@ class Proof:
         """
         wanted = precision.arithmetic
         against = [f for f in self.findings if f.arithmetic is Arithmetic.WRONG]
-        against += [f for f in self.findings if f.bits is not None and f.bits < _BITS[wanted]]
+        against += [f for f in self.findings if f.bits is not None and f.bits < BITS[wanted]]
         if self.dense and self.dense.arithmetic not in (wanted, Arithmetic.UNCLEAR):
             against.append(self.dense)
-        return Contradiction(precision.name, tuple(against)) if against else None
+        return f"labelled {precision.name}, but {'; '.join(map(str, against))}" if against else ""
 
     def remarks(self, precision: Precision) -> list[str]:
         """What a reader should know although it contradicts nothing."""
@@ -464,29 +290,25 @@ def prove(
     items: int,
     conversion: Conversion | None = None,
 ) -> Proof:
-    """Probe a network's layers and a matmul as ``setting`` runs them.
-
-    Args:
-        compute: runs the network as it was trained, forward and not compiled, on a batch.
-        items: of that batch, at least two.
-        conversion: what of the network runs in fp8; the layer of it that does the most is probed.
-    """
+    """Probe a network's layers and a matmul as ``setting`` runs them; of what of it runs in fp8, by
+    ``conversion``, the layer that does the most. ``compute`` runs the network as it was trained,
+    forward and not compiled, on a batch of so many ``items``, at least two."""
     notes: list[str] = []
     layers: list[Layer] = []
     try:
         layers = find_layers(compute, items, setting.frozen)
     except Exception as error:  # a network for which two items are too few is probed all the same
         notes.append(f"the network's layers could not be listed: {first_line(error)}")
-    wanted = setting.precision.arithmetic
+    right = (setting.precision.arithmetic, Arithmetic.UNCLEAR)
+    converted = [_probe_converted(conversion, setting, notes)] if conversion else []
+    if not (converted or layers):
+        layers = [DENSE]
+    proofs = (*converted, *(probe(layer, setting, notes) for layer in layers))
     dense = None
-    if conversion:
-        converted = _probe_converted(conversion, setting, notes)
-        if converted.forward.arithmetic not in (wanted, Arithmetic.UNCLEAR):
-            dense = converted.forward
-        proofs = (converted, *(probe(layer, setting, notes) for layer in layers))
-        return Proof(proofs, _multiply(setting), dense, tuple(dict.fromkeys(notes)))
-    proofs = tuple(probe(layer, setting, notes) for layer in layers or [DENSE])
-    if any(p.forward.arithmetic not in (wanted, Arithmetic.UNCLEAR) for p in proofs):
+    if converted:
+        if converted[0].forward.arithmetic not in right:
+            dense = converted[0].forward
+    elif any(p.forward.arithmetic not in right for p in proofs):
         enough = replace(setting, batch_size=max(setting.batch_size, _DENSE_IMAGES))
         dense = probe(DENSE, enough, notes).forward
     return Proof(proofs, _multiply(setting), dense, tuple(dict.fromkeys(notes)))
@@ -531,10 +353,9 @@ def probe(
     """
     compute = compute or layer.compute
     device, dtype = setting.device, getattr(torch, setting.precision.weights)
-    cost = layer.passes * layer.flop
-    exact = int(max(1, min(_EXACT_IMAGES, setting.batch_size, _EXACT_FLOP // cost)))
+    exact = int(max(1, min(_EXACT_IMAGES, setting.batch_size, _EXACT_FLOP // layer.flop)))
     batch = layer.batch * setting.batch_size
-    batch = int(max(exact, min(batch, _FLOP[device.type] // cost)))
+    batch = int(max(exact, min(batch, _FLOP[device.type] // layer.flop)))
     if layer.gradient_bits is not None:
         batch = -(-batch // MULTIPLE) * MULTIPLE
 

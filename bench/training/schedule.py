@@ -39,11 +39,7 @@ def learning_rates(case: Case, steps: int) -> list[float]:
       ``b / 250,000`` at the last step: torch's defaults, of Smith and Topin, arXiv 1708.07120. Of
       three steps or fewer none is in the rise, and a single one has the last value.
 
-    Returns:
-        ``steps`` values; `bench.training.loop.train_epoch` is given an epoch's part of them.
-
-    Raises:
-        UsageError: the warm-up is longer than all steps.
+    Raises UsageError: the warm-up is longer than all steps.
     """
     lr = scale_lr(case.lr, case.lr_scaling, whole_batch(case), case.base_batch)
     rising = count_warmup_steps(case.lr_warmup, steps)

@@ -147,11 +147,8 @@ def warm_up(
     - those of the later half of that time are level (`is_level`): steady; or
     - half as many steps were run as will be measured, or `LEAST_STEPS`: not steady.
 
-    Args:
-        step: runs one training step of one shape.
-        measured_steps: how many steps this warms up for.
-        clock: seconds, by default of perf_counter; all that is decided hangs on it alone, so that
-            processes that share it run as many steps.
+    ``step`` runs one training step of one shape. All that is decided hangs on ``clock``, by default
+    perf_counter, so that processes that share it run as many steps.
     """
     now = clock or perf_counter
 
@@ -183,28 +180,6 @@ def warm_up(
         steady = is_level(moments[later:], durations[later:], measured_steps)
         if steady or steps >= budget:
             return Warmup(1 + steps, now() - start, first_s, steady)
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    median: float
-    p95: float
-    mad: float
-    slowest: float
-    slowest_index: int
-
-
-def summarize(times: Sequence[float]) -> StepTimes:
-    """Median, 95th percentile (nearest rank), median absolute deviation and slowest step."""
-    middle = median(times)
-    slowest = max(range(len(times)), key=times.__getitem__)
-    return StepTimes(
-        middle,
-        sorted(times)[math.ceil(0.95 * len(times)) - 1],
-        median(abs(t - middle) for t in times),
-        times[slowest],
-        slowest,
-    )
 
 
 @dataclass(frozen=True)
@@ -260,13 +235,10 @@ def extrapolate(
     ms a step for a minute and a half, then 119) is steady within each block, and no interval of
     steps from one block knows of the next: only repeats at other times do.
 
-    Args:
-        measured_s: wall time of the measured steps.
-        times: their durations in s, all of full batches.
-        full_steps: the epoch's images over the batch size, so 390.625 for 50,000 and 128.
-        ahead: steps whose batches may lie ready once the first does, of which a loader knows no
-            more than a start. They are left out too, if as many more were measured.
-        drift: whether the interval is to hold if the steps drift.
+    ``measured_s`` is the wall time of the measured steps, all of full batches, and ``times`` their
+    durations in s; ``full_steps`` the epoch's images over the batch size, so 390.625 for 50,000 and
+    128. Of steps ``ahead``, whose batches may lie ready once the first does, a loader knows no more
+    than a start: they are left out too, if as many more were measured.
     """
     steady = leave_out_first(times)
     if len(times) >= 2 * ahead:
@@ -290,14 +262,9 @@ def extrapolate(
 
 
 def _reach(away: Sequence[float], fitted: int, left: float, lever: float = 0.0) -> float:
-    """Half of a 95 % interval of `extrapolate`, for one step of those left out.
-
-    Args:
-        away: how far each steady step is from what was fitted to them.
-        fitted: how many parameters that has.
-        left: steps left out.
-        lever: the square of how far away these are, over the sum of the squares of the places.
-    """
+    """Half of a 95 % interval of `extrapolate`, for one of so many steps ``left`` out: by how far
+    ``away`` each steady step is from what was fitted to them, so many parameters, and the square of
+    how far away these are, over the sum of the squares of the places."""
     n, squares = len(away), sum(d * d for d in away)
     r = sum(a * b for a, b in pairwise(away)) / squares if squares else 0.0
     r = min(max((n * r + fitted) / (n - 2 - fitted), 0.0), 0.95)

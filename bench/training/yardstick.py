@@ -1,8 +1,8 @@
 """What a device can do now: products in each number format, a copy, the start of an operation.
 
 `python -m bench.training.yardstick cuda 0.2` spends about so many seconds on each and prints JSON:
-the fields of `bench.record.Yardstick`. A third argument, JSON too, has rates by column; what falls
-short of one is measured again.
+the fields of `bench.yardstick.Yardstick`. A third argument, JSON too, has rates by column; what
+falls short of one is measured again.
 
 Each rate is the best of several short tries. On an H100 a second of large products drew 723 W at
 1365 MHz, where training runs at 1980 MHz, and three such seconds within an hour gave 652, 670 and
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import psutil
 import torch
 import torch.nn.functional as F
 
@@ -30,9 +31,9 @@ from bench.gpu.nvml import open_device
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR, SLOWED
 from bench.precision import PRECISIONS, Arithmetic, set_flags
-from bench.record import Collapse, Tries, Yardstick
 from bench.text import first_line
 from bench.training.timing import StepClock, synchronize
+from bench.yardstick import Collapse, Tries, Yardstick
 
 PRODUCT_ROWS = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2048, 4096, 8192)}
 """Of square matrices. The largest fill every GPU: their product takes 1.4 ms of one that does 800
@@ -72,15 +73,11 @@ class Task:
 
 
 class Meter:
-    """Measures one rate, a column of a record, by tries.
+    """Measures one rate, a column of a record, by tries of about ``try_s``.
 
-    Args:
-        make: the task of a size.
-        try_s: about how long a try takes.
-        sizes: of which the largest is taken that fits into a try.
-        growth: how many times longer each takes than the one before.
-        alone: with a single thread.
-        card: what is read during each try.
+    ``make`` gives the task of a size, of which the largest of ``sizes`` is taken that fits into a
+    try; each takes ``growth`` times as long as the one before. ``alone`` is with a single thread,
+    and ``card`` what is read during each try.
     """
 
     def __init__(
@@ -160,14 +157,9 @@ def measure(
     card: Device | None = None,
 ) -> Yardstick:
     """Measure all that the device, which nothing else uses, has, an arithmetic that it only
-    emulates too.
-
-    Args:
-        seconds: that the tries of each rate may take; a few are made that take longer.
-        expected: rates, by column; what falls short of one, or of half the data sheet's, is
-            measured again.
-        card: what is read during each try; nothing on a CPU.
-    """
+    emulates too. The tries of each rate may take so many ``seconds``; a few are made that take
+    longer. What falls short of a rate that is ``expected`` by its column, or of half the data
+    sheet's, is measured again. ``card`` is read during each try."""
     found, try_s = Yardstick(), seconds / TRIES[device.type]
     meters = list_meters(device, try_s, card)
     take_turns = partial(_take_turns, TRIES[device.type], reasons=found.reasons)
@@ -302,7 +294,8 @@ def make_convolution(
 
 def make_copy(device: torch.device) -> Task:
     """A copy that no cache holds, of at most a sixteenth of the free memory."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_bytes()
+    cuda = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
     size = min(COPIED_BYTES[device.type], free // 16)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
@@ -342,12 +335,6 @@ def use_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _free_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 def _main(arguments: Sequence[str]) -> None:

@@ -20,10 +20,11 @@ from bench.environment import hash_commit
 from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
 from bench.limits import SLOWED, leave_out_first
 from bench.precision import Arithmetic, find_formats
-from bench.record import COLUMNS, COMPARABLE, Status, read_missing, read_tries
+from bench.record import COLUMNS, COMPARABLE, Status, read_missing
 from bench.study.gaps import describe_gaps
 from bench.text import count, name_first
 from bench.validate.evidence import Evidence, Row
+from bench.yardstick import read_tries
 
 OWN = ("subprocess", "ray")
 """Executors whose rows are measured by this harness."""
@@ -53,8 +54,8 @@ FORWARD_ERROR: dict[Arithmetic, tuple[float, float]] = {
     Arithmetic.BFLOAT16: (1.7e-3, 8e-3),
     Arithmetic.FLOAT8: (1.7e-3, 0.1),
 }
-"""Least and largest error that an arithmetic leaves, of all the ways that `bench.training.proof`
-derives."""
+"""Least and largest error that an arithmetic leaves, of all the ways that
+`bench.training.arithmetic` derives."""
 
 CIFAR10 = {
     "dataset_fingerprint": "d519226402145e1e",

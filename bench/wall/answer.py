@@ -13,17 +13,13 @@ from bench.wall.search import MARGIN, Ending, Goal, Probe, Standing, decide
 class Wall:
     """The answer on cases alike in all but the batch size; memory in bytes, margin as a share.
 
-    Attributes:
-        largest: batch size that trains; none above it did.
-        smallest_failing: batch size that does not; all between the two are not known.
-        thrashes_from: smallest batch size that trains only by freeing the allocator's cache, in a
-            probe or in a whole epoch.
-        recommended: batch size whose predicted memory leaves ``margin`` free; at most what a
-            longer run confirmed, and below ``thrashes_from``.
-        predicted: where the first line put the wall.
-        line: the memory of a batch near the wall.
-        probes: how many runs it took, failed ones included.
-        ending: None while the search has not ended.
+    ``largest`` is the batch size that trains, none above it did, and ``smallest_failing`` one that
+    does not; all between the two are not known. From ``thrashes_from`` on a batch trains only by
+    freeing the allocator's cache, in a probe or in a whole epoch. The predicted memory of
+    ``recommended`` leaves ``margin`` free; it is at most what a longer run confirmed, and below
+    ``thrashes_from``. ``predicted`` is where the first line put the wall, ``line`` the memory of a
+    batch near it. ``probes`` are the runs that it took, failed ones included; ``ending`` is None
+    while the search has not ended.
     """
 
     largest: int | None

@@ -7,21 +7,16 @@ describes the rules. A sweep needs ``--profile`` for it.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_filters, run_command, writable
+from bench.errors import UsageError, choose
+from bench.flags import Parser, add_filters, command, writable
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bench.why.tables import Answer
-
-FORMATS = ("text", "md", "json")
 
 
 def build_parser() -> Parser:
@@ -51,24 +46,12 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Explain the pairs of a sweep.
+def _run(argv: Sequence[str]) -> int:
+    options = build_parser().parse(argv)
+    from bench.why.tables import FORMATS
 
-    Returns:
-        0, or 2 for a usage error.
-    """
-    return run_command(lambda given: _run(build_parser().parse(given)), argv)
-
-
-def _run(options: argparse.Namespace) -> int:
-    if options.format not in FORMATS:
-        raise UsageError(f"--format {options.format!r}: {nearest(options.format, list(FORMATS))}")
-    answer = _explain(options)
-    from bench.render.text import WIDTH
-    from bench.why import tables
-
-    width = shutil.get_terminal_size((WIDTH, 0)).columns
-    document = tables.FORMATS[options.format](answer, width, options.full)
+    render = choose("--format", options.format, FORMATS)
+    document = render(_explain(options), options.full)
     if options.output is None:
         sys.stdout.write(document)
         return 0
@@ -83,7 +66,7 @@ def _explain(options: argparse.Namespace) -> Answer:
     from bench.questions.notes import describe_constants
     from bench.questions.notices import warn
     from bench.questions.profiles import doubt_profiles, explain_pairs, read_steps
-    from bench.study.axes import find_varying
+    from bench.study.axes import find_varying, order_values
     from bench.study.filters import parse_filter, parse_name, select
     from bench.study.summaries import latest, read, summarize
     from bench.study.sweeps import read_sweeps
@@ -111,11 +94,24 @@ def _explain(options: argparse.Namespace) -> Answer:
         raise UsageError(
             f"{options.sweep}: no case has a profile; add --profile and run the same command again"
         )
-    _check_values(options.sweep, axis, (before, after), profiled)
+    held = [format_value(v) or "none" for v in order_values(axis, profiled[axis])]
+    for flag, end in zip(ends, (before, after), strict=True):
+        if end is not None and (end or "none") not in held:
+            raise UsageError(
+                f"{flag} {end or 'none'}: no profiled case of {options.sweep} has this {axis}; "
+                f"there is {', '.join(held)}"
+            )
     machines = label_machines(cases)
     found = explain_pairs(steps, cases, machines, axis, before, after, everything)
     if not found:
-        raise UsageError(_explain_none(options, axis, profiled))
+        varying = [name for name in AXES if profiled[name].nunique() > 1]
+        if len(held) > 1:
+            raise UsageError(
+                f"{options.sweep}: no two profiled cases differ in {axis} alone; "
+                f"{', '.join(varying)} vary"
+            )
+        others = f"; try --axis {' or --axis '.join(varying)}" if varying else ""
+        raise UsageError(f"{options.sweep}: {axis} is {held[0]} in all profiled cases{others}")
     shown = (steps[cell] for cell in profiled["cell"])
     notices = [*warn(select(records, where), cases, records), *doubt_profiles(shown)]
     doubts = [notice for notice in notices if not notice.good]
@@ -123,11 +119,8 @@ def _explain(options: argparse.Namespace) -> Answer:
 
 
 def _take_ends(options: argparse.Namespace) -> dict[str, str | None]:
-    """The two values that are asked for, by the flag of each.
-
-    Raises:
-        UsageError: --axis has one value or more than two, or they are given twice.
-    """
+    """The two values that are asked for, by the flag of each. Raises UsageError: --axis has one
+    value or more than two, or they are given twice."""
     name, *values = options.axis
     ends = {"--from": options.before, "--to": options.after}
     if not values:
@@ -140,40 +133,7 @@ def _take_ends(options: argparse.Namespace) -> dict[str, str | None]:
     return dict(zip(ends, values, strict=True))
 
 
-def _list_values(cases: pd.DataFrame, axis: str) -> list[str]:
-    from bench.case import format_value
-    from bench.study.axes import order_values
-
-    return [format_value(value) or "none" for value in order_values(axis, cases[axis])]
-
-
-def _check_values(sweep: Path, axis: str, ends: Sequence[str | None], cases: pd.DataFrame) -> None:
-    """Refuse values that no profiled case has.
-
-    Raises:
-        UsageError: it names those that are there.
-    """
-    held = _list_values(cases, axis)
-    for flag, end in zip(("--from", "--to"), ends, strict=True):
-        if end is not None and (end or "none") not in held:
-            raise UsageError(
-                f"{flag} {end or 'none'}: no profiled case of {sweep} has this {axis}; "
-                f"there is {', '.join(held)}"
-            )
-
-
-def _explain_none(options: argparse.Namespace, axis: str, cases: pd.DataFrame) -> str:
-    from bench.case import AXES
-
-    held = _list_values(cases, axis)
-    varying = [name for name in AXES if cases[name].nunique() > 1]
-    if len(held) > 1:
-        return (
-            f"{options.sweep}: no two profiled cases differ in {axis} alone; "
-            f"{', '.join(varying)} vary"
-        )
-    others = f"; try --axis {' or --axis '.join(varying)}" if varying else ""
-    return f"{options.sweep}: {axis} is {held[0]} in all profiled cases{others}"
+main = command(_run)  # explain the pairs of a sweep
 
 
 if __name__ == "__main__":

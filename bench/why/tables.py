@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.diagnosis.explanation import Explanation
 from bench.diagnosis.sentences import describe
-from bench.questions.reasons import (
-    EXPLAINED,
-    name_pair,
-    tell_changes,
-    tell_explained,
-    tell_reasons,
-)
+from bench.questions import reasons
+from bench.render import text
 from bench.render.markdown import escape, table_lines
 from bench.render.model import Notice
 from bench.render.section import Sheet
-from bench.render.text import (
-    MORE,
-    MOST_DOUBTS,
-    draw_table,
-    group_doubts,
-    join_doubts,
-    make_plain,
-    read_plain,
-    style_text,
-)
 from bench.report.jsonfile import lay_out
 from bench.text import count
 
-MOST_ROWS = 5
-"""Rows of a table where not all is asked for."""
+MOST_ROWS = 5  # rows of a table where not all is asked for
 
 
 @dataclass(frozen=True)
@@ -44,33 +29,30 @@ class Answer:
     doubts: Sequence[Notice]
 
 
-def render_text(answer: Answer, width: int, full: bool = False) -> str:
-    """Each pair for a terminal: its words, the reasons, the way from one step to the other.
-
-    Args:
-        width: columns of the terminal.
-        full: whether to print all rows and all evidence.
-    """
-    console = make_plain(width)
+def render_text(answer: Answer, full: bool = False) -> str:
+    """Each pair for a terminal: its words, the reasons, the way from one step to the other; in
+    ``full`` all rows and all evidence."""
+    width = shutil.get_terminal_size((text.WIDTH, 0)).columns
+    console = text.make_plain(width)
     for line in answer.conditions:
         console.print(line, markup=False, highlight=False)
-    tell = tell_explained if full else _tell_short
-    for table in EXPLAINED.lay_out(tell(answer.explanations)):
+    tell = reasons.tell_explained if full else _tell_short
+    for table in reasons.EXPLAINED.lay_out(tell(answer.explanations)):
         console.print()
-        draw_table(table, console, brief=not full)
+        text.draw_table(table, console, brief=not full)
     if answer.doubts:
         console.print()
     if full:
         said = [notice.line for notice in answer.doubts]
     else:
-        groups = group_doubts(answer.doubts)[:MOST_DOUBTS]
-        said = [join_doubts(notices, width) for notices in groups]
+        groups = text.group_doubts(answer.doubts)[: text.MOST_DOUBTS]
+        said = [text.join_doubts(notices, width) for notices in groups]
         said.append(
-            f"{MORE} shows all rows, the evidence and {count(len(answer.doubts), 'doubt')}."
+            f"{text.MORE} shows all rows, the evidence and {count(len(answer.doubts), 'doubt')}."
         )
     for line in said:
-        console.print(style_text(line))
-    return read_plain(console)
+        console.print(text.style_text(line))
+    return text.read_plain(console)
 
 
 def _tell_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
@@ -79,21 +61,21 @@ def _tell_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
     for why in explanations:
         words = [word for word in describe(replace(why, about=""), True) if word not in said]
         said.update(words)
-        reasons = tell_reasons("reasons", why, MOST_ROWS)
-        yield replace(reasons, title=name_pair(why), words=words)
-        yield replace(tell_changes("changes", why, MOST_ROWS), title="By part of the step")
+        sheet = reasons.tell_reasons("reasons", why, MOST_ROWS)
+        yield replace(sheet, title=reasons.name_pair(why), words=words)
+        yield replace(reasons.tell_changes("changes", why, MOST_ROWS), title="By part of the step")
 
 
-def render_markdown(answer: Answer, width: int = 0, full: bool = True) -> str:
+def render_markdown(answer: Answer, full: bool = True) -> str:
     """Each pair as GitHub-flavoured Markdown, to paste."""
     lines = [*(f"- {escape(line)}" for line in answer.conditions), ""]
-    for table in EXPLAINED.lay_out(tell_explained(answer.explanations)):
+    for table in reasons.EXPLAINED.lay_out(reasons.tell_explained(answer.explanations)):
         lines += table_lines(table)
     lines += [f"> {escape(said.line)}\n" for said in answer.doubts]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def render_json(answer: Answer, width: int = 0, full: bool = True) -> str:
+def render_json(answer: Answer, full: bool = True) -> str:
     """Every figure, in SI units."""
     document = {
         "conditions": list(answer.conditions),

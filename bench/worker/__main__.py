@@ -21,14 +21,12 @@ from typing import NoReturn
 
 from bench.case import Case
 from bench.errors import UnsupportedError, UsageError
-from bench.failure import Fault, classify
+from bench.failure import Fault, classify, list_kinds
 from bench.processes import die_with_parent
 from bench.record import Status
 from bench.worker import BEGAN
-from bench.worker.channel import Channel
 from bench.worker.limit import lift_host_limit
-from bench.worker.measurement import Findings, measure
-from bench.worker.messages import Finished, decode_assignment
+from bench.worker.messages import Channel, Finished, decode_assignment
 from bench.worker.server import Birth, preload, serve
 
 
@@ -51,38 +49,6 @@ def read_free_share(case: Case) -> float | None:
     return None
 
 
-def conclude(found: Findings) -> tuple[Status, str]:
-    """The outcome of a measured case and its reason: not to be believed comes before diverged."""
-    m, reasons = found.measurement, [str(found.contradiction)] if found.contradiction else []
-    if m.first_bad_step is not None:
-        where = f"step {m.first_bad_step} of {m.measured_steps}"
-        reasons.append(f"the loss was inf or NaN from {where}")
-    status = Status.DIVERGED if reasons else Status.OK
-    return (Status.INVALID if found.contradiction else status), "; ".join(reasons)
-
-
-def finish(found: Findings, follows: Sequence[str] = ()) -> Finished:
-    """The message that ends a measured case; ``follows`` are columns that are still to be filled,
-    where another such message may come."""
-    status, reason = conclude(found)
-    return Finished(
-        status,
-        reason,
-        measurement=found.measurement,
-        missing=found.missing,
-        steps=found.steps,
-        epochs=found.epochs,
-        work=found.work,
-        ranks=found.ranks,
-        follows=list(follows),
-        until=found.until,
-    )
-
-
-def describe_error(error: BaseException) -> tuple[list[str], str]:
-    return [kind.__name__ for kind in type(error).__mro__], str(error)
-
-
 def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     import traceback
 
@@ -96,7 +62,7 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     elif isinstance(error, UnsupportedError):
         fault = Fault(Status.UNSUPPORTED, str(error))
     else:
-        fault = classify(*describe_error(error), read_free_share(case), case)
+        fault = classify(list_kinds(error), str(error), read_free_share(case), case)
     channel.send(Finished(fault.status, fault.reason, fault.transient, peer=fault.peer))
 
 
@@ -123,28 +89,16 @@ def listen_for_stacks() -> None:
 
 
 def work(birth: Birth) -> int:
+    from bench.worker.measurement import measure  # which imports torch
+
     listen_for_stacks()
     given = decode_assignment(sys.stdin.readline())
     channel = Channel(birth.descriptor, given.judged)
     try:
-        found = measure(
-            given.case,
-            given.folder,
-            channel,
-            given.started,
-            given.gpu_uuid,
-            given.checkpoints,
-            given.identity,
-            given.trace,
-            lambda found, columns: channel.send(finish(found, columns)),
-            given.seat,
-            birth.began,
-            given.known,
-        )
+        measure(given, channel, birth.began)
     except BaseException as error:
         _report_failure(channel, given.case, error)
         return 1
-    channel.send(finish(found))
     return 0
 
 

@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from bench.case import Case
+from bench.data.batches import Supply
 from bench.errors import UsageError
+from bench.record import EpochRow
+from bench.store.cells import BEST, LAST
 from bench.text import clean, sync_folder
+from bench.training.building import build_training, open_workload
+from bench.training.checkpoint import (
+    CheckpointError,
+    drop_cache,
+    find_difference,
+    load_checkpoint,
+    restore_checkpoint,
+    save_checkpoint,
+    trace,
+)
+from bench.training.loop import Training
+from bench.worker.messages import Finished
+from bench.worker.preparation import end_workers, open_supply
 
-if TYPE_CHECKING:
-    from bench.record import EpochRow, Measurement
-    from bench.training.loop import Training
-
-LAST, BEST = "last.pt", "best.pt"
-
-STEPS = 3
+_STEPS = 3
 """Steps that are compared: in the second the optimizer's state counts, in the third what the second
 made of it."""
+
+_SAVED = ("checkpoint_bytes", "checkpoint_save_s", "checkpoint_load_s", "resume_exact")
 
 NOT_REPEATABLE = "this device does not repeat a step bitwise, with or without a checkpoint"
 
 
 @dataclass
 class Checkpoints:
-    """The files of a run, in ``folder``; only those of several epochs stay there.
-
-    Args:
-        case: as it is trained; without its switch nothing is kept.
-        folder: made with the first file; empty for one that is removed at the end.
-        identity: what a checkpoint is of, by name: one that is of anything else is not resumed.
-    """
+    """The files of a run, in ``folder``, which is made with the first, and empty for one that is
+    removed at the end; only those of several epochs stay there. ``identity`` says by name what a
+    checkpoint is of: one that is of anything else is not resumed."""
 
     case: Case
     folder: str
     identity: Mapping[str, str]
-    notes: list[str] = field(default_factory=list)
     stay: bool = field(init=False)  # for later processes
+    _notes: list[str] = field(default_factory=list)
     _failure: str = "no epoch was saved"
     _bytes: int = 0
     _times: list[float] = field(default_factory=list)
@@ -55,8 +67,6 @@ class Checkpoints:
     def resume(self, training: Training) -> dict[str, Any] | None:
         """Go on from the last checkpoint, where there is one of this run; the ``progress`` that was
         saved, None where training starts anew."""
-        from bench.training.checkpoint import CheckpointError, load_checkpoint, restore_checkpoint
-
         if not self.stay:
             return None
         try:
@@ -68,7 +78,7 @@ class Checkpoints:
             return None
         except Exception as error:
             why = str(error) if isinstance(error, CheckpointError) else _word(error)
-            self.notes.append(f"an earlier checkpoint was not resumed: {why}")
+            self._notes.append(f"an earlier checkpoint was not resumed: {why}")
             with suppress(OSError):
                 self._place(BEST).unlink(missing_ok=True)  # nor is it the best of this run
             training.reset()
@@ -84,8 +94,6 @@ class Checkpoints:
         """Save the last checkpoint, and note the reason where that fails: training goes on. The
         best is found by ``epochs``; ``progress`` is what a process that resumes needs of them, in
         plain containers."""
-        from bench.training.checkpoint import save_checkpoint
-
         try:
             file = self._place(LAST)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +111,7 @@ class Checkpoints:
         except Exception as error:
             self._failure = _word(error)
             if self.stay:
-                self.notes.append(
+                self._notes.append(
                     f"no checkpoint was saved after epoch {len(epochs)}: {self._failure}"
                 )
         else:
@@ -120,31 +128,68 @@ class Checkpoints:
             try:
                 os.link(last, temporary)
             except OSError:  # a file system without links
-                _copy(last, temporary)
+                shutil.copyfile(last, temporary)
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
             temporary.replace(best)
             temporary.unlink(missing_ok=True)  # which stays where both were one file already
             sync_folder(best.parent)
         except OSError as error:
-            self.notes.append(f"epoch {len(epochs)} was not kept as the best: {_word(error)}")
-
-    def describe(self, m: Measurement) -> None:
-        """Fill in what saving took. Raises UsageError: nothing could be saved; says why."""
-        if self._failure:
-            raise UsageError(self._failure)
-        m.checkpoint_bytes = self._bytes
-        m.checkpoint_save_s = median(self._times) if self._times else None
+            self._notes.append(f"epoch {len(epochs)} was not kept as the best: {_word(error)}")
 
     def load_into(self, training: Training) -> tuple[dict[str, Any], float]:
         """Have a training go on from the last checkpoint; what it holds, and the seconds taken."""
-        from bench.training.checkpoint import drop_cache, load_checkpoint, restore_checkpoint
-
         drop_cache(self._place(LAST))
         start = time.perf_counter()
         kept = load_checkpoint(self._place(LAST))
         restore_checkpoint(kept, training)
         return kept, time.perf_counter() - start
 
-    def close(self) -> None:
+    def measure(self, training: Training, batches: Supply, folder: str, found: Finished) -> None:
+        """Note what saving took; load the last checkpoint into a new network, timed, and compare
+        the next steps. The new network comes from another seed, and its data, in ``folder``, are
+        opened anew: nothing is left over that could help. Then the files that are not to stay go.
+        """
+        m, case = found.measurement, self.case
+        with found.forgive(*_SAVED):
+            if self._failure:
+                raise UsageError(self._failure)
+            m.checkpoint_bytes = self._bytes
+            m.checkpoint_save_s = median(self._times) if self._times else None
+            live = trace(training, batches.divide(case.epochs, steps=_STEPS))
+            end_workers(batches)  # what they prepare ahead would slow the load
+            other = replace(case, seed=(case.seed + 1) % 2**31)
+
+            def resume() -> dict[str, str]:
+                workload = open_workload(case, folder)
+                resumed = build_training(other, workload, training.device)
+                kept, seconds = self.load_into(resumed)
+                m.checkpoint_load_s = m.checkpoint_load_s or seconds
+                supply = open_supply(replace(case, seed=kept["seed"]), workload, training.device)
+                try:
+                    return trace(resumed, supply.divide(kept["epoch"], steps=_STEPS))
+                finally:
+                    end_workers(supply)
+
+            difference, repeats = _compare(live, resume)
+            if repeats:
+                m.resume_exact, m.resume_difference = not difference, difference or None
+            else:
+                found.leave_out(NOT_REPEATABLE, "resume_exact")
+        for name in _SAVED:
+            if getattr(m, name) is not None:
+                found.missing.pop(name, None)
+        if m.checkpoint_bytes and m.checkpoint_save_s is None:
+            found.leave_out("an earlier process saved it", "checkpoint_save_s")
+        self._close()
+        for note in self._notes:
+            found.note(note)
+        if training.device.type == "cuda":
+            # the proof is to find the memory that the new network had
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _close(self) -> None:
         if self._scratch is not None:
             self._scratch.cleanup()
         elif not self.stay and self.folder:
@@ -167,14 +212,6 @@ class Checkpoints:
         return ""
 
 
-def _copy(source: Path, target: Path) -> None:
-    import shutil
-
-    shutil.copyfile(source, target)
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def find_best(epochs: Sequence[EpochRow]) -> int | None:
     """The epoch of the highest test accuracy, of the lowest loss where there is none. Of several as
     good it is the first; None where no epoch has a finite loss."""
@@ -191,18 +228,12 @@ def find_best(epochs: Sequence[EpochRow]) -> int | None:
     return None
 
 
-def compare_resumed(
-    live: Mapping[str, str], resume: Callable[[], Mapping[str, str]]
-) -> tuple[str, bool]:
+def _compare(live: Mapping[str, str], resume: Callable[[], Mapping[str, str]]) -> tuple[str, bool]:
     """What differs first between the steps of a training, by their trace, and those that ``resume``
     makes after a resume, empty for nothing; and whether the device repeats a step at all. Where
     something differs, two resumes are compared, which start from the same bits."""
-    from bench.training.checkpoint import find_difference
-
-    first = resume()
-    if not (difference := find_difference(live, first)):
-        return "", True
-    return difference, not find_difference(first, resume())
+    difference = find_difference(live, first := resume())
+    return difference, not difference or not find_difference(first, resume())
 
 
 def _word(error: Exception) -> str:

@@ -8,6 +8,7 @@ holds would pass the limit, see `bench.processes.read_held_memory`.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import re
@@ -24,6 +25,7 @@ from bench.processes import read_held_memory
 from bench.text import parse_bytes
 
 _MIB = 2**20
+_STATUS = Path("/proc/self/status")
 
 
 class MemoryLimitError(MemoryError):
@@ -33,8 +35,8 @@ class MemoryLimitError(MemoryError):
 class Limit(Protocol):
     """The limit of a case, or none; then it only tells the size of the context."""
 
-    context_bytes: int | None
-    note: str
+    context_bytes: int | None = None
+    note: str = ""
     """What a reader of ``context_bytes`` should know: its source, where it is not the best one."""
 
     def impose(self) -> None:
@@ -91,10 +93,7 @@ def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes:
     )
 
 
-class GpuLimit:
-    context_bytes: int | None = None
-    note = ""
-
+class GpuLimit(Limit):
     def __init__(self, limit_bytes: int | None, device: Device) -> None:
         self._limit, self._device = limit_bytes, device
         # read before it is watched: a process of another pid namespace is told by having joined
@@ -149,6 +148,8 @@ too few: at the wall batch 22 trained once and ran out of memory twice. The page
 anew in each step, which takes time.
 """
 
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # malloc.h: M_MMAP_THRESHOLD, M_ARENA_MAX
+
 ALLOWANCE_BYTES = 256 * _MIB
 """How much looser the limit is until warm-up is over.
 
@@ -157,12 +158,9 @@ is mapped. After warm-up it is known how much that is.
 """
 
 
-class HostLimit:
+class HostLimit(Limit):
     """A limit on the private memory of the process, set so that what it holds meets it;
     `ALLOWANCE_BYTES` too loose at first."""
-
-    context_bytes: int | None = None
-    note = ""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit = limit_bytes
@@ -176,7 +174,8 @@ class HostLimit:
 
         # a thread that cannot be started ends the process, so all of them are started here
         torch.ones(1 << 20).add_(1.0)
-        _map_blocks()
+        _call_glibc("mallopt", _ARENA_MAX, 1)
+        _call_glibc("mallopt", _MMAP_THRESHOLD, MAPPED_BYTES)
         self._set(ALLOWANCE_BYTES)
 
     def adjust(self) -> None:
@@ -192,16 +191,14 @@ class HostLimit:
         import resource
 
         assert self._limit is not None
-        _give_back()
+        _call_glibc("malloc_trim", 0)  # what it keeps of freed blocks does not count as held
         held = read_held_memory(os.getpid())
         if held >= self._limit:
-            raise MemoryLimitError(
-                f"the process alone takes {_write_mib(held)}, with torch and the network loaded"
-                if not allowance
-                else f"the process alone takes {_write_mib(held)} once torch is imported"
-            )
+            when = " once torch is imported" if allowance else ", with torch and the network loaded"
+            raise MemoryLimitError(f"the process alone takes {_write_mib(held)}{when}")
+        (mapped,) = re.findall(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        soft = _read_mapped() + self._limit - held + allowance
+        soft = int(mapped) * 1024 + self._limit - held + allowance
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -216,28 +213,10 @@ def lift_host_limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def _map_blocks() -> None:
-    """Have glibc map each large block on its own, from one arena; other C libraries stay as is."""
-    import ctypes
-
-    mmap_threshold, arena_max = -3, -8  # malloc.h: M_MMAP_THRESHOLD, M_ARENA_MAX
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(arena_max, 1)
-        mallopt(mmap_threshold, MAPPED_BYTES)
-
-
-def _give_back() -> None:
-    """Have glibc return what it keeps of freed blocks, so that it does not count as held."""
-    import ctypes
-
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
-
-
-def _read_mapped() -> int:
-    status = Path("/proc/self/status").read_text()
-    (kib,) = re.findall(r"^VmData:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(kib) * 1024
+def _call_glibc(name: str, *arguments: int) -> None:
+    """Call a function of glibc's allocator; other C libraries have none."""
+    if function := getattr(ctypes.CDLL(None), name, None):
+        function(*arguments)
 
 
 def _write_mib(number: int) -> str:

@@ -1,4 +1,5 @@
-"""The messages between a worker and the process that started it: typed, one JSON line each.
+"""The messages between a worker and the process that started it, one JSON line each, and the
+worker's end of that conversation.
 
 The one place that writes such a line and reads it. A model that prints into the worker's pipe can
 send anything, so reading checks everything.
@@ -7,31 +8,28 @@ send anything, so reading checks everything.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.case import Case
-from bench.record import (
-    COLUMNS,
-    EPOCH_COLUMNS,
-    RANK_COLUMNS,
-    STEP_COLUMNS,
-    WORK_COLUMNS,
-    Column,
-    EpochRow,
-    Known,
-    Measurement,
-    RankRow,
-    Status,
-    Step,
-    WorkRow,
-)
+from bench.errors import UsageError
+from bench.plain import read_value
+from bench.processes import read_peak_memory
+from bench.record import EpochRow, Known, Measurement, RankRow, Status, Step, WorkRow
+
+if TYPE_CHECKING:
+    import torch
 
 Phase = Literal["warmup", "epoch", "evaluation"]
 """The phases that a worker announces, in this order; the last two once for each epoch."""
 
 _SHOWN = 200  # characters of an unreadable line that an error repeats
+_REPORT_EVERY_S = 0.2
 
 
 class MessageError(ValueError):
@@ -109,17 +107,18 @@ class EpochEnded:
 GO_ON, END = b"\n", b"end\n"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finished:
     """How the case ended, and what was measured. ``missing`` says why columns are empty.
 
-    ``follows`` are the columns that the worker goes on to fill, in another such message; if none
-    comes, the case has ended like this, without them. ``peer`` says that it failed since a process
-    that it trains with was gone. ``until`` is the time.monotonic() up to which the parts of its
-    time are known, in s; 0 where they are not.
+    ``epochs`` is empty for a case of one epoch, which its measurement describes. ``follows`` are
+    the columns that the worker goes on to fill, in another such message; if none comes, the case
+    has ended like this, without them. ``peer`` says that it failed since a process that it trains
+    with was gone. ``until`` is the time.monotonic() up to which the columns of
+    `bench.record.BESIDE` are filled, in s; 0 where they are not.
     """
 
-    status: Status
+    status: Status = Status.OK
     reason: str = ""
     transient: bool = False
     measurement: Measurement = field(default_factory=Measurement)
@@ -131,6 +130,23 @@ class Finished:
     follows: list[str] = field(default_factory=list)
     peer: bool = False
     until: float = 0.0
+
+    def note(self, text: str) -> None:
+        m = self.measurement
+        m.notes = f"{m.notes}; {text}" if m.notes else text
+
+    def leave_out(self, reason: str, *columns: str) -> None:
+        self.missing |= dict.fromkeys(columns, reason)
+
+    @contextmanager
+    def forgive(self, *columns: str) -> Iterator[None]:
+        """Leave ``columns`` empty, saying why, where what fills them fails."""
+        try:
+            yield
+        except UsageError as error:
+            self.leave_out(str(error), *columns)
+        except Exception as error:
+            self.leave_out(f"{type(error).__name__}: {error}", *columns)
 
 
 Message = PhaseEntered | StepTaken | EpochEnded | Finished
@@ -144,130 +160,103 @@ _KINDS: dict[str, type[Message]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def encode(message: Message) -> bytes:
-    values = asdict(message)
-    if isinstance(message, Finished):
-        measured = values["measurement"].items()
-        values["measurement"] = {name: value for name, value in measured if value is not None}
-        # a whole epoch has thousands of steps: rows, without the names
-        for name in ("steps", "epochs", "work", "ranks"):
-            values[name] = [list(row.values()) for row in values[name]]
-    if isinstance(message, EpochEnded):
-        values["row"] = list(values["row"].values())
-    return _line({"kind": _NAMES[type(message)], **values})
+def encode(content: Message | Assignment) -> bytes:
+    values = {f.name: getattr(content, f.name) for f in fields(content)}
+    if not isinstance(content, Assignment):
+        values["kind"] = _NAMES[type(content)]
+    return json.dumps(values, default=_list_cells).encode() + b"\n"
+
+
+def _list_cells(part: Any) -> list[Any]:
+    """Write a row without the names: a whole epoch has thousands of steps."""
+    return [getattr(part, f.name) for f in fields(part)]
 
 
 def decode(line: bytes) -> Message:
     """Read a message. Raises MessageError: it is none; says why."""
     try:
-        values = _load(line)
+        values = read_value(dict[str, Any], json.loads(line))
         name = values.pop("kind", None)
         kind = _KINDS.get(name) if isinstance(name, str) else None
         if kind is None:
             raise MessageError(f"no kind {name!r}; right values: {', '.join(_KINDS)}")
-        return kind(**_check(kind, values))
+        message: Message = read_value(kind, values)
     except (ValueError, TypeError) as error:
         shown = line[:_SHOWN].decode(errors="replace")
         raise MessageError(f"the worker sent {shown!r}, which is no message: {error}") from error
-
-
-def encode_assignment(assignment: Assignment) -> bytes:
-    values = asdict(assignment)
-    values["known"]["work"] = [list(row.values()) for row in values["known"]["work"]]
-    return _line(values)
+    return message
 
 
 def decode_assignment(line: str) -> Assignment:
-    values = json.loads(line)
-    seat = values["seat"] and Seat(**values["seat"])
-    known = Known(**values["known"])
-    known = replace(known, work=[WorkRow(*row) for row in values["known"]["work"]])
-    return Assignment(**{**values, "case": Case(**values["case"]), "seat": seat, "known": known})
+    assignment: Assignment = read_value(Assignment, json.loads(line))
+    return assignment
 
 
-def _line(values: dict[str, Any]) -> bytes:
-    return json.dumps(values).encode() + b"\n"
+class Channel:
+    """The worker's end of the conversation with its parent. Without a parent, it says nothing;
+    ``judged``, the parent is asked after each epoch if there is to be another."""
+
+    def __init__(self, descriptor: int | None = None, judged: bool = False) -> None:
+        self._out = None if descriptor is None else os.fdopen(descriptor, "wb", buffering=0)
+        self._judged = judged
+
+    def send(self, message: Message) -> None:
+        if self._out:
+            line = encode(message)
+            while line:  # a pipe takes part of a long one
+                line = line[self._out.write(line) :]
+
+    def enter(self, phase: Phase, epoch: int = 0) -> None:
+        if self._out:
+            self.send(PhaseEntered(phase, epoch))
+            sys.stdin.readline()
+
+    def ask(self, row: EpochRow) -> bool:
+        """Say what an epoch came to; whether another is to follow."""
+        if not (self._out and self._judged):
+            return True
+        self.send(EpochEnded(row))
+        return sys.stdin.readline() != END.decode()
 
 
-def _load(line: bytes) -> dict[str, Any]:
-    values = json.loads(line)
-    if not isinstance(values, dict):
-        raise MessageError("not an object")
-    return values
+class Reporter:
+    """Reports step and running loss without stopping the device: the loss is copied to pinned
+    memory behind the step that made it, and read once it is there."""
+
+    def __init__(self, channel: Channel, device: torch.device, phase: Phase, steps: int) -> None:
+        self._channel, self._phase, self._steps = channel, phase, steps
+        self._cuda = device.type == "cuda"
+        self._due = time.perf_counter()
+        self._pending: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
+
+    def __call__(self, index: int, loss: torch.Tensor) -> None:
+        if self._pending is not None:
+            step, copy, event = self._pending
+            if event.query():
+                self._send(step, float(copy))
+                self._pending = None
+        elif time.perf_counter() >= self._due:
+            if not self._cuda:
+                self._send(index, float(loss))
+                return
+            import torch
+
+            copy = torch.empty((), pin_memory=True)
+            copy.copy_(loss, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._pending = index, copy, event
+
+    def _send(self, step: int, loss: float) -> None:
+        memory = read_memory(self._cuda)
+        self._channel.send(StepTaken(self._phase, step, self._steps, loss, memory))
+        self._due = time.perf_counter() + _REPORT_EVERY_S
 
 
-def _check(kind: type[Message], values: dict[str, Any]) -> dict[str, Any]:
-    known = {f.name for f in fields(kind)}
-    if unknown := sorted(values.keys() - known):
-        raise MessageError(f"no field {unknown[0]!r}; right values: {', '.join(sorted(known))}")
-    return {name: _FIELDS[name](value) for name, value in values.items()}
+def read_memory(cuda: bool) -> int:
+    """What the allocator holds, or on a CPU what the process held at most."""
+    if cuda:
+        import torch
 
-
-def _phase(value: Any) -> Phase:
-    if value not in get_args(Phase):
-        raise MessageError(f"no phase {value!r}; right values: {', '.join(get_args(Phase))}")
-    phase: Phase = value
-    return phase
-
-
-def _of(type_: type) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        # JSON knows no difference between 2 and 2.0, and bool is an int to Python
-        whole = type_ is float and type(value) is int
-        if type(value) is not type_ and not whole:
-            raise MessageError(f"{value!r} is not of type {type_.__name__}")
-        return type_(value)
-
-    return check
-
-
-def _measurement(values: Any) -> Measurement:
-    types = {f.name: COLUMNS[f.name].type for f in fields(Measurement)}
-    if unknown := sorted(_of(dict)(values).keys() - types.keys()):
-        raise MessageError(f"no column {unknown[0]!r}")
-    return Measurement(**{name: _of(types[name])(value) for name, value in values.items()})
-
-
-def _missing(values: Any) -> dict[str, str]:
-    return {name: _of(str)(why) for name, why in _of(dict)(values).items()}
-
-
-def _row(kind: type, columns: dict[str, Column]) -> Callable[[Any], Any]:
-    known = [columns[f.name] for f in fields(kind)]
-    checks = [(_of(column.type), column.optional) for column in known]
-
-    def read(row: Any) -> Any:
-        if len(_of(list)(row)) != len(checks):
-            raise MessageError(f"{len(row)} values, where {kind.__name__} has {len(checks)}")
-        pairs = zip(row, checks, strict=True)
-        return kind(*(None if v is None and empty else check(v) for v, (check, empty) in pairs))
-
-    return read
-
-
-def _rows(kind: type, columns: dict[str, Column]) -> Callable[[Any], list[Any]]:
-    read = _row(kind, columns)
-    return lambda rows: [read(row) for row in _of(list)(rows)]
-
-
-_FIELDS: dict[str, Callable[[Any], Any]] = {
-    "phase": _phase,
-    "epoch": _of(int),
-    "step": _of(int),
-    "total": _of(int),
-    "loss": _of(float),
-    "memory_bytes": _of(int),
-    "status": Status,
-    "reason": _of(str),
-    "transient": _of(bool),
-    "peer": _of(bool),
-    "until": _of(float),
-    "follows": lambda names: [_of(str)(name) for name in _of(list)(names)],
-    "measurement": _measurement,
-    "missing": _missing,
-    "row": _row(EpochRow, EPOCH_COLUMNS),
-    "steps": _rows(Step, STEP_COLUMNS),
-    "epochs": _rows(EpochRow, EPOCH_COLUMNS),
-    "work": _rows(WorkRow, WORK_COLUMNS),
-    "ranks": _rows(RankRow, RANK_COLUMNS),
-}
+        return torch.cuda.memory_reserved()
+    return read_peak_memory()

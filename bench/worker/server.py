@@ -33,18 +33,8 @@ from pathlib import Path
 from bench.processes import die_with_parent, pause_collection
 
 MODULES = (
-    "bench.data.loader",
     "bench.models.dpn",
-    "bench.training.building",
-    "bench.training.checkpoint",
-    "bench.training.counting",
-    "bench.training.flop",
-    "bench.training.parallel",
-    "bench.training.profiling",
-    "bench.training.proof",
-    "bench.training.schedule",
     "bench.worker.measurement",
-    "bench.workloads.images",
     "psutil",
     "torch._dynamo",  # which the first optimizer imports: as long as torch itself
 )

@@ -1,8 +1,13 @@
-"""Where the time of a worker goes, from the moment it was asked for."""
+"""Where the time of a worker goes, and that of the cores that it works on."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from bench.environment import usable_cpus
+from bench.processes import read_cpu_time
 
 
 class Stopwatch:
@@ -22,3 +27,50 @@ class Stopwatch:
     @property
     def total(self) -> float:
         return self.until - self._started
+
+
+class OtherWork:
+    """How much of the cores that this process may use others use while it works."""
+
+    def __init__(self, busy: float = 0.0, own: float = 0.0, wall: float = 0.0) -> None:
+        """Go on from these sums, in s of cores and of the clock."""
+        self.sums = busy, own, wall
+        self.on = usable_cpus()
+
+    @classmethod
+    def add(cls, ranks: Sequence[OtherWork]) -> OtherWork:
+        """That of processes that work side by side: none of them is another to the first. Cores
+        that several of them share count once."""
+        busy = {tuple(one.on): one.sums[0] for one in ranks}
+        return cls(sum(busy.values()), sum(one.sums[1] for one in ranks), ranks[0].sums[2])
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Count what happens within; may be entered again."""
+        start = self._read()
+        yield
+        busy, own, wall = (
+            so_far + after - before
+            for so_far, before, after in zip(self.sums, start, self._read(), strict=True)
+        )
+        self.sums = busy, own, wall
+
+    def cores(self) -> float:
+        """Cores that others, the hypervisor's other guests among them, have used on average."""
+        busy, own, wall = self.sums
+        return max(0.0, busy - own) / wall if wall else 0.0
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        import psutil
+
+        # the processes that this one starts, such as a DataLoader's workers, are not others
+        cpus, own, busy = psutil.cpu_times(percpu=True), read_cpu_time(), 0.0
+        for index in usable_cpus():  # what runs on another lane's cores takes nothing from these
+            if index < len(cpus):
+                times = cpus[index]
+                busy += sum(times) - times.idle - getattr(times, "iowait", 0.0)
+                # the kernel counts a guest's time twice, and steal is time this machine was not
+                # given
+                busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return busy, own, time.monotonic()

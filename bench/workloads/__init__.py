@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from bench.data.batches import MadeBatches, Supply, count_items
+from bench.data.batches import MadeBatches, Making, Supply, count_items
 from bench.data.loader import Dataset, LoadedBatches, Loading, load_items
 from bench.data.sources import CLASSES, SHAPE
 from bench.errors import UsageError
@@ -31,6 +31,7 @@ __all__ = [
     "Loss",
     "Network",
     "Workload",
+    "WorkloadFacts",
     "check_workload",
     "count_items",
     "load_workload",
@@ -90,6 +91,23 @@ class Loss:
 
     loss: Tensor
     correct: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """What is known of a user's workload once it was examined.
+
+    ``samples`` are the items of its training data; ``units`` how many units these are, of its
+    ``unit``, and ``test_units`` those of its test data. ``optimizer`` is the class of its own,
+    empty where it takes that of the case; ``dataset`` is whether it has one for ``--loader torch``.
+    """
+
+    samples: int
+    units: int
+    test_units: int
+    unit: str
+    optimizer: str = ""
+    dataset: bool = False
 
 
 class Workload:
@@ -169,18 +187,9 @@ class Workload:
         """Make the optimizer of the float32 ``parameters``; None for that of ``--optimizer``."""
         return None
 
-    def open_batches(
-        self, *, batch_size: int, micro_batch: int, device: torch.device, seed: int
-    ) -> Supply:
+    def open_batches(self, **making: Unpack[Making]) -> Supply:
         """The batches of training: by default those of `make_batch`."""
-        return MadeBatches(
-            self.make_batch,
-            self.samples,
-            batch_size=batch_size,
-            micro_batch=micro_batch,
-            device=device,
-            seed=seed,
-        )
+        return MadeBatches(self.make_batch, self.samples, **making)
 
     def build_dataset(self) -> Dataset | None:
         """Make the training data for ``--loader torch``: a map-style dataset of `samples` items.
@@ -190,38 +199,19 @@ class Workload:
         """
         return None
 
-    def open_loader(
-        self,
-        *,
-        batch_size: int,
-        micro_batch: int,
-        device: torch.device,
-        seed: int,
-        loading: Loading,
-    ) -> LoadedBatches:
+    def open_loader(self, *, loading: Loading, **making: Unpack[Making]) -> LoadedBatches:
         """The batches of training, by torch's DataLoader: by default of `build_dataset`. Raises
         UsageError: there is no dataset."""
         dataset = self.build_dataset()
         if dataset is None:
             raise UsageError(f"the workload: {NO_DATASET}")
-        return load_items(
-            dataset,
-            batch_size=batch_size,
-            micro_batch=micro_batch,
-            device=device,
-            seed=seed,
-            loading=loading,
-        )
+        return load_items(dataset, loading=loading, **making)
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:
         """The batches of the test data: by default those of `make_test_batch`. Raises UsageError:
         there are none."""
         if not self.test_samples:
             raise UsageError("the workload has no test data")
-
-        def make(size: int, device: torch.device, first: int) -> Any:
-            return self.make_test_batch(first, size, device)
-
         return MadeBatches(
             self.make_batch,
             self.test_samples,
@@ -229,5 +219,5 @@ class Workload:
             micro_batch=batch_size,
             device=device,
             seed=0,
-            make_in_order=make,
+            make_in_order=lambda size, device, first: self.make_test_batch(first, size, device),
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
 from bench.data import SYNTHETIC
-from bench.data.batches import Batches, Supply
+from bench.data.batches import Batches, Making, Supply
 from bench.data.loader import LoadedBatches, Loading, load_images
 from bench.data.sources import SHAPE
 from bench.errors import UsageError
@@ -40,46 +40,26 @@ class Images(Workload):
     def build_model(self) -> nn.Module:
         return build_model(self.model, self.classes, self.shape)
 
-    def open_batches(
-        self, *, batch_size: int, micro_batch: int, device: torch.device, seed: int
-    ) -> Batches:
+    def open_batches(self, **making: Unpack[Making]) -> Batches:
         """The training images in random order; those of CIFAR's shape are cropped and flipped.
 
         On a 2-core CPU, at 224 pixels and batch 16, that would take 8 % of a step of timm's
         vit_tiny and 5 % of one of mobilenetv3_small; without it, a batch takes less than 1 %.
         """
-        return Batches(
-            self.data.train_images,
-            self.data.train_labels,
-            batch_size=batch_size,
-            micro_batch=micro_batch,
-            device=device,
-            seed=seed,
-            samples=self._epoch,
-            augment=self.shape == SHAPE,
-        )
+        return Batches(**self._training, **making)
 
-    def open_loader(
-        self,
-        *,
-        batch_size: int,
-        micro_batch: int,
-        device: torch.device,
-        seed: int,
-        loading: Loading,
-    ) -> LoadedBatches:
+    def open_loader(self, *, loading: Loading, **making: Unpack[Making]) -> LoadedBatches:
         """The batches of `open_batches`, made by torch's DataLoader."""
-        return load_images(
-            self.data.train_images,
-            self.data.train_labels,
-            batch_size=batch_size,
-            micro_batch=micro_batch,
-            device=device,
-            seed=seed,
-            samples=self._epoch,
-            augment=self.shape == SHAPE,
-            loading=loading,
-        )
+        return load_images(**self._training, **making, loading=loading)
+
+    @property
+    def _training(self) -> dict[str, Any]:
+        return {
+            "images": self.data.train_images,
+            "labels": self.data.train_labels,
+            "samples": self._epoch,
+            "augment": self.shape == SHAPE,
+        }
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:
         """The test images as they are. Raises UsageError: the dataset has none."""

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from training_for_tests import list_batches
 
 from bench.data.batches import Batches
 
@@ -32,7 +33,7 @@ def make(n, batch_size=4, seed=0, device="cpu", **kwargs):
 
 
 def assert_each_is_one_augmentation(images, batches, epoch=0):
-    for x, y in batches.epoch(epoch):
+    for x, y in list_batches(batches, epoch):
         assert x.dtype == torch.float32
         assert y.dtype == torch.int64
         assert x.is_contiguous()
@@ -60,9 +61,9 @@ def assert_each_is_one_augmentation(images, batches, epoch=0):
 def test_every_training_image_is_one_augmentation_of_its_own(n, batch_size, seed, epoch):
     images, batches = make(n, batch_size, seed)
     assert_each_is_one_augmentation(images, batches, epoch)
-    labels = np.concatenate([y.numpy() for _, y in batches.epoch(epoch)])
+    labels = np.concatenate([y.numpy() for _, y in list_batches(batches, epoch)])
     assert sorted(labels) == list(range(n))
-    sizes = [len(y) for _, y in batches.epoch(epoch)]
+    sizes = [len(y) for _, y in list_batches(batches, epoch)]
     assert len(sizes) == len(batches)
     assert set(sizes[:-1]) <= {batch_size}
 
@@ -75,7 +76,7 @@ def drawn(n, seed):
     batches = Batches(
         np.broadcast_to(image, (n, 3, 32, 32)), np.zeros(n), batch_size=500, device="cpu", seed=seed
     )
-    middle = torch.cat([x[:, :, 16, 15:17] for x, _ in batches.epoch()]).double().numpy()
+    middle = torch.cat([x[:, :, 16, 15:17] for x, _ in list_batches(batches)]).double().numpy()
     row = np.rint((middle[:, 0, 1] * 0.2023 + 0.4914) * 255).astype(int)
     column = np.rint((middle[:, 1].T * 0.1994 + 0.4822) * 255).astype(int)
     flip = column[0] > column[1]
@@ -94,7 +95,7 @@ def test_corners_and_flips_are_uniform_and_independent():
 
 def test_seed_and_epoch_decide_every_draw():
     def batch(seed, epoch):
-        return next(make(50, batch_size=50, seed=seed)[1].epoch(epoch))
+        return next(list_batches(make(50, batch_size=50, seed=seed)[1], epoch))
 
     x, y = batch(0, 0)
     for other_x, other_y in (batch(0, 0),):
@@ -107,17 +108,19 @@ def test_seed_and_epoch_decide_every_draw():
 
 def test_the_same_epoch_again_is_the_same():
     _, batches = make(20, batch_size=8)
-    first = list(batches.epoch(3))
+    first = list(list_batches(batches, 3))
     torch.manual_seed(1)  # the global generator has no say
-    for (x, y), (again_x, again_y) in zip(first, batches.epoch(3), strict=True):
+    for (x, y), (again_x, again_y) in zip(first, list_batches(batches, 3), strict=True):
         assert torch.equal(x, again_x)
         assert torch.equal(y, again_y)
 
 
 def test_epochs_interleave():
     _, batches = make(20, batch_size=8)
-    alone = list(batches.epoch(0))
-    for (x, y), (twin_x, twin_y), _ in zip(batches.epoch(0), alone, batches.epoch(1), strict=True):
+    alone = list(list_batches(batches, 0))
+    for (x, y), (twin_x, twin_y), _ in zip(
+        list_batches(batches, 0), alone, list_batches(batches, 1), strict=True
+    ):
         assert torch.equal(x, twin_x)
         assert torch.equal(y, twin_y)
 
@@ -125,7 +128,7 @@ def test_epochs_interleave():
 def test_batch_size_changes_no_image():
     by_size = []
     for batch_size in (1, 7, 64):
-        batches = list(make(21, batch_size)[1].epoch())
+        batches = list(list_batches(make(21, batch_size)[1]))
         by_size.append([torch.cat(part) for part in zip(*batches, strict=True)])
     for x, y in by_size[1:]:
         assert torch.equal(x, by_size[0][0])
@@ -135,13 +138,13 @@ def test_batch_size_changes_no_image():
 def test_steps_cut_an_epoch_short():
     _, batches = make(20, batch_size=8)
     assert len(batches) == 3
-    whole = list(batches.epoch())
+    whole = list(list_batches(batches))
     assert [len(y) for _, y in whole] == [8, 8, 4]
-    cut = list(batches.epoch(steps=2))
+    cut = list(list_batches(batches, steps=2))
     assert len(cut) == 2
     assert all(torch.equal(a[0], b[0]) for a, b in zip(cut, whole, strict=False))
-    assert len(list(batches.epoch(steps=9))) == 3
-    assert list(batches.epoch(steps=0)) == []
+    assert len(list(list_batches(batches, steps=9))) == 3
+    assert list(list_batches(batches, steps=0)) == []
 
 
 @pytest.mark.parametrize("batch_size", [None, 3, 100])
@@ -155,7 +158,7 @@ def test_evaluation_is_every_image_in_order_and_as_it_is(batch_size):
 
 def test_without_augmentation_the_order_is_random_and_the_images_are_not():
     images, batches = make(30, batch_size=30, augment=False)
-    x, y = next(batches.epoch())
+    x, y = next(list_batches(batches))
     assert y.tolist() != sorted(y.tolist())
     for got, label in zip(x.numpy(), y, strict=True):
         np.testing.assert_allclose(got, reference(images[label], 4, 4, False), atol=2e-6)
@@ -179,7 +182,7 @@ def test_mapped_arrays_and_slices_of_them_are_taken_as_they_are(tmp_path):
 def test_on_the_device_without_a_wait():
     images, batches = make(200, batch_size=64, device="cuda")
     assert_each_is_one_augmentation(images, batches)
-    steps = batches.epoch()
+    steps = list_batches(batches)
     next(steps)
     torch.cuda.set_sync_debug_mode("error")
     try:

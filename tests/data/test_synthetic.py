@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from training_for_tests import list_batches
 
 from bench.data import load, prepare
 from bench.data.batches import Batches
@@ -62,7 +63,9 @@ def test_a_small_network_learns_part_of_it(dataset):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     images, labels = dataset.train_images[:10_000], dataset.train_labels[:10_000]
     losses = []
-    for x, y in Batches(images, labels, batch_size=64, device="cpu", seed=0).epoch(steps=60):
+    for x, y in list_batches(
+        Batches(images, labels, batch_size=64, device="cpu", seed=0), steps=60
+    ):
         loss = nn.functional.cross_entropy(network(x), y)
         optimizer.zero_grad()
         loss.backward()

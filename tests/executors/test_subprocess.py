@@ -361,7 +361,7 @@ class Script:
     def messages(self) -> Iterator[Message | None]:
         yield from self._messages
 
-    def acknowledge(self) -> None: ...
+    def tell(self) -> None: ...
     def dump_stacks(self) -> str:
         return ""
 

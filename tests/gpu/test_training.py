@@ -46,8 +46,8 @@ from bench.training.loop import Training, train_epoch
 from bench.training.proof import Setting, prove
 from bench.training.schedule import learning_rates
 from bench.training.timing import StepClock
-from bench.worker.channel import Channel, Reporter
-from bench.worker.measurement import set_up, start_over, warm_up_shapes
+from bench.worker.messages import Channel, Reporter
+from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.workloads import Workload
 
 pytestmark = pytest.mark.gpu

@@ -20,13 +20,9 @@ from bench.record import Step
 from bench.render import palette
 from bench.report.document import Report, build
 from bench.report.figures import frames
-from bench.report.figures.drawing import (
-    draw_changes,
-    find_height,
-    name_front,
-    name_points,
-)
+from bench.report.figures.drawing import draw_changes, find_height, name_front
 from bench.report.figures.groups import HELD, view_report
+from bench.report.figures.names import name_points
 from bench.report.figures.panels import draw_figures, inline, plan_figures, tabulate
 from bench.report.figures.sketches import SKETCHES
 from bench.study.sweeps import read_sweep, read_sweeps

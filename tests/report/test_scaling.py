@@ -274,7 +274,7 @@ def test_probes_say_nothing_of_speed(scaling: Report, planted: Folders) -> None:
     assert len(probed.records) == len(scaling.records) + len(PROBES)
     told = ["record_id", "epoch_time_s", "memory_bytes", "repeats", "runs"]
     pd.testing.assert_frame_equal(probed.cases[told], scaling.cases[told])
-    assert (probed.outcomes, probed.axes) == (scaling.outcomes, scaling.axes)
+    assert (probed.outcomes, probed.varying) == (scaling.outcomes, scaling.varying)
     assert probed.warnings == scaling.warnings
     assert [e.time for e in probed.effects] == [e.time for e in scaling.effects]
     for name in ("overview", "effects", "batch-speed", "matched"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from bench.render.model import NOTHING, Cell, Level, Table
@@ -35,6 +37,13 @@ def test_a_row_says_a_cell_or_words_or_a_number_or_nothing() -> None:
     assert [row[0] for row in table.rows] == [
         Cell("words"), Cell("3", 3), Cell(NOTHING), Cell("2 s", 2.0)
     ]  # fmt: skip
+
+
+def test_a_column_writes_its_numbers_and_nan_is_nothing() -> None:
+    half = Column[int](
+        "half", "half", "", lambda row: row / 2 or math.nan, write="{:.1f} GiB".format
+    )
+    assert [row[0] for row in fill([3, 0], half).rows] == [Cell("1.5 GiB", 1.5), Cell(NOTHING)]
 
 
 def test_a_column_that_says_nothing_is_left_out_unless_it_is_there_always() -> None:

@@ -69,7 +69,7 @@ class Cluster:
             if self.address == LOCAL:
                 self._start()
             else:
-                self._join()
+                _connect(self.address)
         except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
             self.end()
             why = clean(next(iter(str(error).splitlines()), type(error).__name__))
@@ -115,9 +115,6 @@ class Cluster:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-
-    def _join(self) -> None:
-        _connect(self.address)
 
 
 def _refuse_silent(address: str) -> None:

@@ -21,20 +21,22 @@ from bench.errors import UnsupportedError, UsageError
 from bench.executors import (
     ALL,
     EXECUTORS,
-    Event,
     Executor,
     Images,
     Job,
     Lane,
+    Listener,
     Settings,
     ShortageError,
+    Stopping,
 )
 from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
-from bench.record import Outcome, Status, Yardstick
+from bench.record import Outcome, Status
 from bench.text import clean, count, last_line
 from bench.worker.messages import PhaseEntered
+from bench.yardstick import Yardstick
 
 _OPEN_S = 120.0  # actors start one after the other, and each imports the harness
 _SILENT_S = 12 * HEARTBEAT_S
@@ -217,9 +219,7 @@ class RayExecutor(Executor):
             return Yardstick(reasons={"rates": str(error)})
         return found
 
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
+    def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case on its lane's node; `lost` where the node or the actor went away."""
         import ray
 
@@ -266,8 +266,8 @@ class RayExecutor(Executor):
         post: Post,
         number: int,
         job: Job,
-        on_event: Callable[[Event], None],
-        stopping: Callable[[], bool],
+        on_event: Listener,
+        stopping: Stopping,
     ) -> Outcome:
         """Hand a job to a station and follow its reports to the last. Raises RayError: the station
         is gone; _SilentError: it says nothing any more."""
@@ -299,9 +299,7 @@ class RayExecutor(Executor):
             if report.outcome is not None:
                 return report.outcome
 
-    def _find_cause(
-        self, post: Post, error: Exception, stopping: Callable[[], bool]
-    ) -> tuple[bool, str]:
+    def _find_cause(self, post: Post, error: Exception, stopping: Stopping) -> tuple[bool, str]:
         """Whether a station was lost because its machine was taken away, and what is to be said.
 
         At first Ray knows only that an actor does not answer; by whom its node was ended it says
@@ -358,9 +356,8 @@ class RayExecutor(Executor):
                 continue
             host = node["NodeManagerHostname"]
             taken = {label for id, label in self._labels.items() if id in ids}
-            self._labels[node["NodeID"]] = next(
-                label for label in _number(host) if label not in taken
-            )
+            names = (host, *(f"{host}-{number}" for number in range(2, len(ids) + 2)))
+            self._labels[node["NodeID"]] = next(name for name in names if name not in taken)
         nodes = [
             Node(
                 node["NodeID"],
@@ -519,11 +516,6 @@ def _explain(error: Exception) -> str:
     lines = [clean(line).strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not re.fullmatch(r"\w+: \S*", line)]
     return " ".join(told)[:_SAID]
-
-
-def _number(label: str) -> Iterator[str]:
-    yield label
-    yield from (f"{label}-{n}" for n in itertools.count(2))
 
 
 def _keep(file: Path | None, data: bytes, mode: str) -> None:

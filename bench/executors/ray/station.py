@@ -59,11 +59,10 @@ class Report:
 class Station:
     """Runs one case at a time on the node, and answers questions about it.
 
-    Args:
-        executor: the one that runs the cases, ``package.module:Class``.
-        folder: the folder that the sweep was started in, used where it is there too.
-        variables: the environment variables that change results, as the sweep has them. Others of
-            that kind are removed: Ray sets OMP_NUM_THREADS=1, and a worker would inherit it.
+    ``executor`` is the one that runs the cases, ``package.module:Class``, and ``folder`` that which
+    the sweep was started in, used where it is there too. ``variables`` are those of the environment
+    that change results, as the sweep has them. Others of that kind are removed: Ray sets
+    OMP_NUM_THREADS=1, and a worker would inherit it.
     """
 
     def __init__(

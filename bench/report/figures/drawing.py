@@ -8,11 +8,10 @@ limits, ticks and series are shared over it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -25,6 +24,7 @@ from bench.precision import PRECISIONS
 from bench.render.cells import iterate, write_ratio
 from bench.render.palette import ACCENT, COLOURS, GRID, INK, MARKERS, PALETTE
 from bench.report.figures import frames
+from bench.report.figures.names import SMALL, name_points, write_near
 from bench.text import count
 
 APART = 8  # panels whose largest values differ by more share a logarithmic axis
@@ -32,8 +32,6 @@ FAR = 6  # changes by more are marked at the edge; to show them would hide the o
 
 LESS, MORE = ACCENT, PALETTE[1][0]
 """Time that a part of a step loses or gains; its side and its sign tell it too."""
-
-SMALL = 8.5  # points: the size of what is written within the axes
 
 _DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 
@@ -46,9 +44,7 @@ def list_series(whole: pd.DataFrame) -> list[str]:
 
 def plot_lines(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, **look: Any) -> None:
     """A line a series over the first column; the legend names those that this panel lacks too.
-
-    Series are told apart by more than colour.
-    """
+    Series are told apart by more than colour."""
     x, by = data.columns[0], frames.SERIES if frames.SERIES in whole else "precision"
     for i, name in enumerate(list_series(whole) if by == "precision" else whole[by].unique()):
         if by == "precision":
@@ -67,10 +63,8 @@ def add_key(ax: Axes, label: str, **look: Any) -> None:
 
 
 def share(ax: Axes, way: str, whole: pd.DataFrame, column: str, reach: float = 0) -> None:
-    """Give ``x`` or ``y`` the extent of all panels, and of ``reach``.
-
-    It is from 0, or logarithmic where panels lie far apart.
-    """
+    """Give ``x`` or ``y`` the extent of all panels, and of ``reach``. It is from 0, or logarithmic
+    where panels lie far apart."""
     tops = whole.groupby("panel")[column].max()
     low, high = whole[column].min(), max(tops.max(), reach)
     if low > 0 and tops.max() > APART * tops.min():
@@ -154,8 +148,9 @@ def _plot_beneath(
 
 def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
     """A box of step times a precision."""
+    # seaborn 0.13 tells matplotlib the direction by ``vert``, which is to go
     _plot_beneath(sns.boxplot, ax, data, whole, x, 0, saturation=1, width=0.55, linecolor=INK,
-                  linewidth=1, fliersize=2.5)  # fmt: skip
+                  linewidth=1, fliersize=2.5, vert=None, orientation="horizontal")  # fmt: skip
 
 
 def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
@@ -279,9 +274,7 @@ def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> Non
 
 def name_front(front: pd.DataFrame) -> list[str]:
     """Name cases by batch size and setting, and what these leave alike by more, until they differ.
-
-    ``64, compile``; with its precision ``64, fp16``, with its loss scale too.
-    """
+    ``64, compile``; with its precision ``64, fp16``, with its loss scale too."""
     columns = front[[frames.BATCH, "setting", "precision", "loss scale"]].astype(str)
     rows = [(*told, scale and f"loss scale {scale}") for *told, scale in columns.to_numpy()]
     named = [", ".join(filter(None, row[:2])) for row in rows]
@@ -294,10 +287,8 @@ def name_front(front: pd.DataFrame) -> list[str]:
 
 
 def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """From one step's time to another's, a row a part, each from where the row above has ended.
-
-    A tick is where a part would have ended at the machine's measured rates.
-    """
+    """From one step's time to another's, a row a part, each from where the row above has ended. A
+    tick is where a part would have ended at the machine's measured rates."""
     at, numbers = 0.0, []
     for place, (_, before, after, change, floor) in enumerate(data.itertuples(index=False)):
         if total := math.isnan(change):
@@ -324,11 +315,9 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) ->
 
 
 def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """The kinds of work of a step under what the machine was measured to do.
-
-    A kind that has no FLOP stands in a strip at the left edge, as far below the roof as it moves
-    fewer bytes a second than a copy; the area of a point is its share of the step.
-    """
+    """The kinds of work of a step under what the machine was measured to do. A kind that has no
+    FLOP stands in a strip at the left edge, as far below the roof as it moves fewer bytes a second
+    than a copy; the area of a point is its share of the step."""
     copy = float(data[frames.COPY].max()) / 1e3  # TB/s: times FLOP/byte, that is TFLOP/s
     roofs = data.groupby("precision")[frames.PRODUCT].max()
     counted = data["FLOP/byte"] > 0
@@ -448,92 +437,3 @@ def find_height(whole: pd.DataFrame) -> float:
     if frames.SERIES in whole:
         return 2.6 + 0.2 * whole[frames.SERIES].nunique()  # a line of the legend each
     return 3.3
-
-
-_BESIDE = (("left", 6, 5), ("right", -6, -5 - SMALL), ("left", 6, -5 - SMALL),
-           ("center", 0, 6), ("center", 0, -6 - SMALL), ("right", -6, 5))  # fmt: skip
-_APART = tuple(
-    (side, x * reach, y * reach)
-    for reach in (22, 36, 52, 70)
-    for side, x, y in (
-        ("left", 0.6, 1), ("center", 0, 1), ("right", -0.6, 1),
-        ("left", 0.6, -1), ("center", 0, -1), ("right", -0.6, -1),
-        ("left", 1, 0.3), ("left", 1, -0.3),
-    )
-)  # fmt: skip
-"""Where a name may stand: which part of it is held, and how far that is from the point, in points
-on paper; further off, a line leads from it to its point."""
-
-
-def write_near(
-    ax: Axes, text: str, place: Sequence[float], offset: tuple[float, float], **look: Any
-) -> Any:
-    """Write at some points on paper from a place."""
-    look = {"textcoords": "offset points", "fontsize": SMALL, **look}
-    return ax.annotate(text, (place[0], place[1]), xytext=offset, **look)
-
-
-def name_points(
-    ax: Axes,
-    points: Sequence[Sequence[float]],
-    named: Iterable[tuple[Sequence[float], str]],
-    lines: Sequence[Sequence[Sequence[float]]],
-) -> None:
-    """Write names beside points, where they cover nothing drawn, no other name, and fit.
-
-    A name that would stand near another point too is written further off, with a line to its own.
-    All ``points`` are drawn, and ``lines``, each as the points that it joins.
-    """
-    scale = 72 / ax.figure.dpi  # to points on paper
-
-    def find_on_paper(spots: Any) -> Any:
-        return (scale * ax.transData.transform(spots)).tolist()
-
-    left, bottom, right, top = (scale * end for end in ax.get_window_extent().extents)
-    dots = find_on_paper(points)
-    drawn = []
-    for line in lines:
-        for start, end in pairwise(find_on_paper(line)):  # a spot every 4 points
-            drawn += np.linspace(start, end, math.ceil(math.dist(start, end) / 4), False).tolist()
-    taken: list[Sequence[float]] = []
-    for point, name in named:
-        x, y = find_on_paper(point)
-        others = [dot for dot in dots if math.dist(dot, (x, y)) > 1]
-        width = 0.58 * SMALL * len(name)
-        for side, dx, dy in (*_BESIDE, *_APART):
-            beside = (side, dx, dy) in _BESIDE
-            x0 = x + dx - width * {"left": 0, "center": 0.5, "right": 1}[side]
-            box = (x0, y + dy, x0 + width, y + dy + SMALL)
-            end = (x + dx, y + dy + (0 if dy > 0 else SMALL))
-            leader = [] if beside else np.linspace((x, y), end, 13).tolist()
-            if (
-                not (left <= box[0] and box[2] <= right)
-                or not (bottom + 3 <= box[1] and box[3] <= top)
-                or _holds(box, dots, 4)
-                or (beside and _holds(box, others, 9))
-                or _holds(box, drawn)
-                or any(_overlap(box, other) or _holds(other, leader) for other in taken)
-                or any(math.dist(step, dot) < 4 for step in leader[3:] for dot in others)
-            ):
-                continue
-            taken.append(box)
-            drawn += leader
-            write_near(ax, name, point, (dx, dy), ha=side, va="bottom").set_in_layout(False)
-            if leader:
-                look = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkA": 0,
-                        "shrinkB": 4}  # fmt: skip
-                tie = write_near(ax, "", point, (dx, end[1] - y), arrowprops=look)
-                tie.set_in_layout(False)
-            break
-
-
-def _holds(box: Sequence[float], points: Sequence[Sequence[float]], margin: float = 0) -> bool:
-    """Whether any of some points lies within a box, or less than a margin outside."""
-    left, bottom, right, top = box
-    return any(
-        left - margin < x < right + margin and bottom - margin < y < top + margin for x, y in points
-    )
-
-
-def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

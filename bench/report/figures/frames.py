@@ -107,10 +107,8 @@ def take_speeds(group: Group, view: View) -> pd.DataFrame:
 
 def take_memory(group: Group, view: View) -> pd.DataFrame:
     """Memory by batch size; what ran out of memory stands at the card's size, or at the limit.
-
     `START` is what the process took before the first step, the median of the cases: no batch size
-    changes it. Where memory is a line, it goes on to batch sizes that are `PREDICTED`.
-    """
+    changes it. Where memory is a line, it goes on to batch sizes that are `PREDICTED`."""
     rows = keep_main(group.cases)
     data = take_quantity(group, "memory_bytes").assign(outcome=FITS)
     if not len(data):
@@ -195,11 +193,9 @@ def _name_switch(axis: str, value: Any) -> str:
 
 
 def _find_runs(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
-    """One measured run of each precision, all at the batch size that most precisions have.
-
-    Of a case's repeats, it is the one whose epoch time is the median, or the faster of the middle
-    two: it is the run that the tables tell of. ``whole`` keeps those of whole epochs.
-    """
+    """One measured run of each precision, all at the batch size that most precisions have. Of a
+    case's repeats, it is the one whose epoch time is the median, or the faster of the middle two:
+    it is the run that the tables tell of. ``whole`` keeps those of whole epochs."""
     cases = group.cases[group.cases["part"] == 1] if whole else group.cases
     rows = keep_main(cases) if len(cases) else cases
     rows = rows[rows["status"].isin(TIMED)]
@@ -228,10 +224,8 @@ def _read_steps(rows: pd.DataFrame, view: View) -> Iterator[tuple[Any, pd.DataFr
 
 
 def thin_steps(steps: pd.DataFrame, images: float, ends: Sequence[float]) -> pd.DataFrame:
-    """Steps as means over images, by share of an epoch of ``images``; several epochs pass 100 %.
-
-    A mean ends where as many images were seen as one of the rising ``ends`` says, and at the end.
-    """
+    """Steps as means over images, by share of an epoch of ``images``; several epochs pass 100 %. A
+    mean ends where as many images were seen as one of the rising ``ends`` says, and at the end."""
     steps = steps[steps["images"] > 0]
     seen = steps["images"].cumsum()
     bin = np.searchsorted(ends, seen)
@@ -244,9 +238,8 @@ def thin_steps(steps: pd.DataFrame, images: float, ends: Sequence[float]) -> pd.
 
 def take_curves(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
     """Loss and accuracy through the epoch per precision, and the published curves that match.
-
-    Beside a published curve, which has a mean for each fifty steps, all are means over its images.
-    """
+    Beside a published curve, which has a mean for each fifty steps, all are means over its
+    images."""
     rows, reference = _find_runs(group, view, whole), view.report.reference
     ours, theirs = [*_read_steps(rows, view)], []
     if ours and reference is not None and (rows["kind"] != "published").any():
@@ -277,11 +270,9 @@ def take_steps(group: Group, view: View) -> pd.DataFrame:
 
 
 def take_rates(view: View) -> Parts:
-    """The learning rate of each step, a series for each way in which it goes.
-
-    Empty where it is the same in every step of every case. The title names the axes whose values
-    name the series, and how many of all are shown. Of series that look alike, the first is shown.
-    """
+    """The learning rate of each step, a series for each way in which it goes. Empty where it is the
+    same in every step of every case. The title names the axes whose values name the series, and how
+    many of all are shown. Of series that look alike, the first is shown."""
     for group in view.groups:
         rows = group.all[group.all["status"].isin(TIMED)]
         axes = [axis for axis in LEARNING if rows[axis].nunique() > 1]
@@ -323,22 +314,18 @@ def _spread_out(
 ) -> Iterator[tuple[Any, pd.DataFrame]]:
     """At most `MOST_SERIES`: every value of the other axes before a second batch size."""
     seen: set[tuple[str, Any]] = set()
-    values = [
-        {(axis, getattr(row, axis)) for axis in axes if axis != "batch_size"} for row, _ in curves
-    ]
-    left = list(range(len(curves)))
+    others = [axis for axis in axes if axis != "batch_size"]
+    left = [({(axis, getattr(row, axis)) for axis in others}, (row, part)) for row, part in curves]
     for _ in range(min(MOST_SERIES, len(curves))):
-        best = max(left, key=lambda place: len(values[place] - seen))
-        seen |= values[best]
-        left.remove(best)
-        yield curves[best]
+        best = max(left, key=lambda one: len(one[0] - seen))
+        left = [one for one in left if one is not best]
+        seen |= best[0]
+        yield best[1]
 
 
 def take_waterfall(why: Explanation) -> pd.DataFrame:
-    """The way from one step time to another: a row a part, between the two steps.
-
-    `FLOOR` is what the part after would take at the machine's measured rates.
-    """
+    """The way from one step time to another: a row a part, between the two steps. `FLOOR` is what
+    the part after would take at the machine's measured rates."""
     parts = why.b.breakdown.parts if why.ceiling else ()
     floors = {part.name: part.floor_s for part in parts if part.floor_s is not None}
     before, after = why.a.step.step_s, why.b.step.step_s
@@ -361,10 +348,8 @@ def take_waterfall(why: Explanation) -> pd.DataFrame:
 
 def take_roofline(why: Explanation) -> pd.DataFrame:
     """The kinds of work of two steps: what each computes and moves a second, and the two limits.
-
     Empty where the machine's rates are not known. Kinds that take less than `LEAST_SHARE` of both
-    steps are left out.
-    """
+    steps are left out."""
     lines: list[dict[str, Any]] = []
     large = {part.name for side in (why.a, why.b) for part in side.breakdown.parts
              if part.time_s >= LEAST_SHARE * side.step.step_s}  # fmt: skip
@@ -378,9 +363,8 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
             if part.name not in large or part.bytes <= 0 or part.counted_s <= 0:
                 continue
             speed, traffic = part.flop / part.counted_s, part.bytes / part.counted_s
-            if speed > peaks.products.get(side.format, math.inf) or traffic > (
-                peaks.copy or math.inf
-            ):
+            most = peaks.products.get(side.format, math.inf), peaks.copy or math.inf
+            if speed > most[0] or traffic > most[1]:
                 continue  # above the data sheet: wrong, or of a cache
             lines.append({
                 "work": f"{ESTIMATE * (part.name in estimates)}{name_part(part.name)}",
@@ -395,37 +379,29 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
 def take_scaling(view: View) -> Parts:
     """The speed-up over one GPU by their number and precision; lines without one are left out."""
     for title, lines in split_lines(view.report):
-        yield (
-            title,
-            pd.DataFrame(
-                {GPUS: point.gpus, "precision": point.row.precision, WIDER: speedup}
-                for line in lines
-                if line.base
-                for point, speedup in ((p, 1.0 if p is line.base else p.speedup) for p in line.all)
-                if math.isfinite(speedup) and (point is line.base or point.gpus > 1)
-            ),
-        )
+        rows = []
+        for base, point in ((line.base, point) for line in lines for point in line.all):
+            speedup = 1.0 if point is base else point.speedup
+            if base and math.isfinite(speedup) and (point is base or point.gpus > 1):
+                rows.append((point.gpus, point.row.precision, speedup))
+        yield title, pd.DataFrame(rows, columns=[GPUS, "precision", WIDER])
 
 
 def take_tax(view: View) -> Parts:
     """The speed-up over fp32 by the number of GPUs and precision."""
     for title, lines in split_lines(view.report):
-        yield (
-            title,
-            pd.DataFrame(
-                {GPUS: gpus, "precision": tax.line.points[0].row.precision, OVER_FP32: speedup}
-                for tax in find_taxes(lines)
-                for gpus, speedup in tax.speedups.items()
-            ),
-        )
+        rows = [
+            (gpus, tax.line.points[0].row.precision, speedup)
+            for tax in find_taxes(lines)
+            for gpus, speedup in tax.speedups.items()
+        ]
+        yield title, pd.DataFrame(rows, columns=[GPUS, "precision", OVER_FP32])
 
 
 def take_changes(view: View) -> Parts:
     """What each change does to some metrics, as a ratio; of times inverse, to be a speed.
-
     ``lowest`` and ``highest`` are over the pairs; ``low`` and ``high`` the 95 % interval of their
-    mean, empty where there are too few repeats.
-    """
+    mean, empty where there are too few repeats."""
     for title, metric, power in (
         ("Speed: right is faster", "epoch_time_s", -1),
         ("Memory: left is less", "memory_bytes", 1),
@@ -454,16 +430,14 @@ def _shorten(name: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def take_switches(view: View) -> Parts:
-    """The epoch times of pairs of cases with a switch off and on, a panel a switch.
-
-    A row is a pair, the largest speed-up first; of more than `MOST_PAIRS`, some are there.
-    """
+    """The epoch times of pairs of cases with a switch off and on, a panel a switch. A row is a
+    pair, the largest speed-up first; of more than `MOST_PAIRS`, some are there."""
     cases = view.report.cases.set_index("cell", drop=False)
     for effect in view.report.effects:
         if effect.before != "off":
             continue
         off, on = (cases.loc[[pair[side] for pair in effect.pairs]] for side in (0, 1))
-        told = [name for name in view.report.axes if name != effect.axis]
+        told = [name for name in view.report.varying if name != effect.axis]
         data = _frame({
             "case": [_name_case(row, told, view.report) for row in iterate(off)],
             "precision": off["precision"].to_numpy(), OFF: off["epoch_time_s"].to_numpy(),

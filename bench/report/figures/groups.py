@@ -20,15 +20,14 @@ from bench.record import Status
 from bench.render.cells import TIMED, take_first
 from bench.report.document import Report
 from bench.store.attempts import number_groups
-from bench.study.axes import find_varying, list_naming_axes, name_axis, name_value
+from bench.study.axes import find_varying, name_axis, name_value
 from bench.study.summaries import SOURCE
 from bench.study.sweeps import MOST_STEP_BYTES
 
 MOST_PANELS = 6  # of one figure: the machines, models and datasets with the most cases
 MOST_LINES = 6  # panels of a figure: the first lines that differ in more than their precision
 
-PANEL = (*SOURCE, "model", "dataset", "kind", "environment")
-"""What the cases of one panel agree on."""
+PANEL = (*SOURCE, "model", "dataset", "kind", "environment")  # what the cases of one panel agree on
 
 _FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
 HELD = tuple(name for name in AXES if name not in _FREE)
@@ -94,11 +93,9 @@ def _drop_shorter(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _keep_baseline(cases: pd.DataFrame) -> pd.DataFrame:
-    """The cases at the commonest values of `HELD`; of equally common ones, the defaults.
-
-    Batches in one piece, and without a memory limit, come first where they were timed at several
-    batch sizes.
-    """
+    """The cases at the commonest values of `HELD`; of equally common ones, the defaults. Batches in
+    one piece, and without a memory limit, come first where they were timed at several batch
+    sizes."""
 
     def judge(cases: pd.DataFrame) -> tuple[int, int, int, int]:
         first, timed = take_first(cases), cases[cases["status"].isin(TIMED)]
@@ -131,11 +128,9 @@ def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
 
 
 def split_lines(report: Report) -> Iterator[tuple[str, list[Line]]]:
-    """Lines that differ in nothing but their precision, each such part with its title.
-
-    Of a precision with several loss scales, the first is drawn.
-    """
-    axes = [name for name in list_naming_axes(report.axes) if name not in FOLLOWS["precision"]]
+    """Lines that differ in nothing but their precision, each such part with its title. Of a
+    precision with several loss scales, the first is drawn."""
+    axes = [name for name in report.named if name not in FOLLOWS["precision"]]
     parts: dict[tuple[bool, int], dict[str, Line]] = {}
     for line in report.lines:
         part = parts.setdefault((line.strong, line.group), {})

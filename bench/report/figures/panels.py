@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,11 +131,9 @@ def _draw_apart(figure: Figure) -> Figure:
     return replace(figure, panels=tuple(panels), legend=legend)
 
 
-@contextmanager
-def _style(salt: str) -> Iterator[None]:
+def _style(salt: str) -> AbstractContextManager[None]:
     style: Any = {**sns.axes_style("whitegrid"), **_RC, "svg.hashsalt": salt}
-    with mpl.rc_context(style):
-        yield
+    return mpl.rc_context(style)
 
 
 def _save(canvas: Canvas) -> str:
@@ -158,11 +156,8 @@ def _count_columns(labels: Iterable[str], width: float) -> int:
 
 
 def write_figures(report: Report, folder: Path) -> None:
-    """Write each figure as one picture with all its panels, as SVG and PNG.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write each figure as one picture with all its panels, as SVG and PNG. Raises OSError: the
+    folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     for figure in plan_figures(report):
         with _style(figure.name):

@@ -38,10 +38,8 @@ class Sketch:
 def each_group(
     take: Callable[[Group, View], pd.DataFrame], least: int = 1
 ) -> Callable[[View], Parts]:
-    """A panel a group, at its baseline; none at all where no panel has ``least`` rows.
-
-    The batch sizes that are the same along each line stand in its title.
-    """
+    """A panel a group, at its baseline; none at all where no panel has ``least`` rows. The batch
+    sizes that are the same along each line stand in its title."""
 
     def take_all(view: View) -> Parts:
         parts = [(group, take(group, view)) for group in view.groups]
@@ -73,8 +71,7 @@ _SAME_IMAGES = (
     "which are those of 50 steps."
 )
 
-CHANGES = "changes"
-"""The figure of the effects, which stands beside their table."""
+CHANGES = "changes"  # the figure of the effects, which stands beside their table
 
 SKETCHES: tuple[Sketch, ...] = (
     Sketch(

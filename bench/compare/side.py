@@ -1,0 +1,154 @@
+"""One side of a comparison: a sweep, or the part of one that has one value of an axis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.case import AXES, Case
+from bench.compare.conditions import CONDITIONS, HOST_BOUND, TREND, Condition
+from bench.errors import UsageError
+from bench.record import COMPARABLE, RELIABLE, Status
+from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
+from bench.store.reader import read_cases, read_records, records_file
+from bench.study.columns import Columns
+from bench.study.doubts import DOUBTS
+from bench.study.metrics import METRICS, Metric
+from bench.study.summaries import measure_part
+from bench.study.sweeps import mend_ends
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Readings = list[tuple[int, float]]  # seed and value of each repeat
+
+
+@dataclass(frozen=True)
+class Part:
+    """How much of an epoch a side measured of a case."""
+
+    share: float  # of an epoch: at most the case's fraction
+    steps: int | None  # those that ``--steps`` allowed, where they are what made it less
+    known: bool  # false for steps none of which was measured; ``share`` is then the fraction
+
+    def __str__(self) -> str:
+        """As it was asked for: ``fraction 0.25`` or ``20 steps``."""
+        return f"fraction {self.share:.3g}" if self.steps is None else f"{self.steps} steps"
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """A case as one side ran it, in one environment."""
+
+    side: str  # its name
+    case: Case
+    part: Part
+    runs: list[Mapping[Any, Any]]  # its records, of the columns that are asked for
+
+    def readings(self, metric: Metric) -> Readings:
+        """Seed and value of each repeat that has one."""
+        counted = RELIABLE if metric.diverged else {Status.OK}
+        return [
+            (int(run["run_seed"]), metric.read(value))
+            for run in self.runs
+            if run["status"] in counted and (value := run[metric.column]) == value  # NaN is empty
+        ]
+
+    def know(self, condition: Condition) -> list[Any]:
+        """What the runs that were measured and are used know of a condition."""
+        used = [run for run in self.runs if run["status"] in RELIABLE]
+        told = ((run[condition.column], run[condition.known or condition.column]) for run in used)
+        return [cell for cell, known in told if known == known]
+
+    @cached_property
+    def outcomes(self) -> dict[str, int]:
+        """How many runs ended in each way."""
+        return dict(Counter(run["status"] + " (inferred)" * run["inferred"] for run in self.runs))
+
+    @property
+    def severities(self) -> list[int]:
+        """Of the runs, best first: 0 is ok, 1 diverged, 2 not to be used."""
+        order = {Status.OK: 0, Status.DIVERGED: 1}
+        return sorted(order.get(run["status"], 2) for run in self.runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side: the latest attempt at each of its runs, without sentinels."""
+
+    name: str  # what tables call it: A, B, or a value of an axis, such as ``on``
+    title: str  # what lines call it that stand alone, such as ``compile default``
+    path: Path
+    records: pd.DataFrame  # with a ``cell``, a number for each case in each environment
+    cases: list[Case]  # that of each record
+
+    @cached_property
+    def ran(self) -> dict[int, Ran]:
+        """What it ran, by ``cell``."""
+        names = {"cell", "part", "measured_steps", "status", "inferred", "executor", "run_seed"}
+        names |= {metric.column for metric in METRICS.values()}
+        names |= {name for c in CONDITIONS for name in (c.column, c.known) if name}
+        runs = self.records[[*names]].to_dict("records")
+        known = {
+            case
+            for case, run in zip(self.cases, runs, strict=True)
+            if case.steps is None or run["measured_steps"] == run["measured_steps"]
+        }
+        parts = {
+            case: Part(
+                run["part"], case.steps if run["part"] < case.fraction else None, case in known
+            )
+            for case, run in zip(self.cases, runs, strict=True)
+        }
+        found: dict[int, Ran] = {}
+        for case, run in zip(self.cases, runs, strict=True):
+            found.setdefault(run["cell"], Ran(self.name, case, parts[case], [])).runs.append(run)
+        return found
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """A row for each cell, as `bench.study.pairs.match` takes it."""
+        wanted = ["cell", "part", *AXES, *COMPARABLE]
+        first = self.records.loc[~self.records["cell"].duplicated(), wanted].set_index("cell")
+        return first.assign(known=[self.ran[cell].part.known for cell in first.index])
+
+    def has(self, column: str) -> bool:
+        """Whether any run has a value of ``column``."""
+        return bool(self.records[column].notna().any())
+
+    def environment(self, name: str) -> list[str]:
+        """The distinct values of an environment column; none where all are empty."""
+        values = dict.fromkeys(self.records[name].tolist())  # as many calls as columns: no pandas
+        known = (value for value in values if value == value and value != "")
+        return [f"{value:.0f}" if isinstance(value, float) else str(value) for value in known]
+
+    def mixes(self, name: str) -> bool:
+        """Whether runs on one device, of one dataset or one model disagree on what must agree."""
+        if name not in COMPARABLE or self.records[name].nunique() < 2:
+            return False
+        cells = self.records[[name, *COMPARABLE[name]]]
+        known = cells[cells[name] != ""]
+        return bool((known.groupby(list(COMPARABLE[name]))[name].nunique() > 1).any())
+
+
+def read_side(name: str, path: Path) -> Side:
+    """Read one side. Raises UsageError: it has no records, or they cannot be read."""
+    every = mend_ends(read_records(path), records_file(path))
+    records = keep_cases(every)
+    if len(every) and not len(records):
+        raise UsageError(f"{path}: has only probes of bench.fit; compare sweeps")
+    if not len(records):
+        raise UsageError(f"{path}: no records yet; compare sweeps that have run")
+    records = keep_latest(records).reset_index(drop=True)
+    for column in (TREND, HOST_BOUND):
+        records[column] = DOUBTS[column].find(Columns(records))
+    records["part"] = measure_part(records)
+    # what a run did not get to know of what ran it is its case's
+    filled = fill_unknown(records, number_groups(records, AXES))
+    records = records.assign(**{name: filled[name] for name in COMPARABLE})
+    records["cell"] = number_groups(records, [*AXES, *COMPARABLE])
+    return Side(name, name, path, records, read_cases(records))

@@ -1,0 +1,103 @@
+"""JSON values, read as the types that they were written from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+Reader = Callable[[Any], Any]
+
+
+def read_value(kind: Any, value: Any) -> Any:
+    """Read a value as a dataclass, which is a table of its fields or a row of all of them, or as an
+    enum, a literal, a list, a tuple, a table, a union or a plain type.
+
+    Raises ValueError: it is none; says where in it, and why. Raises TypeError: a field is missing.
+    """
+    return _make_reader(kind)(value)
+
+
+@cache
+def _make_reader(kind: Any) -> Reader:
+    options, origin = get_args(kind), get_origin(kind)
+    if kind is Any:
+        return lambda value: value
+    if is_dataclass(kind):
+        return _read_fields(kind)
+    if origin is Literal:
+        return lambda value: _choose(value, options)
+    if origin in (Union, UnionType):
+        return _read_union([_make_reader(one) for one in options if one is not NoneType])
+    if origin is dict:
+        reader = _make_reader(options[1])
+        return lambda table: {k: _within(k, reader, v) for k, v in _expect(dict, table).items()}
+    if origin in (list, tuple):
+        number = None if origin is list or Ellipsis in options else len(options)
+        return _read_list(origin, _make_reader(options[0]), number)  # all of a tuple are alike
+    return kind if issubclass(kind, Enum) else lambda value: _expect(kind, value)
+
+
+def _expect(kind: type, value: Any) -> Any:
+    # JSON knows no difference between 2 and 2.0, and bool is an int to Python
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{value!r} is not of type {kind.__name__}")
+    return value
+
+
+def _choose(value: Any, options: tuple[Any, ...]) -> Any:
+    if value not in options:
+        raise ValueError(f"{value!r} is none of {', '.join(options)}")
+    return value
+
+
+def _within(place: str, reader: Reader, value: Any) -> Any:
+    try:
+        return reader(value)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def _read_list(kind: type, reader: Reader, number: int | None) -> Reader:
+    def read(values: Any) -> Any:
+        if len(_expect(list, values)) != (len(values) if number is None else number):
+            raise ValueError(f"{len(values)} values in place of {number}")
+        return kind(map(reader, values))
+
+    return read
+
+
+def _read_union(readers: list[Reader]) -> Reader:
+    def read(value: Any) -> Any:
+        if value is None:
+            return None
+        for reader in readers[:-1]:
+            with suppress(ValueError):
+                return reader(value)
+        return readers[-1](value)
+
+    return read
+
+
+def _read_fields(kind: Any) -> Reader:
+    hints = get_type_hints(kind)
+    readers = {field.name: _make_reader(hints[field.name]) for field in fields(kind)}
+
+    def read(value: Any) -> Any:
+        if isinstance(value, list):
+            if len(value) != len(readers):
+                raise ValueError(f"{len(value)} values, where {kind.__name__} has {len(readers)}")
+            return kind(
+                *(reader(cell) for reader, cell in zip(readers.values(), value, strict=True))
+            )
+        if unknown := sorted(_expect(dict, value).keys() - readers.keys()):
+            raise ValueError(f"no field {unknown[0]!r}; right values: {', '.join(sorted(readers))}")
+        return kind(**{name: _within(name, readers[name], one) for name, one in value.items()})
+
+    return read

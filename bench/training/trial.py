@@ -1,0 +1,350 @@
+"""A user's network or workload, tried once on the CPU before anything is measured."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import IterableDataset
+
+from bench.data.batches import count_items
+from bench.data.loader import Loading, load_items
+from bench.data.sources import SHAPE
+from bench.errors import UsageError
+from bench.models.freezing import NONE, freeze, normalises_batches
+from bench.models.weights import fit_weights
+from bench.precision import PRECISIONS
+from bench.training.loop import Training
+from bench.workloads import Loss, Workload, WorkloadFacts
+
+if TYPE_CHECKING:
+    from bench.data.sources import Shape
+
+_TRIED = 2
+"""Items that are tried: BatchNorm needs as many."""
+
+_CPU = torch.device("cpu")
+
+
+def attempt(what: str, action: Callable[[], Any]) -> Any:
+    """Do ``action``, which runs the user's code. Raises UsageError: whatever it raises, in a line
+    that begins with ``what``."""
+    try:
+        return action()
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if _is_theirs(Path(frame.filename))]
+        place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+        message = " ".join(str(error).split())[:300]
+        raise UsageError(f"{what}: {type(error).__name__}: {message}{place}") from error
+
+
+_HARNESS = Path(__file__).parents[1]
+
+_LIBRARIES = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+
+
+def _is_theirs(file: Path) -> bool:
+    return file.is_file() and not is_library(file) and _HARNESS not in file.parents
+
+
+def is_library(file: Path) -> bool:
+    file = file.resolve()
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return bool(installed) or any(folder in file.parents for folder in _LIBRARIES)
+
+
+# ----------------------------------------------------------------------------------------- networks
+
+
+def check_network(name: str, model: object) -> nn.Module:
+    """Check what the factory of a user's model made. Raises UsageError: it cannot be trained."""
+    if isinstance(model, Workload):
+        raise UsageError(f"model {name!r} returned a workload; give it as --workload")
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
+        )
+    if not list(model.parameters()):
+        raise UsageError(f"model {name!r} has no parameters; there is nothing to train")
+    return model
+
+
+def count_outputs(name: str, model: nn.Module, shape: Shape) -> int:
+    """Take a training step's forward pass on two images, float32 (2, *shape), on the device that
+    the network puts itself on; the classes that it tells apart. Raises UsageError: it is no network
+    for such images."""
+    images = torch.zeros(_TRIED, *shape, device=next(model.parameters()).device)
+    model.train()
+    given = "" if shape == SHAPE else f", those of --input {'x'.join(map(str, shape))}"
+    tried = f"model {name!r} fails on {tuple(images.shape)} images{given}"
+    logits = attempt(tried, lambda: model(images))
+    if not isinstance(logits, Tensor):
+        raise UsageError(
+            f"model {name!r} returns {type(logits).__name__}; forward returns a tensor of logits, "
+            "(N, classes)"
+        )
+    if logits.ndim != 2 or len(logits) != _TRIED:
+        raise UsageError(
+            f"model {name!r} gives {tuple(logits.shape)} for {_TRIED} images; forward returns "
+            f"logits of shape ({_TRIED}, classes)"
+        )
+    return int(logits.shape[1])
+
+
+def check_tuning(
+    what: str, model: nn.Module, workload: Workload, freezes: Sequence[str], starts: Sequence[str]
+) -> tuple[str, ...]:
+    """Check that a network, ``what`` in a UsageError, can start from files and be frozen, and leave
+    it as it is; those of ``freezes`` that leave no BatchNorm which normalises by the batch."""
+    still = []
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for path in starts:
+            attempt(f"--start {path}", partial(fit_weights, model, path, workload.find_head))
+        for setting in freezes:
+            frozen = partial(freeze, model, setting, workload.find_head)
+            if not normalises_batches(model, attempt(f"--freeze {setting}", frozen)):
+                still.append(setting)
+            for parameter in trained:
+                parameter.requires_grad_()
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from error
+    return tuple(still)
+
+
+# ---------------------------------------------------------------------------------------- workloads
+
+
+class Trial:
+    """A user's workload, tried on two items. Each method raises UsageError: the workload breaks the
+    protocol of `Workload`; one line says how."""
+
+    def __init__(self, name: str, workload: Workload) -> None:
+        self.name, self.workload = name, workload
+
+    def _refuse(self, what: str) -> UsageError:
+        return UsageError(f"workload {self.name!r}: {what}")
+
+    def _attempt(self, method: str, action: Callable[[], Any]) -> Any:
+        return attempt(f"workload {self.name!r}: {method} fails", action)
+
+    def build_network(self) -> nn.Module:
+        model = self._attempt("build_model", self.workload.build_model)
+        if not isinstance(model, nn.Module):
+            raise self._refuse(
+                f"build_model returned {type(model).__name__}; it must return a torch.nn.Module"
+            )
+        if not any(p.requires_grad for p in model.parameters()):
+            raise self._refuse("its network has no parameters that require gradients")
+        return model
+
+    def check_head(self, model: nn.Module) -> None:
+        head = self._attempt("find_head", partial(self.workload.find_head, model))
+        if not any(module is head for module in model.modules()):
+            raise self._refuse(
+                f"find_head returned {type(head).__name__} that is no layer of the network; it "
+                "must return one of the modules of the network that it is given"
+            )
+
+    def run(self, model: nn.Module, freezes: Sequence[str] = ()) -> WorkloadFacts:
+        """Take the loss of a batch of two and its gradients, on the CPU, and look at everything.
+        Then take a training step of the batch in fp32 and in bf16, and one with each of
+        ``freezes``."""
+        workload = self.workload
+        units = self._check_numbers()
+        batch, again = self._make_batch(), self._make_batch()
+        tensors = self._check_batch("make_batch", batch)
+        if not all(map(torch.equal, tensors, self._check_batch("make_batch", again))):
+            raise self._refuse(
+                "make_batch made two different batches from one seed; draw random numbers only "
+                "from the generator that it is given"
+            )
+        if workload.test_samples >= 2:
+            tested = self._attempt("make_test_batch", lambda: workload.make_test_batch(0, 2, _CPU))
+            self._check_batch("make_test_batch", tested)
+        model.train()
+        calls = 0
+
+        def network(*inputs: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return model(*inputs, **named)
+
+        made = self._attempt("compute_loss", lambda: workload.compute_loss(network, batch))
+        if not calls:
+            raise self._refuse(
+                "compute_loss does not call the network that it is given; call it, and no other, "
+                "since only that one computes in the case's precision"
+            )
+        loss = self._check_loss(made, units)
+        self._attempt("the backward pass", loss.backward)
+        if all(p.grad is None for p in model.parameters()):
+            raise self._refuse("no weight of the network receives a gradient")
+        optimizer = self._try_optimizer([p for p in model.parameters() if p.requires_grad])
+        dataset = self._attempt("build_dataset", workload.build_dataset)
+        if dataset is not None:
+            items = self._try_dataset(dataset, tensors)
+            what = "compute_loss of items of build_dataset"
+            self._attempt(what, lambda: workload.compute_loss(network, items))
+        self._try_steps(batch, freezes)
+        return WorkloadFacts(
+            workload.samples,
+            workload.count_units(workload.samples),
+            workload.count_units(workload.test_samples) if workload.test_samples else 0,
+            workload.unit.strip(),
+            optimizer,
+            dataset is not None,
+        )
+
+    def _check_numbers(self) -> int:
+        """Check what the workload counts; the units that two items are."""
+        workload = self.workload
+        if not (isinstance(workload.unit, str) and workload.unit.strip()):
+            raise self._refuse("its unit is empty; name what is counted, such as 'tokens'")
+        for what, least in (("samples", 2), ("test_samples", 0)):
+            number = getattr(workload, what)
+            if type(number) is not int or number < least:
+                right = f"it must be a whole number of at least {least}"
+                raise self._refuse(f"{what} is {number!r}; {right}")
+        units = self._attempt("count_units", lambda: workload.count_units(2))
+        if type(units) is not int or units < 1:
+            right = "it must be a whole number of at least 1"
+            raise self._refuse(f"count_units(2) is {units!r}; {right}")
+        return units
+
+    def _make_batch(self) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return self._attempt("make_batch", lambda: self.workload.make_batch(2, _CPU, generator))
+
+    def _check_batch(self, method: str, batch: Any) -> list[Tensor]:
+        tensors = _list_tensors(batch)
+        try:
+            items = count_items(batch)
+        except ValueError as error:
+            raise self._refuse(f"{method} returned no batch: {error}") from error
+        if items != 2:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise self._refuse(
+                f"{method} made {items} items where 2 were asked for; its tensors have the shapes "
+                f"{shapes}"
+            )
+        for tensor in tensors:
+            if tensor.device != _CPU:
+                raise self._refuse(
+                    f"{method} made a tensor on {tensor.device} where cpu was asked for"
+                )
+            if tensor.requires_grad:
+                raise self._refuse(f"{method} made a tensor that requires a gradient; detach it")
+        return tensors
+
+    def _check_loss(self, made: Any, units: int) -> Tensor:
+        loss, correct = (made.loss, made.correct) if isinstance(made, Loss) else (made, None)
+        if not isinstance(loss, Tensor):
+            raise self._refuse(
+                f"compute_loss returned {type(loss).__name__}; it must return a tensor or a Loss"
+            )
+        if loss.shape != () or loss.dtype != torch.float32:
+            raise self._refuse(
+                f"compute_loss returned {loss.dtype} of shape {tuple(loss.shape)}; the loss must "
+                "be float32 of shape (), the mean over the batch"
+            )
+        if not loss.isfinite():
+            raise self._refuse(f"compute_loss returned {float(loss.detach())} for the first batch")
+        if correct is not None and not (
+            isinstance(correct, Tensor)
+            and correct.shape == ()
+            and not correct.is_floating_point()
+            and 0 <= int(correct) <= units
+        ):
+            shown = correct.tolist() if isinstance(correct, Tensor) else correct
+            raise self._refuse(
+                f"correct is {shown!r}; it must be an integer tensor of shape (), from 0 to what "
+                f"count_units says, {units} for two items"
+            )
+        if not loss.requires_grad:
+            raise self._refuse(
+                "the loss does not depend on the network's weights; do not detach it, or compute "
+                "it under torch.no_grad"
+            )
+        return loss
+
+    def _try_optimizer(self, parameters: list[Tensor]) -> str:
+        """The class of the workload's own optimizer; empty where it has none."""
+        make = partial(self.workload.build_optimizer, parameters, 1e-3)
+        made = self._attempt("build_optimizer", make)
+        if made is None:
+            return ""
+        if not isinstance(made, torch.optim.Optimizer):
+            raise self._refuse(
+                f"build_optimizer returned {type(made).__name__}; it must return a "
+                "torch.optim.Optimizer, or None"
+            )
+        stepped = {id(p) for group in made.param_groups for p in group["params"]}
+        if not stepped <= {id(p) for p in parameters}:
+            raise self._refuse(
+                "build_optimizer made an optimizer of other tensors; give it only the parameters "
+                "that build_optimizer is given"
+            )
+        return type(made).__name__
+
+    def _try_dataset(self, dataset: Any, like: list[Tensor]) -> Any:
+        """Make a batch of the first two items of a dataset, and compare it with one of
+        make_batch."""
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+            raise self._refuse(
+                f"build_dataset returned {type(dataset).__name__}; it returns a map-style dataset, "
+                "with __getitem__ and __len__"
+            )
+        samples = self.workload.samples
+        if (items := self._attempt("build_dataset: len()", lambda: len(dataset))) != samples:
+            raise self._refuse(
+                f"build_dataset has {items} items, and samples is {samples}; an epoch is as many "
+                "with either --loader, so make them equal"
+            )
+        loaded = load_items(
+            dataset, batch_size=2, micro_batch=2, device=_CPU, seed=0, loading=Loading()
+        )
+        made = self._attempt("a batch of build_dataset", lambda: next(loaded.evaluation()))
+        if (got := _name_kinds(_list_tensors(made))) != (wanted := _name_kinds(like)):
+            raise self._refuse(
+                f"torch's default_collate of items of build_dataset gives {got}; make_batch gives "
+                f"{wanted}"
+            )
+        return made
+
+    def _try_steps(self, batch: Any, freezes: Sequence[str]) -> None:
+        """Step once as a case does: where weights stay in fp32, where they are cast, with each
+        freeze, which may leave an optimizer or a loss without what it needs."""
+        tried = [("fp32", NONE), ("bf16", NONE), *(("fp32", frozen) for frozen in freezes)]
+        for precision, frozen in tried:
+            where = f"{precision} with --freeze {frozen}" if frozen != NONE else precision
+            make = partial(
+                Training,
+                self.build_network(),
+                PRECISIONS[precision],
+                _CPU,
+                lr=1e-3,
+                frozen=frozen,
+                workload=self.workload,
+            )
+            training = self._attempt(f"a training in {where}", make)
+            self._attempt(f"a training step in {where}", partial(training.step, batch))
+
+
+def _list_tensors(batch: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def _name_kinds(tensors: list[Tensor]) -> str:
+    kinds = (f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors)
+    return ", ".join(kinds)

@@ -1,0 +1,217 @@
+"""A measured epoch: its clock, its evaluation, and the columns and rows that they fill."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import median
+from typing import Any
+
+import torch
+
+from bench.case import Case, micro_batch, whole_batch
+from bench.data.batches import Supply
+from bench.limits import find_ends
+from bench.record import EpochRow, Measurement, Step
+from bench.training.loop import Epoch, Training, merge, train_epoch
+from bench.training.timing import Certainty, StepClock, extrapolate, synchronize
+from bench.worker.messages import Channel, Finished, Reporter
+from bench.worker.preparation import count_steps
+from bench.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Tested:
+    loss: float
+    accuracy: float | None
+    time_s: float
+
+
+@dataclass
+class TimedEpoch:
+    """A measured epoch: what its steps left behind, each one's time in s and learning rate."""
+
+    epoch: Epoch
+    times: list[float]
+    rates: list[float]
+    time_s: float
+    tested: Tested | None = None
+
+    def average(self) -> tuple[float | None, float | None]:
+        """Mean loss, None where it is not finite, and the share that was predicted right."""
+        epoch, images = self.epoch, sum(self.epoch.images)
+        total = sum(n * loss for n, loss in zip(epoch.images, epoch.losses, strict=True))
+        return finite(total / images), sum(epoch.correct) / images if epoch.correct else None
+
+
+def train(
+    training: Training,
+    batches: Supply,
+    case: Case,
+    index: int,
+    rates: list[float],
+    channel: Channel,
+) -> Callable[[], TimedEpoch]:
+    """Train epoch ``index`` between two device synchronisations, by the learning rates of each step
+    of all epochs; what it read is fetched later."""
+    device, steps = training.device, count_steps(case, batches)
+    clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
+    first = index * len(batches)
+    own = rates[first : first + steps]
+    parts = batches.divide(index, steps=steps)
+    arguments: tuple[Any, ...] = (training, parts, clock, report, own)
+    if case.until is not None:
+        full = batches.samples / whole_batch(case)
+        arguments += (Certainty(case.until, clock, full, _count_ahead(case)),)
+    synchronize(device)
+    start = time.perf_counter()
+    fetch = train_epoch(*arguments)
+    synchronize(device)
+    time_s = time.perf_counter() - start
+
+    def read() -> TimedEpoch:
+        times = clock.read()
+        return TimedEpoch(fetch(), times, own[: len(times)], time_s)
+
+    return read
+
+
+def _count_ahead(case: Case) -> int:
+    return math.ceil(case.workers * case.prefetch / case.accumulate)
+
+
+def join_epochs(ranks: Sequence[Sequence[TimedEpoch]]) -> list[TimedEpoch]:
+    """The epochs of all processes, of those of each: as long as the slowest took. The times of
+    steps, and what the test data gave, are those of the first."""
+    return [
+        replace(ones[0], epoch=merge([o.epoch for o in ones]), time_s=max(o.time_s for o in ones))
+        for ones in zip(*ranks, strict=True)
+    ]
+
+
+def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
+    """Measure loss and accuracy on the test data, and how long that takes. Raises UsageError: there
+    is none.
+
+    Training goes on as if nothing had been evaluated: weights and BatchNorm's statistics stay, and
+    what a model draws at random meanwhile is put back.
+    """
+    # made anew each time: kept, they would stand in the next epoch's memory
+    batches = workload.open_tests(batch_size=micro_batch(case), device=training.device)
+    cards = [training.device] if training.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(cards):
+            # evaluation mode is new to cuDNN and the compiler: a batch of each shape first, untimed
+            size = min(batches.batch_size, batches.samples)
+            rest = batches.samples % size or size
+            training.evaluate(next(batches.evaluation(n)) for n in (size, rest))
+            synchronize(training.device)
+            start = time.perf_counter()
+            loss, accuracy = training.evaluate(batches.evaluation())
+            return Tested(loss, accuracy, time.perf_counter() - start)
+    finally:
+        training.resume()  # also where it failed half way: the next epoch trains
+
+
+def describe_time(
+    found: Finished, case: Case, done: Sequence[TimedEpoch], batches: Supply, workload: Workload
+) -> None:
+    m, times = found.measurement, [t for one in done for t in one.times]
+    images = [n for one in done for n in one.epoch.images]
+    m.measured_time_s = sum(one.time_s for one in done)
+    m.measured_steps, m.steps_per_epoch = len(times), len(batches)
+    m.measured_images = sum(images)
+    m.epoch_time_s = m.measured_time_s / len(done)
+    if len(times) < len(batches):
+        full_steps = batches.samples / whole_batch(case)
+        ahead, drift = _count_ahead(case), case.until is not None
+        whole = extrapolate(m.measured_time_s, times, full_steps, ahead, drift)
+        m.epoch_time_s = whole.epoch_s
+        m.epoch_time_low_s, m.epoch_time_high_s = whole.low_s, whole.high_s
+        if whole.low_s is None:
+            flag = "--fraction" if case.steps is None else "--steps"
+            reason = f"{len(times)} steps are too few for an interval; raise {flag}"
+            found.leave_out(reason, "epoch_time_low_s", "epoch_time_high_s")
+        else:
+            m.epoch_time_error = whole.error
+    m.images_per_s = workload.count_units(batches.samples) / m.epoch_time_s
+    describe_steps(m, times)
+    units = workload.count_units(whole_batch(case))
+    full = [t for t, n in zip(times, images, strict=True) if n == units]
+    if ends := find_ends(full):
+        m.step_time_first_s, m.step_time_last_s = ends
+    else:
+        reason = f"{len(full)} steps are too few to tell a trend"
+        found.leave_out(reason, "step_time_first_s", "step_time_last_s")
+
+
+def describe_steps(m: Measurement, times: Sequence[float]) -> None:
+    m.step_time_median_s = middle = median(times)
+    m.step_time_p95_s = sorted(times)[math.ceil(0.95 * len(times)) - 1]  # of the nearest rank
+    m.step_time_mad_s = median(abs(t - middle) for t in times)
+    m.step_time_max_index = slowest = max(range(len(times)), key=times.__getitem__)
+    m.step_time_max_s = times[slowest]
+
+
+TESTED = ("test_loss", "test_accuracy", "eval_time_s")
+"""Columns that an evaluation fills."""
+
+_UNCOUNTED = "the workload does not say what is predicted right"
+
+
+def describe_learning(
+    found: Finished, case: Case, done: Sequence[TimedEpoch], training: Training
+) -> None:
+    m, last = found.measurement, done[-1]
+    m.peak_lr = max(rate for one in done for rate in one.rates)
+    if case.loss_scale is not None:
+        m.overflow_steps = sum(sum(one.epoch.overflowed) for one in done)
+        m.final_loss_scale = float(training.current_scale())
+    losses = chain.from_iterable(one.epoch.losses for one in done)
+    m.first_bad_step = next((i for i, x in enumerate(losses) if not math.isfinite(x)), None)
+    m.train_loss, m.train_accuracy = last.average()
+    if m.train_accuracy is None:
+        found.leave_out(_UNCOUNTED, "train_accuracy")
+    if last.tested is None:
+        return
+    for name in TESTED:  # an evaluation before the last one may have failed
+        found.missing.pop(name, None)
+    m.test_loss, m.test_accuracy = finite(last.tested.loss), last.tested.accuracy
+    m.eval_time_s = last.tested.time_s
+    if m.test_loss is None:
+        found.leave_out("it is inf or NaN", "test_loss")
+    if m.test_accuracy is None:
+        found.leave_out(_UNCOUNTED, "test_accuracy")
+
+
+def list_steps(case: Case, done: Sequence[TimedEpoch]) -> Iterator[Step]:
+    """One row a step, counted on over the epochs."""
+    first = 0
+    for one in done:
+        epoch, number = one.epoch, len(one.times)
+        scales = epoch.loss_scales if case.loss_scale is not None else [None] * number
+        correct: Sequence[int | None] = epoch.correct or [None] * number
+        losses = map(finite, epoch.losses)
+        steps = range(first, first := first + number)
+        rows = zip(steps, epoch.images, losses, correct, one.times, scales, one.rates, strict=True)
+        yield from (Step(*row) for row in rows)
+
+
+def list_epochs(case: Case, done: Sequence[TimedEpoch]) -> list[EpochRow]:
+    rows = []
+    for index, one in enumerate(done):
+        row = EpochRow(index, one.time_s, *one.average())
+        if one.tested is not None:
+            row.test_loss, row.test_accuracy = finite(one.tested.loss), one.tested.accuracy
+            row.eval_time_s = one.tested.time_s
+        if case.loss_scale is not None:
+            row.overflow_steps = sum(one.epoch.overflowed)
+        rows.append(row)
+    return rows
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
