@@ -102,12 +102,9 @@ class Texts:
 
 
 class Columns:
-    """The columns of a frame of records by their names: numbers and switches as arrays, text as
-    `Texts`. The properties are what several formulas need; each is made once, when asked for.
-
-    Args:
-        more: columns beside those of the frame.
-    """
+    """The columns of a frame of records, and ``more`` beside it, by their names: numbers and
+    switches as arrays, text as `Texts`. The properties are what formulas need; each is made once,
+    if asked for."""
 
     def __init__(self, frame: pd.DataFrame, more: Mapping[str, Array] | None = None) -> None:
         self._frame = frame

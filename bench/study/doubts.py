@@ -222,11 +222,8 @@ def _name_most(column: str) -> Callable[[Columns], str]:
 
 
 def _name_longer(r: Columns, whole: str = "--epochs") -> str:
-    """What makes such rows measure longer: ``a larger --fraction``, or ``… --steps or --epochs``.
-
-    Args:
-        whole: the flag where whole epochs were measured; empty for none.
-    """
+    """What makes such rows measure longer: ``a larger --fraction``, or ``… --steps or --epochs``;
+    ``whole`` is the flag where whole epochs were measured, empty for none."""
     said = {
         "--fraction": (~r.cut_by_steps & ~r.ended & (r.part < 1)).any(),
         "--steps": r.cut_by_steps.any(),

@@ -33,15 +33,12 @@ class Steadiness(StrEnum):
 
 @dataclass(frozen=True)
 class Drift:
-    """One sentinel against other runs of its case.
-
-    ``change`` is its time over theirs, minus 1; the truth lies within ``margin`` of it in 95 of 100
-    cases, and nowhere known (infinite) where too few runs tell how far they spread. Both are
-    shares.
-    """
+    """One sentinel ``against`` other runs of its case. ``change`` is its time over theirs, minus 1;
+    the truth lies within ``margin`` of it in 95 of 100 cases, and nowhere known (infinite) where
+    too few runs tell how far they spread. Both are shares."""
 
     started_at: str
-    against: str  # what it is compared with, for people
+    against: str
     change: float
     margin: float
 
@@ -56,18 +53,14 @@ class Drift:
 
 
 def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
-    """Per sweep and machine: each sentinel against all runs of its case and the sentinel before.
+    """Per sweep and machine: each sentinel against all runs of its case and the sentinel before, of
+    the records of `read`, in the order in which they ran.
 
     A sweep that was gone on with has a sentinel at the end of each session, and keeps them all.
     Of several lanes, only what ran on the same one is compared, and not beside others where the
-    sentinel was not: a slower card, or what lanes change in each other, is no drift.
-
-    The spread that a change must exceed is that of the runs, of all lanes, each around its own
-    mean: the interval is Student's, for one more reading from the same normal distribution
-    (ISO 16269-8).
-
-    Args:
-        records: of `read`, in the order in which they ran.
+    sentinel was not: a slower card, or what lanes change in each other, is no drift. The spread
+    that a change must exceed is that of the runs, of all lanes, each around its own mean: the
+    interval is Student's, for one more reading from the same normal distribution (ISO 16269-8).
     """
     r = Columns(records)
     ended = r.status.find(lambda status: status in MEASURED) & known(r.epoch_time_s)

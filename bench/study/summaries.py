@@ -122,14 +122,9 @@ def _fill_environment(records: pd.DataFrame) -> None:
 
 
 def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
-    """The part of an epoch that a case measures: its fraction, or less with ``--steps``.
-
-    With ``--until`` a run measures less too, and each as much as it needs.
-
-    Args:
-        records: any rows; all of one case have the same part.
-        where: columns beside the axes that tell cases apart.
-    """
+    """The part of an epoch that a case measures, the same in all its rows: its fraction, or less
+    with ``--steps``, and with ``--until``, where each run measures as much as it needs. ``where``
+    are columns beside the axes that tell cases apart."""
     import numpy as np
 
     r = Columns(records)
@@ -169,15 +164,12 @@ _RANK = {
 
 
 def summarize(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a case on a machine, in the order they first ran.
+    """One row a case on a machine, of the rows of `latest`, in the order they first ran.
 
     Numbers are medians over the repeats that ended as the case is said to have, ``NAME_low`` and
     ``NAME_high`` the ends of their spread, ``spread`` and ``coverage`` what these ends are (see
     `bench.study.spread`), ``repeats`` how many they are, ``runs`` how many there were and
     ``seeds`` how many seeds they had.
-
-    Args:
-        rows: of `latest`.
     """
     import numpy as np
     import pandas as pd
@@ -309,12 +301,8 @@ BESIDE = ("status", "epoch_time_s", "images_per_s", "speedup", "memory_bytes", "
 
 
 def set_beside(cases: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
-    """Add ``published_NAME`` for each of `BESIDE`, empty where nothing was published.
-
-    Args:
-        cases: of `summarize`; rows that are published themselves get nothing beside them.
-        published: of `summarize`, of the reference sweep.
-    """
+    """Add ``published_NAME`` for each of `BESIDE`, empty where nothing was published, to cases that
+    are not published themselves; ``published`` are those of the reference sweep."""
     theirs = published[published["dataset"] != "synthetic"]
     theirs = theirs[[*MATCH, *BESIDE]].drop_duplicates(list(MATCH))
     theirs = theirs.rename(columns={name: f"published_{name}" for name in BESIDE})
