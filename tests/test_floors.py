@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.diagnosis.floors import find_bound, find_floor, find_rate, floor_step, take_rates
+from bench.diagnosis.rates import find_bound, find_floor, find_rate, floor_step, take_rates
 from bench.diagnosis.step import Bound, Rates, Step
 from bench.record import Environment, WorkRow
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from bench.diagnosis.floors import find_bound, find_floor, find_rate
+from bench.diagnosis.rates import find_bound, find_floor, find_rate
 from bench.diagnosis.step import Bound, Part, Step, Wait
 from bench.record import WorkRow
 from bench.text import ESTIMATE

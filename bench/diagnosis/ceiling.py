@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.diagnosis.breakdown import Breakdown
-from bench.diagnosis.floors import RATE_COLUMNS, find_rates, find_times, floor_step
-from bench.diagnosis.rates import COPY
+from bench.diagnosis.rates import COPY, RATE_COLUMNS, find_rates, find_times, floor_step
 from bench.diagnosis.step import Bound, Step
 from bench.limits import SLOWED, STEADY
 from bench.record import WorkRow

@@ -8,8 +8,15 @@ from collections.abc import Iterator, Sequence
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.causes import Share, find_tensor_cores
 from bench.diagnosis.explanation import Cause, Run, Side
-from bench.diagnosis.floors import CONVOLUTION_COLUMNS, CONVOLUTIONS, find_rates, name_arithmetic
-from bench.diagnosis.rates import COPY, PRODUCT, write_rate
+from bench.diagnosis.rates import (
+    CONVOLUTION_COLUMNS,
+    CONVOLUTIONS,
+    COPY,
+    PRODUCT,
+    find_rates,
+    name_arithmetic,
+    write_rate,
+)
 from bench.diagnosis.step import Wait
 from bench.precision import Arithmetic
 from bench.record import WorkRow, read_kernels

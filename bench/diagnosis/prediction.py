@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.case import Case, whole_batch
-from bench.diagnosis.floors import find_floor, floor_step
+from bench.diagnosis.rates import find_floor, floor_step
 from bench.diagnosis.step import Bound, Rates, Step
 from bench.models.freezing import NONE
 from bench.precision import PRECISIONS, Arithmetic
@@ -86,7 +86,7 @@ def expect(a: Step, b: Step) -> Expectation | None:
 def find_step_floor(step: Step) -> Mapping[Bound, float] | None:
     """The least s of a step, by what limits it, of operations that run one by one, not compiled:
     those of its work, or of starting its operations, if that takes longer. None as
-    `bench.diagnosis.floors.floor_step`."""
+    `bench.diagnosis.rates.floor_step`."""
     working = floor_step(step)
     if working is None:
         return None

@@ -1,4 +1,12 @@
-"""The measured rates of a machine, for people, and held against those of another time."""
+"""The measured rates of a machine, for people and held against those of another time, and the least
+time that counted work takes at them.
+
+A row whose floor is above its time had its data in a cache, which the copy was too large for.
+
+Everywhere ``row`` is of a step, ``rates`` are the machine's, ``format`` is of `bench.work.Label`,
+and ``arithmetic`` is what the products of float32 are rounded to. What is None was not counted, or
+needs a rate that was not measured.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +14,24 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bench.diagnosis.floors import CONVOLUTION_COLUMNS, RATE_COLUMNS
+from bench.diagnosis.step import Bound, Rates, Step
 from bench.limits import SLOWED
 from bench.precision import Arithmetic
+from bench.record import WorkRow
+from bench.work import Kind
+
+RATE_COLUMNS: dict[str, str] = {
+    arithmetic: f"rate_{arithmetic}"
+    for arithmetic in Arithmetic
+    if arithmetic not in (Arithmetic.UNCLEAR, Arithmetic.WRONG)
+}
+"""The column of a record that has the rate of products, by number format."""
+
+CONVOLUTION_COLUMNS: dict[str, str] = {
+    arithmetic: f"rate_conv_{arithmetic}"
+    for arithmetic in (Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16)
+}
+"""That of convolutions, which are measured on a CPU."""
 
 RATES: dict[str, str] = {
     **{column: f"{format} products" for format, column in RATE_COLUMNS.items()},
@@ -26,6 +49,25 @@ CALL = "call_time_s"  # the column of the time that an operation takes at least
 
 SAME_DEVICE = ("gpu", "cpu", "torch", "torch_threads", "variables")
 """Columns on which two rows agree whose rates should be alike."""
+
+CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
+
+
+def take_rates(columns: Mapping[str, Any], peaks: Mapping[str, float] | None = None) -> Rates:
+    """The rates in the columns of a record, its environment or of `bench.gpu.peaks.list_peaks`. One
+    above that of ``peaks``, by the same columns, was measured wrongly, and is left out."""
+
+    def take(name: str) -> float | None:
+        value = columns.get(name)
+        if value is None or math.isnan(value) or value > (peaks or {}).get(name, math.inf):
+            return None
+        return float(value)
+
+    products, convolutions = (
+        {str(format): rate for format, name in columns_of.items() if (rate := take(name))}
+        for columns_of in (RATE_COLUMNS, CONVOLUTION_COLUMNS)
+    )
+    return Rates(products, take("rate_copy"), take("call_time_s"), convolutions)
 
 
 def choose_prefix(rate: float) -> tuple[float, str]:
@@ -60,3 +102,72 @@ def find_losses(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[str, 
 def write_losses(losses: Mapping[str, float]) -> str:
     """What is lost, for people: ``float32 products −32 %, copies −12 %``."""
     return ", ".join(f"{RATES[column]} −{100 * share:.0f} %" for column, share in losses.items())
+
+
+def name_arithmetic(format: str, arithmetic: str) -> str:
+    """What products of a number format are computed in: of float32, what these are rounded to."""
+    if format == Arithmetic.FLOAT32:
+        return arithmetic
+    return Arithmetic.FLOAT8 if format.startswith(Arithmetic.FLOAT8) else format
+
+
+def find_rate(format: str, rates: Rates, arithmetic: str, kind: str = "") -> float | None:
+    """FLOP/s of products of a number format, in work of a `Kind`. Of convolutions it is the higher
+    of their own and the products': neither alone is what another convolution reaches at most."""
+    return max(find_rates(format, rates, arithmetic, kind).values(), default=None)
+
+
+def find_rates(format: str, rates: Rates, arithmetic: str, kind: str = "") -> dict[str, float]:
+    """The rates that `find_rate` takes the highest of, by their columns."""
+    name = name_arithmetic(format, arithmetic)
+    known = {RATE_COLUMNS.get(name, ""): rates.products.get(name)}
+    if kind in CONVOLUTIONS:
+        known[CONVOLUTION_COLUMNS.get(name, "")] = rates.convolutions.get(name)
+    return {column: rate for column, rate in known.items() if rate is not None}
+
+
+def find_times(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, float] | None:
+    """The s of a row's arithmetic and of its memory traffic, each at its rate."""
+    if row.flop is None or row.bytes is None or rates.copy is None:
+        return None
+    rate = find_rate(row.format, rates, arithmetic, row.kind)
+    if row.flop and rate is None:
+        return None
+    return row.flop / rate if rate else 0.0, row.bytes / rates.copy
+
+
+def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
+    """The s of a step that a row's work takes at the machine's rates. That is its arithmetic or its
+    memory traffic, whichever takes longer: they overlap. What calls take to start is not in it."""
+    times = find_times(row, rates, arithmetic)
+    return None if times is None else max(times)
+
+
+def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
+    """Which of arithmetic and memory traffic a row's floor is."""
+    if (times := find_times(row, rates, arithmetic)) is None:
+        return None
+    computing, moving = times
+    return Bound.COMPUTE if computing >= moving else Bound.MEMORY
+
+
+def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
+    """What limits a row: launch where its work is done before another call has started."""
+    floor = find_floor(row, rates, arithmetic)
+    if floor is not None and rates.call_s is not None and floor < row.calls * rates.call_s:
+        return Bound.LAUNCH
+    return find_limit(row, rates, arithmetic)
+
+
+def floor_step(step: Step, times: Mapping[int, float] | None = None) -> dict[Bound, float] | None:
+    """The s that all counted work of a step takes at the machine's rates, by what limits it. Its
+    own ``step_s`` is not looked at. ``times`` are what operations took, by ``id(row)``: one that
+    was faster than its floor takes that."""
+    found = dict.fromkeys((Bound.COMPUTE, Bound.MEMORY), 0.0)
+    for row in (row for row in step.work if row.bytes is not None):
+        floor = find_floor(row, step.rates, step.arithmetic)
+        limit = find_limit(row, step.rates, step.arithmetic)
+        if floor is None or limit is None:
+            return None
+        found[limit] += min(floor, (times or {}).get(id(row), floor))
+    return found if any(found.values()) else None

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from bench.apex import Apex, choose_interface, refuse_apex
-from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import describe_expectation, expect
+from bench.diagnosis.rates import take_rates
 from bench.doctor.machine import Gpu, Machine
 from bench.doctor.rates import describe_rates, doubt_rates
 from bench.environment import VARIABLES, DeviceAnswer, describe_install

@@ -7,8 +7,7 @@ from functools import partial
 
 from bench.diagnosis.breakdown import LISTED, Breakdown, Timed
 from bench.diagnosis.explanation import LEFT_OVER
-from bench.diagnosis.floors import find_floor
-from bench.diagnosis.rates import choose_prefix
+from bench.diagnosis.rates import choose_prefix, find_floor
 from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import Bound, Step
 from bench.questions.material import Material

@@ -15,8 +15,7 @@ from bench.case import AXES, SAME_QUESTION, Case, format_value, free_axes, spell
 from bench.diagnosis.advice import CURES, Option
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side
-from bench.diagnosis.floors import take_rates
-from bench.diagnosis.rates import CALL, RATES
+from bench.diagnosis.rates import CALL, RATES, take_rates
 from bench.diagnosis.reasons import explain
 from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import PROFILED, Profile, Step

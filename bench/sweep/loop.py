@@ -11,8 +11,7 @@ from uuid import uuid4
 
 from bench.case import Case
 from bench.diagnosis.ceiling import find_beaten
-from bench.diagnosis.floors import take_rates
-from bench.diagnosis.rates import RATES, write_rate
+from bench.diagnosis.rates import RATES, take_rates, write_rate
 from bench.diagnosis.step import Step
 from bench.doctor.earlier import (
     describe_slowdown,

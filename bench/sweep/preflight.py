@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import Case, format_value, telling_axes
 from bench.data import DatasetInfo, count_classes, count_images, progress_bar
-from bench.diagnosis.floors import take_rates
 from bench.diagnosis.prediction import predict_seconds
+from bench.diagnosis.rates import take_rates
 from bench.doctor.judgement import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment import Platform, ProcessAnswer, ask, usable_cpus, with_inputs
