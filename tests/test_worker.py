@@ -446,7 +446,7 @@ def test_retries_before_the_epoch_are_counted_apart(
     counts = iter([2, 2, 5])
     monkeypatch.setattr(
         measurement,
-        "_count_allocator_troubles",
+        "_count_troubles",
         lambda device: {"alloc_retries": next(counts), "alloc_ooms": 0},
     )
     m, _, _ = run(replace(CASE, steps=1), data)
