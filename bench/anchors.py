@@ -37,9 +37,6 @@ class AnchorVerdict(StrEnum):
     ALIKE = "alike"
 
 
-_MEASURED = ("step_time_median_s", "step_time_mad_s", "measured_steps")
-
-
 @dataclass(frozen=True)
 class Pace:
     """The median step of an anchor, in s, and half of its 95 % interval, as a share of it, known
@@ -178,11 +175,12 @@ def find_sessions(records: pd.DataFrame) -> dict[str, Session]:
             # one that other programs disturbed says nothing of lanes
             shared = is_shared(timed["neighbours_computing"], timed["other_cores"])
             timed = timed[~shared]
-            columns = (timed[name] for name in _MEASURED)
+            measured = timed[["step_time_median_s", "step_time_mad_s", "measured_steps"]]
+            readings = measured.astype(float).itertuples(index=False)
             paces = {
                 kind: pace
-                for kind, *cells in zip(timed["anchor"], *columns, strict=True)
-                if (pace := read_pace(*map(float, cells)))
+                for kind, cells in zip(timed["anchor"], readings, strict=True)
+                if (pace := read_pace(*cells))
             }
             place = " ".join(filter(None, own.iloc[0][["gpu", "gpu_uuid"]])) or own["cpu"].iloc[0]
             lanes.append(LaneReading(str(lane), str(place), paces, int(shared.sum())))

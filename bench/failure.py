@@ -67,8 +67,7 @@ RULES: tuple[Rule, ...] = (
         shared=True,
     ),
     Rule(
-        Status.KILLED,
-        r"DataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Terminated)",
+        Status.KILLED, r"DataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Terminated)"
     ),
     # libraries that do not say why the memory that they asked for was refused
     Rule(

@@ -20,16 +20,7 @@ from bench.case import Case, format_value, telling_axes
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError
-from bench.flags import (
-    Parser,
-    add_axes,
-    command,
-    describe,
-    parse_percent,
-    parse_whole,
-    read_axes,
-    write_command,
-)
+from bench.flags import Parser, add_axes, command, describe, parse_percent, parse_whole, read_axes
 from bench.grid import AUTO
 from bench.preset import Preset
 from bench.render.cells import whole_cell
@@ -99,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     usage error; 130 or 143 where it was stopped.
     """
     given = build_parser().parse(argv)
-    step, options = given.step, _read_options(given, write_command("bench.fit", argv))
+    step, options = given.step, _read_options(given)
     walls, stopped, out = find(options, step, given.margin, given.probes)
     if given.json:
         print(json.dumps(describe_walls(walls, step), indent=2))
@@ -120,7 +111,7 @@ def _parse_margin(text: str) -> float:
     return margin
 
 
-def _read_options(given: argparse.Namespace, command: str) -> Options:
+def _read_options(given: argparse.Namespace) -> Options:
     axes = read_axes(given)
     devices = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     known = dict.fromkeys(name for device in devices for name in PRECISIONS[str(device)])
@@ -128,8 +119,7 @@ def _read_options(given: argparse.Namespace, command: str) -> Options:
     chosen: dict[str, list[Value]] = {"precision": [*known], "batch_size": [AUTO]}
     if not given.data_url and find_layout(given.data_dir) is None:
         chosen["dataset"] = [SYNTHETIC]  # which take as much memory, and no download
-    defaults = Preset("fit", "", (chosen,))
-    return read_running(given, axes, defaults, command)
+    return read_running(given, axes, Preset("fit", "", (chosen,)))
 
 
 def find(

@@ -87,8 +87,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self._whole_help}")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse ``argv``. Raises UsageError: a flag is unknown, with the nearest right one if any
-        is near, is given twice, or lacks its value."""
+        """Parse ``argv``; ``command`` is the whole command line. Raises UsageError: a flag is
+        unknown, with the nearest right one if any is near, is given twice, or lacks its value."""
         self._refuse_absent(argv)
         self._refuse_repeated(argv)
         given, unknown = self.parse_known_args(argv)
@@ -97,6 +97,7 @@ class Parser(argparse.ArgumentParser):
             flags = [flag for action in shown for flag in action.option_strings]
             near = nearest(unknown[0], flags, f"{self._whole_help} lists the right ones")
             raise UsageError(f"unknown argument {unknown[0]!r}; {near}")
+        given.command = shlex.join([*self.prog.split(), *argv])
         return given
 
     @property
@@ -245,11 +246,6 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
-
-
-def write_command(name: str, argv: Sequence[str]) -> str:
-    """The command line that runs ``bench.NAME`` so again."""
-    return shlex.join(["python", "-m", name, *argv])
 
 
 def parse_number(flag: str, text: str, right: str, fits: Callable[[float], bool]) -> float:

@@ -169,15 +169,9 @@ def _link(operators: Iterable[Event]) -> None:
 
 
 def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> Timeline:
-    """The mean of the steps that the region `STEPS` holds, of a trace with the regions that
-    `name_region` names, where the step has such parts.
-
-    Args:
-        steps: how many there were.
-        device: cuda or cpu.
-
-    Raises ValueError: the trace holds no such region, or of a GPU no kernel.
-    """
+    """The mean of the ``steps`` that the region `STEPS` holds, of a trace with the regions that
+    `name_region` names, where the step has such parts; ``device`` is cuda or cpu. Raises
+    ValueError: the trace holds no such region, or of a GPU no kernel."""
     window = next((e for e in trace.regions if e.name == STEPS), None)
     if window is None:
         raise ValueError(f"the trace has no region {STEPS}")

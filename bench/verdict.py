@@ -417,11 +417,8 @@ def take_back(found: Equivalence, lack: str) -> Equivalence:
 
 
 def doubt_guessing(found: Equivalence, guessing: Sequence[bool]) -> Equivalence:
-    """Take back a verdict on networks that guess; that only one of them learnt is one.
-
-    Args:
-        guessing: of the sides whose loss is known, whether it is still that of guessing.
-    """
+    """Take back a verdict on networks that guess; that only one of them learnt is one. ``guessing``
+    says of the sides whose loss is known whether it is still that of guessing."""
     differs = found.verdict in (Claim.BETTER, Claim.WORSE)
     if not any(guessing) or (differs and not all(guessing)):
         return found
@@ -548,15 +545,10 @@ def find_power(
     level: float = ERROR,
     known: float = math.inf,
 ) -> float:
-    """Probability that so many seeds a side show on which side of the limit ``shift`` is.
-
-    Args:
-        case: its variances count.
-        shift: true difference of logarithms, not negative.
-        limit: logarithm of the margin's end.
-        level: of the test for equivalence, and of the two-sided one for a difference.
-        known: degrees of freedom from which the variances are known; by default they are true.
-    """
+    """Probability that so many seeds a side show on which side of the limit, the logarithm of the
+    margin's end, ``shift`` is: the true difference of logarithms, not negative. The variances of
+    ``case`` are known from ``known`` degrees of freedom; by default they are true. ``level`` is of
+    the test for equivalence, and of the two-sided one for a difference."""
     import numpy as np
     from scipy.special import gammaincinv, ndtr, stdtrit
 

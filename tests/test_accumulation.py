@@ -19,6 +19,7 @@ from training_for_tests import (
     differing_masters,
     distance,
     in_parts,
+    list_batches,
     small,
     training,
 )
@@ -96,7 +97,7 @@ def test_micro_batches_are_the_large_batch_in_float64(accumulate: int, optimizer
         "adamw": lambda: torch.optim.AdamW(plain.parameters(), LR, weight_decay=1e-2),
     }[optimizer]()
     for epoch in range(2):
-        for x, y in few_batches(1).epoch(epoch):
+        for x, y in list_batches(few_batches(1), epoch):
             made.zero_grad()
             F.cross_entropy(plain(x.double()), y).backward()
             made.step()
@@ -228,10 +229,11 @@ def test_micro_batches_are_the_batch_in_order(size: int, accumulate: int, epoch:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8)
     micro = micro_batch(Case(batch_size=size, accumulate=min(accumulate, size)))
-    made = Batches(
-        images, np.arange(IMAGES), batch_size=size, micro_batch=micro, device=CPU, seed=1
+    whole, made = (
+        Batches(images, np.arange(IMAGES), batch_size=size, micro_batch=n, device=CPU, seed=1)
+        for n in (size, micro)
     )
-    for (x, y), divided in zip(made.epoch(epoch), made.divide(epoch), strict=True):
+    for (x, y), divided in zip(list_batches(whole, epoch), made.divide(epoch), strict=True):
         cut, labels = zip(*divided.parts, strict=True)
         assert {len(part) for part in cut[:-1]} <= {micro}
         assert 1 <= len(cut[-1]) <= micro

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -725,6 +727,30 @@ def test_synthetic_images_are_said_in_the_summary(
     assert (scale.dataset, scale.data_dir) == ("synthetic", None)
     card.identity["dataset"] = scale.dataset
     assert "no CIFAR-10 was found" in "\n".join(summarize(card, Entry(State.DONE), [], 1, "9"))
+
+
+def test_two_printed_lines_contribute_the_folder_to_a_clone(card: Card, tmp_path: Path) -> None:
+    """They check it and commit it; what it gives away is said below them."""
+    clone = tmp_path / "clone"
+    (clone / "results").mkdir(parents=True)
+    who = ["-c", "user.name=Test", "-c", "user.email=test@example.invalid"]
+    subprocess.run(["git", "init", "--quiet", str(clone)], check=True)
+    shutil.copytree(ROOT / "results" / "cpu-profiles-20261122", card.folder, dirs_exist_ok=True)
+    *_, check, commit, away = summarize(card, Entry(State.DONE), [], 1, "9")
+    assert away == "it gives away the host name vm"
+    for line in (check, commit):
+        words = {
+            "python": shlex.quote(sys.executable),
+            "git commit": f"git {shlex.join(who)} commit",
+        }
+        for word, in_place in words.items():
+            line = line.replace(word, in_place)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run(line, shell=True, cwd=clone, env=environment, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=clone, capture_output=True, text=True, check=True
+    )
+    assert f"results/{card.folder.name}/records.csv" in listed.stdout
 
 
 def test_rehearsals_are_small() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from training_for_tests import list_batches
 
 from bench.case import Case
 from bench.check import __main__ as check
@@ -79,11 +80,11 @@ def test_an_epoch_visits_few_images_again() -> None:
         images, np.arange(7), batch_size=8, device=CPU, seed=0, augment=False, samples=20
     )
     assert (len(batches), batches.samples) == (3, 20)
-    found = list(batches.epoch(0))
+    found = list(list_batches(batches, 0))
     assert [len(y) for _, y in found] == [8, 8, 4]
     labels = torch.cat([y for _, y in found])
     assert sorted(torch.bincount(labels).tolist()) == [2] + [3] * 6
-    assert not torch.equal(labels, torch.cat([y for _, y in batches.epoch(1)]))
+    assert not torch.equal(labels, torch.cat([y for _, y in list_batches(batches, 1)]))
     for x, y in found:
         pixels = (x / batches.scale + batches.mean).round()
         assert torch.equal(pixels.amax(dim=(1, 2, 3)).long(), y)

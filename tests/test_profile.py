@@ -28,6 +28,7 @@ from bench.training.building import make_training
 from bench.training.counting import join_work
 from bench.training.profiling import profile_step
 from bench.work import Kind, Label, Work
+from bench.worker import measurement
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel, Finished
 from bench.worker.preparation import open_supply
@@ -345,7 +346,7 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> Timeline:
         raise RuntimeError("no CUPTI")
 
-    monkeypatch.setattr(profiling, "profile_step", fail)
+    monkeypatch.setattr(measurement, "profile_step", fail)
     found = measure(Assignment(tiny(profile=True), "", time.monotonic()), Channel())
     assert found.missing["busy_s"] == "RuntimeError: no CUPTI"
     assert found.measurement.busy_s is None
@@ -356,7 +357,7 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch)
 def test_nothing_is_missing_where_none_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, found: Finished
 ) -> None:
-    monkeypatch.setattr(profiling, "profile_step", None)
+    monkeypatch.setattr(measurement, "profile_step", None)
     plain = measure(Assignment(tiny(), "", time.monotonic()), Channel())
     assert plain.measurement.profiled_steps is None
     assert [name for name in plain.missing if name in ("busy_s", "profiled_steps")] == []

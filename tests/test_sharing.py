@@ -15,7 +15,6 @@ from bench.record import PROVEN, Known, Record, Status, WorkRow, read_sources
 from bench.store.reader import list_work, read_records, read_work
 from bench.store.writer import Store
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.loop import Loop
 from bench.sweep.sharing import _AXES, Sharing
 from tests.planted.records import make_run
 
@@ -193,7 +192,7 @@ def test_a_sweep_proves_and_counts_once(tmp_path: Path, monkeypatch: pytest.Monk
         {"proof": first, "flop": first, "work": first},
         {"flop": first},
     ]
-    monkeypatch.setattr(Loop, "_recall", lambda *_: Known())
+    monkeypatch.setattr(Sharing, "recall", lambda *_: Known())
     alone = run(tmp_path / "alone", "--precision", "fp32", "--batch-size", "20", "24")
     assert list(alone["shared"]) == ["", ""]
     columns = [*PROVEN, "proof_notes", "flags", "flop_per_image", "step_bytes"]

@@ -279,3 +279,17 @@ def test_json_has_every_check(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_folder_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nowhere"]) == 2
     assert "no records there" in capsys.readouterr().err
+
+
+def test_what_identifies_a_machine_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "card"
+    shutil.copytree(H100, path)
+    config = path / "config.json"
+    config.write_text(config.read_text().replace("--data-dir data", "--data-dir /home/ada/images"))
+    assert main([str(path)]) == 0
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if "gives away" in one)
+    assert "the host name vm; the UUID of the GPU GPU-53dc75af-" in line
+    assert "environment variables NCCL_VERSION=2.28.3-1" in line
+    assert "paths in config.json: /home/ada/images" in line

@@ -32,15 +32,7 @@ from bench.case import Case, list_absent, parse_value
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
-from bench.flags import (
-    Parser,
-    add_axes,
-    command,
-    describe,
-    parse_percent,
-    read_axes,
-    write_command,
-)
+from bench.flags import Parser, add_axes, command, describe, parse_percent, read_axes
 from bench.grid import grid
 from bench.preset import Preset
 from bench.sweep.display import Display
@@ -123,12 +115,7 @@ def main(argv: Sequence[str]) -> int:
     margin = parse_percent(f"--margin {given.margin!r}", given.margin)
     price = read_price(given.price, given.goal)
     now, axes = read_now(given)
-    options = read_running(
-        given,
-        axes,
-        Preset("advise", "", ({},)),
-        write_command("bench.advise", argv),
-    )
+    options = read_running(given, axes, Preset("advise", "", ({},)))
     if options.lanes not in (None, 1) or options.quiet:
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
     until = began + budget_s

@@ -9,9 +9,10 @@ on the CPU at a small scale.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from bench.environment import Platform, has_cuda, probe, refuse_missing
 from bench.errors import UsageError, nearest
 from bench.flags import Parser, command, describe, hold, parse_number
 from bench.record import COMPARABLE
+from bench.store.cells import RECORDS
 from bench.sweep.folder import default_out, refuse_unwritable
 from bench.text import clean
 
@@ -217,7 +219,23 @@ def summarize(
             f"each case measured {100 * float(card.identity['fraction']):g} % of an epoch; "
             "--fraction 1 measures whole epochs, into a new folder"
         )
-    return lines
+    return [*lines, *_tell_how_to_contribute(card)]
+
+
+def _tell_how_to_contribute(card: Card) -> Iterator[str]:
+    """Two lines that add the folder to a clone of the project, and what it gives away."""
+    if not (card.folder / RECORDS).is_file():
+        return
+    from bench.validate.private import list_given_away
+
+    place = Path("results", card.folder.name)
+    here = card.folder.parent == ROOT / "results"
+    what = card.identity.get("gpu") or card.identity.get("cpu")
+    yield f"to contribute it, in {'this' if here else 'a'} clone of the project:"
+    bring = "" if here else f"cp -r {shlex.quote(str(card.folder))} results/ && "
+    yield f"  {bring}python -m bench.validate {place}"
+    yield f"  git add {place} && git commit -m {shlex.quote(f'Add results of {what}')}"
+    yield f"it gives away {'; '.join(list_given_away(card.folder))}"
 
 
 def say(line: str) -> None:

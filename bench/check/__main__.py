@@ -23,7 +23,7 @@ from bench.case import AXES, Case, format_value, list_absent, telling_axes
 from bench.check.checks import CHECKS, Checked, Finding, Result, answer
 from bench.environment import ask, has_cuda, refuse_missing
 from bench.errors import UsageError, nearest
-from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable, write_command
+from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
@@ -97,8 +97,7 @@ def main(argv: Sequence[str]) -> int:
         out.mkdir(parents=True, exist_ok=True)
         _write({}, out)
     findings: list[dict[str, Any]] = []
-    command = write_command("bench.check", argv)
-    report = {"command": command, "steps": given.steps, "cases": findings}
+    report = {"command": given.command, "steps": given.steps, "cases": findings}
     failed = 0
     for case in cases:
         entry: dict[str, Any] = {

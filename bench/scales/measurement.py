@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -188,11 +188,9 @@ class Session:
         return ScaleCase(
             precision=precision,
             layers=self.layers,
-            overflows=seen.overflows,
-            peaks=seen.peaks,
             limit=find_bounds(choose_format(precision), 1.0).overflowing,
-            gradients=seen.gradients,
             trainings=(reference,),
+            **seen._asdict(),
             **{name: getattr(self.question, name) for name in asked},
         )
 
@@ -224,8 +222,7 @@ class Session:
         )
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(NamedTuple):
     """What the gradients of one precision came to."""
 
     gradients: tuple[Gradients, ...]

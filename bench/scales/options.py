@@ -182,7 +182,6 @@ def read_options(given: argparse.Namespace, command: str) -> Options:
     precisions = tuple(dict.fromkeys(_parse_precision(n, way) for n in given.precision))
     subjects = _read_subjects(given, device)
     train = _parse_train(given.train, way, scales)
-
     tolerance = _parse_tolerance(given.tolerance)
     lr, seed = _axis("lr", given.lr), _axis("seed", given.seed)
     questions = [
@@ -223,22 +222,22 @@ def _parse_way(text: str | None, device: str) -> Way:
 
 
 def _parse_precision(text: str, way: Way) -> str:
-    if text in PRECISIONS and PRECISIONS[text].apex:
-        raise UsageError(f"--precision {text!r}: apex computes the gradients of fp16; use fp16")
-    if text in PRECISIONS and PRECISIONS[text].float8:
-        raise UsageError(
-            f"--precision {text!r}: torchao scales each tensor by itself, so no loss scale is "
-            "needed; what its formats lose is shown by e4m3 and e5m2, with --way rounded"
+    known, why = PRECISIONS.get(text), ""
+    if known and known.apex:
+        why = "apex computes the gradients of fp16; use fp16"
+    elif known and known.float8:
+        why = (
+            "torchao scales each tensor by itself, so no loss scale is needed; what its formats "
+            "lose is shown by e4m3 and e5m2, with --way rounded"
         )
-    if text in PRECISIONS and text not in NARROW:
-        raise UsageError(
-            f"--precision {text!r}: its gradients are fp32 and need no scale; "
-            f"right values: {', '.join(NARROW)}"
-        )
-    if text not in NARROW:
-        raise UsageError(f"--precision {text!r}: {nearest(text, list(NARROW))}")
-    if way is Way.TRAINED and text not in PRECISIONS:
-        raise UsageError(f"--precision {text!r}: no network trains in it here; use --way rounded")
+    elif known and text not in NARROW:
+        why = f"its gradients are fp32 and need no scale; right values: {', '.join(NARROW)}"
+    elif text not in NARROW:
+        why = nearest(text, list(NARROW))
+    elif not known and way is Way.TRAINED:
+        why = "no network trains in it here; use --way rounded"
+    if why:
+        raise UsageError(f"--precision {text!r}: {why}")
     return text
 
 
@@ -271,14 +270,12 @@ def _parse_tolerance(text: str) -> float:
 
 def _parse_train(texts: Sequence[str] | None, way: Way, scales: Sequence[float]) -> tuple[str, ...]:
     if texts is None:
-        if way is Way.ROUNDED:
-            return TRAIN
-        return *map(format_value, scales), "dynamic"
-    settings = []
-    for text in texts:
+        return TRAIN if way is Way.ROUNDED else (*map(format_value, scales), "dynamic")
+
+    def spell(text: str) -> str:
         if text == RECOMMENDED:
-            settings.append(text)
-        else:
-            scale = _parse_scale(text) if "^" in text else text
-            settings.append(format_value(parse_value("loss_scale", scale, "--train")))
-    return tuple(dict.fromkeys(settings))
+            return text
+        scale = _parse_scale(text) if "^" in text else text
+        return format_value(parse_value("loss_scale", scale, "--train"))
+
+    return tuple(dict.fromkeys(map(spell, texts)))

@@ -13,15 +13,7 @@ from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_abs
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
 from bench.executors import EXECUTORS
-from bench.flags import (
-    Parser,
-    add_axes,
-    describe,
-    parse_number,
-    parse_whole,
-    read_axes,
-    write_command,
-)
+from bench.flags import Parser, add_axes, describe, parse_number, parse_whole, read_axes
 from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
@@ -203,9 +195,8 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
         raise UsageError(
             "--seed takes one value here; bench.sweep --repeats 5 compares the best over seeds"
         )
-    command = write_command("bench.search", argv)
     return Search(
-        options=read_running(given, axes, _build_defaults(axes), command),
+        options=read_running(given, axes, _build_defaults(axes)),
         halving=halving,
         samples=given.samples,
         seed=int(seeds[0] or 0),

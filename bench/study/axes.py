@@ -35,11 +35,9 @@ Machines = Mapping[tuple[str, str], str]
 
 
 def find_varying(cases: pd.DataFrame) -> tuple[str, ...]:
-    """The axes of `ORDER` in which cases differ.
-
-    A loss scale (and what else only some precisions have) varies if it does within one precision;
-    a learning rate also where each optimizer has its own.
-    """
+    """The axes of `ORDER` in which cases differ. A loss scale (and what else only some precisions
+    have) varies if it does within one precision; a learning rate also where each optimizer has its
+    own."""
     varying = []
     for name in ORDER:
         if name == MACHINE:
@@ -80,11 +78,9 @@ def name_setting(axis: str, text: str) -> str:
 
 
 def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
-    """The distinct values of an axis as a reader expects them.
-
-    Precisions in the order of `PRECISIONS`, numbers and amounts of memory upwards, dynamic loss
-    scales and no limit last, off before on, anything else as it first ran.
-    """
+    """The distinct values of an axis as a reader expects them: precisions in the order of
+    `PRECISIONS`, numbers and amounts of memory upwards, dynamic loss scales and no limit last, off
+    before on, anything else as it first ran."""
     distinct = list(dict.fromkeys(values))
     if axis == MACHINE:
         return distinct
@@ -124,11 +120,8 @@ def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFra
     """Of the cases of each precision, those that stand for it where precisions are compared.
 
     They are at its main loss scale and do not skip overflows, if any such ran, and so on for all
-    that follows from a precision.
-
-    Args:
-        equal: a number for cases that are equal in all else. Where none of these is at the main
-            loss scale of the whole sweep, those at the lowest stand for it.
+    that follows from a precision. Of cases that are equal in all else, by their number ``equal``,
+    those at the lowest scale stand for it where none is at the main one of the whole sweep.
     """
     import numpy as np
 

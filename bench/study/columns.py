@@ -1,7 +1,7 @@
 """The columns of some records as arrays, from which quantities and doubts are computed.
 
-Of one record or of a hundred thousand a formula is the same: numpy takes about a microsecond for a
-step of it where pandas takes fifty.
+Of one record or of a hundred thousand a formula is the same; of few, a step of it takes numpy a
+hundredth of the time that it takes pandas.
 """
 
 from __future__ import annotations
@@ -102,12 +102,9 @@ class Texts:
 
 
 class Columns:
-    """The columns of a frame of records by their names: numbers and switches as arrays, text as
-    `Texts`. The properties are what several formulas need; each is made once, when asked for.
-
-    Args:
-        more: columns beside those of the frame.
-    """
+    """The columns of a frame of records, and ``more`` beside it, by their names: numbers and
+    switches as arrays, text as `Texts`. The properties are what formulas need; each is made once,
+    if asked for."""
 
     def __init__(self, frame: pd.DataFrame, more: Mapping[str, Array] | None = None) -> None:
         self._frame = frame
@@ -117,19 +114,12 @@ class Columns:
         return len(self._frame)
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._more:
-            cells: Any = self._more[name]
-        elif name in self._frame:
-            cells = self._frame[name]
-        else:
+        import numpy as np
+
+        held: Any = self._more if name in self._more else self._frame
+        if name not in held:
             raise AttributeError(name)
-        values = (
-            Texts(cells)
-            if cells.dtype.kind == "O"
-            else cells
-            if name in self._more
-            else cells.to_numpy()
-        )
+        values = Texts(held[name]) if held[name].dtype.kind == "O" else np.asarray(held[name])
         setattr(self, name, values)
         return values
 

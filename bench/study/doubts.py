@@ -51,9 +51,6 @@ LEAST_KNOWN = 0.5
 """An epoch whose 95 % interval is wider than this share of it on either side is not known."""
 
 
-# --------------------------------------------------------------------------- trends within an epoch
-
-
 @dataclass(frozen=True)
 class Trend:
     """Something that may change from the first quarter of an epoch to the last.
@@ -123,9 +120,6 @@ WARMING = Trend(
 """What foretells a change: clocks sink as a card warms."""
 
 
-# --------------------------------------------------------------------------------- what is doubtful
-
-
 def _meets(effect: str) -> Callable[[Columns], Array]:
     """Which rows met a throttle reason with this effect."""
     reasons = "|".join(name for name, its in EFFECTS.items() if its == effect)
@@ -190,9 +184,6 @@ def list_links(text: str) -> list[str]:
     return sorted(set(_LINK.findall(text)))
 
 
-# ------------------------------------------------------------------------------- what is said of it
-
-
 def name_links(kinds: Mapping[int, Sequence[str]]) -> str:
     """Name the kinds of links by the number of GPUs.
 
@@ -230,15 +221,9 @@ def _name_most(column: str) -> Callable[[Columns], str]:
     return lambda r: f"up to {100 * getattr(r, column).max():.1f} %"
 
 
-# --------------------------------------------------------------------------------------- what helps
-
-
 def _name_longer(r: Columns, whole: str = "--epochs") -> str:
-    """What makes such rows measure longer: ``a larger --fraction``, or ``… --steps or --epochs``.
-
-    Args:
-        whole: the flag where whole epochs were measured; empty for none.
-    """
+    """What makes such rows measure longer: ``a larger --fraction``, or ``… --steps or --epochs``;
+    ``whole`` is the flag where whole epochs were measured, empty for none."""
     said = {
         "--fraction": (~r.cut_by_steps & ~r.ended & (r.part < 1)).any(),
         "--steps": r.cut_by_steps.any(),

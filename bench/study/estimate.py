@@ -78,11 +78,8 @@ class Estimate:
 def estimate(
     metric: Metric, changes: Sequence[Changed], rows: pd.DataFrame
 ) -> list[Estimate | None]:
-    """What each change does to a metric; None where no pair has it on both sides.
-
-    Args:
-        rows: the runs that count, of `summaries.latest`, with the ``cell`` of each.
-    """
+    """What each change does to a metric; None where no pair has it on both sides. ``rows`` are the
+    runs that count, of `summaries.latest`."""
     judge = _judge_seeds if metric.seeded else _judge_repeats
     return judge(metric, changes, take_readings(metric, rows))
 
@@ -138,10 +135,8 @@ Seeds = Mapping[int, tuple[float, float]]
 def share_seeds(
     cells: Sequence[tuple[int, int]], seeds: Mapping[int, Seeds]
 ) -> tuple[list[Seeds], list[Seeds]]:
-    """The readings of both sides of pairs, of the seeds that all of these cases ran.
-
-    Where there is no such seed, of those that both cases of a pair ran; all, where that is none.
-    """
+    """The readings of both sides of pairs, of the seeds that all of these cases ran. Where there is
+    no such seed, of those that both cases of a pair ran; all, where that is none."""
     every = set.intersection(*(set(seeds[cell]) for pair in cells for cell in pair))
     sides: tuple[list[Seeds], list[Seeds]] = ([], [])
     for pair in cells:
@@ -297,10 +292,7 @@ class _Sample:
 
     def freedom(self, noise: float | None = None) -> np.ndarray:
         """Each pair's degrees of freedom (Welch 1947, Satterthwaite); infinite without spread.
-
-        Args:
-            noise: variance before over variance after; by default each pair's own.
-        """
+        ``noise`` is the variance before over that after, by default each pair's own."""
         import numpy as np
 
         parts = self.variance / self.number

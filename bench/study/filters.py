@@ -26,11 +26,8 @@ class Filter:
 
 
 def parse_filter(text: str) -> Filter:
-    """Read ``AXIS=VALUE`` or ``AXIS=VALUE,VALUE``; dashes may stand for underscores.
-
-    Raises:
-        UsageError: there is no such axis, or it can have no such value.
-    """
+    """Read ``AXIS=VALUE`` or ``AXIS=VALUE,VALUE``; dashes may stand for underscores. Raises
+    UsageError: there is no such axis, or it can have no such value."""
     name, equals, values = text.partition("=")
     name = parse_name("--where", name)
     if not equals or not values:
@@ -48,11 +45,8 @@ def parse_filter(text: str) -> Filter:
 
 
 def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:
-    """Read a name, of an axis say, as columns or flags spell it.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
+    """Read a name, of an axis say, as columns or flags spell it. Raises UsageError: there is none
+    of that name."""
     name = text.strip().lstrip("-").replace("-", "_")
     if name not in names:
         raise UsageError(f"{flag} {text!r}: {nearest(name, list(names))}")
@@ -60,14 +54,7 @@ def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:
 
 
 def select(frame: pd.DataFrame, filters: Sequence[Filter]) -> pd.DataFrame:
-    """Keep the rows that every filter lets pass.
-
-    Args:
-        frame: of records or of cases.
-
-    Raises:
-        UsageError: nothing is left.
-    """
+    """Keep the records or cases that every filter lets pass. Raises UsageError: nothing is left."""
     for kept in filters:
         column = frame[kept.name].map(format_value)
         left = frame[column.isin(kept.values)]

@@ -20,16 +20,11 @@ _NAMED = 4  # of the runs that are missing
 def describe_gaps(
     name: str, rows: pd.DataFrame, plan: Plan | None, plans: Sequence[Plan]
 ) -> Iterator[tuple[str, str]]:
-    """Say which shards of a joined folder are missing, and which runs have no row.
+    """Say which shards of a joined folder are missing, and which runs have no row: a sentence on
+    what is missing, and one on what mends it.
 
-    A row of another environment is a row: the sweep knows better, and runs it again.
-
-    Args:
-        name: of the sweep, and ``plan`` and ``plans`` what it and those that it joined planned.
-        rows: its records.
-
-    Yields:
-        A sentence on what is missing, and one on what mends it.
+    A row of another environment is a row: the sweep knows better, and runs it again. ``rows`` are
+    the records of the sweep, ``plan`` and ``plans`` what it and those that it joined planned.
     """
     if plan is None:
         shards = [parse_shard(one.shard) for one in plans if one.shard]

@@ -174,12 +174,8 @@ def keep_alike(
     """Of each change the pairs at settings that all changes of its baseline have, if there are any.
 
     Of these, or else of its own, those with enough repeats, where the changes that have any such
-    pairs have them in common; a change that has none does not stand in their way.
-
-    Args:
-        changes: of `find_changes`.
-        known: the pairs of each whose metric is known.
-        sure: the cells that have enough repeats.
+    pairs have them in common; a change that has none does not stand in their way. ``known`` are the
+    pairs of each change whose metric is known, ``sure`` the cells that have enough repeats.
     """
     families: dict[tuple[str, str], list[int]] = {}
     for place, change in enumerate(changes):
@@ -207,12 +203,8 @@ Told = tuple[tuple[str, str], ...]
 
 
 class Match(NamedTuple):
-    """A case of one side and the case of the other that it is compared with.
-
-    Attributes:
-        a: the ``cell`` of the first side; ``b`` of the second.
-        told: what ran it, where a side ran it in several environments; usually empty.
-    """
+    """A case of one side and the case of the other that it is compared with, by the ``cell`` of
+    each, and what ran it, where a side ran it in several environments."""
 
     a: int
     b: int
@@ -317,10 +309,8 @@ def _list_candidates(
 def _match_parts(
     ours: Sequence[_Candidate], theirs: Sequence[_Candidate]
 ) -> list[tuple[_Candidate, _Candidate]]:
-    """Those that measured equal parts of an epoch, or one failed before its part was known.
-
-    Where there are none, the largest of each side.
-    """
+    """Those that measured equal parts of an epoch, or one failed before its part was known; where
+    there are none, the largest of each side."""
     if not ours or not theirs:
         return []
     pairs: list[tuple[_Candidate, _Candidate]] = []

@@ -20,7 +20,7 @@ from bench.case import AXES, SAME_QUESTION, free_axes
 from bench.interval import CONFIDENCE
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
-from bench.store.attempts import ASKED, keep, keep_cases, keep_latest, number_groups
+from bench.store.attempts import ASKED, FEW, keep, keep_cases, keep_latest, number_groups
 from bench.study.columns import Columns, fill, find_least, known, leave_out, positive
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import MEMORY, STORED
@@ -67,6 +67,8 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         ],
         ignore_index=True,
     )
+    if len(records) < FEW:
+        records = join_texts(records)
     _fill_environment(records)
     records[ASKED] = number_groups(records, AXES)
     added: dict[str, Array] = {}
@@ -95,7 +97,14 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     return pd.concat([records, pd.DataFrame(added)], axis=1)
 
 
-ALSO_FILLED = {"gpu_memory_bytes": "device", "cpu": "device", "train_images": "dataset"}
+def join_texts(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same with all text in one block, as objects: a mask of few rows then takes a third of the
+    time, and a look at a column a tenth."""
+    import pandas as pd
+
+    texts: pd.DataFrame = frame.select_dtypes("str")
+    objects = pd.DataFrame(texts.to_numpy(), texts.index, texts.columns, dtype=object)
+    return pd.concat([objects, frame.select_dtypes(exclude="str")], axis=1).copy()
 
 
 def _fill_environment(records: pd.DataFrame) -> None:
@@ -103,25 +112,19 @@ def _fill_environment(records: pd.DataFrame) -> None:
     lost = records["torch"] == ""
     if not lost.any():
         return
-    also = {name: (axis,) for name, axis in ALSO_FILLED.items()}
+    also = {"gpu_memory_bytes": ("device",), "cpu": ("device",), "train_images": ("dataset",)}
     for name, axes in {**COMPARABLE, **also}.items():
         empty = lost & (records[name].isna() | (records[name] == ""))
-        known = records[~lost].groupby(["sweep", *axes])[name]
-        for values, cells in known:
+        for values, cells in records[~lost].groupby(["sweep", *axes])[name]:
             if cells.nunique() == 1:
                 same = (records[["sweep", *axes]] == list(values)).all(axis=1)
                 records.loc[empty & same, name] = cells.iloc[0]
 
 
 def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
-    """The part of an epoch that a case measures: its fraction, or less with ``--steps``.
-
-    With ``--until`` a run measures less too, and each as much as it needs.
-
-    Args:
-        records: any rows; all of one case have the same part.
-        where: columns beside the axes that tell cases apart.
-    """
+    """The part of an epoch that a case measures, the same in all its rows: its fraction, or less
+    with ``--steps``, and with ``--until``, where each run measures as much as it needs. ``where``
+    are columns beside the axes that tell cases apart."""
     import numpy as np
 
     r = Columns(records)
@@ -161,15 +164,12 @@ _RANK = {
 
 
 def summarize(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a case on a machine, in the order they first ran.
+    """One row a case on a machine, of the rows of `latest`, in the order they first ran.
 
     Numbers are medians over the repeats that ended as the case is said to have, ``NAME_low`` and
     ``NAME_high`` the ends of their spread, ``spread`` and ``coverage`` what these ends are (see
     `bench.study.spread`), ``repeats`` how many they are, ``runs`` how many there were and
     ``seeds`` how many seeds they had.
-
-    Args:
-        rows: of `latest`.
     """
     import numpy as np
     import pandas as pd
@@ -204,11 +204,7 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
         found["noisy"] |= find_wide(found)
         found |= _pair(first, found)
     found["apart"] = _tell_apart(first).to_numpy()
-    # as objects, all text is one block: of few cases, a mask then takes a tenth of the time
-    texts: pd.DataFrame = first.select_dtypes("str")
-    objects = pd.DataFrame(texts.to_numpy(), texts.index, texts.columns, dtype=object)
-    others = first.select_dtypes(exclude="str")
-    return pd.concat([objects, others, pd.DataFrame(found)], axis=1).copy()
+    return join_texts(pd.concat([first, pd.DataFrame(found)], axis=1))
 
 
 def _say_spread(first: Columns, found: Mapping[str, Array]) -> dict[str, Array]:
@@ -305,12 +301,8 @@ BESIDE = ("status", "epoch_time_s", "images_per_s", "speedup", "memory_bytes", "
 
 
 def set_beside(cases: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
-    """Add ``published_NAME`` for each of `BESIDE`, empty where nothing was published.
-
-    Args:
-        cases: of `summarize`; rows that are published themselves get nothing beside them.
-        published: of `summarize`, of the reference sweep.
-    """
+    """Add ``published_NAME`` for each of `BESIDE`, empty where nothing was published, to cases that
+    are not published themselves; ``published`` are those of the reference sweep."""
     theirs = published[published["dataset"] != "synthetic"]
     theirs = theirs[[*MATCH, *BESIDE]].drop_duplicates(list(MATCH))
     theirs = theirs.rename(columns={name: f"published_{name}" for name in BESIDE})

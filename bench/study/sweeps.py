@@ -84,8 +84,7 @@ class Sweep:
 
     def read_unnamed(self) -> dict[str, float]:
         """The share of a profiled step's operations that no kind of work names, by record."""
-        work = self.work
-        if not len(work):
+        if not len(work := self.work):
             return {}
         times = work[work["time_s"].notna()].groupby("record_id")["time_s"].sum()
         other = work[work["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
@@ -134,11 +133,8 @@ def mend_ends(records: pd.DataFrame, file: Path) -> pd.DataFrame:
 
 
 def read_sweep(path: Path, name: str = "") -> Sweep:
-    """Read a sweep from its folder, or from a records file.
-
-    Raises:
-        UsageError: there are no records, or they are not records.
-    """
+    """Read a sweep from its folder, or from a records file. Raises UsageError: there are no
+    records, or they are not records."""
     file = records_file(path)
     records, config = read_records(file), read_config(file.parent)
     records = mend_ends(records, file)
@@ -168,11 +164,8 @@ def _recall_plans(file: Path, config: Mapping[str, Any]) -> tuple[Plan | None, t
 
 
 def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
-    """Read several sweeps; those whose folders have one name keep their parents' names too.
-
-    Raises:
-        UsageError: as `read_sweep`.
-    """
+    """Read several sweeps; those whose folders have one name keep their parents' names too. Raises
+    UsageError: as `read_sweep`."""
     paths = list(dict.fromkeys(path.resolve() for path in paths))
     names = [_name(path) for path in paths]
     return [
@@ -183,6 +176,4 @@ def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
 
 def _name(path: Path) -> str:
     path = path.resolve()
-    if path.name == "records.csv":
-        path = path.parent
-    return path.name.removesuffix(".csv")
+    return (path.parent if path.name == RECORDS else path).name.removesuffix(".csv")

@@ -14,7 +14,7 @@ from bench.case import Case
 from bench.environment import has_cuda
 from bench.errors import UsageError, nearest
 from bench.executors import ALL, EXECUTORS, Settings
-from bench.flags import Parser, Rare, add_axes, parse_number, parse_whole, read_axes, write_command
+from bench.flags import Parser, Rare, add_axes, parse_number, parse_whole, read_axes
 from bench.grid import MICRO_BATCH, fill_auto
 from bench.preset import Preset, default_preset, load_config, load_preset, read_micro_batch
 from bench.record import Status
@@ -218,11 +218,11 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     )
     if given.shard and given.out is None:
         given.out = default_folder(given.shard, preset.name)
-    return read_running(given, axes, preset, write_command("bench.sweep", argv))
+    return read_running(given, axes, preset)
 
 
 def read_running(
-    given: argparse.Namespace, axes: dict[str, list[Value]], preset: Preset, command: str
+    given: argparse.Namespace, axes: dict[str, list[Value]], preset: Preset
 ) -> Options:
     """The options that the flags of `add_running`, and others of a sweep, give."""
     if given.executor not in EXECUTORS:
@@ -230,9 +230,8 @@ def read_running(
     if given.address and EXECUTORS[given.executor].here:
         raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
     told = {f.name: getattr(given, f.name) for f in fields(Options) if f.name in given}
-    told |= {"axes": axes, "preset": preset, "command": command}
     told |= {"lanes": _parse_lanes(given.lanes), "quiet": given.lanes == "quiet"}
-    return Options(**told)
+    return Options(**{**told, "axes": axes, "preset": preset})
 
 
 def _parse_lanes(text: str | None) -> int | None:

@@ -17,6 +17,7 @@ from bench.store.reader import records_file
 from bench.text import count
 from bench.validate.claims import CLAIMS, OWN
 from bench.validate.evidence import KNOWN_FAULTS, read_evidence, read_known_faults
+from bench.validate.private import list_given_away
 
 MOST_FAULTS = 3
 """Faults of a claim that are printed; the first says what to look at."""
@@ -57,8 +58,9 @@ def validate(folder: Path) -> dict[str, Any]:
 
     Returns:
         ``folder``, ``subject`` and ``checks``, each with its ``name``, its ``result`` (ok, known or
-        FAULT), what it ``shows``, its ``faults`` and, where they are known, the ``reason``. Files
-        that cannot be read are the one fault of the one check ``schema``.
+        FAULT), what it ``shows``, its ``faults`` and, where they are known, the ``reason``, and
+        what the folder ``gives_away``. Files that cannot be read are the one fault of the one check
+        ``schema``.
     """
     schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
     try:
@@ -67,7 +69,7 @@ def validate(folder: Path) -> dict[str, Any]:
             raise UsageError(f"{folder / KNOWN_FAULTS}: there is no check {', '.join(strange)}")
     except UsageError as error:
         fault = {**schema, "result": "FAULT", "faults": [str(error)]}
-        return {"folder": str(folder), "subject": "", "checks": [fault]}
+        return {"folder": str(folder), "subject": "", "checks": [fault], "gives_away": []}
     checks: list[dict[str, Any]] = [{**schema, "result": "ok", "faults": []}]
     for claim in CLAIMS:
         found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
@@ -80,7 +82,12 @@ def validate(folder: Path) -> dict[str, Any]:
                 found["result"] = "FAULT"
                 found["faults"] = [f"{KNOWN_FAULTS} names it, and it has no fault; take it out"]
         checks.append(found)
-    return {"folder": str(folder), "subject": _name_subject(evidence.records), "checks": checks}
+    return {
+        "folder": str(folder),
+        "subject": _name_subject(evidence.records),
+        "checks": checks,
+        "gives_away": [*list_given_away(folder)],
+    }
 
 
 def _name_subject(records: Any) -> str:
@@ -101,6 +108,8 @@ def _write(result: dict[str, Any], full: bool) -> str:
             lines.append(f"{'':21} and {more} more; --full prints them")
         if check["result"] == "known":
             lines.append(f"{'':21} known: {check['reason']}")
+    if result["gives_away"]:
+        lines.append(f"It gives away {'; '.join(result['gives_away'])}.")
     wrong = sum(check["result"] == "FAULT" for check in result["checks"])
     checks = count(len(result["checks"]), "check")
     lines.append(f"{wrong} of {checks} failed." if wrong else f"All {checks} passed.")

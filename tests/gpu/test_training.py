@@ -21,6 +21,7 @@ from training_for_tests import (
     differing_masters,
     dpn_small,
     fp32_curves,
+    list_batches,
     outside_spread,
     small,
     step_bound,
@@ -115,7 +116,7 @@ def test_no_step_waits_for_the_device(name: str, platform: Platform, data: Datas
     warm_up_shapes(training, batches, case, lambda step, loss: None)
     start_over(training, batches, case)
     report = Reporter(Channel(), device, "epoch", 10)
-    epoch = iter(batches.epoch(0, steps=10))
+    epoch = list_batches(batches, 0, steps=10)
     first = next(epoch)  # the whole epoch's order is drawn with it
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -262,12 +262,7 @@ class RayExecutor(Executor):
         self._cluster.close()
 
     def _follow(
-        self,
-        post: Post,
-        number: int,
-        job: Job,
-        on_event: Listener,
-        stopping: Stopping,
+        self, post: Post, number: int, job: Job, on_event: Listener, stopping: Stopping
     ) -> Outcome:
         """Hand a job to a station and follow its reports to the last. Raises RayError: the station
         is gone; _SilentError: it says nothing any more."""
