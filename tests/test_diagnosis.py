@@ -295,6 +295,11 @@ def test_without_names_the_rate_decides_and_says_so() -> None:
     assert "float32 reaches 50 TFLOP/s without tensor cores" in found.reasons[0].evidence
     fast = compare([MM32, CONV32], [MM16, replace(CONV16, time_s=2e-3)])  # 60, above float32's 50
     assert fast.reasons[0].cause is Cause.PRODUCTS
+    # the step before alone lacks them, and the rates after it are not known
+    after = replace(found.a, step=replace(found.a.step, rates=Rates()))
+    why = explain("precision", found.b, after, 128, found.speedup)
+    lacking = next(one for one in why.reasons if one.cause is Cause.NO_TENSOR_CORES)
+    assert (lacking.after_s, lacking.evidence) == (0, "")
 
 
 def test_a_slow_convolution_is_not_called_one_that_waits_for_its_start() -> None:

@@ -132,11 +132,10 @@ def _tell_plain_products(rows: Sequence[WorkRow], side: Side) -> Iterator[str]:
     kernels = [name_kernel(row) for row in rows if find_tensor_cores(row) is not None]
     if kernels:
         yield f"most runs in {', '.join([*dict.fromkeys(kernels)][:MOST_NAMED])}"
-    else:
-        usual = write_rate(PRODUCT, side.step.rates.products[Arithmetic.FLOAT32])
+    elif usual := side.step.rates.products.get(Arithmetic.FLOAT32):
         yield (
-            f"judged by their rates, as no kernels' names were recorded: float32 reaches {usual} "
-            "without tensor cores"
+            "judged by their rates, as no kernels' names were recorded: float32 reaches "
+            f"{write_rate(PRODUCT, usual)} without tensor cores"
         )
     halves = any(row.format == Arithmetic.FLOAT16 for row in rows)
     if halves and any(row.kind == Kind.GROUPED for row in rows):
