@@ -33,6 +33,7 @@ from bench.store.reader import read_cases, read_records
 from bench.store.writer import Store, StoreError
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop
+from bench.sweep.session import stop_signals
 
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -626,7 +627,7 @@ def test_stopped_twice_it_ends_at_once(out: Path, number: signal.Signals) -> Non
 
 def test_handlers_are_restored() -> None:
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    with sweep.stop_signals(FakeExecutor(None)) as stopped:  # type: ignore[arg-type]
+    with stop_signals(FakeExecutor(None)) as stopped:  # type: ignore[arg-type]
         assert stopped() == 0
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopped() == signal.SIGTERM
