@@ -51,7 +51,7 @@ def good() -> nn.Module:
 
 def fails_to_exchange() -> nn.Module:
     """Steps for exposed communication fail in the second process, and never end in the first."""
-    from bench.training import parallel
+    from bench.worker import measurement
 
     def measure(
         training: object, batches: object, case: object, group: Group, step_s: float
@@ -60,7 +60,7 @@ def fails_to_exchange() -> nn.Module:
             raise RuntimeError("no link")
         time.sleep(3600)
 
-    parallel.measure_exchange = measure  # type: ignore[assignment]
+    measurement.measure_exchange = measure
     return Tiny()
 
 
