@@ -1074,7 +1074,7 @@ def test_an_out_that_is_a_file_is_refused(
     file.touch()
     flags = ["--dataset", "synthetic", "--device", "cpu", "--out", str(file)]
     assert main(flags) == 2
-    assert "choose a folder" in capsys.readouterr().err
+    assert "choose a place that can be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
