@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.axis import Value
-from bench.case import AXES, Case, axis_flag
+from bench.case import Case, axis_flag
 from bench.crosscheck import agreement, overhead
 from bench.data import SYNTHETIC
 from bench.environment import ask, has_cuda
@@ -116,19 +116,19 @@ def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
     else:
         defaults = {"precision": ["bf16-amp"], "batch_size": [256], "fraction": [0.2]}
     defaults |= {"dataset": [SYNTHETIC], "device": device}
-    cases = grid({**defaults, **axes})
+    taken = {name: values for name, values in axes.items() if overhead or name in _SUPPORTED}
+    cases = grid({**defaults, **taken})
     if len(cases) > 1:
         raise UsageError(f"{len(cases)} cases are given; give one value for each axis")
     (case,) = cases
-    if overhead:
-        return case
-    (usual,) = grid({**defaults, **{n: axes[n] for n in axes if n in _SUPPORTED}})
-    for name in AXES:
-        if name in axes and getattr(case, name) != getattr(usual, name):
+    for name in axes.keys() - taken.keys():
+        if axes[name] != [getattr(case, name)]:
             raise UsageError(
                 f"{axis_flag(name)}: bench.crosscheck does not take it, because the bare loop "
                 f"supports {_name_supported()}; add --overhead, or leave it out"
             )
+    if overhead:
+        return case
     if case.workload == IMAGES and case.model not in MODELS:
         raise UsageError(
             f"--model {case.model!r}: the bare loop can only train {', '.join(MODELS)}; give your "
