@@ -131,9 +131,12 @@ def test_a_sweep_says_it_before_its_first_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def examine(
-        self: SubprocessExecutor, *asked: Any, examine: Any = SubprocessExecutor.examine
+        self: SubprocessExecutor,
+        *asked: Any,
+        examine: Any = SubprocessExecutor.examine,
+        **timeout: float,
     ) -> ProcessAnswer:
-        answer: ProcessAnswer = examine(self, *asked)
+        answer: ProcessAnswer = examine(self, *asked, **timeout)
         devices = {
             name: replace(device, bf16_native=False) for name, device in answer.devices.items()
         }

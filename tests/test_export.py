@@ -185,7 +185,7 @@ READERS: dict[str, Callable[[Path], dict[str, Seen]]] = {
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MLflow's tables, which take it two seconds to create."""
     folder = tmp_path_factory.mktemp("mlflow")
-    import_module("bench.export.mlflow").open_tracker(folder, "other")
+    import_module("bench.export.mlflow").SqliteStore(folder, "other")
     return folder / "mlflow.db"
 
 

@@ -573,7 +573,7 @@ def runs(pid: int) -> bool:
             "hanging",
             Status.TIMEOUT,
             "warmup took longer than 600 s, waiting for its DataLoader; raise --timeout; the log",
-            "in spoil",  # where the worker itself hangs
+            "spoil",  # where the worker itself hangs; other processes write between the words
         ),
     ],
 )
