@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -296,7 +295,7 @@ def test_a_sweep_over_starts_and_freezes(here: Path, capsys: pytest.CaptureFixtu
     assert "start: none → w.pt" in shown
     assert "freeze: none → backbone" in shown
     assert compare(["out", "--axis", "freeze"]) in (0, 1)
-    assert re.search(r"freeze none .* freeze backbone|none .* backbone", capsys.readouterr().out)
+    assert "freeze backbone and freeze none in out: 1 case in both" in capsys.readouterr().out
 
     # a file that changed is another start
     save_network("w.pt", 1.0)
