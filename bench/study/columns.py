@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import Case
 from bench.diagnosis.rates import COPY, RATES
 from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
-from bench.precision import PRECISIONS, Arithmetic
+from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
 from bench.store.attempts import FEW
 
 if TYPE_CHECKING:
@@ -228,6 +228,8 @@ class Columns:
 
         found = self.arithmetic.map(lambda names: names.partition("/")[0], object)
         label = self.precision.map(lambda name: PRECISIONS[name].arithmetic, object)
+        level = self.opt_level.map(lambda name: OPT_LEVELS[name].arithmetic if name else "", object)
+        label = np.where(level == "", label, level)
         ran = np.where(found == "", label, found)
         rate = np.full(len(ran), math.nan)
         for arithmetic in dict.fromkeys(ran.tolist()):
