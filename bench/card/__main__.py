@@ -32,7 +32,7 @@ from bench.card.phases import (
 )
 from bench.data.sources import detect
 from bench.environment import Platform, has_cuda, probe, refuse_missing
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError, choose
 from bench.flags import Parser, command, describe, hold, parse_number
 from bench.record import COMPARABLE
 from bench.store.cells import RECORDS
@@ -70,8 +70,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_missing()
     deadline = begun + 60 * _parse_share("--minutes", given.minutes, 1e6)
     for name in given.only:
-        if name not in PHASES:
-            raise UsageError(f"--only {name!r}: {nearest(name, list(PHASES))}")
+        choose("--only", name, PHASES)
     fraction = _parse_share("--fraction", given.fraction, 1) if given.fraction else None
     refuse_unwritable(given.out)
     rehearsal = not has_cuda()
@@ -226,6 +225,7 @@ def _tell_how_to_contribute(card: Card) -> Iterator[str]:
     """Two lines that add the folder to a clone of the project, and what it gives away."""
     if not (card.folder / RECORDS).is_file():
         return
+    from bench.store.reader import read_records
     from bench.validate.private import list_given_away
 
     place = Path("results", card.folder.name)
@@ -235,7 +235,7 @@ def _tell_how_to_contribute(card: Card) -> Iterator[str]:
     bring = "" if here else f"cp -r {shlex.quote(str(card.folder))} results/ && "
     yield f"  {bring}python -m bench.validate {place}"
     yield f"  git add {place} && git commit -m {shlex.quote(f'Add results of {what}')}"
-    yield f"it gives away {'; '.join(list_given_away(card.folder))}"
+    yield f"it gives away {'; '.join(list_given_away(card.folder, read_records(card.folder)))}"
 
 
 def say(line: str) -> None:

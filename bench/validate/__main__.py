@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UsageError
+from bench.errors import UsageError, choose
 from bench.flags import Parser, command
 from bench.store.reader import records_file
 from bench.text import count
-from bench.validate.claims import CLAIMS, OWN
-from bench.validate.evidence import KNOWN_FAULTS, read_evidence, read_known_faults
+from bench.validate.claims import CLAIMS
+from bench.validate.evidence import KNOWN_FAULTS, Evidence, read_evidence, read_known_faults
 from bench.validate.private import list_given_away
 
 MOST_FAULTS = 3
@@ -34,7 +34,7 @@ def build_parser() -> Parser:
     )
     add = parser.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder or records file")
-    add("--format", default="text", choices=("text", "json"), help="text or json (default: text)")
+    add("--format", default="text", metavar="FORMAT", help="text or json (default: text)")
     add("--full", action="store_true", help="print every fault, not the first three of a check")
     return parser
 
@@ -43,13 +43,11 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Check folders; returns 0, 1 where a check failed, or 2 for a usage error."""
     given = build_parser().parse(argv)
+    write = choose("--format", given.format, FORMATS)
     for folder in given.folders:
         records_file(folder)
     results = [validate(folder) for folder in given.folders]
-    if given.format == "json":
-        print(json.dumps(results, indent=2))
-    else:
-        print("\n\n".join(_write(result, given.full) for result in results))
+    print(write(results, given.full))
     return int(any(check["result"] == "FAULT" for found in results for check in found["checks"]))
 
 
@@ -84,18 +82,18 @@ def validate(folder: Path) -> dict[str, Any]:
         checks.append(found)
     return {
         "folder": str(folder),
-        "subject": _name_subject(evidence.records),
+        "subject": _name_subject(evidence),
         "checks": checks,
-        "gives_away": [*list_given_away(folder)],
+        "gives_away": [*list_given_away(folder, evidence.records)],
     }
 
 
-def _name_subject(records: Any) -> str:
+def _name_subject(evidence: Evidence) -> str:
     """What was measured on what: ``13 rows, NVIDIA H200, torch 2.11.0+cu130``."""
-    first = records.iloc[0]
+    first = evidence.records.iloc[0]
     device = first["gpu"] or first["cpu"] or first["device"]
-    own = "" if records["executor"].isin(OWN).any() else "; not measured by this harness"
-    return f"{count(len(records), 'row')}, {device}, torch {first['torch']}{own}"
+    own = "" if len(evidence.own) else "; not measured by this harness"
+    return f"{count(len(evidence.records), 'row')}, {device}, torch {first['torch']}{own}"
 
 
 def _write(result: dict[str, Any], full: bool) -> str:
@@ -114,6 +112,12 @@ def _write(result: dict[str, Any], full: bool) -> str:
     checks = count(len(result["checks"]), "check")
     lines.append(f"{wrong} of {checks} failed." if wrong else f"All {checks} passed.")
     return "\n".join(lines)
+
+
+FORMATS: dict[str, Callable[[list[dict[str, Any]], bool], str]] = {
+    "text": lambda results, full: "\n\n".join(_write(result, full) for result in results),
+    "json": lambda results, full: json.dumps(results, indent=2),
+}
 
 
 if __name__ == "__main__":

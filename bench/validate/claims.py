@@ -16,18 +16,17 @@ from datetime import datetime
 from itertools import combinations, pairwise
 from statistics import fmean, median
 
+from bench.case import Case
+from bench.diagnosis.rates import RATES
 from bench.environment import hash_commit
-from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
+from bench.gpu.peaks import list_peaks
 from bench.limits import SLOWED, leave_out_first
 from bench.precision import Arithmetic, find_formats
-from bench.record import COLUMNS, COMPARABLE, Status, read_missing
-from bench.study.gaps import describe_gaps
+from bench.record import COMPARABLE, Status, read_missing
+from bench.study.columns import Columns
 from bench.text import count, name_first
-from bench.validate.evidence import Evidence, Row
+from bench.validate.evidence import OWN, Evidence, Row
 from bench.yardstick import read_tries
-
-OWN = ("subprocess", "ray")
-"""Executors whose rows are measured by this harness."""
 
 EXACT = 1e-6
 """Within this share of each other, two figures of one computation are called equal."""
@@ -101,8 +100,7 @@ def find_orphans(evidence: Evidence) -> Iterator[str]:
 
 
 def find_unknown_code(evidence: Evidence) -> Iterator[str]:
-    own = evidence.records[evidence.records["executor"].isin(OWN)]
-    for commit, code in own[["commit", "code"]].drop_duplicates().itertuples(index=False):
+    for commit, code in evidence.own[["commit", "code"]].drop_duplicates().itertuples(index=False):
         name, _, edited = commit.partition("+")
         known = hash_commit(name) if name else None
         if not name:
@@ -114,7 +112,7 @@ def find_unknown_code(evidence: Evidence) -> Iterator[str]:
 
 
 def find_environments(evidence: Evidence) -> Iterator[str]:
-    own = evidence.records[evidence.records["executor"].isin(OWN)]
+    own = evidence.own
     for column in (name for name, owners in COMPARABLE.items() if owners == ("device",)):
         for device, rows in own.groupby("device"):
             # a row that was cut off before its worker could look says nothing
@@ -128,23 +126,13 @@ def find_environments(evidence: Evidence) -> Iterator[str]:
 
 
 def find_gaps(evidence: Evidence) -> Iterator[str]:
-    plans = [*evidence.plans.values()]
-    name = evidence.folder.name
-    for told, mend in describe_gaps(name, evidence.records, evidence.plan, plans):
-        yield f"{told} {mend}"
+    yield from (f"{told} {mend}" for told, mend in evidence.sweep.gaps)
+    columns = [evidence.records[name].tolist() for name in ("repeat", "sentinel", "attempt")]
+    attempts = {*zip(evidence.cases, *columns, strict=True)}
     for row in evidence.rows:
-        if row["attempt"] > 1:
-            mine = evidence.records[_same_run(evidence, row)]
-            if not (mine["attempt"] < row["attempt"]).any():
-                yield f"{row.name}: attempt {row['attempt']} has no row of the one before it"
-
-
-def _same_run(evidence: Evidence, row: Row) -> object:
-    records = evidence.records
-    alike = records["run_seed"] == row["run_seed"]
-    for column in ("precision", "batch_size", "loss_scale", "repeat"):
-        alike &= records[column] == (row[column] if row[column] is not None else "")
-    return alike
+        run, attempt = (row.case, row["repeat"], row["sentinel"]), row["attempt"]
+        if attempt > 1 and not any((*run, before) in attempts for before in range(1, attempt)):
+            yield f"{row.name}: attempt {attempt} has no row of the one before it"
 
 
 def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
@@ -158,10 +146,9 @@ def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
         finite = row.has("train_loss") and not row.has("first_bad_step")
         if row["executor"] in OWN and (row["status"] == Status.OK) > finite:
             yield f"{row.name}: ok, but its loss was not finite"
-    names = [str(status) for status in Status if status not in (Status.OK,)]
-    ended = evidence.records[evidence.records["status"].isin(names)]
-    for status, reason in zip(ended["status"], ended["reason"], strict=True):
-        if not reason:
+    pairs = zip(evidence.records["status"], evidence.records["reason"], strict=True)
+    for status, reason in pairs:
+        if status != Status.OK and not reason:
             yield f"a row ended as {status} without a reason"
 
 
@@ -197,9 +184,6 @@ def find_copies(evidence: Evidence) -> Iterator[str]:
     for one, other in combinations(evidence.rows, 2):
         if one.has("measured_time_s") and one["measured_time_s"] == other["measured_time_s"]:
             yield f"{one.name} and {other.name} took the same time to the last digit"
-
-
-RATES = tuple(name for name in COLUMNS if name.startswith("rate_") and name != "rate_tries")
 
 
 def find_wrong_rates(evidence: Evidence) -> Iterator[str]:
@@ -238,20 +222,18 @@ def find_wrong_clocks(row: Row) -> Iterator[str]:
                 yield f"{column} is {row[column]:.4g} at {tries.clock_mhz:.0f} MHz"
 
 
-def find_wrong_speed(row: Row) -> Iterator[str]:
+def find_wrong_speed(evidence: Evidence) -> Iterator[str]:
     """The FLOP and bytes of a step over its time are at most what the card can do."""
-    formats = find_formats(row.case.precision, row.case.opt_level)
-    ran = (row["arithmetic"] or str(formats.arithmetic)).partition("/")[0]
-    peak, step_s = peak_flops(row["gpu"], ran), row["step_time_median_s"]
-    if peak and row.has("flop_per_image", "epoch_time_s", "train_images"):
-        images_per_s = row["train_images"] / row["epoch_time_s"] / row["world_size"]
-        if (rate := row["flop_per_image"] * images_per_s) > peak:
-            yield f"{rate:.3g} FLOP/s, and {row['gpu']} does {peak:.3g} in {ran}"
-    bandwidth = peak_bandwidth(row["gpu"])
-    if bandwidth and row.has("step_bytes") and step_s and row["compile"] == "off":
-        rate = row["step_bytes"] / step_s
-        if rate > bandwidth:
-            yield f"{rate:.3g} bytes/s, and the memory of {row['gpu']} does {bandwidth:.3g}"
+    columns = Columns(evidence.own)
+    flops, moved = columns.of_peaks, columns.of_bandwidth
+    by_id = {row["record_id"]: row for row in evidence.rows}
+    for place, record_id in enumerate(evidence.own["record_id"]):
+        if (row := by_id.get(record_id)) is None:
+            continue
+        if flops[place] > 1:
+            yield f"{row.name}: {flops[place]:.3g} times the FLOP/s that {row['gpu']} does"
+        if moved[place] > 1 and row.case.compile == Case.compile:
+            yield f"{row.name}: {moved[place]:.3g} times the bytes/s of {row['gpu']}'s memory"
 
 
 def find_wrong_energy(row: Row) -> Iterator[str]:
@@ -424,7 +406,7 @@ CLAIMS = (
     Claim("copies", "no two rows have the same times", find_copies),
     Claim("rates", "the machine's rates are possible, and alike", find_wrong_rates),
     Claim("clocks", "clocks and rates agree", _of_rows(find_wrong_clocks)),
-    Claim("speed", "no step is faster than the card can be", _of_rows(find_wrong_speed)),
+    Claim("speed", "no step is faster than the card can be", find_wrong_speed),
     Claim("energy", "energy is power times time, within the limit", _of_rows(find_wrong_energy)),
     Claim("memory", "memory fits in memory", _of_rows(find_wrong_memory)),
     Claim("steps", "the steps add up to the row", _of_rows(find_wrong_steps)),

@@ -10,23 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case, telling_axes
 from bench.errors import UsageError
+from bench.executors import EXECUTORS
 from bench.record import MEASURED
-from bench.store.plans import Plan, read_own_plan, read_plans
-from bench.store.reader import (
-    read_cases,
-    read_config,
-    read_epochs,
-    read_ranks,
-    read_records,
-    read_steps,
-    read_work,
-    records_file,
-)
+from bench.store.plans import read_plans
+from bench.store.reader import read_cases, read_ranks
+from bench.study.sweeps import Sweep, read_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
 KNOWN_FAULTS = "known-faults.txt"
+
+OWN = tuple(name for name, kind in EXECUTORS.items() if kind.trains)
+"""Executors whose rows are measured by this harness."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +48,22 @@ class Evidence:
     """The tables and plans of a folder. Rows of other executors than this harness's own, such as
     published ones, are read but make no claim about how they were measured."""
 
-    folder: Path
-    records: pd.DataFrame
+    sweep: Sweep
     beside: dict[str, pd.DataFrame]
-    plan: Plan | None
-    plans: dict[str, Plan]
+
+    @property
+    def records(self) -> pd.DataFrame:
+        return self.sweep.records
+
+    @cached_property
+    def own(self) -> pd.DataFrame:
+        """The records that this harness measured."""
+        return self.records[self.records["executor"].isin(OWN)]
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """Of each of its records."""
+        return read_cases(self.records)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -67,13 +74,12 @@ class Evidence:
             dict(iter(self.beside[name].groupby("record_id"))) for name in ("steps", "work")
         ]
         steps, work = parts
-        cases = read_cases(self.records)
         names = [str(name) for name in self.records]
         cells = [
             {name: None if pd.isna(cell) else cell for name, cell in zip(names, row, strict=True)}
             for row in self.records.itertuples(index=False, name=None)
         ]
-        axes = telling_axes(cases)
+        axes = telling_axes(self.cases)
 
         def name(case: Case, row: dict[str, Any]) -> str:
             which = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
@@ -88,7 +94,7 @@ class Evidence:
                 steps.get(row["record_id"], self.beside["steps"][:0]),
                 work.get(row["record_id"], self.beside["work"][:0]),
             )
-            for row, case in zip(cells, cases, strict=True)
+            for row, case in zip(cells, self.cases, strict=True)
             if row["status"] in measured and not row["inferred"]
         ]
 
@@ -103,13 +109,17 @@ class Evidence:
 def read_evidence(folder: Path) -> Evidence:
     """Read a folder, or a records file alone. Raises UsageError: a file is not as it was written,
     with the line and column that are wrong."""
-    records = read_records(folder)
-    if not len(records):
-        raise UsageError(f"{records_file(folder)} has no rows")
-    readers = (("steps", read_steps), ("work", read_work), ("epochs", read_epochs))
-    beside = {name: read(folder) for name, read in (*readers, ("ranks", read_ranks))}
-    own = folder if folder.is_dir() else folder.parent
-    return Evidence(folder, records, beside, read_own_plan(own, read_config(own)), read_plans(own))
+    sweep = read_sweep(folder)
+    if not len(sweep.records):
+        raise UsageError(f"{sweep.file} has no rows")
+    read_plans(sweep.file.parent)  # a report goes on without one that was edited
+    beside = {
+        "steps": sweep.read_steps(),
+        "work": sweep.work,
+        "epochs": sweep.read_epochs(),
+        "ranks": read_ranks(sweep.file),
+    }
+    return Evidence(sweep, beside)
 
 
 def read_known_faults(folder: Path) -> dict[str, str]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.store.cells import RECORDS
-from bench.store.reader import read_records
 from bench.text import name_first
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PATH = re.compile(r"(?<![\w.:/~-])/[\w.-]+(?:/[\w.@+-]+)+")
 """An absolute path of two parts or more, which is no part of an address."""
@@ -17,9 +20,9 @@ _PUBLIC = ("/proc/", "/sys/", "/dev/", "/usr/")
 _MOST = 3
 
 
-def list_given_away(folder: Path) -> Iterator[str]:
-    """Name what identifies a machine or a person: host, GPU, variables, and paths in text files."""
-    records = read_records(folder)
+def list_given_away(folder: Path, records: pd.DataFrame) -> Iterator[str]:
+    """Name what identifies a machine or a person: host, GPU and variables of the folder's records,
+    and paths in its text files."""
     for column, what in (
         ("host", "the host name"),
         ("gpu_uuid", "the UUID of the GPU"),
