@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -31,7 +31,7 @@ from bench.axis import Value, parse_number
 from bench.case import Case, list_absent, parse_value
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError, choose, nearest
 from bench.flags import Parser, add_axes, command, describe, parse_percent, read_axes
 from bench.grid import grid
 from bench.preset import Preset
@@ -45,6 +45,10 @@ from bench.text import parse_bytes
 
 BUDGET = "10m"
 MARGIN = "1%"
+FORMATS: dict[str, Callable[[Answer], str]] = {
+    "text": lambda answer: "\n".join(answer.write()),
+    "json": lambda answer: json.dumps(answer.describe(), indent=2),
+}
 
 
 def build_parser() -> Parser:
@@ -107,10 +111,8 @@ def main(argv: Sequence[str]) -> int:
     """
     began = monotonic()
     given = build_parser().parse(argv)
-    if given.goal not in GOALS:
-        raise UsageError(f"--for {given.goal!r}: {nearest(given.goal, [*GOALS])}")
-    if given.format not in ("text", "json"):
-        raise UsageError(f"--format {given.format!r}: {nearest(given.format, ['text', 'json'])}")
+    choose("--for", given.goal, dict.fromkeys(GOALS))
+    write = choose("--format", given.format, FORMATS)
     budget_s = parse_budget(given.budget)
     margin = parse_percent(f"--margin {given.margin!r}", given.margin)
     price = read_price(given.price, given.goal)
@@ -120,10 +122,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
     until = began + budget_s
     answer, stopped = find(now, axes, options, given.goal, margin, price, budget_s, until)
-    if given.format == "json":
-        print(json.dumps(answer.describe(), indent=2))
-    else:
-        print("\n".join(answer.write()))
+    print(write(answer))
     if stopped:
         return 128 + stopped
     return 0 if answer.advised is not None else 3

@@ -22,7 +22,7 @@ from bench.axis import Value
 from bench.case import AXES, Case, format_value, list_absent, telling_axes
 from bench.check.checks import CHECKS, Checked, Finding, Result, answer
 from bench.environment import ask, has_cuda, refuse_missing
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError, choose
 from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable
 from bench.grid import grid
 from bench.precision import PRECISIONS
@@ -79,8 +79,7 @@ def main(argv: Sequence[str]) -> int:
     """Check; returns 0, 1 where a check failed, 2 for a usage error, before anything is trained."""
     given = build_parser().parse(argv)
     for name in given.skip:
-        if name not in CHECKS:
-            raise UsageError(f"--skip {name!r}: {nearest(name, list(CHECKS))}")
+        choose("--skip", name, CHECKS)
     axes = read_axes(given)
     cases = choose_cases(axes)
     out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"

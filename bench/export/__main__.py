@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError, choose
 from bench.export.runs import Run, read_runs
 from bench.flags import Parser, command, describe, hold
 from bench.report.watch import follow
@@ -90,8 +90,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Export; returns 0, 2 for a usage error."""
     given = build_parser().parse(argv)
-    if given.to not in TRACKERS:
-        raise UsageError(f"--to {given.to!r}: {nearest(given.to, list(TRACKERS))}")
+    kind = choose("--to", given.to, TRACKERS)
     if not _PROJECT.fullmatch(given.project):
         raise UsageError(
             f"--project {given.project[:70]!r}: a name is at most 64 letters, digits and ._- "
@@ -99,7 +98,6 @@ def main(argv: Sequence[str]) -> int:
         )
     for path in given.sweeps:
         records_file(path)
-    kind = TRACKERS[given.to]
     if missing := [package for package in kind.packages if find_spec(package) is None]:
         raise UsageError(
             f"--to {given.to}: {' and '.join(missing)} not installed; "

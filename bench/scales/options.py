@@ -12,7 +12,7 @@ from typing import Any
 from bench.case import Case, axis_flag, format_value, list_absent, parse_value
 from bench.data import find_layout
 from bench.environment import has_cuda
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError, choose, nearest
 from bench.flags import Parser, refuse_beside_workload
 from bench.precision import PRECISIONS
 from bench.scale_map import TOLERANCE, Way
@@ -216,9 +216,7 @@ def _axis(name: str, text: str) -> Any:
 def _parse_way(text: str | None, device: str) -> Way:
     if text is None:
         return Way.TRAINED if device == "cuda" else Way.ROUNDED
-    if text not in list(Way):
-        raise UsageError(f"--way {text!r}: {nearest(text, [way.value for way in Way])}")
-    return Way(text)
+    return choose("--way", text, {str(way): way for way in Way})
 
 
 def _parse_precision(text: str, way: Way) -> str:

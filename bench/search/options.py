@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from bench.axis import Value
 from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_absent, parse_value
 from bench.environment import has_cuda
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError, choose
 from bench.executors import EXECUTORS
 from bench.flags import Parser, add_axes, describe, parse_number, parse_whole, read_axes
 from bench.grid import refuse_auto
@@ -239,8 +239,7 @@ _RANGE = "a range is of two numbers above 0 and goes upwards, such as 0.001..0.1
 
 
 def _read_halving(given: argparse.Namespace, axes: dict[str, list[Value]]) -> Halving:
-    if given.metric not in METRICS:
-        raise UsageError(f"--metric {given.metric!r}: {nearest(given.metric, list(METRICS))}")
+    choose("--metric", given.metric, METRICS)
     epochs = axes.get("epochs", [EPOCHS])
     if len(epochs) > 1:
         raise UsageError("--epochs takes one value here: that of a whole trial")

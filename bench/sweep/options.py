@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.axis import Value
 from bench.case import Case
 from bench.environment import has_cuda
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError, choose, nearest
 from bench.executors import ALL, EXECUTORS, Settings
 from bench.flags import Parser, Rare, add_axes, parse_number, parse_whole, read_axes
 from bench.grid import MICRO_BATCH, fill_auto
@@ -248,9 +248,7 @@ def _parse_seconds(flag: str, least: float, text: str) -> float:
 
 
 def _parse_status(text: str) -> Status:
-    if text not in list(Status):
-        raise UsageError(f"--retry {text!r}: {nearest(text, [str(s) for s in Status])}")
-    return Status(text)
+    return choose("--retry", text, {str(status): status for status in Status})
 
 
 @dataclass
