@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.errors import UsageError
 from bench.record import Record, Status
-from bench.study.estimate import TIME
+from bench.render.markdown import table_lines
+from bench.render.model import Cell
 from bench.study.sweeps import REFERENCE, list_results, read_sweeps
 from tests.planted.records import GIB, ROOT, make_record, measured, write_sweep
+from tests.test_golden import compare as keep
 
 CARDS = {"NVIDIA A": 1.0, "NVIDIA B": 1.5, "NVIDIA C": 2.0}
 """Cards of one recipe, torch and code, and how much slower they are than the first."""
@@ -32,12 +34,8 @@ SETTINGS = ((128, "off"), (256, "off"), (128, "default"))
 """Batch size and compile mode of the cases of each precision."""
 
 
-def list_rows(
-    card: str, slower: float, settings: Sequence[tuple[int, str]] = SETTINGS, **about: Any
-) -> Iterator[Record]:
-    """Three repeats of each case, and a batch that does not fit."""
-    axes = {name: about.pop(name) for name in list(about) if name in Case.__annotations__}
-    environment = {
+def describe(card: str) -> dict[str, Any]:
+    return {
         "gpu": card,
         "gpu_uuid": f"GPU-{card}",
         "gpu_memory_bytes": 24 * GIB,
@@ -46,7 +44,15 @@ def list_rows(
         "code": "0123456789ab",
         "dataset_fingerprint": "feed",
         "train_images": 50000,
-    } | about
+    }
+
+
+def list_rows(
+    card: str, slower: float, settings: Sequence[tuple[int, str]] = SETTINGS, **about: Any
+) -> Iterator[Record]:
+    """Three repeats of each case, and a batch that does not fit."""
+    axes = {name: about.pop(name) for name in list(about) if name in Case.__annotations__}
+    environment = describe(card) | about
     for precision, speed in SPEEDS.items():
         scale = 128.0 if precision == "fp16" else None
         for batch, mode in settings:
@@ -107,6 +113,9 @@ def test_cards_of_one_recipe_stand_together_the_fastest_first(found: Cards) -> N
         ({"model": "dpn-small"}, "model dpn-small, not dpn92"),
         ({"memory_limit": "8GiB"}, "memory limit 8GiB, not none"),
         ({"executor": "fake"}, "not measured (fake executor), not measured"),
+        ({"dataset_fingerprint": "beef"}, "other images"),
+        ({"model_structure": "other"}, "other layers"),
+        ({"train_images": 10000}, "other number of images"),
     ],
 )
 def test_what_may_not_be_compared_stands_apart_with_the_reason(
@@ -118,6 +127,7 @@ def test_what_may_not_be_compared_stands_apart_with_the_reason(
     assert reason in found.groups[1].tell_apart(found.groups[0])
     assert reason in list(found.tables[0].groups.values())[-1]
     assert not found.groups[1].duels
+    assert not any("NVIDIA D" in duel.fast.card for duel in found.groups[0].duels)
 
 
 def test_another_patch_of_torch_or_another_driver_may_be_compared(
@@ -138,7 +148,7 @@ def test_folders_of_one_gpu_are_one_card_and_two_gpus_of_one_name_are_two(
     assert group.cards == ["NVIDIA A"]
     (group,) = build(read_sweeps([folders[0], twin]), Path()).groups
     assert group.cards == ["NVIDIA A · a", "NVIDIA A · twin"]
-    assert {effect.after for _, effect in group.duels} == {"NVIDIA A · a"}
+    assert {duel.fast.card for duel in group.duels} == {"NVIDIA A · a"}
 
 
 def test_an_entry_is_at_one_setting_and_at_its_own_fastest(found: Cards) -> None:
@@ -151,8 +161,9 @@ def test_an_entry_is_at_one_setting_and_at_its_own_fastest(found: Cards) -> None
     assert (entry.best.batch_size, entry.best.compile) == (128, "default")
     assert entry.best.epoch_time_s == pytest.approx(100 * 1.5 / 4 / 2)
     assert entry.bounds == (256, 512)
-    times = {name: row.epoch_time_s for name, row in entry.base.items()}
-    assert times == pytest.approx({"fp32": 135.0, "tf32": 67.5})
+    assert {name: speed.value for name, speed in entry.over.items()} == pytest.approx(
+        {"fp32": 4.0, "tf32": 2.0}
+    )
 
 
 def test_the_setting_is_one_that_most_cards_and_precisions_have(tmp_path: Path) -> None:
@@ -182,46 +193,86 @@ def test_a_case_with_a_doubt_is_the_fastest_only_where_no_other_is(tmp_path: Pat
     assert best.compile == "default"
 
 
-def test_what_a_precision_brings_is_in_its_row(found: Cards) -> None:
+def list_cells(found: Cards) -> dict[tuple[str, str], dict[str, Cell]]:
+    """The rows of the table of cards, by card and precision."""
     table = found.tables[0]
     names = [head.name for head in table.heads]
-    cards = [card for card in CARDS for _ in SPEEDS]
-    rows = {
-        (card, row[0].text): dict(zip(names, row, strict=True))
-        for card, row in zip(cards, table.rows, strict=False)  # the published card comes after
-    }
-    row = rows["NVIDIA B", "fp16"]
-    assert (row["over_fp32"].text, row["over_tf32"].text) == ("4.00", "2.00")
-    assert rows["NVIDIA B", "tf32"]["over_fp32"].text == "2.00"
-    assert rows["NVIDIA B", "tf32"]["over_tf32"].text == "–"
+    cells, card = {}, ""
+    for at, row in enumerate(table.rows):
+        card = table.groups.get(at, card).partition(" · ")[0]
+        cells[card, row[0].text] = dict(zip(names, row, strict=True))
+    return cells
+
+
+def test_what_a_precision_brings_is_in_its_row(found: Cards) -> None:
+    rows = list_cells(found)
+    row = rows["1. NVIDIA B", "fp16"]
+    assert row["over_fp32"].value == pytest.approx(4.0)
+    assert row["over_fp32"].text == "4.00 (3.97–4.03)"
+    assert row["over_tf32"].value == pytest.approx(2.0)
+    assert row["best_over"].text == "4.00"
+    assert rows["1. NVIDIA B", "tf32"]["over_fp32"].value == pytest.approx(2.0)
+    assert rows["1. NVIDIA B", "tf32"]["over_tf32"].text == "–"
     assert row["best"].text == "128, compile default"
     assert row["bounds"].text == "256 (not 512)"
     assert row["memory_bytes"].value == 8 * GIB
     assert row["images_per_j"].value == pytest.approx(50000 / (300 * 18.75), rel=1e-3)
-    headings = [heading.partition(" · ")[0] for heading in table.groups.values()]
-    assert headings == [*(f"1. {card}" for card in CARDS), "2. NVIDIA TITAN RTX"]
+    assert [card for card, precision in rows if precision == "fp32"] == [
+        *(f"1. {card}" for card in CARDS), "2. NVIDIA TITAN RTX"
+    ]  # fmt: skip
 
 
 def test_each_card_is_judged_against_each_slower_one(found: Cards) -> None:
-    duels = {(p, e.after, e.before): e.time for p, e in found.groups[0].duels}
-    assert len(duels) == 9  # three pairs of cards in three precisions
-    for (_, fast, slow), time in duels.items():
-        assert time is not None
-        assert time.pairs == 3
-        assert 1 / (time.ratio.value or 0) == pytest.approx(CARDS[slow] / CARDS[fast], rel=1e-3)
+    duels = {(d.precision, d.fast.card, d.slow.card): d for d in found.groups[0].duels}
+    assert len(duels) == len(found.groups[0].duels) == 9  # 3 pairs of cards in 3 precisions
+    for (_, fast, slow), duel in duels.items():
+        assert duel.fast.batch_size == duel.slow.batch_size == 256
+        assert duel.speed.value == pytest.approx(CARDS[slow] / CARDS[fast], rel=1e-3)
     table = found.tables[1]
     assert (table.name, len(table.rows)) == ("duels", 9)
-    assert {row[2].text for row in table.rows} == {"faster"}
+    verdict = [head.name for head in table.heads].index("verdict")
+    assert {row[verdict].text for row in table.rows} == {"faster"}
+    (answer, _) = found.answers
+    assert "NVIDIA A has the lowest time: 12.50 s an epoch, in fp16" in answer.sentences[0]
+    assert "2.00 times as fast as NVIDIA C at batch size 256 (95 %: 1.98 to" in answer.sentences[0]
+
+
+def test_cards_without_a_precision_or_the_setting_are_judged_by_what_they_have(
+    tmp_path: Path,
+) -> None:
+    """C has no fp16, and ran at 128 alone, where the others also ran."""
+    rows = [row for row in list_rows("NVIDIA C", 2.0) if row.case.precision != "fp16"]
+    sets = {
+        "b": list_rows("NVIDIA B", 1.5),
+        "a": list_rows("NVIDIA A", 1.0),
+        "c": [row for row in rows if row.case.batch_size == 128],
+    }
+    folders = [write_sweep(tmp_path / name, rows) for name, rows in sets.items()]
+    (group,) = build(read_sweeps(folders), Path()).groups
+    assert group.setting.batch_size == 128  # all have it, and 256 only two
+    duels = [(d.precision, d.fast.card[-1] + d.slow.card[-1]) for d in group.duels]
+    assert sorted(duels) == [
+        ("fp16", "AB"), ("fp32", "AB"), ("fp32", "AC"), ("fp32", "BC"),
+        ("tf32", "AB"), ("tf32", "AC"), ("tf32", "BC"),
+    ]  # fmt: skip
 
 
 def test_a_verdict_on_two_cards_is_that_of_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One case of each precision: both judge three ratios as one family."""
+    """One case of each precision, each with a noise of its own: both judge one family of three."""
     a, b = (
-        write_sweep(tmp_path / card[-1], list_rows(card, CARDS[card], [(128, "off")]))
-        for card in ("NVIDIA A", "NVIDIA B")
-    )
+        write_sweep(tmp_path / card[-1], [
+            replace(row, measurement=replace(
+                row.measurement,
+                epoch_time_s=row.measurement.epoch_time_s * (1 + spread[row.case.precision]
+                                                             * (row.repeat - 2) ** (2 * at + 1)),
+            )) if row.measurement.epoch_time_s else row
+            for row in list_rows(card, CARDS[card], [(128, "off")])
+        ])
+        for at, card in enumerate(("NVIDIA A", "NVIDIA B"))
+        for spread in [{"fp32": 0.3 / (at + 1), "tf32": 0.02 * (at + 1), "fp16": 0.1}]
+    )  # fmt: skip
     (group,) = build(read_sweeps([a, b]), Path()).groups
     compare([str(b), str(a), "--metric", "epoch_time_s", "--format", "json"])
     judged = {
@@ -229,11 +280,68 @@ def test_a_verdict_on_two_cards_is_that_of_compare(
         for row in json.loads(capsys.readouterr().out)["metrics"]["epoch_time_s"]
     }
     assert len(group.duels) == len(judged) == 3
-    for precision, effect in group.duels:
-        assert effect.time is not None
-        ours = TIME.lay_out(effect.time.ratio)
-        for name in ("speed", "low", "high", "p_adjusted"):
-            assert ours[name] == pytest.approx(judged[precision][name]), name
+    assert len({row["p_adjusted"] for row in judged.values()}) > 1
+    for duel in group.duels:
+        for name in ("low", "high", "p", "p_adjusted"):
+            assert getattr(duel.speed, name) == pytest.approx(judged[duel.precision][name]), name
+        assert duel.speed.value == pytest.approx(judged[duel.precision]["speed"])
+
+
+def plant_oddities(root: Path) -> list[Path]:
+    """Parts of an epoch, doubts, a scale that failed, probes, folders of one card, another lr."""
+    noisy = {"step_time_median_s": 0.1, "step_time_mad_s": 0.05}
+    part = {"measured_images": 10000, "measured_steps": 79, "steps_per_epoch": 391}
+    plain = [(128, "off")]
+
+    def change(rows: Iterable[Record], **values: Any) -> Iterator[Record]:
+        for row in rows:
+            timed = row.status is Status.OK
+            yield replace(row, measurement=replace(row.measurement, **values)) if timed else row
+
+    def fp16(card: str, scale: float | str, **about: Any) -> Record:
+        case = Case(precision="fp16", loss_scale=scale, batch_size=128)
+        return make_record(case, **{**about, **describe(card)})
+
+    one = [*list_rows("NVIDIA A", 1.0, plain, fraction=0.2)]
+    probe = replace(one[-1], case=replace(one[-1].case, batch_size=384, precision="fp32",
+                                          loss_scale=None), probe=True)  # fmt: skip
+    sets = {
+        "whole": [row for row in list_rows("NVIDIA B", 1.5) if row.case.precision != "fp16"],
+        "part": [*change(one, **part), probe],
+        "noisy": change(list_rows("NVIDIA A", 0.9, plain), **noisy),
+        "failed": [fp16("NVIDIA B", 128.0, status=Status.ERROR, reason="RuntimeError: no"),
+                   fp16("NVIDIA B", "dynamic", **measured(40, GIB))],
+        "other": list_rows("NVIDIA C", 2.0, plain, lr=0.1, epochs=2),
+    }  # fmt: skip
+    return [write_sweep(root / name, rows) for name, rows in sets.items()]
+
+
+def test_a_page_of_oddities_says_what_it_said(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text('unit = "EUR"\n"NVIDIA B" = 2\n"NVIDIA C" = 1\n')
+    cards = [*CARDS]
+    found = build(
+        read_sweeps([*plant_oddities(tmp_path), REFERENCE]), Path(), read_prices(prices, cards)
+    )
+    tables = [table for table in found.tables if table.name in ("cards", "duels", "folders")]
+    lines = [found.title, *(f"{a.about}: {' '.join(a.sentences)}" for a in found.answers)]
+    lines += [line for table in tables for line in table_lines(table)]
+    keep("cards/oddities.md", "\n".join([*lines, *(w.line for w in found.warnings), ""]))
+
+
+def test_the_command_adds_the_card_of_2019_and_leaves_out_what_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sweep(tmp_path / "results" / "good", list_rows("NVIDIA A", 1.0))
+    (tmp_path / "results" / "broken").mkdir()
+    (tmp_path / "results" / "broken" / "records.csv").write_text("what\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--full"]) == 0
+    out, err = capsys.readouterr()
+    assert "NVIDIA TITAN RTX" in out
+    assert "left out: " in err
+    assert "broken" in err
+    assert main(["results/broken"]) == 2
 
 
 def test_images_per_money_follow_the_price_of_an_hour(
@@ -257,6 +365,7 @@ def test_images_per_money_follow_the_price_of_an_hour(
         ('"NVIDIA A" = true', "a price of an hour above 0"),
         ('"NVIDIA A" = "2"', "a price of an hour above 0"),
         ('"NVIDIA Z" = 2.0', "did you mean 'NVIDIA "),
+        ('"NVIDI" = 2.0', "no card is 'NVIDI'"),
         ("unit = 2", "unit should be text"),
     ],
 )

@@ -9,7 +9,7 @@ card published in 2019.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     from bench.cards.prices import read_prices
     from bench.study.sweeps import REFERENCE, list_results, read_sweeps
 
-    folders = given.folders or list_results(RESULTS)
+    folders = given.folders or [*_list_readable(list_results(RESULTS))]
     if not folders:
         raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
     also = [REFERENCE] if REFERENCE.is_file() else []
@@ -69,6 +69,18 @@ def main(argv: Sequence[str]) -> int:
     with writable("-o", given.output):
         given.output.write_text(document, encoding="utf-8")
     return 0
+
+
+def _list_readable(files: Iterable[Path]) -> Iterator[Path]:
+    """Those that can be read; of folders that nobody named, one that cannot stops no other."""
+    from bench.store.reader import read_records
+
+    for file in files:
+        try:
+            read_records(file)
+            yield file
+        except UsageError as error:
+            print(f"left out: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

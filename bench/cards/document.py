@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
-from bench.cards.entries import BASELINES, Entry, Group, find_groups, list_levers
+from bench.cards.entries import Entry, Group, find_groups, list_levers, rate_card
 from bench.cards.prices import Prices
 from bench.cards.sections import (
     CARDS,
     DUELS,
     FOLDERS,
     name_group,
-    name_setting,
-    speed_over,
+    name_setup,
+    speed_at_best,
+    write_speed,
 )
 from bench.limits import STEADY
-from bench.questions.effects import Effect
 from bench.questions.material import gather
 from bench.questions.notices import warn
 from bench.questions.overview import OVERVIEW, PUBLISHED
 from bench.questions.reasons import PAIRS
-from bench.render.cells import Row, quantity_cell, write_ends, write_ratio
+from bench.render.cells import mark_part, quantity_cell, remarks, write_ends, write_ratio
 from bench.render.model import Answer, Level, NextStep, Notice
 from bench.render.section import Section
 from bench.report.document import Report
 from bench.store.cells import RECORDS
 from bench.study.quantities import QUANTITIES
 from bench.study.sweeps import Sweep
-from bench.text import ESTIMATE, count, name_first
+from bench.text import count, name_first
 from bench.validate.judgement import FAULT, KNOWN, validate
 from bench.verdict import Verdict
 
@@ -61,17 +61,10 @@ class Cards(Report):
         return find_groups(self)
 
     @cached_property
-    def duels(self) -> dict[str, list[Effect]]:
-        """By group and precision, of the groups that have several cards."""
-        found: dict[str, list[Effect]] = {}
-        for number, group in enumerate(self.groups, 1):
-            for precision, effect in group.duels:
-                found.setdefault(f"{number}. {precision}", []).append(effect)
-        return found
-
-    @cached_property
     def title(self) -> str:
-        return f"{count(len({c for g in self.groups for c in g.cards}), 'card')} compared"
+        cards = [card for group in self.groups for card in group.cards]
+        alone = 1 < len(self.groups) == len(cards)
+        return count(len({*cards}), "card") + ", none to be compared with another" * alone
 
     @cached_property
     def subject(self) -> str:
@@ -84,7 +77,8 @@ class Cards(Report):
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
         return tuple(
-            Answer(name_group(self, group), tuple(_tell_group(group))) for group in self.groups
+            Answer(name_group(self, group), (_tell_group(group, self.below),))
+            for group in self.groups
         )
 
     @cached_property
@@ -101,8 +95,8 @@ class Cards(Report):
 
     @cached_property
     def _notices(self) -> list[Notice]:
-        # what of a plan has no row, `bench.validate` says
-        return warn(self.records, self.cases, self.everything)
+        # what of a plan has no row, `bench.validate` says; what ran a card stands above its rows
+        return warn(self.records, self.cases, self.everything, across=False)
 
     @cached_property
     def next_step(self) -> NextStep | None:
@@ -126,46 +120,45 @@ def _describe_faults(sweep: Sweep) -> str:
     return "; ".join(said) or SOUND
 
 
-def _tell_group(group: Group) -> Iterator[str]:
-    """The fastest case of all its cards, and what the card gains over the others."""
-    timed = [(e, e.best) for e in group.entries if e.best is not None]
-    entry, best = min(timed, key=lambda one: one[1].epoch_time_s)
-    yield _tell_card(entry, best, group)
-    over = [
-        _tell_duel(effect)
-        for precision, effect in group.duels
-        if (precision, effect.after) == (entry.precision, entry.card)
-    ]
-    if over:
-        left = f"; and {count(len(over) - MOST_CARDS, 'more card')}" * (len(over) > MOST_CARDS)
-        yield f"In {entry.precision} it is {'; '.join(over[:MOST_CARDS])}{left}."
-
-
-def _tell_card(entry: Entry, best: Row, group: Group) -> str:
-    """``X: 12.50 s an epoch in fp16 (batch size 128), at best; at batch size 256 …``."""
-    said = " and ".join(
-        f"{cell.text} times as fast as {base}"
-        for base in BASELINES
-        if (cell := speed_over(entry, base))
-    )
+def _tell_group(group: Group, below: Sequence[str]) -> str:
+    """Its fastest case, and how much faster it is than the other cards, in a sentence."""
+    entry = max(group.entries, key=rate_card)
+    best = entry.best
+    assert best is not None
     time = QUANTITIES["epoch_time_s"]
     shown = time.add_unit(quantity_cell(time, best, spread=False).text)
-    setup = ", ".join([f"batch size {best.batch_size}", *list_levers(best, entry.setting)])
-    over = f"; at {name_setting(group)}, {said}" if said else ""
-    card = f"{entry.card}: at best" if len(group.cards) > 1 else "At best"
-    return f"{card} {shown} an epoch, in {entry.precision} ({setup}){over}."
+    setup = ", ".join([f"batch size {best.batch_size}", *list_levers(best)])
+    card = f"{entry.card} has the lowest time: " if len(group.cards) > 1 else "Lowest time: "
+    told = f"{card}{shown} an epoch, in {entry.precision} ({setup})"
+    if best.doubted:
+        told += f", but every case has a warning (this one: {remarks(best, below)})"
+    if speed := speed_at_best(entry):
+        told += f", {speed.text} times as fast as fp32 at its fastest"
+    if over := [
+        f"{write_speed(entry.over[base], entry.equal)} times as fast as {base}"
+        f"{' (which has a warning)' if row.doubted else ''}"
+        for base, row in entry.base.items()
+    ]:
+        told += f"; at {name_setup(group)}, {' and '.join(over)}"
+    return f"{told}.{_tell_duels(entry, group)}"
 
 
-def _tell_duel(effect: Effect) -> str:
-    """``1.42 times as fast as Y (95 %: 1.40 to 1.44)``."""
-    time = effect.time
-    assert time is not None
-    speed = time.ratio.invert()
-    ends = write_ends((speed.low, speed.high), write_ratio, " to ")
-    doubt = ", not certain" if time.ratio.judge(STEADY) is Verdict.AMBIGUOUS else ""
-    sure = f" (95 %: {ends}{doubt})" if ends else ""
-    value = f"{ESTIMATE * effect.estimated}{write_ratio(speed.value or 1)}"
-    return f"{value} times as fast as {effect.before}{sure}"
+def _tell_duels(entry: Entry, group: Group) -> str:
+    """`` In fp16 it is 1.42 times as fast as Y (95 %: 1.40 to 1.44).``"""
+    duels = [duel for duel in group.duels if duel.fast.card == entry.card]
+    shared = {duel.precision for duel in duels}
+    precision = entry.precision if entry.precision in shared else next(iter(sorted(shared)), "")
+    duels = [duel for duel in duels if duel.precision == precision]
+    said = []
+    for _, fast, slow, speed in duels[:MOST_CARDS]:
+        ends = write_ends((speed.low, speed.high), write_ratio, " to ")
+        certain = speed.judge(STEADY) is not Verdict.AMBIGUOUS
+        sure = f" (95 %: {ends}{'' if certain else ', not certain'})" if ends else ""
+        value = f"{mark_part(fast, slow)}{write_ratio(speed.value or 0)}"
+        said.append(f"{value} times as fast as {slow.card} at batch size {fast.batch_size}{sure}")
+    left = len(duels) - len(said)
+    more = f"; and so on for {count(left, 'more card')}" if left else ""
+    return f" In {precision} it is {'; '.join(said)}{more}." if said else ""
 
 
 def build(sweeps: Sequence[Sweep], home: Path, prices: Prices | None = None) -> Cards:

@@ -1,34 +1,30 @@
 """What each card does in each precision: at one setting that all have, and at its own fastest.
 
-Rows are compared only within a group: of the same network, data and recipe, of one torch major and
+Cards are compared only within a group: of the same network, data and recipe, of one torch major and
 of one version of the code that measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import combinations
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import TYPE_CHECKING, NamedTuple
 
-from bench.axis import Trait
-from bench.case import AXES, SAME_QUESTION, list_affecting
+from bench.axis import Trait, Value
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, list_affecting
 from bench.diagnosis.explanation import Explanation
 from bench.precision import PRECISIONS
-from bench.questions.effects import Effect, judge_changes
 from bench.questions.families import Bounds, find_bounds
 from bench.questions.material import Material
 from bench.questions.notes import KINDS
 from bench.questions.profiles import explain_pairs
-from bench.record import RELIABLE
+from bench.record import MODEL_PARTS, RELIABLE
 from bench.render.cells import Row, iterate, take_first
 from bench.store.attempts import number_groups
 from bench.study import doubts
-from bench.study.axes import MACHINE, keep_main, name_axis, name_setting, name_value
-from bench.study.estimate import TIME
-from bench.study.pairs import find_changes
-from bench.verdict import adjust
+from bench.study.axes import keep_main, name_axis, name_setting, name_value
+from bench.verdict import Ratio, compare
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +39,8 @@ RECIPE = (
         if name != "batch_size" and AXES[name].follows != "precision"
     ),
     "memory_limit",
+    "grad_compression",
+    "sync_bn",
 )
 """Axes in which cards that are compared agree: what is trained, and how it learns."""
 
@@ -55,6 +53,9 @@ LEVERS = tuple(
 )
 """Axes that make a step faster or slower, and leave the recipe as it is."""
 
+DATA = {"dataset_fingerprint": "images", "train_images": "number of images", **MODEL_PARTS}
+"""Columns in which cards that are compared agree, as far as they know them, and what each is of."""
+
 CODE = 7  # digits of a hash that are shown
 
 
@@ -63,12 +64,14 @@ class Entry:
     """A card in one precision.
 
     Attributes:
-        setting: a case at the batch size and levers that most cards and precisions of its group
-            have.
+        setting: a case at the batch size and levers at which its group is compared.
         equal: its own case there; None where it has none.
-        base: of the same setting on this card, the cases of `BASELINES`.
-        best: its fastest case at any batch size and with any of `LEVERS`.
-        bounds: between which batch sizes its memory ends.
+        base: of `BASELINES`, the cases of this card there that it is compared with.
+        over: by their precision, how many times as fast it is.
+        best: its fastest case at any batch size and with any of `LEVERS`, one without a fatal doubt
+            if there is any; None where none was timed.
+        fp32: the same of this card in fp32.
+        bounds: between which batch sizes its memory ends, with the levers of the setting.
         why: why it is not faster, from a profile at the largest batch size that has one.
     """
 
@@ -77,28 +80,35 @@ class Entry:
     setting: Row
     equal: Row | None
     base: Mapping[str, Row]
+    over: Mapping[str, Ratio]
     best: Row | None
+    fp32: Row | None
     bounds: Bounds
     why: Explanation | None
 
 
+class Duel(NamedTuple):
+    """A card against a slower one in a precision, at a setting that both have: how many times as
+    fast it is there."""
+
+    precision: str
+    fast: Row
+    slow: Row
+    speed: Ratio
+
+
 @dataclass(frozen=True)
 class Group:
-    """Cards that may be compared, the fastest first.
-
-    Attributes:
-        traits: what they agree on, by what that is called.
-        cases: of all cards, one row a case, with the ``card`` of each.
-    """
+    """Cards that may be compared, the fastest first; ``traits`` are what they agree on, by what
+    that is called."""
 
     traits: Mapping[str, str]
     entries: Sequence[Entry]
-    cases: pd.DataFrame
-    rows: pd.DataFrame
+    duels: Sequence[Duel]
+    of_card: Mapping[str, Row]  # any case of each card, for what ran it
 
     @property
     def setting(self) -> Row:
-        """A case at the batch size and levers at which all are compared."""
         return self.entries[0].setting
 
     @property
@@ -107,187 +117,216 @@ class Group:
 
     def tell_apart(self, other: Group) -> list[str]:
         """In what it differs from another: ``lr 0.1, not 0.01``."""
-        return [
-            f"{name} {value}, not {other.traits[name]}".strip()
-            for name, value in self.traits.items()
-            if value != other.traits[name]
-        ]
-
-    @cached_property
-    def duels(self) -> list[tuple[str, Effect]]:
-        """Each card against each slower one, in each precision over the cases that both have. The
-        times' evidence is adjusted over all of them."""
-        # as cards, not as folders: two of one card are one side
-        cases = self.cases.assign(sweep=self.cases["card"], machine=self.cases["card"])
-        cases = cases[cases["status"].isin(RELIABLE)]
-        machines = {(card, card): card for card in self.cards}
-        duels = []
-        for precision in order_precisions(cases):
-            part = cases[cases["precision"] == precision]
-            changes = [
-                change
-                for fast, slow in combinations(self.cards, 2)
-                for change in find_changes(MACHINE, part, machines, against=(slow, slow))
-                if change.after == fast
-            ]
-            found = judge_changes(changes, part, self.rows, machines)
-            duels += [(precision, effect) for effect in found if effect.time]
-        times = [effect.time for _, effect in duels if effect.time]
-        adjusted = iter(adjust([time.ratio.p for time in times if time.ratio.p is not None]))
-        return [(precision, _adjust(effect, adjusted)) for precision, effect in duels]
-
-
-def _adjust(effect: Effect, adjusted: Iterator[float]) -> Effect:
-    """The same effect, where its time was tested with the next p of these."""
-    time = effect.time
-    if time is None or time.ratio.p is None:
-        return effect
-    ratio = replace(time.ratio, p_adjusted=next(adjusted))
-    return replace(effect, estimates=effect.estimates | {TIME.name: replace(time, ratio=ratio)})
-
-
-def order_precisions(cases: pd.DataFrame) -> list[str]:
-    """Those of some cases, in the order of `PRECISIONS`."""
-    held = set(cases["precision"])
-    return [name for name in PRECISIONS if name in held]
+        told: list[str] = []
+        unknown: list[str] = []
+        for name, value in self.traits.items():
+            theirs = other.traits[name]
+            if value != theirs and name in DATA.values():  # a hash says no more than that
+                (told if value and theirs else unknown).append(f"other {name}")
+            elif value != theirs:
+                told.append(f"{name} {value}, not {theirs}".strip())
+        return told or [f"perhaps {what}" for what in unknown]
 
 
 def find_groups(found: Material) -> list[Group]:
-    """The cards of some sweeps in groups that may be compared, those with most entries first and
-    published figures last."""
-    import pandas as pd
+    """The cards of some sweeps in groups that may be compared: measured before published before
+    fake, and those of most cards and precisions first."""
+    cases = _describe_cases(found.cases)
+    cards = cases[["sweep", "machine", "card"]].drop_duplicates(["sweep", "machine"])
+    probes = found.probes.merge(cards, on=["sweep", "machine"])
+    numbers = number_groups(cases, [*RECIPE, *DATA, "torch_major", "measured_by", "kind"])
+    groups = []
+    for _, part in cases.groupby(numbers, sort=False):
+        if part["status"].isin(RELIABLE).any():
+            groups.append(_make_group(found, part, probes))
+    order = ["measured", *reversed(KINDS)]
+    return sorted(groups, key=lambda group: (
+        order.index(next(iter(group.of_card.values())).kind), -len(group.cards), -len(group.entries)
+    ))  # fmt: skip
 
-    cases = found.cases.assign(card=_name_cards(found.cases))
-    cases = cases.assign(
+
+def _describe_cases(cases: pd.DataFrame) -> pd.DataFrame:
+    """The cases with their ``card`` and what groups are told by; a row that did not get to know
+    what it was of takes that of its folder, where there it is one."""
+    where = ["sweep", "machine", "model", "dataset", "input", "classes"]
+    filled = {}
+    for name in ("gpu_uuid", "torch", "code", *DATA):
+        known = cases[name].mask((cases[name] == "") | cases[name].isna())
+        several = known.groupby([cases[w] for w in where]).transform("nunique") > 1
+        first = known.groupby([cases[w] for w in where]).transform("first")
+        filled[name] = known.fillna(first.mask(several)).fillna("").astype(str)
+    cases = cases.assign(**filled)
+    return cases.assign(
+        card=_name_cards(cases),
         torch_major=cases["torch"].str.partition(".")[0],
         # two that do not know their code may have any
         measured_by=cases["code"].mask(cases["code"] == "", "unknown (" + cases["sweep"] + ")"),
-    )
-    probes = found.probes.merge(
-        cases[["sweep", "machine", "card"]].drop_duplicates(), on=["sweep", "machine"]
-    )
-    key = [*RECIPE, "torch_major", "measured_by", "kind"]
-    groups = []
-    for _, part in cases.groupby(number_groups(cases, key), sort=False):
-        if part["epoch_time_s"].notna().any():
-            first = take_first(part)
-            same = pd.Series(True, probes.index)
-            for name in RECIPE:
-                same &= probes[name] == getattr(first, name)
-            groups.append(_make_group(found, part, probes[same]))
-    published = KINDS["published"]
-    return sorted(
-        groups,
-        key=lambda group: (group.traits[""] == published, -len(group.entries)),
+        doubted=~doubts.trusted(cases),
     )
 
 
-def _name_cards(cases: pd.DataFrame) -> pd.Series:
-    """The card of each case, for people. Folders of one physical GPU are one card; where several
-    have one name, each has its first folder's behind it."""
+def _name_cards(cases: pd.DataFrame) -> list[str]:
+    """The card of each case, for people. Folders of one physical GPU are one card, and so are GPUs
+    of one name in a folder, as in its report; of others of one name each has its folder's too."""
     owner = cases["gpu_uuid"].mask(cases["gpu_uuid"] == "", cases["sweep"])
     held: dict[str, dict[str, str]] = {}
     for machine, one, sweep in zip(cases["machine"], owner, cases["sweep"], strict=True):
         held.setdefault(machine, {}).setdefault(one, sweep)
-    return cases["machine"].where(
-        cases["machine"].map(lambda machine: len(held[machine]) == 1),
-        cases["machine"]
-        + " · "
-        + [held[m][one] for m, one in zip(cases["machine"], owner, strict=True)],
-    )
+    return [
+        f"{machine} · {held[machine][one]}" if len({*held[machine].values()}) > 1 else machine
+        for machine, one in zip(cases["machine"], owner, strict=True)
+    ]
 
 
 def _make_group(found: Material, cases: pd.DataFrame, probes: pd.DataFrame) -> Group:
-    first = take_first(cases)
+    first = take_first(cases[cases["status"].isin(RELIABLE)])
     traits = {name_axis(name): name_value(name, getattr(first, name), {}) for name in RECIPE}
+    traits |= {what: getattr(first, name) for name, what in DATA.items()}
     traits["torch"] = first.torch_major or "unknown"
-    code = str(first.measured_by)
-    traits["code"] = code[:CODE] if first.code else code
+    traits["code"] = first.code[:CODE] or first.measured_by
     traits[""] = KINDS.get(first.kind, first.kind)
-    # of folders of one card that have one case, the one that measured most of it
-    order = cases.sort_values(["part", "repeats", "started_at"], ascending=False, kind="stable")
-    asked = number_groups(order, [name for name in ("card", *AXES) if name not in SAME_QUESTION])
-    kept = order[~asked.duplicated()].sort_index()
-    kept = keep_main(kept, number_groups(kept, ["card", "batch_size", *LEVERS]))
-    timed = kept[kept["epoch_time_s"].notna()]
-    timed = timed.assign(doubted=~doubts.trusted(timed)).sort_values(
-        ["doubted", "epoch_time_s"], kind="stable"
+    for name in RECIPE:
+        probes = probes[probes[name] == getattr(first, name)]
+    # of one card the first is taken: without a doubt, of most of an epoch, of most repeats
+    timed = cases[cases["status"].isin(RELIABLE)].sort_values(
+        ["doubted", "part", "repeats", "seed", "started_at"],
+        ascending=[True, False, False, True, False],
+        kind="stable",
     )
-    equal = _choose_setting(timed)
-    entries = [
-        entry
-        for card, part in kept.groupby("card", sort=False)
-        for entry in _list_entries(found, str(card), part, timed, equal, probes)
-    ]
-    speeds = {
-        card: max(e.best.images_per_s for e in entries if e.card == card and e.best is not None)
-        for card in {e.card for e in entries if e.best is not None}
-    }
-    entries.sort(key=lambda entry: -speeds.get(entry.card, 0.0))
-    return Group(traits, entries, kept, found.rows)
+    timed = keep_main(timed, number_groups(timed, ["card", "batch_size", *LEVERS]))
+    setting = _choose_setting(timed)
+    usual = take_first(setting)
+    entries: list[Entry] = []
+    for card in dict.fromkeys(cases["card"]):
+        rows = (frame[frame["card"] == card] for frame in (cases, timed, setting, probes))
+        entries += _list_entries(found, card, usual, *rows)
+    entries.sort(key=lambda entry: entry.card)
+    speeds = {card: max(rate_card(e) for e in entries if e.card == card)
+              for card in {e.card for e in entries}}  # fmt: skip
+    entries.sort(key=lambda entry: speeds[entry.card], reverse=True)
+    of_card = {row.card: row for row in iterate(timed.iloc[::-1])}
+    duels = _judge_duels(list(dict.fromkeys(e.card for e in entries)), timed, usual, found.times)
+    return Group(traits, entries, duels, of_card)
+
+
+def rate_card(entry: Entry) -> tuple[bool, float]:
+    """What a card is ranked by: images a second at its fastest, with doubts last."""
+    best = entry.best
+    return (False, 0.0) if best is None else (not best.doubted, float(best.images_per_s))
 
 
 def _choose_setting(timed: pd.DataFrame) -> pd.DataFrame:
-    """The cases at the batch size and levers that most cards and precisions have: of several such
-    settings the plainest, of these the largest batch."""
-    numbers = number_groups(timed, ["batch_size", *LEVERS])
+    """The cases at the batch size and levers that most cards have; of several such settings the one
+    with most precisions without doubts, then the plainest, then the largest batch."""
 
-    def rate(part: pd.DataFrame) -> tuple[int, int, int]:
+    def rate(part: pd.DataFrame) -> tuple[int, ...]:
+        sure = part[~part["doubted"]]
+        numbers = (len(p.drop_duplicates(["card", "precision"])) for p in (sure, part))
         row = take_first(part)
-        changed = sum(getattr(row, name) != _spell_default(name) for name in LEVERS)
-        return len(part.drop_duplicates(["card", "precision"])), -changed, int(row.batch_size)
+        return part["card"].nunique(), *numbers, -len(list_levers(row)), int(row.batch_size)
 
+    numbers = number_groups(timed, ["batch_size", *LEVERS])
     return max((part for _, part in timed.groupby(numbers, sort=False)), key=rate)
-
-
-def _spell_default(name: str) -> object:
-    """The default of an axis as the frame of cases has it."""
-    default = AXES[name].default
-    return "" if default is None else default
 
 
 def list_levers(row: Row, usual: Row | None = None) -> list[str]:
     """The levers of a case that are not at their defaults, or not as in a ``usual`` case."""
+    return _name_unusual(row, {
+        name: getattr(usual, name) if usual else AXES[name].default for name in LEVERS
+    })  # fmt: skip
+
+
+def name_precision(row: Row) -> str:
+    """The precision of a case, and what belongs to it where that is not its default."""
+    usual = {name: AXES[name].default for name in FOLLOWS["precision"]}
+    usual["loss_scale"] = format_value(PRECISIONS[row.precision].default_loss_scale)
+    return " · ".join([row.precision, *_name_unusual(row, usual)])
+
+
+def _name_unusual(row: Row, usual: Mapping[str, Value]) -> list[str]:
+    """The axes in which a case differs, each with its value."""
     return [
         name_setting(name, name_value(name, getattr(row, name), {}))
-        for name in LEVERS
-        if getattr(row, name) != (getattr(usual, name) if usual else _spell_default(name))
+        for name, value in usual.items()
+        if getattr(row, name) != ("" if value is None else value)
     ]
 
 
 def _list_entries(
     found: Material,
     card: str,
+    usual: Row,
     cases: pd.DataFrame,
     timed: pd.DataFrame,
-    equal: pd.DataFrame,
+    setting: pd.DataFrame,
     probes: pd.DataFrame,
 ) -> Iterator[Entry]:
-    def take(frame: pd.DataFrame) -> dict[str, Row]:
-        mine = frame[frame["card"] == card]
-        return {row.precision: row for row in iterate(mine.drop_duplicates("precision"))}
-
-    at_equal, fastest = take(equal), take(timed)
-    base = {name: at_equal[name] for name in BASELINES if name in at_equal}
+    """A card's precisions; its cases, those with a time, those of them at the setting."""
+    equal = {row.precision: row for row in iterate(setting.drop_duplicates("precision"))}
+    alone = timed.drop_duplicates(["precision", "batch_size", *LEVERS])
+    alone = alone.sort_values(["doubted", "epoch_time_s"], kind="stable")
+    best = {row.precision: row for row in iterate(alone.drop_duplicates("precision"))}
+    pairs = [(base, name) for base, name in product(BASELINES, PRECISIONS)
+             if base in equal and name in equal
+             and name not in BASELINES[: BASELINES.index(base) + 1]]  # fmt: skip
+    ratios = _judge([(equal[base], equal[name]) for base, name in pairs], found.times)
+    over = dict(zip(pairs, ratios, strict=True))
     explained = explain_pairs(found.steps, cases, found.machines, tried=found.tried)
-    whys = {
-        why.b.case.precision: why
-        for why in sorted(explained, key=lambda why: why.b.case.batch_size)
-    }
-    for precision in order_precisions(cases):
-        plain = [
-            row
-            for frame in (cases, probes[probes["card"] == card])
-            for row in iterate(frame[frame["precision"] == precision])
-            if row.accumulate == 1
-        ]
+    explained.sort(key=lambda why: why.b.case.batch_size)
+    whys = {why.b.case.precision: why for why in explained}
+    plain = []
+    for frame in (cases, probes):
+        for name in LEVERS:
+            frame = frame[frame[name] == getattr(usual, name)]
+        plain += list(iterate(frame))
+    held = {*cases["precision"]}
+    for precision in (name for name in PRECISIONS if name in held):
+        bases = [base for base in BASELINES if (base, precision) in over]
         yield Entry(
             card,
             precision,
-            take_first(equal),
-            at_equal.get(precision),
-            base,
-            fastest.get(precision),
-            find_bounds(plain),
+            usual,
+            equal.get(precision),
+            {base: equal[base] for base in bases},
+            {base: over[base, precision] for base in bases},
+            best.get(precision),
+            best.get("fp32"),
+            find_bounds([row for row in plain if row.precision == precision]),
             whys.get(precision),
         )
+
+
+def _judge(pairs: Sequence[tuple[Row, Row]], times: Mapping[int, Sequence[float]]) -> list[Ratio]:
+    """How many times as fast the second case of each pair is, judged as one family."""
+    return [ratio.invert() for ratio in compare([(times[a.cell], times[b.cell]) for a, b in pairs])]
+
+
+def _judge_duels(
+    cards: Sequence[str], timed: pd.DataFrame, usual: Row, times: Mapping[int, Sequence[float]]
+) -> list[Duel]:
+    """Each card against each slower one in each precision, all judged as one family: at the setting
+    of the group, or else at the plainest and largest that both have; of equal parts of an epoch, if
+    they measured any, and of as many repeats as both have."""
+    lines: dict[tuple[str, str], dict[tuple[object, ...], list[Row]]] = {}
+    for row in iterate(timed):
+        key = tuple(getattr(row, name) for name in ("batch_size", *LEVERS))
+        lines.setdefault((row.precision, row.card), {}).setdefault(key, []).append(row)
+    here = tuple(getattr(usual, name) for name in ("batch_size", *LEVERS))
+    pairs: list[tuple[Row, Row]] = []
+    for precision in PRECISIONS:
+        for fast, slow in combinations(cards, 2):
+            ours, theirs = (lines.get((precision, card), {}) for card in (fast, slow))
+            keys = [key for key in ours if key in theirs]
+            if not keys:
+                continue
+            key = max(keys, key=lambda key: (
+                key == here, -len(list_levers(ours[key][0])), ours[key][0].batch_size
+            ))  # fmt: skip
+            pairs.append(max(product(theirs[key], ours[key]), key=lambda ends: (
+                ends[0].part == ends[1].part, min(r.repeats for r in ends), ends[0].part
+            )))  # fmt: skip
+    judged = _judge(pairs, times)
+    return [
+        Duel(after.precision, after, before, speed)
+        for (before, after), speed in zip(pairs, judged, strict=True)
+    ]

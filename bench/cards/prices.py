@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ class Prices:
     of_hour: Mapping[str, float]
 
     def find(self, card: str) -> float | None:
-        """The price of an hour of a card: by the longest name that is a part of its own."""
-        held = [name for name in self.of_hour if name.lower() in card.lower()]
+        """The price of an hour of a card: by the longest name that is a part of its own, in whole
+        words: A10 is not an A100."""
+        held = [name for name in self.of_hour if _is_named(name, card)]
         return self.of_hour[max(held, key=len)] if held else None
 
 
@@ -43,6 +45,10 @@ def read_prices(file: Path, cards: Iterable[str]) -> Prices:
     for name, price in table.items():
         if type(price) not in (int, float) or not 0 < price < math.inf:
             raise UsageError(f"--price {file}: {name!r} should be a price of an hour above 0")
-        if not any(name.lower() in card.lower() for card in known):
+        if not any(_is_named(name, card) for card in known):
             raise UsageError(f"--price {file}: no card is {name!r}; {nearest(name, known)}")
     return Prices(unit, table)
+
+
+def _is_named(name: str, card: str) -> bool:
+    return bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", card, re.IGNORECASE))

@@ -6,25 +6,32 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from bench.cards.entries import BASELINES, CODE, Entry, Group, list_levers
-from bench.questions.effects import Effect, list_columns
+from bench.cards.entries import CODE, Duel, Entry, Group, list_levers, name_precision
+from bench.case import AXES
+from bench.limits import STEADY
 from bench.questions.reasons import name_reasons
 from bench.render.cells import (
     Row,
     mark_part,
     quantity_column,
+    ratio_cell,
     remarks,
     take_first,
     time_cell,
+    write_ends,
     write_ratio,
 )
 from bench.render.model import Cell, Level
 from bench.render.section import Column, Said, Section, Sheet, join
-from bench.study.quantities import is_number
+from bench.study.estimate import TIME
 from bench.text import name_first, write_number
+from bench.verdict import Ratio
 
 if TYPE_CHECKING:
     from bench.cards.document import Cards
+
+MOST_ROWS = 400
+"""Rows of one table; more would not be read."""
 
 CSV = "python -m bench.report FOLDERS --format csv"
 
@@ -34,19 +41,44 @@ def name_group(found: Cards, group: Group) -> str:
     return f"{found.groups.index(group) + 1}. {name_first(group.cards, 1)}"
 
 
-def name_setting(group: Group) -> str:
-    """At which setting the precisions of a group are compared."""
+def name_setup(group: Group) -> str:
+    """At which setting the cards of a group are compared."""
     return ", ".join([f"batch size {group.setting.batch_size}", *list_levers(group.setting)])
 
 
-def speed_over(entry: Entry, base: str) -> Cell | None:
-    """How many times as fast it is at the equal setting as the same card in another precision."""
-    other, row = entry.base.get(base), entry.equal
-    slower = entry.precision in BASELINES[: BASELINES.index(base) + 1]
-    if other is None or row is None or slower:
+def _describe_group(found: Cards, group: Group) -> list[str]:
+    """What its cards trained and at which setting; why they are not to be compared with others."""
+    traits = group.traits
+    recipe = [
+        f"{name} {value}"
+        for name, value in traits.items()
+        if (axis := AXES.get(name.replace(" ", "_"))) and name not in ("model", "dataset")
+        if value != {None: "none", False: "off"}.get(axis.default, str(axis.default))
+    ]
+    what = ", ".join([f"{traits['model']} on {traits['dataset']}", *recipe])
+    apart = "; ".join(group.tell_apart(found.groups[0]))
+    return [what, f"at {name_setup(group)}", *([f"apart from 1: {apart}"] if apart else [])]
+
+
+def _describe_card(row: Row) -> str:
+    """What ran on a card, and at which power: ``torch 2.11.0+cu130, driver 580.1, 700 W``."""
+    power = row.power_limit_w
+    said = [f"{name} {value}" for name in ("torch", "driver") if (value := getattr(row, name))]
+    return ", ".join([*said, *([f"{power:.0f} W"] if power == power else [])])
+
+
+def write_speed(speed: Ratio, *rows: Row) -> str:
+    """A speed over another with its interval, where repeats give one: ``1.91 (1.90–1.92)``."""
+    ends = write_ends((speed.low, speed.high), write_ratio)
+    return f"{mark_part(*rows)}{write_ratio(speed.value or 0)}" + (f" ({ends})" if ends else "")
+
+
+def speed_at_best(entry: Entry) -> Cell | None:
+    """Its fastest epoch against the fastest of fp32 on the card."""
+    if entry.best is None or entry.fp32 is None or entry.precision == "fp32":
         return None
-    speed = other.epoch_time_s / row.epoch_time_s
-    return Cell(f"{mark_part(other, row)}{write_ratio(speed)}", speed)
+    speed = entry.fp32.epoch_time_s / entry.best.epoch_time_s
+    return ratio_cell(speed, bool(mark_part(entry.best, entry.fp32)))
 
 
 def _of(take: Callable[[Entry], Row | None], column: Column[Any]) -> Column[Entry]:
@@ -69,6 +101,18 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
     def take_best(entry: Entry) -> Row | None:
         return entry.best
 
+    def name_entry(entry: Entry) -> str:
+        row = entry.equal if entry.equal is not None else entry.best
+        return entry.precision if row is None else name_precision(row)
+
+    def tell_over(base: str) -> Callable[[Entry], Cell | None]:
+        def say(entry: Entry) -> Cell | None:
+            if (speed := entry.over.get(base)) is None:
+                return None
+            return Cell(write_speed(speed, entry.equal), speed.value)
+
+        return say
+
     def name_best(entry: Entry) -> Cell | None:
         if (best := entry.best) is None:
             return None
@@ -83,9 +127,9 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
 
     def find_bought(entry: Entry) -> Cell | None:
         price = found.prices and found.prices.find(entry.card)
-        if not price or entry.best is None or not is_number(entry.best.images_per_s):
+        if not price or entry.best is None:
             return None
-        bought = entry.best.images_per_s * 3600 / price
+        bought = entry.best.images_per_s * 3600 / (price * entry.best.world_size)
         return Cell(f"{mark_part(entry.best)}{write_number(bought / 1e6)}", bought)
 
     def tell_doubts(entry: Entry) -> str:
@@ -97,86 +141,116 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
 
     money = found.prices.unit if found.prices else ""
     columns: list[Column[Entry]] = [
-        Column("precision", "precision", "number formats", lambda entry: entry.precision,
-               number=False, always=True),
+        Column("precision", "precision", "number formats", name_entry, number=False, always=True),
         _of(take_equal, Column("equal_time_s", "epoch (s)", "one epoch, at the setting above",
                lambda row: time_cell(row, spread=False), better="lower")),
         Column("over_fp32", "over fp32 (×)", "epoch time of fp32 on this card over this one's",
-               lambda entry: speed_over(entry, "fp32"), better="higher"),
+               tell_over("fp32"), better="higher"),
         Column("over_tf32", "over tf32 (×)", "epoch time of tf32 on this card over this one's",
-               lambda entry: speed_over(entry, "tf32"), better="higher", keep=8),
+               tell_over("tf32"), better="higher", keep=8),
         _of(take_equal, quantity_column("memory_bytes", help="peak of the epoch, at that setting",
-                                        keep=7)),
-        Column("best", "fastest at", "batch size and settings of the fastest epoch on this card",
+                                        keep=6)),
+        Column("best", "best at", "batch size and settings of the fastest epoch on this card",
                name_best, wrap=True),
-        _of(take_best, Column("best_time_s", "its epoch (s)", "one training epoch there",
+        _of(take_best, Column("best_time_s", "best epoch (s)", "one training epoch there",
                lambda row: time_cell(row, spread=False), better="lower")),
+        Column("best_over", "best over fp32 (×)", "the fastest epoch of fp32 on this "
+               "card over this one", speed_at_best, better="higher", keep=7),
         _of(take_best, quantity_column("images_per_s", help="images of an epoch over its time, at "
                                        "the fastest", keep=8)),
         _of(take_best, quantity_column("images_per_j", help="images of an epoch over its energy, "
                                        "at the fastest", spread=False, keep=5)),
         Column("bought", f"million images per {money}", "at the fastest, by the price of an hour",
                find_bought, better="higher", keep=8),
-        Column("bounds", "largest batch", "the largest batch that was trained, and the smallest "
-               "that ran out of memory", write_bounds, number=True, keep=6),
-        Column("why", "mostly", "the largest share of a profiled step",
+        Column("bounds", "largest batch", "the largest batch that was trained at these settings, "
+               "and the smallest that ran out of memory", write_bounds, number=True, keep=5),
+        Column("why", "mostly", "what takes most of a step, of the largest batch with a profile",
                lambda entry: name_reasons(entry.why, most=1) if entry.why else "", wrap=True,
                keep=3),
         Column("remarks", "remarks", "what to know before believing the row", tell_doubts,
-               wrap=True, keep=4),
+               wrap=True, keep=8),
     ]  # fmt: skip
     notes = [
         "Cards are compared only within a group of one number. Epoch, over fp32 and tf32, and "
-        "memory: at the batch size and settings that most cards and precisions of a group have. "
-        "Fastest: at any batch size and setting that leaves the recipe as it is.",
-        *(["Of single runs the fastest is in part the luckiest; --repeats 5 tells."]
-          if any(e.best is not None and e.best.repeats == 1 for e in rows) else []),
+        "memory: at the batch size and settings that most cards of a group have. Fastest: of the "
+        "batch sizes and settings that were tried on a card.",
+        *(["A fastest case of single runs is in part the luckiest; --repeats 5 tells."]
+          if any(e.best is not None and e.best.repeats == 1 and e.best.kind == "measured"
+                 for e in rows) else []),
     ]  # fmt: skip
-    yield Sheet("Each card in each precision", columns, rows, notes, headings, file=CSV)
+    if found.prices:
+        cards = dict.fromkeys(entry.card for entry in rows)
+        priced = [f"{card} {price:g}" for card in cards if (price := found.prices.find(card))]
+        notes.append(f"{found.prices.unit} an hour: {'; '.join(priced)}.")
+    title = "Each card in each precision"
+    yield Sheet(title, columns, rows, notes, headings, most=MOST_ROWS, file=CSV)
 
 
 def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
     """The rows of each card, under its name; the first of a group says what that is."""
     for number, group in enumerate(found.groups, 1):
-        traits, apart = group.traits, "; ".join(group.tell_apart(found.groups[0]))
-        what = f"apart from 1: {apart}" if apart else f"torch {traits['torch']}"
-        about = [f"{traits['model']} on {traits['dataset']}", f"at {name_setting(group)}", what]
+        about = _describe_group(found, group)
         for card, entries in groupby(group.entries, lambda entry: entry.card):
-            yield " · ".join([f"{number}. {card}", *about]), [*entries]
+            told = filter(None, [f"{number}. {card}", _describe_card(group.of_card[card]), *about])
+            yield " · ".join(told), [*entries]
             about = []
 
 
 def _tell_duels(found: Cards) -> Iterator[Sheet]:
-    rows, headings = join((precision, list(part)) for precision, part in found.duels.items())
-    columns = [column for column in list_columns(found) if column.name != "change"]
+    duels = [(number, duel) for number, group in enumerate(found.groups, 1)
+             for duel in group.duels]  # fmt: skip
+    parts = groupby(duels, lambda one: f"{one[0]}. {one[1].precision}")
+    rows, headings = join((name, [duel for _, duel in part]) for name, part in parts)
 
-    def name_duel(effect: Effect) -> str:
-        return f"{effect.after} over {effect.before}"
+    def name_duel(duel: Duel) -> str:
+        return f"{duel.fast.card} over {duel.slow.card}"
 
-    first: Column[Effect] = Column(
-        "duel", "cards", "the first, against the second, at all settings that both have",
-        name_duel, wrap=True,
-    )  # fmt: skip
+    def tell_speed(duel: Duel) -> Cell:
+        speed = f"{mark_part(duel.fast, duel.slow)}{write_ratio(duel.speed.value or 0)}×"
+        return Cell(speed, duel.speed.value)
+
+    def tell_verdict(duel: Duel) -> str:
+        word = TIME.word(duel.speed.invert().judge(STEADY))
+        return f"{word}: {duel.speed.lack}" if duel.speed.lack else word
+
+    def tell_doubts(duel: Duel) -> str:
+        said = {row.card: remarks(row, found.below) for row in (duel.fast, duel.slow)}
+        return "; ".join(f"{card}: {text}" for card, text in said.items() if text)
+
+    columns: list[Column[Duel]] = [
+        Column("duel", "cards", "the first, against the second", name_duel, wrap=True),
+        Column("setting", "at", "the setting of both", lambda duel: ", ".join(
+            [f"batch size {duel.fast.batch_size}", *list_levers(duel.fast)]), wrap=True, keep=8),
+        Column("speed", "speed", "epoch time of the second over the first's", tell_speed,
+               better="higher"),
+        Column("interval", "95 % interval", "of the speed",
+               lambda duel: write_ends((duel.speed.low, duel.speed.high), write_ratio), keep=8),
+        Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", tell_verdict,
+               wrap=True),
+        Column("remarks", "remarks", "what to know before believing it", tell_doubts, wrap=True,
+               keep=6),
+    ]  # fmt: skip
     note = (
-        "Speed: epoch time of the second over the first's, geometric mean over the cases that both "
-        "ran. Judged as python -m bench.compare judges two folders; p is adjusted over all rows."
+        "Judged as python -m bench.compare judges a case of two folders, which also says in what "
+        "else they differ; the verdicts of a group are one family."
     )
-    yield Sheet("Card against card", [first, *columns], rows, [note], headings)
+    yield Sheet("Card against card", columns, rows, [note], headings, most=MOST_ROWS)
 
 
 def _tell_folders(found: Cards) -> Iterator[Sheet]:
-    rows = [take_first(part) for _, part in found.cases.groupby("sweep", sort=False)]
-    numbers = found.records["sweep"].value_counts()
+    parts = found.cases.groupby(["sweep", "machine", "torch"], sort=False)
+    rows = [take_first(part) for _, part in parts]
+    numbers = found.records.groupby(["sweep", "machine"]).size()
 
-    def of(name: str, label: str, help: str, **more: Any) -> Column[Row]:
-        return Column(name, label, help, lambda row: str(getattr(row, name)), wrap=True, **more)
+    def of(name: str, label: str, help: str) -> Column[Row]:
+        return Column(name, label, help, lambda row: str(getattr(row, name)), wrap=True)
 
     yield Sheet(
         "Folders",
         [
             of("sweep", "folder", "of a sweep, or a file of records"),
             of("machine", "card", "what trained"),
-            Column("rows", "rows", "records", lambda row: int(numbers[row.sweep])),
+            Column("rows", "rows", "records", lambda row: int(numbers[row.sweep, row.machine])),
             of("torch", "torch", "version"),
             of("cuda", "CUDA", "version that torch was built for"),
             of("driver", "driver", "version"),

@@ -32,10 +32,11 @@ def warn(
     cases: pd.DataFrame,
     everything: pd.DataFrame | None = None,
     sweeps: Sequence[Sweep] = (),
+    across: bool = True,
 ) -> list[Notice]:
     """All there is to warn of, most serious first: of records of `read`, of the same as cases, of
     all records of their sweeps, in which a drift shows (by default these), and of what sweeps
-    lack."""
+    lack; also of what differs ``across`` them."""
     rows = latest(records)
     below = list_below(cases)
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
@@ -50,7 +51,7 @@ def warn(
         *_describe_spread(cases),
         *(_describe_drift(*where, found) for where, found in drifts.items()),
         *_describe_slowdowns(rows),
-        *_describe_mixtures(rows),
+        *_describe_mixtures(rows, across),
         *doubted[False],
         *_describe_determinism(cases),
     ]
@@ -160,7 +161,7 @@ def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
             )
 
 
-def _describe_mixtures(rows: pd.DataFrame) -> Iterator[Notice]:
+def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
     label = "Mixed environments"
     rows = rows[["sweep", *COMPARABLE, *{axis for of in COMPARABLE.values() for axis in of}]]
     mixed = {str(sweep): _differ(part) for sweep, part in rows.groupby("sweep", sort=False)}
@@ -171,7 +172,7 @@ def _describe_mixtures(rows: pd.DataFrame) -> Iterator[Notice]:
                 f"agrees: {'; '.join(told.values())}."
             )
             yield Notice(label, text, "Use a new --out for each.")
-    if len(mixed) > 1 and not any(mixed.values()):
+    if across and len(mixed) > 1 and not any(mixed.values()):
         # several GPUs are what several sweeps are for
         said = [text for name, text in _differ(rows).items() if name != "gpu"]
         text = f"The sweeps differ in {'; '.join(said)}."
