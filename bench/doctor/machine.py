@@ -34,8 +34,9 @@ from bench.environment import (
 )
 from bench.fingerprint import split_subject
 from bench.gpu.cards import Card, find_card, find_cards
-from bench.gpu.device import READINGS, Depth, Process
-from bench.gpu.nvml import Lack, check_nvml, open_device
+from bench.gpu.device import READINGS, Depth, Process, Unreadable
+from bench.gpu.nvml import Lack, check_nvml
+from bench.gpu.opening import open_device
 from bench.precision import find_torchao
 from bench.record import Environment
 from bench.yardstick import Yardstick
@@ -76,8 +77,9 @@ class Machine:
     """Facts. Sizes are in bytes; a size is None where it could not be asked.
 
     ``missing`` names the packages of `bench.environment.PACKAGES` that are not installed.
-    ``yardsticks`` is what devices were measured to do, ``slower`` how much less that is than in an
-    earlier sweep, and ``counted`` the work of ``models``.
+    ``unread`` says by device what is not read of a GPU, and why. ``yardsticks`` is what devices
+    were measured to do, ``slower`` how much less that is than in an earlier sweep, and ``counted``
+    the work of ``models``.
     """
 
     host: str
@@ -103,6 +105,7 @@ class Machine:
     variables: dict[str, str]
     missing: tuple[str, ...] = ()
     torchao: str | None = None
+    unread: dict[str, str] = field(default_factory=dict)
     yardsticks: dict[str, Yardstick] = field(default_factory=dict)
     slower: str = ""
     counted: tuple[Counted, ...] = ()
@@ -184,6 +187,13 @@ def examine_machine(
         look(os.getpid())
     for device in opened.values():
         device.close()
+    unread = {}
+    for name, found in answer.devices.items():
+        if uuid := None if found.error else found.environment.get("gpu_uuid"):
+            device = open_device(uuid, nvml)
+            device.close()
+            if isinstance(device, Unreadable) and device.notes:
+                (unread[name],) = device.notes
     others, steal, watched_s = load.read(watch_s)
     cpu = host.result().cpu or ""
     return Machine(
@@ -214,6 +224,7 @@ def examine_machine(
         variables=find_variables(),
         missing=find_missing(),
         torchao=find_torchao(),
+        unread=unread,
     ), answer
 
 

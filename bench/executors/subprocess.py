@@ -30,7 +30,7 @@ from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import Device, Several, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
-from bench.gpu.nvml import open_device
+from bench.gpu.opening import open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.text import count
 from bench.worker.messages import END, GO_ON, EpochEnded, Finished, Message, PhaseEntered

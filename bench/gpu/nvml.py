@@ -5,7 +5,6 @@ pynvml is imported only where a card is opened.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from importlib import import_module
 from itertools import combinations
 from typing import Any
 
-from bench.gpu.device import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
+from bench.gpu.device import Depth, Process, ProcessTree, Reading
 from bench.text import Explained
 
 THROTTLES: Mapping[int, tuple[str, str]] = {
@@ -304,29 +303,6 @@ class Nvml:
             with suppress(psutil.Error):
                 self._names[pid] = psutil.Process(pid).name()
         return self._names[pid]
-
-
-def open_device(uuid: str | None, nvml: Any = None) -> Device:
-    """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None. A
-    card that NVML cannot open becomes an `Unreadable` with the reason: training goes on without the
-    readings. ``nvml`` replaces the module pynvml."""
-    if uuid is None:
-        return Host()
-    try:
-        return Nvml(uuid, nvml)
-    except NvmlMissingError as missing:
-        return Unreadable(str(missing))
-
-
-def find_neighbours(uuid: str, nvml: Any = None) -> tuple[Process, ...] | None:
-    """Other processes on the card now, this one and its descendants aside; None if unknown."""
-    device = open_device(uuid, nvml)
-    try:
-        device.read(Depth.SLOW)  # whoever is here already is not this process by another pid
-        device.watch(os.getpid())
-        return device.read(Depth.SLOW)[-1].others
-    finally:
-        device.close()
 
 
 _PATHS: Mapping[int, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}

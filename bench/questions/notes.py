@@ -98,6 +98,7 @@ def _describe_machine(machine: str, rows: pd.DataFrame) -> str:
     size = len(bytes) and (rows["device"] == "cuda").any()
     said = [f"{machine} ({bytes.iloc[0] / GIB:.1f} GiB)" if size else machine]
     labels = {"driver": "driver", "torch": "torch", "cuda": "CUDA", "cudnn": "cuDNN"}
+    labels |= {"hip": "HIP", "miopen": "MIOpen"}
     for name, label in {**labels, "device": "device"}.items():
         if values := name_values(rows, name, 4):
             said.append(f"{label} {values}")

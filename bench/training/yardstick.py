@@ -26,8 +26,9 @@ import psutil
 import torch
 import torch.nn.functional as F
 
+from bench.gpu.build import name_uuid
 from bench.gpu.device import Depth, Device, Reading
-from bench.gpu.nvml import open_device
+from bench.gpu.opening import open_device
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR, SLOWED
 from bench.precision import PRECISIONS, Arithmetic, set_flags
@@ -243,7 +244,7 @@ def list_meters(device: torch.device, try_s: float, card: Device | None = None) 
 def list_arithmetics(device: torch.device) -> list[Arithmetic]:
     """The number formats whose products the device computes, emulated ones too."""
     formats = [Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.version.hip is None:  # whose capability is no CUDA's
         capability = torch.cuda.get_device_capability(device)
         for name in ("tf32", "fp8"):
             if capability >= PRECISIONS[name].min_capability:
@@ -343,7 +344,8 @@ def _main(arguments: Sequence[str]) -> None:
     os.dup2(2, 1)  # a library may print
     device, card = torch.device(name), None
     if device.type == "cuda":
-        card = open_device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        uuid = torch.cuda.get_device_properties(device).uuid
+        card = open_device(name_uuid(uuid, torch.version.hip is not None))
     found = measure(device, float(seconds), json.loads(expected[0]) if expected else {}, card)
     print(json.dumps(asdict(found)), file=answers, flush=True)
 

@@ -1,0 +1,252 @@
+"""GPUs that NVML does not read: what is found of such a machine, said of it, and kept in its rows.
+
+None of them was at hand. `ROCM` is what torch's build for ROCm says by its sources: of version.py,
+`torch.cuda.get_device_properties` and hipDeviceGetUuid.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench import environment
+from bench.case import Case
+from bench.doctor.judgement import Level, judge, write_warnings
+from bench.doctor.machine import Machine, examine_machine
+from bench.environment import DeviceAnswer, Platform, ProcessAnswer, has_cuda
+from bench.errors import UnsupportedError, UsageError
+from bench.executors import Job, Lane, Settings
+from bench.executors import subprocess as room
+from bench.executors.subprocess import SubprocessExecutor
+from bench.failure import classify
+from bench.gpu import build
+from bench.gpu.build import has_amd, name_uuid, read_build
+from bench.gpu.cards import find_cards
+from bench.gpu.opening import find_neighbours
+from bench.precision import PRECISIONS, Arithmetic
+from bench.record import Environment, Measurement, Outcome, Status, read_missing
+from bench.report.__main__ import main as report
+from bench.store.reader import read_records
+from bench.training.yardstick import list_arithmetics
+from bench.worker.messages import Finished, PhaseEntered
+from tests.planted.records import make_record, write_sweep
+
+SERIAL = "6a1b2c3d4e5f6071"
+ROCM = SimpleNamespace(
+    name="AMD Instinct MI300X",
+    major=9,
+    minor=4,
+    gcnArchName="gfx942:sramecc+:xnack-",
+    total_memory=205_822_885_888,
+    uuid=SimpleNamespace(bytes=list(SERIAL.encode())),
+)
+VERSION = """__version__ = '2.13.0+rocm7.0'
+cuda: Optional[str] = None
+hip: Optional[str] = '7.0.51831-7c9236b16'
+rocm: Optional[str] = '7.0.0'
+xpu: Optional[str] = None
+"""
+
+
+def plant_build(patch: pytest.MonkeyPatch, folder: Path, version: str) -> None:
+    """Have the installed torch be of another build, as far as its version.py tells."""
+    (folder / "version.py").write_text(version)
+    spec = SimpleNamespace(origin=str(folder / "__init__.py"))
+    patch.setattr(build, "find_spec", lambda name: spec)
+    read_build.cache_clear()
+
+
+@pytest.fixture
+def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with an AMD GPU and torch for ROCm, which calls it cuda."""
+    plant_build(monkeypatch, tmp_path, VERSION)
+    monkeypatch.setattr(torch.version, "hip", read_build()["hip"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: ROCM)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 3_005_000)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device=None: ones(*size))
+    yield
+    monkeypatch.undo()
+    read_build.cache_clear()
+
+
+def describe(device: str) -> DeviceAnswer:
+    return environment._describe_device(device)
+
+
+def examine(answer: ProcessAnswer, *devices: str) -> Machine:
+    def ask(*_: Any, look: Callable[[ProcessAnswer, int], None], **__: Any) -> ProcessAnswer:
+        look(answer, os.getpid())
+        return answer
+
+    return examine_machine(devices, watch_s=0.0, ask=ask)[0]
+
+
+class Script:
+    """A worker that trained: it says so, and ends."""
+
+    pid, pids, which, note = os.getpid(), (), "", ""
+
+    def messages(self) -> Iterator[Any]:
+        yield from (PhaseEntered(phase) for phase in ("warmup", "epoch", "evaluation"))
+        # as `bench.worker` has them
+        sizes = {"peak_allocated_bytes": 3 * 2**30, "peak_reserved_bytes": 4 * 2**30}
+        times = {"epoch_time_s": 8.0, "measured_time_s": 8.0, "measured_steps": 391}
+        yield Finished(measurement=Measurement(**sizes, **times, images_per_s=6250.0))
+
+    def tell(self) -> None: ...
+
+    def end(self, patiently: bool) -> int:
+        return 0
+
+
+def run(case: Case, gpu_uuid: str | None, patch: pytest.MonkeyPatch) -> Outcome:
+    patch.setattr(room, "start_worker", lambda *_: Script())
+    job = Job(case, gpu_uuid=gpu_uuid)
+    return SubprocessExecutor(Settings()).run(job, lambda event: None, lambda: False)
+
+
+UNREAD = (
+    *("power_limit_w", "energy_j", "mean_power_w", "sm_clock_mhz", "temperature_c", "neighbours"),
+    *("throttle_during", "peak_device_bytes", "peak_process_bytes", "baseline_device_bytes"),
+)
+
+
+# ------------------------------------------------------------------------------------------- ROCm
+
+
+def test_a_build_for_rocm_finds_its_gpu_without_torch(
+    rocm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = tmp_path / "nodes"
+    assert not has_amd(nodes)
+    for node, simds in (("0", 0), ("1", 1216)):
+        (nodes / node).mkdir(parents=True)
+        (nodes / node / "properties").write_text(f"cpu_cores_count 96\nsimd_count {simds}\n")
+        assert has_amd(nodes) is (simds > 0)
+    for there in (True, False):
+        monkeypatch.setattr(environment, "has_amd", lambda there=there: there)
+        assert has_cuda.__wrapped__() is there
+
+
+@pytest.mark.parametrize(
+    ("held", "hip", "name"),
+    [
+        (SERIAL.encode(), True, f"GPU-{SERIAL}"),
+        (b"XX".ljust(16, b"\0"), True, "GPU-XX"),  # of a GPU that has none
+        (bytes(range(200, 216)), True, f"GPU-{uuid.UUID(bytes=bytes(range(200, 216)))}"),
+        (SERIAL.encode(), False, f"GPU-{uuid.UUID(bytes=SERIAL.encode())}"),
+    ],
+)
+def test_a_gpu_is_named_as_rocminfo_does(held: bytes, hip: bool, name: str) -> None:
+    assert name_uuid(uuid.UUID(bytes=held), hip) == name
+
+
+def test_what_torch_for_rocm_says_is_kept_by_its_own_name(rocm: None) -> None:
+    found = describe("cuda")
+    assert found.error == ""
+    known = {name: value for name, value in found.environment.items() if value is not None}
+    assert {"torch", "torch_threads", "torch_interop_threads"} < known.keys()
+    assert {n: v for n, v in known.items() if not n.startswith("torch")} == {
+        "hip": "7.0.51831-7c9236b16",
+        "miopen": "3005000",
+        "gpu": "AMD Instinct MI300X",
+        "gpu_uuid": f"GPU-{SERIAL}",
+        "gpu_memory_bytes": 205_822_885_888,
+        "capability": "gfx942",
+    }
+
+
+def test_a_rocm_build_without_a_gpu_is_not_sent_to_nvidia(
+    rocm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = describe("cuda")
+    assert "check rocminfo and HIP_VISIBLE_DEVICES, or use --device cpu" in found.error
+    machine = examine(ProcessAnswer(devices={"cuda": found}), "cuda")
+    (driver,) = (remark for remark in judge(machine) if remark.topic == "driver")
+    assert (driver.level, driver.fix) == (Level.NOTE, "rocminfo; echo $HIP_VISIBLE_DEVICES")
+    assert "finds no usable GPU" in driver.what
+
+
+def test_its_architecture_is_no_compute_capability(rocm: None) -> None:
+    """9.4 would be a Hopper's."""
+    platform = Platform(Environment(**describe("cuda").environment))
+    assert {name for name, kind in PRECISIONS.items() if platform.refuse(kind)} == {"tf32", "fp8"}
+    assert not any(map(platform.find_emulation, PRECISIONS.values()))
+    measured = list_arithmetics(torch.device("cuda"))
+    assert measured == [Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
+
+
+def test_the_doctor_says_once_what_is_not_read(rocm: None) -> None:
+    machine = examine(ProcessAnswer(devices={"cuda": describe("cuda")}), "cuda")
+    found = judge(machine)
+    said = " ".join(f"{remark.what} {remark.fix}" for remark in found)
+    assert "built for HIP 7.0.51831-7c9236b16, computes on AMD Instinct MI300X" in said
+    assert not {"driver", "NVML package"} & {remark.topic for remark in found if remark.level}
+    assert "NVIDIA driver" not in said
+    (unread,) = (remark for remark in found if remark.topic == "readings")
+    assert unread.level is Level.NOTE
+    assert unread.what.startswith("memory in use, power, clocks, temperature and other processes")
+    assert sum(unread.what in line for line in write_warnings(machine)) == 1
+    assert not any(line.endswith("; ") for line in write_warnings(machine))
+
+
+def test_a_case_on_rocm_runs_without_readings_and_says_so(
+    rocm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = Environment(**describe("cuda").environment)
+    outcome = run(Case(), about.gpu_uuid, monkeypatch)
+    m = outcome.measurement
+    assert (outcome.status, outcome.retries) == (Status.OK, 0)
+    assert {name: getattr(m, name) for name in UNREAD} == dict.fromkeys(UNREAD)
+    why = read_missing(m.missing or "")
+    assert {why[name] for name in UNREAD} == {why["temperature_c"]}
+    assert "AMD" in why["temperature_c"]
+    assert (m.notes or "").count("are not read") == 1
+    row = make_record(Case(), measurement=m, environment=about)
+    write_sweep(tmp_path / "out", [row])
+    (read,) = read_records(tmp_path / "out").to_dict("records")
+    assert (read["hip"], read["miopen"], read["cuda"]) == (about.hip, "3005000", "")
+    assert report([str(tmp_path / "out"), "--full"]) == 0
+    said = capsys.readouterr().out
+    flat = " ".join(said.split())
+    assert "AMD Instinct MI300X (191.7 GiB)" in flat
+    assert "HIP 7.0.51831-7c9236b16" in flat
+    assert "MIOpen 3005000" in flat
+    assert "cuDNN 3" not in flat
+    assert flat.count("are not read") == 1
+    assert "4.00" in flat.split(), "what the allocator held stands for the memory"
+
+
+def test_its_gpus_cannot_be_told_apart(rocm: None) -> None:
+    executor = SubprocessExecutor(Settings())
+    assert find_cards()[0] == []
+    assert find_neighbours(f"GPU-{SERIAL}") is None
+    assert executor.open_lanes("cuda", 1) == (Lane(),)
+    with pytest.raises(UsageError, match="--lanes: torch is built for ROCm, and NVML lists no AMD"):
+        executor.open_lanes("cuda", 2)
+    with pytest.raises(UnsupportedError, match="world size 2 takes 2 GPUs: torch is built for ROC"):
+        executor.gather(Lane(), "cuda", 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "status"),
+    [
+        ("OutOfMemoryError", "HIP out of memory. Tried to allocate 2.00 GiB", Status.OOM),
+        ("RuntimeError", "HIP error: out of memory", Status.OOM),
+        ("RuntimeError", "HIP error: HIPBLAS_STATUS_ALLOC_FAILED", Status.OOM),
+        ("RuntimeError", "HIP error: invalid device function", Status.UNSUPPORTED),
+    ],
+)
+def test_failures_have_their_meaning(kind: str, message: str, status: Status) -> None:
+    assert classify([kind, "Exception"], message).status is status
