@@ -1,14 +1,19 @@
 """GPUs that NVML does not read: what is found of such a machine, said of it, and kept in its rows.
 
 None of them was at hand. `ROCM` is what torch's build for ROCm says by its sources: of version.py,
-`torch.cuda.get_device_properties` and hipDeviceGetUuid.
+`torch.cuda.get_device_properties` and hipDeviceGetUuid; `FakeAmdsmi` is AMD SMI by those of its
+Python package.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,9 +32,12 @@ from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify
 from bench.gpu import build
+from bench.gpu.amdsmi import _RESIDENCIES, Amdsmi, AmdsmiMissingError
 from bench.gpu.build import has_amd, name_uuid, read_build
 from bench.gpu.cards import find_cards
-from bench.gpu.opening import find_neighbours
+from bench.gpu.device import Depth, Reading, Unreadable
+from bench.gpu.nvml import EFFECTS
+from bench.gpu.opening import find_neighbours, open_device
 from bench.precision import PRECISIONS, Arithmetic
 from bench.record import Environment, Measurement, Outcome, Status, read_missing
 from bench.report.__main__ import main as report
@@ -61,6 +69,74 @@ def plant_build(patch: pytest.MonkeyPatch, folder: Path, version: str) -> None:
     spec = SimpleNamespace(origin=str(folder / "__init__.py"))
     patch.setattr(build, "find_spec", lambda name: spec)
     read_build.cache_clear()
+
+
+class AmdSmiLibraryException(Exception):  # noqa: N818  (its name in the package)
+    def __init__(self, err_code: int, err_info: str) -> None:
+        super().__init__(err_code)
+        self.err_code, self.err_info = err_code, err_info
+
+    def __str__(self) -> str:
+        return f"Error code:\n\t{self.err_code} | {self.err_info}"
+
+
+UNSUPPORTED = AmdSmiLibraryException(2, "AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported")
+BUSY = AmdSmiLibraryException(30, "AMDSMI_STATUS_BUSY - Device busy")
+
+
+class FakeAmdsmi:
+    """The functions of amdsmi 7.0.2 that are asked, with the keys and units of its
+    amdsmi_interface.py; of a GPU of ``SERIAL``, and others. ``fail`` maps calls to their errors."""
+
+    AmdSmiException = AmdSmiLibraryException
+    amdsmi_wrapper = SimpleNamespace(AMDSMI_STATUS_NOT_SUPPORTED=2, AMDSMI_STATUS_BUSY=30)
+    AmdSmiMemoryType = SimpleNamespace(VRAM=0)
+    AmdSmiClkType = SimpleNamespace(GFX=1, MEM=4)
+    AmdSmiTemperatureType = SimpleNamespace(EDGE=0, HOTSPOT=1)
+    AmdSmiTemperatureMetric = SimpleNamespace(CURRENT=0)
+
+    def __init__(self, *serials: str, **fail: Exception) -> None:
+        self.serials, self.fail = serials or (SERIAL,), fail
+        self.processes: list[dict[str, Any]] = []
+        self.residencies: dict[str, Any] = {"ppt_residency_acc": 7, "hbm_thm_residency_acc": 0}
+        self.asked: list[str] = []
+
+    def list(self, pid: int, vram: int, mem: int = 0) -> None:
+        used = {"gtt_mem": 1, "cpu_mem": 2, "vram_mem": vram}
+        self.processes.append({"name": "N/A", "pid": pid, "mem": mem, "memory_usage": used})
+
+    def __getattr__(self, name: str) -> Any:
+        answers: dict[str, Callable[..., Any]] = {
+            "amdsmi_init": lambda: None,
+            "amdsmi_get_processor_handles": lambda: [*self.serials],
+            "amdsmi_get_gpu_enumeration_info": lambda h: {"hip_id": 0, "hip_uuid": f"GPU-{h}"},
+            "amdsmi_get_gpu_asic_info": lambda h: {"asic_serial": f"0x{int(h, 16):016X}"},
+            "amdsmi_get_gpu_memory_total": lambda h, kind: 206_141_652_992,
+            "amdsmi_get_gpu_memory_usage": lambda h, kind: 297_795_584,
+            "amdsmi_get_energy_count": lambda h: {
+                "energy_accumulator": 2_000_000, "counter_resolution": 15.259, "timestamp": 1,
+            },
+            "amdsmi_get_power_info": lambda h: {
+                "current_socket_power": 749, "average_socket_power": "N/A", "power_limit": 750,
+            },
+            "amdsmi_get_power_cap_info": lambda h: {"power_cap": 750_000_000},
+            "amdsmi_get_clock_info": lambda h, kind: {"clk": {1: 2100, 4: 1300}[kind]},
+            "amdsmi_get_temp_metric": lambda h, where, metric: {0: 61, 1: 67}[where],
+            "amdsmi_get_gpu_metrics_info": lambda h: {
+                **self.residencies, "prochot_residency_acc": "N/A",
+            },
+            "amdsmi_get_gpu_process_list": lambda h: self.processes,
+        }  # fmt: skip
+        if name not in answers:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            self.asked.append(name)
+            if name in self.fail:
+                raise self.fail[name]
+            return answers[name](*arguments)
+
+        return call
 
 
 @pytest.fixture
@@ -197,6 +273,7 @@ def test_the_doctor_says_once_what_is_not_read(rocm: None) -> None:
     (unread,) = (remark for remark in found if remark.topic == "readings")
     assert unread.level is Level.NOTE
     assert unread.what.startswith("memory in use, power, clocks, temperature and other processes")
+    assert "pip install 'gpu-precision-bench[amd]'" in unread.what
     assert sum(unread.what in line for line in write_warnings(machine)) == 1
     assert not any(line.endswith("; ") for line in write_warnings(machine))
 
@@ -211,7 +288,7 @@ def test_a_case_on_rocm_runs_without_readings_and_says_so(
     assert {name: getattr(m, name) for name in UNREAD} == dict.fromkeys(UNREAD)
     why = read_missing(m.missing or "")
     assert {why[name] for name in UNREAD} == {why["temperature_c"]}
-    assert "AMD" in why["temperature_c"]
+    assert why["temperature_c"].startswith("amdsmi is not installed: pip install")
     assert (m.notes or "").count("are not read") == 1
     row = make_record(Case(), measurement=m, environment=about)
     write_sweep(tmp_path / "out", [row])
@@ -250,3 +327,100 @@ def test_its_gpus_cannot_be_told_apart(rocm: None) -> None:
 )
 def test_failures_have_their_meaning(kind: str, message: str, status: Status) -> None:
     assert classify([kind, "Exception"], message).status is status
+
+
+# ---------------------------------------------------------------------------------------- AMD SMI
+
+
+def test_amd_smi_reads_a_gpu_in_si_units() -> None:
+    fake = FakeAmdsmi()
+    fake.list(os.getpid(), 268_435_456)
+    fake.list(1, 0, mem=4096)
+    gpu = Amdsmi(f"GPU-{SERIAL}", fake)
+    gpu.watch(os.getpid())
+    (reading,) = gpu.read(Depth.EDGE)
+    assert gpu.total_bytes == 206_141_652_992
+    assert reading.others is not None
+    assert [(p.pid, p.bytes) for p in reading.others] == [(1, 4096)]
+    assert replace(reading, time_ns=0, others=None) == Reading(
+        0,
+        device_bytes=297_795_584,
+        process_bytes=268_435_456,
+        energy_j=30.518,
+        power_w=749.0,
+        power_limit_w=750.0,
+        sm_clock_mhz=2100,
+        memory_clock_mhz=1300,
+        temperature_c=67,
+        throttle=None,  # counters say nothing the first time
+    )
+    assert gpu.read(Depth.SLOW)[-1].throttle == ()
+    fake.residencies |= {"ppt_residency_acc": 9, "hbm_thm_residency_acc": 1}
+    named = gpu.read(Depth.SLOW)[-1].throttle
+    assert named == ("software power cap", "hardware thermal slowdown")
+    assert {EFFECTS[name] for name in named} == {"capped", "slowed"}
+    fake.asked.clear()
+    gpu.read(Depth.FAST)
+    assert fake.asked == ["amdsmi_get_gpu_memory_usage"]
+
+
+def test_its_names_are_those_that_nvml_has() -> None:
+    assert set(_RESIDENCIES.values()) <= EFFECTS.keys()
+
+
+@pytest.mark.parametrize("call", ["amdsmi_get_gpu_enumeration_info", "amdsmi_get_gpu_asic_info"])
+def test_a_gpu_is_found_among_several(call: str) -> None:
+    fake = FakeAmdsmi("0123456789abcdef", SERIAL, **{call: UNSUPPORTED})
+    assert Amdsmi(f"GPU-{SERIAL.upper()}", fake)._card == SERIAL
+    with pytest.raises(AmdsmiMissingError, match="amdsmi knows no GPU GPU-XX"):
+        Amdsmi("GPU-XX", fake)
+    assert Amdsmi("GPU-XX", FakeAmdsmi())._card == SERIAL, "there is but one"
+
+
+def test_what_amd_smi_does_not_tell_is_none_with_its_reason() -> None:
+    fake = FakeAmdsmi(amdsmi_get_energy_count=UNSUPPORTED, amdsmi_get_clock_info=BUSY)
+    fake.residencies = {}
+    gpu = Amdsmi(f"GPU-{SERIAL}", fake)
+    for _ in range(2):
+        (reading,) = gpu.read(Depth.EDGE)
+    known = (reading.energy_j, reading.sm_clock_mhz, reading.throttle, reading.power_w)
+    assert known == (None, None, None, 749.0)
+    assert gpu.why("energy_j") == "amdsmi: AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported"
+    assert gpu.why("sm_clock_mhz") == "amdsmi: AMDSMI_STATUS_BUSY - Device busy"
+    assert "does not count what holds its clocks back" in gpu.why("throttle")
+    counts = Counter(fake.asked)
+    assert (counts["amdsmi_get_energy_count"], counts["amdsmi_get_clock_info"]) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("there", "reason"),
+    [
+        ("raise KeyError('libamd_smi.so')", "amdsmi cannot load libamd_smi.so; install ROCm's"),
+        ("raise ModuleNotFoundError('amdsmi')", "amdsmi is not installed: pip install 'gpu-pre"),
+    ],
+)
+def test_an_amd_gpu_without_amd_smi_is_unread(
+    rocm: None,
+    there: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "amdsmi.py").write_text(f"print('libamd_smi.so is not there')\n{there}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    device = open_device(f"GPU-{SERIAL}")
+    assert isinstance(device, Unreadable)
+    assert device.reason.startswith(reason)
+    assert device.notes[0].endswith(device.reason)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_case_on_rocm_has_what_amd_smi_reads(rocm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = partial(open_device, amdsmi=FakeAmdsmi())
+    monkeypatch.setattr(room, "open_device", opened)
+    m = run(Case(), f"GPU-{SERIAL}", monkeypatch).measurement
+    assert (m.power_limit_w, m.sm_clock_mhz, m.temperature_c) == (750.0, 2100, 67)
+    assert (m.neighbours, m.throttle_during, m.baseline_device_bytes) == ("", "", 297_795_584)
+    assert "are not read" not in (m.notes or "")

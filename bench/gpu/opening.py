@@ -1,10 +1,11 @@
-"""Who reads a device: NVML an NVIDIA GPU, the system a CPU; of others nothing is read."""
+"""Who reads a device: NVML an NVIDIA GPU, AMD SMI an AMD one, the system a CPU."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from bench.gpu.amdsmi import Amdsmi, AmdsmiMissingError
 from bench.gpu.build import read_build
 from bench.gpu.device import Depth, Device, Host, Process, Unreadable
 from bench.gpu.nvml import Nvml, NvmlMissingError
@@ -12,14 +13,17 @@ from bench.gpu.nvml import Nvml, NvmlMissingError
 UNREAD = "memory in use, power, clocks, temperature and other processes of the GPU are not read"
 
 
-def open_device(uuid: str | None, nvml: Any = None) -> Device:
+def open_device(uuid: str | None, nvml: Any = None, amdsmi: Any = None) -> Device:
     """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None. A
     card that nothing can read becomes an `Unreadable` with the reason: training goes on without the
-    readings. ``nvml`` replaces the module pynvml."""
+    readings. ``nvml`` replaces the module pynvml, ``amdsmi`` the one of this name."""
     if uuid is None:
         return Host()
     if "hip" in read_build():
-        return _leave_unread("NVML does not read AMD GPUs")
+        try:
+            return Amdsmi(uuid, amdsmi)
+        except AmdsmiMissingError as missing:
+            return _leave_unread(str(missing))
     try:
         return Nvml(uuid, nvml)
     except NvmlMissingError as missing:
