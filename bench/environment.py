@@ -37,6 +37,7 @@ from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, split_subject
 from bench.gpu.build import has_amd, name_uuid, read_build
 from bench.gpu.cards import Card, find_card, find_cards
+from bench.gpu.kinds import DEVICES
 from bench.plain import read_value
 from bench.precision import EMULATE_FP8, Arithmetic, Precision, emulates_fp8
 from bench.processes import pause_collection
@@ -493,6 +494,21 @@ def _describe_device(device: str) -> DeviceAnswer:
     }
     if device == "cuda":
         return DeviceAnswer(environment, error=_use_card(environment))
+    if device == "mps":
+        if not torch.backends.mps.is_available():
+            return DeviceAnswer(environment, error=_lack(device, "Apple"))
+        name = getattr(torch.backends.mps, "get_name", lambda: "Apple GPU")()
+        memory = torch.mps.recommended_max_memory()
+        return DeviceAnswer({**environment, "gpu": name, "gpu_memory_bytes": memory})
+    if device == "xpu":
+        if not torch.xpu.is_available():
+            return DeviceAnswer(environment, error=_lack(device, "Intel"))
+        card = torch.xpu.get_device_properties(0)
+        environment.update(
+            gpu=card.name, gpu_memory_bytes=card.total_memory, driver=card.driver_version
+        )
+        halves = (card.has_fp16, getattr(card, "has_bfloat16_conversions", True))
+        return DeviceAnswer(environment, bool(halves[0]), bf16_native=bool(halves[1]))
     try:
         fp16_native = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     except (AttributeError, RuntimeError):
@@ -501,6 +517,15 @@ def _describe_device(device: str) -> DeviceAnswer:
     flags = read_cpu_flags()
     bf16_native = not flags or bool(flags & CPU_FLAGS[Arithmetic.BFLOAT16])
     return DeviceAnswer(environment, fp16_native, bf16_native=bf16_native)
+
+
+def _lack(device: str, whose: str) -> str:
+    import torch
+
+    return (
+        f"device {device}: torch {torch.__version__} finds no {whose} GPU; install a build of "
+        "torch for it, or use --device cpu"
+    )
 
 
 def _use_card(environment: dict[str, Any]) -> str:
@@ -554,7 +579,7 @@ def _main(names: Sequence[str]) -> None:
     gc.freeze()  # neither a fork nor the end of this process goes through all of it again
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a user's model may print
-    devices = [name for name in names if name in ("cuda", "cpu")]
+    devices = [name for name in names if name in DEVICES]
     models = [name for name in names if name not in devices]
     # models first: a fork of a process that has used CUDA cannot use it
     found = {

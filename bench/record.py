@@ -365,7 +365,7 @@ class Environment:
     capability: str | None = quantity(
         "CUDA compute capability; the architecture of an AMD GPU, such as gfx942"
     )
-    driver: str | None = quantity("NVIDIA driver", comparable="device")
+    driver: str | None = quantity("driver of the GPU", comparable="device")
     cpu: str | None = quantity("CPU model and the cores this process may use", comparable="device")
     torch: str | None = quantity("torch version", comparable="device")
     cuda: str | None = quantity("CUDA version torch was built for", comparable="device")

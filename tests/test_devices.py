@@ -1,8 +1,7 @@
 """GPUs that NVML does not read: what is found of such a machine, said of it, and kept in its rows.
 
-None of them was at hand. `ROCM` is what torch's build for ROCm says by its sources: of version.py,
-`torch.cuda.get_device_properties` and hipDeviceGetUuid; `FakeAmdsmi` is AMD SMI by those of its
-Python package.
+None of them was at hand. What they say is from the sources of torch 2.13 and of HIP, and what AMD
+SMI says from those of its Python package 7.0.2.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from time import monotonic, perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 
 from bench import environment
 from bench.case import Case
+from bench.data import prepare
 from bench.doctor.judgement import Level, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
 from bench.environment import DeviceAnswer, Platform, ProcessAnswer, has_cuda
@@ -36,14 +38,19 @@ from bench.gpu.amdsmi import _RESIDENCIES, Amdsmi, AmdsmiMissingError
 from bench.gpu.build import has_amd, name_uuid, read_build
 from bench.gpu.cards import find_cards
 from bench.gpu.device import Depth, Reading, Unreadable
+from bench.gpu.kinds import DEVICES
 from bench.gpu.nvml import EFFECTS
 from bench.gpu.opening import find_neighbours, open_device
 from bench.precision import PRECISIONS, Arithmetic
 from bench.record import Environment, Measurement, Outcome, Status, read_missing
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records
+from bench.sweep.__main__ import main as sweep
+from bench.training.accelerator import ACCELERATORS, Accelerator, find_accelerator
 from bench.training.yardstick import list_arithmetics
-from bench.worker.messages import Finished, PhaseEntered
+from bench.worker import epochs as measurement_epochs
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel, Finished, PhaseEntered
 from tests.planted.records import make_record, write_sweep
 
 SERIAL = "6a1b2c3d4e5f6071"
@@ -390,6 +397,7 @@ def test_what_amd_smi_does_not_tell_is_none_with_its_reason() -> None:
     assert "does not count what holds its clocks back" in gpu.why("throttle")
     counts = Counter(fake.asked)
     assert (counts["amdsmi_get_energy_count"], counts["amdsmi_get_clock_info"]) == (1, 4)
+    assert counts["amdsmi_get_gpu_metrics_info"] == 1
 
 
 @pytest.mark.parametrize(
@@ -424,3 +432,205 @@ def test_a_case_on_rocm_has_what_amd_smi_reads(rocm: None, monkeypatch: pytest.M
     assert (m.power_limit_w, m.sm_clock_mhz, m.temperature_c) == (750.0, 2100, 67)
     assert (m.neighbours, m.throttle_during, m.baseline_device_bytes) == ("", "", 297_795_584)
     assert "are not read" not in (m.notes or "")
+
+
+# ------------------------------------------------------------------------------ Apple's and Intel's
+
+
+@pytest.fixture
+def apple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `torch.backends.mps` and `torch.mps` tell of a Mac."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M3 Max", raising=False)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 51_539_607_552)
+
+
+@pytest.fixture
+def arc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `torch.xpu.get_device_properties` tells of an Intel GPU."""
+    card = SimpleNamespace(
+        name="Intel(R) Arc(TM) B580 Graphics",
+        total_memory=12_168_933_376,
+        driver_version="1.6.33578+15",
+        has_fp16=True,
+        has_bfloat16_conversions=False,
+    )
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda device: card)
+
+
+GPUS = {
+    "mps": ("apple", "Apple M3 Max", 48.0, "powermetrics"),
+    "xpu": ("arc", "Intel(R) Arc(TM) B580 Graphics", 11.3, "of Intel's, no library"),
+}
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_machine_without_the_gpu_says_so_in_a_line(
+    device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--device", device, "--dataset", "synthetic", "--repeats", "1"]
+    assert sweep([*flags, "--out", str(tmp_path / "out")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"error: device {device}: torch ")
+    assert said.endswith("install a build of torch for it, or use --device cpu")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_the_doctor_names_it(
+    device: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture, name, _, reason = GPUS[device]
+    request.getfixturevalue(fixture)
+    answers = {kind: describe(kind) for kind in ("cuda", device, "cpu")}
+    machine = examine(ProcessAnswer(devices=answers), "cuda", device, "cpu")
+    assert machine.device == device
+    said = [f"{remark.topic}: {remark.what}" for remark in judge(machine)]
+    assert f"torch: computes on {name} with --device {device}, not yet seen on hardware" in said
+    assert not any("only the CPU can be measured" in line for line in said)
+    (unread,) = (line for line in said if line.startswith("readings: "))
+    assert reason in unread
+    (runs,) = (line for line in said if line.startswith("precisions: the GPU"))
+    runs, _, rest = runs.partition("; ")
+    assert "fp32, fp16, fp16-amp" in runs
+    assert ("emulates, slowly, bf16, bf16-amp" in rest) is (device == "xpu")
+    assert rest.endswith("cannot run tf32, fp16-apex, fp8")
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_case_on_it_runs_without_readings_and_says_so(
+    device: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fixture, name, gib, reason = GPUS[device]
+    request.getfixturevalue(fixture)
+    about = Environment(**describe(device).environment)
+    case = Case(device=device)
+    m = run(case, about.gpu_uuid, monkeypatch).measurement
+    assert {column: getattr(m, column) for column in UNREAD} == dict.fromkeys(UNREAD)
+    why = read_missing(m.missing or "")
+    assert {why[column] for column in UNREAD} == {why["temperature_c"]}
+    assert reason in why["temperature_c"]
+    write_sweep(tmp_path / "out", [make_record(case, measurement=m, environment=about)])
+    assert report([str(tmp_path / "out"), "--full"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{name} ({gib} GiB)" in said
+    assert said.count("are not read") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--cuda-graphs on", "--cuda-graphs on with --device mps is not measured; leave out one"),
+        ("--memory-limit 4GiB", "--memory-limit 4GiB with --device mps is not measured"),
+        ("--profile on", "--profile on with --device mps is not measured; leave out one"),
+        ("--parallel ddp --world-size 2", "--parallel ddp with --device mps is not measured"),
+        ("--loader torch --pin-memory on", "--pin-memory on with --device mps is not measured"),
+        ("--batch-size auto", "--batch-size auto: how much fits is not looked for with --device m"),
+        ("--lanes 2", "--lanes: --device mps has one lane; leave it out"),
+    ],
+)
+def test_what_needs_cuda_is_refused(
+    flags: str, line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = str(tmp_path / "out")
+    fixed = ["--device", "mps", "--dataset", "synthetic", "--precision", "fp32", "--out", out]
+    assert sweep([*fixed, *flags.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {line}")
+
+
+@pytest.mark.parametrize("name", ["fit", "check", "crosscheck", "scales", "advise", "search"])
+def test_other_commands_name_what_does(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {"advise": ["--budget", "1m"], "search": ["--out", "/nowhere"]}
+    main = import_module(f"bench.{name}" if name == "fit" else f"bench.{name}.__main__").main
+    assert main(["--device", "xpu", *more.get(name, [])]) == 2
+    assert f"--device xpu: bench.{name} runs on cuda or cpu" in capsys.readouterr().err
+
+
+class Planted:
+    """An accelerator that the CPU stands in for: its clock ticks as the host's does."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.peak = 7
+
+    def note(self, what: str) -> Callable[..., None]:
+        return lambda *_: self.did.append(what)
+
+    def make_event(self) -> Any:
+        event = SimpleNamespace(moment=0.0, query=lambda: True)
+
+        def record() -> None:
+            self.did.append("event")
+            event.moment = perf_counter()
+
+        event.record = record
+        event.elapsed_time = lambda later: 1e3 * (later.moment - event.moment)
+        return event
+
+    def read_stats(self, device: torch.device) -> dict[str, int]:
+        self.did.append("read")
+        kinds = {"allocated": self.peak * 10**9, "reserved": (self.peak + 1) * 10**9}
+        return {f"{kind}_bytes.all.peak": size for kind, size in kinds.items()}
+
+    def reset(self, device: torch.device) -> None:
+        self.did.append("reset")
+        self.peak = 3
+
+    def read_random(self, device: torch.device) -> torch.Tensor:
+        self.did.append("random")
+        return torch.get_rng_state()
+
+
+@pytest.mark.slow
+def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of this CPU is planted; what is measured is real."""
+    planted = Planted()
+    found = Accelerator(
+        synchronize=planted.note("synchronize"),
+        make_event=planted.make_event,
+        empty_cache=planted.note("empty"),
+        read_stats=planted.read_stats,
+        reset_peaks=planted.reset,
+        held_bytes=lambda: 5,
+        get_random=planted.read_random,
+        set_random=planted.note("set random"),
+    )
+    monkeypatch.setitem(ACCELERATORS, "cpu", found)
+    clock = measurement_epochs.time.perf_counter
+    stand_in = SimpleNamespace(perf_counter=lambda: planted.did.append("clock") or clock())
+    monkeypatch.setattr(measurement_epochs, "time", stand_in)
+    case = Case(
+        model="dpn-small", dataset="synthetic", device="cpu", batch_size=32, steps=3,
+        fraction=0.01, checkpoint=True,
+    )  # fmt: skip
+    data = prepare("synthetic", data_dir=None)
+    m = measure(Assignment(case, data.folder, monotonic()), Channel()).measurement
+    assert (m.warmup_allocated_bytes, m.warmup_reserved_bytes) == (7 * 10**9, 8 * 10**9)
+    assert (m.peak_allocated_bytes, m.peak_reserved_bytes) == (3 * 10**9, 4 * 10**9)
+    assert "CPU memory" not in (m.missing or "")
+    assert m.resume_exact
+    assert {"random", "set random", "empty"} <= {*planted.did}
+    first = planted.did.index("clock")
+    last = planted.did.index("clock", first + 1)
+    assert planted.did[first - 1] == "synchronize", "all else is done when the clock starts"
+    assert planted.did[last - 1] == "synchronize", "and the epoch when it stops"
+    assert planted.did[first:last].count("event") == 1 + m.measured_steps
+    assert planted.did[first:last].count("synchronize") == 1, "no step waits for the device"
+    assert m.measured_time_s is not None
+    assert 0 < (m.step_time_median_s or 0) < m.measured_time_s
+    assert planted.did.index("empty") < planted.did.index("reset") < first
+
+
+def test_each_accelerator_names_functions_that_torch_has() -> None:
+    """Those of this build, which has none of the devices: a name that is not there raises."""
+    assert ACCELERATORS.keys() == DEVICES.keys()
+    for device in ("cuda", "xpu"):
+        module = getattr(torch, device)
+        one = ACCELERATORS[device]
+        assert (one.synchronize, one.read_stats) == (module.synchronize, module.memory_stats)
+    assert find_accelerator(torch.device("meta")).make_event is None

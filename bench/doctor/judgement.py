@@ -16,6 +16,7 @@ from bench.doctor.rates import describe_rates, doubt_rates
 from bench.environment import VARIABLES, DeviceAnswer, describe_install
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
+from bench.gpu.kinds import OTHERS
 from bench.gpu.nvml import EFFECTS, Lack
 from bench.gpu.peaks import list_peaks
 from bench.precision import FP8_INSTALL, PRECISIONS
@@ -66,7 +67,8 @@ def _judge_driver(m: Machine) -> Iterator[Remark]:
         runs = "" if card.driver_cuda is None else f", runs CUDA up to {_dots(card.driver_cuda)}"
         yield _fine("driver", f"{card.driver}{runs}")
     elif m.nvml is Lack.NO_DRIVER and not _cuda_build(m):
-        yield _fine("driver", f"{m.nvml_reason}: only the CPU can be measured")
+        only = "" if _list_others(m) else ": only the CPU can be measured"
+        yield _fine("driver", f"{m.nvml_reason}{only}")
     elif m.nvml is not None:
         remark = _wrong if m.nvml is Lack.MISMATCH else _note
         yield remark("driver", m.nvml_reason, _START_FIXES[m.nvml])
@@ -119,7 +121,15 @@ def _hip_build(m: Machine) -> str | None:
     return m.devices["cuda"].environment.get("hip") if "cuda" in m.devices else None
 
 
+def _list_others(m: Machine) -> list[str]:
+    """The GPUs beside CUDA's that torch can use."""
+    return [name for name in OTHERS if name in m.devices and not m.devices[name].error]
+
+
 def _judge_unread(m: Machine) -> Iterator[Remark]:
+    for name in _list_others(m):
+        gpu = m.devices[name].environment["gpu"]
+        yield _fine("torch", f"computes on {gpu} with --device {name}, not yet seen on hardware")
     for what in m.unread.values():
         yield _note("readings", what)
 
@@ -354,7 +364,7 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
             else:
                 ways["runs"].append(precision.name)
         told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
-        where = "the GPU" if device == "cuda" else "the CPU"
+        where = "the CPU" if device == "cpu" else "the GPU"
         yield _fine("precisions", f"{where} {told}", numbers=False)
 
 

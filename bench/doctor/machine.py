@@ -33,8 +33,10 @@ from bench.environment import (
     usable_cpus,
 )
 from bench.fingerprint import split_subject
+from bench.gpu.build import list_others
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process, Unreadable
+from bench.gpu.kinds import DEVICES
 from bench.gpu.nvml import Lack, check_nvml
 from bench.gpu.opening import open_device
 from bench.precision import find_torchao
@@ -113,7 +115,7 @@ class Machine:
     @property
     def device(self) -> str | None:
         """The device that torch can use, a GPU if it can; None where it can use none."""
-        usable = [name for name in ("cuda", "cpu") if name in self.devices]
+        usable = [name for name in DEVICES if name in self.devices]
         return next((name for name in usable if not self.devices[name].error), None)
 
     def platform(self, device: str) -> Platform:
@@ -124,7 +126,7 @@ class Machine:
 
 
 def examine_machine(
-    devices: Sequence[str] = ("cuda", "cpu"),
+    devices: Sequence[str] = (),
     models: Sequence[str] = (),
     *,
     data_dir: Path | None = None,
@@ -138,6 +140,7 @@ def examine_machine(
     whose answer in full comes with the facts.
 
     Args:
+        devices: by default all that torch may have here.
         models: to import, build and run once.
         data_dir: where CIFAR-10 is looked for, ./data when None.
         out: where results would go, ./results when None.
@@ -146,6 +149,7 @@ def examine_machine(
         nvml: replaces the module pynvml.
         ask: replaces `bench.environment.ask`.
     """
+    devices = devices or ("cuda", *list_others(), "cpu")
     load = _Load()
     lack, reason = check_nvml(nvml)
     cards, no_gpu = find_cards(nvml) if "cuda" in devices else ([], "")
@@ -189,8 +193,8 @@ def examine_machine(
         device.close()
     unread = {}
     for name, found in answer.devices.items():
-        if uuid := None if found.error else found.environment.get("gpu_uuid"):
-            device = open_device(uuid, nvml)
+        if not found.error and found.environment.get("gpu"):
+            device = open_device(found.environment.get("gpu_uuid"), nvml, device=name)
             device.close()
             if isinstance(device, Unreadable) and device.notes:
                 (unread[name],) = device.notes

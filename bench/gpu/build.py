@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from bench.gpu.kinds import OTHERS
 
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 
@@ -26,6 +29,12 @@ def read_build() -> Mapping[str, str]:
         return {"cuda": ""}
     # cuda: Optional[str] = '13.0', with another annotation in other versions
     return dict(re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= *['\"](.*?)['\"]", text, re.MULTILINE))
+
+
+def list_others() -> tuple[str, ...]:
+    """The GPUs beside CUDA's that torch may have here, by the names that it gives them."""
+    built = {"mps": sys.platform == "darwin", "xpu": "xpu" in read_build()}
+    return tuple(device for device in OTHERS if built[device])
 
 
 def has_amd(folder: Path = _KFD) -> bool:

@@ -10,13 +10,23 @@ from bench.gpu.build import read_build
 from bench.gpu.device import Depth, Device, Host, Process, Unreadable
 from bench.gpu.nvml import Nvml, NvmlMissingError
 
+_READERLESS = {
+    "mps": "of Apple's, powermetrics tells them to root alone",
+    "xpu": "of Intel's, no library is asked for them",
+}
+
 UNREAD = "memory in use, power, clocks, temperature and other processes of the GPU are not read"
 
 
-def open_device(uuid: str | None, nvml: Any = None, amdsmi: Any = None) -> Device:
-    """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None. A
-    card that nothing can read becomes an `Unreadable` with the reason: training goes on without the
-    readings. ``nvml`` replaces the module pynvml, ``amdsmi`` the one of this name."""
+def open_device(
+    uuid: str | None, nvml: Any = None, *, device: str = "cuda", amdsmi: Any = None
+) -> Device:
+    """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None,
+    unless it is on a ``device`` whose readings nobody tells. A card that nothing can read becomes
+    an `Unreadable` with the reason: training goes on without the readings. ``nvml`` replaces the
+    module pynvml, ``amdsmi`` the one of this name."""
+    if why := _READERLESS.get(device):
+        return _leave_unread(why)
     if uuid is None:
         return Host()
     if "hip" in read_build():

@@ -95,7 +95,7 @@ def _name_scales(cases: pd.DataFrame) -> str:
 
 def _describe_machine(machine: str, rows: pd.DataFrame) -> str:
     bytes = rows["gpu_memory_bytes"].dropna()
-    size = len(bytes) and (rows["device"] == "cuda").any()
+    size = len(bytes) and (rows["device"] != "cpu").any()
     said = [f"{machine} ({bytes.iloc[0] / GIB:.1f} GiB)" if size else machine]
     labels = {"driver": "driver", "torch": "torch", "cuda": "CUDA", "cudnn": "cuDNN"}
     labels |= {"hip": "HIP", "miopen": "MIOpen"}
