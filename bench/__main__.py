@@ -16,7 +16,7 @@ from bench.flags import command
 
 COMMANDS = {
     "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),
-    "Read the results": ("merge", "report", "compare", "why", "validate"),
+    "Read the results": ("merge", "report", "compare", "why", "cards", "validate"),
     "Check the machine and the training": ("doctor", "check"),
     "Check the harness": ("crosscheck", "rehearsal"),
     "Publish": ("asv_import", "export", "publish"),

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.validate.__main__ import main, validate
+from bench.validate.__main__ import main
 from bench.validate.claims import CLAIMS
+from bench.validate.judgement import validate
 
 RESULTS = Path(__file__).parents[1] / "results"
 H100 = RESULTS / "nvidia-h100-80gb-hbm3-20261122-112118"

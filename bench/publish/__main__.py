@@ -1,6 +1,7 @@
 """`python -m bench.publish`: write all reports to one folder that works offline.
 
-It holds the asv site, the report of every sweep under ``results/`` and an index of both. asv's
+It holds the asv site, the report of every sweep under ``results/``, all cards beside each other
+and an index. asv's
 page loads its libraries from content networks; here they come from npm packages, pinned and
 verified by `bench/asv/assets.json`, once, as the site is built.
 """
@@ -20,11 +21,13 @@ from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
 from bench.flags import Parser, command, describe
 from bench.store.cells import RECORDS
-from bench.text import count, last_line
+from bench.study.sweeps import list_results
+from bench.text import count, last_line, name_first
 
 INDEX = Path(__file__).with_name("index.html")
 CONFIG = Path("asv.conf.json")
 SWEEPS = "sweeps"
+CARDS = "cards.html"
 
 
 @command
@@ -42,17 +45,17 @@ def main(argv: Sequence[str]) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(given.out / SWEEPS, ignore_errors=True)  # a sweep may be gone since
     commits = publish_commits(given.out / "asv")
-    files = sorted(given.results.glob(f"*/{RECORDS}"), key=lambda file: -file.stat().st_mtime)
-    sweeps = [report(file, given.out, file.parent.name) for file in files]
-    references = [
-        report(file, given.out, file.stem)
-        for file in sorted((given.results / "reference").glob("*.csv"))
-        if not file.stem.endswith("-curve")  # it belongs to the file it is named after
-    ]
+    files = list_results(given.results)
+    sweeps = [report(f, given.out, f.parent.name) for f in files if f.name == RECORDS]
+    references = [report(f, given.out, f.stem) for f in files if f.name != RECORDS]
+    readable = [page.source for page in (*sweeps, *references) if page.file]
+    cards = bool(readable) and _write_page("cards", readable, given.out / CARDS) == ""
     import jinja2
 
     template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text())
-    page = template.render(commits=commits, sweeps=sweeps, references=references)
+    page = template.render(
+        commits=commits, cards=CARDS if cards else None, sweeps=sweeps, references=references
+    )
     (given.out / "index.html").write_text(page, encoding="utf-8")
     print(f"published: {given.out / 'index.html'}")
     return 0
@@ -87,6 +90,7 @@ def publish_commits(out: Path) -> int:
 class Page:
     """A report on the index; ``file`` is None where there is none, and ``note`` says why."""
 
+    source: Path
     name: str
     file: str | None
     note: str
@@ -97,17 +101,24 @@ def report(records: Path, out: Path, name: str) -> Page:
     file = Path(SWEEPS) / f"{name}.html"
     (out / file).parent.mkdir(exist_ok=True)
     source = records.parent if records.name == RECORDS else records
-    command = ["-m", "bench.report", str(source), "--format", "html", "-o", str(out / file)]
-    answer = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    if answer.returncode:
-        note = f"no report: {last_line(answer.stderr)}"
-        print(f"{source}: {note}")
-        return Page(name, None, note)
+    if failed := _write_page("report", [source], out / file):
+        note = f"no report: {failed}"
+        return Page(source, name, None, note)
     from bench.store.reader import read_records
 
     frame = read_records(records)
     devices = ", ".join(gpu or "CPU" for gpu in dict.fromkeys(frame["gpu"]))
-    return Page(name, file.as_posix(), f"{devices}; {count(len(frame), 'record')}")
+    return Page(source, name, file.as_posix(), f"{devices}; {count(len(frame), 'record')}")
+
+
+def _write_page(command: str, sources: Sequence[Path], file: Path) -> str:
+    """Write a command's page about some sweeps; why there is none, or nothing."""
+    words = ["-m", f"bench.{command}", *map(str, sources), "--format", "html", "-o", str(file)]
+    answer = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    failed = last_line(answer.stderr) if answer.returncode else ""
+    if failed:
+        print(f"{name_first([str(source) for source in sources], 1)}: no {command}: {failed}")
+    return failed
 
 
 if __name__ == "__main__":

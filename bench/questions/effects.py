@@ -98,14 +98,21 @@ def find_effects(found: Material) -> Iterator[Effect]:
         if axis not in AXES or not AXES[axis].spread
         for change in find_changes(axis, ended, found.machines)
     ]
+    yield from judge_changes(changes, ended, found.rows, found.machines)
+
+
+def judge_changes(
+    changes: Sequence[Changed], cases: pd.DataFrame, rows: pd.DataFrame, machines: Machines
+) -> Iterator[Effect]:
+    """What changes of these cases do; ``rows`` are the runs that count, of `latest`."""
     judged: list[dict[str, Estimate]] = [{} for _ in changes]
     for metric in JUDGED:
-        for into, estimated in zip(judged, estimate(metric, changes, found.rows), strict=True):
+        for into, estimated in zip(judged, estimate(metric, changes, rows), strict=True):
             if estimated is not None:
                 into[metric.name] = estimated
     kept = [pair for pair in zip(changes, judged, strict=True) if pair[1]]
     for _, axis in groupby(kept, key=lambda pair: pair[0].axis):
-        yield from _describe_axis(list(axis), ended, found.machines)
+        yield from _describe_axis(list(axis), cases, machines)
 
 
 def _describe_axis(
@@ -156,9 +163,9 @@ def _name_settings(
     return " · ".join(said)
 
 
-def _tell_effects(found: Material) -> Iterator[Sheet]:
-    effects = found.effects
-    columns: list[Column[Effect]] = [
+def list_columns(found: Material) -> list[Column[Effect]]:
+    """What is shown of a change."""
+    return [
         Column("change", "change", "what changes, all else equal", _write_change, wrap=True),
         Column("speed", "speed", "epoch time before over after, geometric mean",
                _of_time(_write_speed), better="higher"),
@@ -187,10 +194,14 @@ def _tell_effects(found: Material) -> Iterator[Sheet]:
                lambda effect: ", ".join([*effect.doubts, *_tell_ends(effect.time, found)]),
                keep=8, wrap=True),
     ]  # fmt: skip
+
+
+def _tell_effects(found: Material) -> Iterator[Sheet]:
+    effects = found.effects
     starts = set_off(effects, lambda effect: effect.axis)
     yield Sheet(
         "What each change does, all else equal",
-        columns,
+        list_columns(found),
         effects,
         _note_effects(effects),
         starts if len(starts) < len(effects) else {},

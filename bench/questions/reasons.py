@@ -110,7 +110,7 @@ def _tell_pairs(found: Material) -> Iterator[Sheet]:
         Column("ceiling", "at most (×)", "were all work done at the measured rates of this machine",
                lambda why: why.ceiling.speedup if why.ceiling else None, write=write_ratio, keep=8),
         Column("reasons", "reasons", "shares of the step after, or of what was lost",
-               _name_reasons, wrap=True),
+               name_reasons, wrap=True),
         Column("remarks", "remarks", "whether a step waits for its program",
                lambda why: "; ".join(filter(None, map(write_host, (why.a, why.b)))), wrap=True),
     ]  # fmt: skip
@@ -118,12 +118,13 @@ def _tell_pairs(found: Material) -> Iterator[Sheet]:
     yield Sheet("Why is it not faster?", columns, found.pairs, [note])
 
 
-def _name_reasons(why: Explanation) -> str:
+def name_reasons(why: Explanation, most: int = MOST_REASONS) -> str:
+    """The largest reasons of a pair, each with its share."""
     if why.beaten:
         return "none: the machine's rates were measured too low"
     listed = "; ".join(
         f"{write_percent(why.share(reason), why.estimates(reason))} {reason.cause.meaning}"
-        for reason in why.reasons[:MOST_REASONS]
+        for reason in why.reasons[:most]
         if why.share(reason) >= NAMED
     )
     return f"of the loss: {listed}" if why.lost and listed else listed

@@ -337,7 +337,8 @@ def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Te
             if number:
                 block.append(style_text(""))
             if heading := table.groups[number]:
-                block.append(Text(" ").append_text(style_text(heading, "bold")))
+                lines = _break(heading, max(width - _GAP, WRAPPED), console)
+                block += [Text(" ").append(line.plain, "bold") for line in lines]
         yield [*block, *_draw_row([cell.text for cell in row], table, widths, console)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import ClassVar
 
 from bench.questions.answers import answer
 from bench.questions.batch_sizes import GROWTH, SPEEDS
@@ -77,6 +78,12 @@ class Report(Material):
 
     home: Path  # the folder that it is for; links start there
 
+    sections: ClassVar[tuple[Section, ...]] = SECTIONS
+    figures: ClassVar[tuple[str, ...]] = ()  # of a page, by name; all, where none is named
+    leads: ClassVar[tuple[str, ...]] = ("gpu-scaling", "epoch-time", "changes")
+    """The figures that a page opens with, the first that the records have data for; else the first.
+    Without any it opens with none."""
+
     @cached_property
     def title(self) -> str:
         return name_first([sweep.name for sweep in self.sweeps], 3)
@@ -99,11 +106,11 @@ class Report(Material):
 
     @cached_property
     def opening(self) -> tuple[Table, ...]:
-        return self._lay_out(s for s in SECTIONS if s.level is not Level.DETAIL)
+        return self._lay_out(s for s in self.sections if s.level is not Level.DETAIL)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
-        return self._lay_out(SECTIONS)
+        return self._lay_out(self.sections)
 
     @cached_property
     def environments(self) -> Table:

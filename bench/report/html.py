@@ -23,7 +23,7 @@ from bench.render.text import group_doubts
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
 from bench.report.figures.panels import draw_figures, inline, tabulate
-from bench.report.figures.sketches import CHANGES, SKETCHES
+from bench.report.figures.sketches import CHANGES, list_sketches
 from bench.store.attempts import find_truncated
 from bench.study.axes import name_axis
 from bench.study.doubts import DOUBTS
@@ -59,7 +59,8 @@ def render(report: Report) -> str:
         "tabulate": lambda panel, figure: tabulate(figure, panel),
     }
     drawn = {figure.name: figure for figure in figures}
-    lead = next((drawn[name] for name in (*LEADS, *drawn) if name in drawn), None)
+    lead = next((drawn[name] for name in (*report.leads, *drawn) if name in drawn), None)
+    lead = lead if report.leads else None
     rest = [figure for figure in figures if figure is not lead]
     held = Counter[str]()
     anchors = []  # the name of each table, with a number where others before have it too
@@ -73,7 +74,7 @@ def render(report: Report) -> str:
         tables=list(zip(anchors, report.tables, strict=True)),
         changes=[figure for figure in rest if figure.name == CHANGES],
         figures=[figure for figure in rest if figure.name != CHANGES],
-        undrawn=[sketch.title for sketch in SKETCHES if sketch.name not in drawn],
+        undrawn=[sketch.title for sketch in list_sketches(report) if sketch.name not in drawn],
         maps=[
             (inline(draw_scale_map(scales)), summarize_scale_map(scales))
             for scales in report.scale_maps
@@ -84,10 +85,6 @@ def render(report: Report) -> str:
         colours=COLOURS,
         glossary=[q for q in QUANTITIES.values() if q.help != q.label],
     )
-
-
-LEADS = ("gpu-scaling", "epoch-time", CHANGES)
-"""The figures that a page opens with, the first that the records have data for; else the first."""
 
 
 def count_axes(table: Table) -> int:

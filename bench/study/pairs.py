@@ -66,12 +66,15 @@ class Changed:
     pairs: Sequence[Pair]
 
 
-def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator[Changed]:
+def find_changes(
+    axis: str, cases: pd.DataFrame, machines: Machines, against: Any = None
+) -> Iterator[Changed]:
     """The changes of one axis for which there are pairs.
 
     Of numbers, each is compared with the next below it that was run with all else equal; other
-    values with the baseline. Of cases that differ only in how much of an epoch was measured, those
-    that measured equal parts are compared, else the ones that measured most.
+    values with the baseline, or with the value ``against``. Of cases that differ only in how much
+    of an epoch was measured, those that measured equal parts are compared, else the ones that
+    measured most.
     """
     equal = [name for name in AXES if name not in list_free(axis)]
     told_by = "device" if axis == MACHINE else axis
@@ -85,7 +88,7 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
     keys, places = number_groups(cases, equal).tolist(), rank(cases, axis).tolist()
     values = dict(zip(places, take_values(cases, axis), strict=True))
     about = AXES.get(axis)  # of `MACHINE` there is none
-    wanted = format_value(about.default) if about and about.baseline else None
+    wanted = against or (format_value(about.default) if about and about.baseline else None)
     first = next((place for place, value in values.items() if value == wanted), 0)
     groups: dict[int, dict[int, dict[Any, list[_Line]]]] = {}
     for key, place, line in zip(keys, places, _list_lines(cases), strict=True):
@@ -99,10 +102,10 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
         }
         there = [place for place, lines in known.items() if lines]
         others = [(first, place) for place in there if place != first and first in there]
-        for before, after in pairwise(there) if axis in NUMBERS else others:
+        for one, other in pairwise(there) if axis in NUMBERS else others:
             # of parts that are equal the largest, or else the largest
             a, b = max(
-                product(known[before], known[after]),
+                product(known[one], known[other]),
                 key=lambda ends: (ends[0].part == ends[1].part, ends[0].part, ends[1].part),
             )
             early = a.part < 1 and axis in list_affecting(Trait.LEARNING)
@@ -115,10 +118,10 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
                 a.part < 1 or b.part < 1,
                 a.doubts | b.doubts,
             )
-            steps.setdefault((before, after), []).append(pair)
-    for before, after in sorted(steps):
-        one, other = (name_value(axis, values[place], machines) for place in (before, after))
-        yield Changed(axis, one, other, steps[before, after])
+            steps.setdefault((one, other), []).append(pair)
+    for ends in sorted(steps):
+        before, after = (name_value(axis, values[place], machines) for place in ends)
+        yield Changed(axis, before, after, steps[ends])
 
 
 class _Line(NamedTuple):

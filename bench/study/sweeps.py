@@ -174,6 +174,14 @@ def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
     ]
 
 
+def list_results(folder: Path) -> list[Path]:
+    """The records of a folder of sweeps, the newest first, and of its ``reference``."""
+    sweeps = sorted(folder.glob(f"*/{RECORDS}"), key=lambda file: -file.stat().st_mtime)
+    reference = sorted((folder / "reference").glob("*.csv"))
+    # a curve belongs to the file that it is named after
+    return [*sweeps, *(file for file in reference if not file.stem.endswith("-curve"))]
+
+
 def _name(path: Path) -> str:
     path = path.resolve()
     return (path.parent if path.name == RECORDS else path).name.removesuffix(".csv")

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UsageError, choose
+from bench.errors import choose
 from bench.flags import Parser, command
 from bench.store.reader import records_file
 from bench.text import count
-from bench.validate.claims import CLAIMS
-from bench.validate.evidence import KNOWN_FAULTS, Evidence, read_evidence, read_known_faults
-from bench.validate.private import list_given_away
+from bench.validate.evidence import KNOWN_FAULTS
+from bench.validate.judgement import FAULT, KNOWN, validate
 
 MOST_FAULTS = 3
 """Faults of a claim that are printed; the first says what to look at."""
@@ -48,52 +47,7 @@ def main(argv: Sequence[str]) -> int:
         records_file(folder)
     results = [validate(folder) for folder in given.folders]
     print(write(results, given.full))
-    return int(any(check["result"] == "FAULT" for found in results for check in found["checks"]))
-
-
-def validate(folder: Path) -> dict[str, Any]:
-    """Check one folder.
-
-    Returns:
-        ``folder``, ``subject`` and ``checks``, each with its ``name``, its ``result`` (ok, known or
-        FAULT), what it ``shows``, its ``faults`` and, where they are known, the ``reason``, and
-        what the folder ``gives_away``. Files that cannot be read are the one fault of the one check
-        ``schema``.
-    """
-    schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
-    try:
-        known, evidence = read_known_faults(folder), read_evidence(folder)
-        if strange := known.keys() - {claim.name for claim in CLAIMS}:
-            raise UsageError(f"{folder / KNOWN_FAULTS}: there is no check {', '.join(strange)}")
-    except UsageError as error:
-        fault = {**schema, "result": "FAULT", "faults": [str(error)]}
-        return {"folder": str(folder), "subject": "", "checks": [fault], "gives_away": []}
-    checks: list[dict[str, Any]] = [{**schema, "result": "ok", "faults": []}]
-    for claim in CLAIMS:
-        found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
-        found["result"] = "FAULT" if found["faults"] else "ok"
-        if claim.name in known:
-            found["reason"] = known[claim.name]
-            if found["faults"]:
-                found["result"] = "known"
-            else:
-                found["result"] = "FAULT"
-                found["faults"] = [f"{KNOWN_FAULTS} names it, and it has no fault; take it out"]
-        checks.append(found)
-    return {
-        "folder": str(folder),
-        "subject": _name_subject(evidence),
-        "checks": checks,
-        "gives_away": [*list_given_away(folder, evidence.records)],
-    }
-
-
-def _name_subject(evidence: Evidence) -> str:
-    """What was measured on what: ``13 rows, NVIDIA H200, torch 2.11.0+cu130``."""
-    first = evidence.records.iloc[0]
-    device = first["gpu"] or first["cpu"] or first["device"]
-    own = "" if len(evidence.own) else "; not measured by this harness"
-    return f"{count(len(evidence.records), 'row')}, {device}, torch {first['torch']}{own}"
+    return int(any(check["result"] == FAULT for found in results for check in found["checks"]))
 
 
 def _write(result: dict[str, Any], full: bool) -> str:
@@ -104,11 +58,11 @@ def _write(result: dict[str, Any], full: bool) -> str:
         lines += [f"{'':21} {fault}" for fault in faults]
         if more := len(check["faults"]) - len(faults):
             lines.append(f"{'':21} and {more} more; --full prints them")
-        if check["result"] == "known":
+        if check["result"] == KNOWN:
             lines.append(f"{'':21} known: {check['reason']}")
     if result["gives_away"]:
         lines.append(f"It gives away {'; '.join(result['gives_away'])}.")
-    wrong = sum(check["result"] == "FAULT" for check in result["checks"])
+    wrong = sum(check["result"] == FAULT for check in result["checks"])
     checks = count(len(result["checks"]), "check")
     lines.append(f"{wrong} of {checks} failed." if wrong else f"All {checks} passed.")
     return "\n".join(lines)

@@ -26,7 +26,7 @@ from bench.report.document import Report
 from bench.report.figures.drawing import find_height, is_in_rows
 from bench.report.figures.frames import describe, thin
 from bench.report.figures.groups import view_report
-from bench.report.figures.sketches import SKETCHES, Sketch
+from bench.report.figures.sketches import Sketch, list_sketches
 from bench.text import clean
 
 WIDTH = 5  # of a panel, in inches
@@ -74,7 +74,7 @@ class Figure(Sketch):
 def plan_figures(report: Report) -> Iterator[Figure]:
     """Every figure that the records have data for, in their units, not yet drawn."""
     view, units = view_report(report), find_units(report.cases)
-    for sketch in SKETCHES:
+    for sketch in list_sketches(report):
         panels = tuple(
             Panel(title, data.rename(columns=lambda name: count_in(name, units)))
             for title, data in sketch.take(view)

@@ -18,6 +18,7 @@ from bench.report.figures.groups import Group, View
 
 if TYPE_CHECKING:
     from bench.diagnosis.explanation import Explanation
+    from bench.report.document import Report
 
 
 @dataclass(frozen=True)
@@ -192,3 +193,8 @@ SKETCHES: tuple[Sketch, ...] = (
         "energy (J)", _by_batch("energy_per_epoch_j"), drawing.draw_batches,
     ),
 )  # fmt: skip
+
+
+def list_sketches(report: Report) -> list[Sketch]:
+    """Those of the figures that a document shows."""
+    return [s for s in SKETCHES if s.name in report.figures or not report.figures]

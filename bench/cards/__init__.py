@@ -1,0 +1,1 @@
+"""All cards beside each other: what people measured, grouped by what may be compared."""

@@ -1,0 +1,75 @@
+"""`python -m bench.cards`: compare all cards that were measured.
+
+What each precision takes at one setting that all have and at each card's own fastest, what it gains
+over fp32 and tf32 and why, and which card is faster, as `bench.compare` judges it. Folders of
+another network, recipe, torch or version of the harness stand apart, with the reason; so does the
+card published in 2019.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from bench.errors import UsageError, choose
+from bench.flags import Parser, command, describe, writable
+
+FORMATS = {
+    "text": "bench.render.text",
+    "md": "bench.render.markdown",
+    "html": "bench.report.html",
+}
+"""Each a module whose ``render(document)`` returns it as text."""
+
+RESULTS = Path("results")
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(prog="python -m bench.cards", description=describe(__doc__))
+    add = parser.add_argument
+    add("folders", nargs="*", type=Path, metavar="FOLDER",
+        help="sweeps' folders or records files (default: all under results/)")  # fmt: skip
+    add("--format", default="text", metavar="FORMAT", help="text, md or html (default: text)")
+    add("-o", "--output", type=Path, metavar="FILE", help="write there instead of on the terminal")
+    add("--price", type=Path, metavar="FILE",
+        help='what an hour of each card costs: lines such as "H100" = 2.49, and unit = "EUR"; adds '
+        "images per unit of money")  # fmt: skip
+    add("--full", action="store_true", help="print all tables and notes, not a screen of 40 lines")
+    return parser
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Compare cards; returns 0, or 2 for a usage error."""
+    given = build_parser().parse(argv)
+    module = choose("--format", given.format, FORMATS)
+    from bench.cards.document import build
+    from bench.cards.prices import read_prices
+    from bench.study.sweeps import REFERENCE, list_results, read_sweeps
+
+    folders = given.folders or list_results(RESULTS)
+    if not folders:
+        raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
+    also = [REFERENCE] if REFERENCE.is_file() else []
+    sweeps = read_sweeps([*folders, *also])
+    machines = [name for s in sweeps for name in (*s.records["gpu"], *s.records["cpu"]) if name]
+    prices = read_prices(given.price, machines) if given.price else None
+    home = (given.output or Path("cards")).resolve().parent
+    render = import_module(module).render
+    if given.format == "text":
+        render = partial(render, full=given.full)
+    document = render(build(sweeps, home, prices))
+    if given.output is None:
+        sys.stdout.write(document)
+        return 0
+    with writable("-o", given.output):
+        given.output.write_text(document, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

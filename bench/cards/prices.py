@@ -1,0 +1,48 @@
+"""What an hour of a card costs, from a file of the user's."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import UsageError, nearest
+
+UNIT = "unit"
+"""The key that names the money; all others are cards."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of an hour, by the name of a card or a part of it; ``unit`` is the money's."""
+
+    unit: str
+    of_hour: Mapping[str, float]
+
+    def find(self, card: str) -> float | None:
+        """The price of an hour of a card: by the longest name that is a part of its own."""
+        held = [name for name in self.of_hour if name.lower() in card.lower()]
+        return self.of_hour[max(held, key=len)] if held else None
+
+
+def read_prices(file: Path, cards: Iterable[str]) -> Prices:
+    """Read lines such as ``"H100 80GB" = 2.49`` (TOML), and ``unit = "EUR"``.
+
+    Raises UsageError: the file cannot be read, a price is no number above 0, or a name is no part
+    of that of any of ``cards``.
+    """
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"--price {file}: {error}") from None
+    unit, known = table.pop(UNIT, "unit of money"), [*dict.fromkeys(cards)]
+    if not isinstance(unit, str):
+        raise UsageError(f'--price {file}: {UNIT} should be text, such as "EUR"')
+    for name, price in table.items():
+        if type(price) not in (int, float) or not 0 < price < math.inf:
+            raise UsageError(f"--price {file}: {name!r} should be a price of an hour above 0")
+        if not any(name.lower() in card.lower() for card in known):
+            raise UsageError(f"--price {file}: no card is {name!r}; {nearest(name, known)}")
+    return Prices(unit, table)

@@ -1,0 +1,60 @@
+"""What is found of a folder: each claim with its faults, and which of these are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UsageError
+from bench.text import count
+from bench.validate.claims import CLAIMS
+from bench.validate.evidence import KNOWN_FAULTS, Evidence, read_evidence, read_known_faults
+from bench.validate.private import list_given_away
+
+OK, KNOWN, FAULT = "ok", "known", "FAULT"
+"""The results of a check."""
+
+
+def validate(folder: Path) -> dict[str, Any]:
+    """Check one folder.
+
+    Returns:
+        ``folder``, ``subject`` and ``checks``, each with its ``name``, its ``result`` (ok, known or
+        FAULT), what it ``shows``, its ``faults`` and, where they are known, the ``reason``, and
+        what the folder ``gives_away``. Files that cannot be read are the one fault of the one check
+        ``schema``.
+    """
+    schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
+    try:
+        known, evidence = read_known_faults(folder), read_evidence(folder)
+        if strange := known.keys() - {claim.name for claim in CLAIMS}:
+            raise UsageError(f"{folder / KNOWN_FAULTS}: there is no check {', '.join(strange)}")
+    except UsageError as error:
+        fault = {**schema, "result": FAULT, "faults": [str(error)]}
+        return {"folder": str(folder), "subject": "", "checks": [fault], "gives_away": []}
+    checks: list[dict[str, Any]] = [{**schema, "result": OK, "faults": []}]
+    for claim in CLAIMS:
+        found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
+        found["result"] = FAULT if found["faults"] else OK
+        if claim.name in known:
+            found["reason"] = known[claim.name]
+            if found["faults"]:
+                found["result"] = KNOWN
+            else:
+                found["result"] = FAULT
+                found["faults"] = [f"{KNOWN_FAULTS} names it, and it has no fault; take it out"]
+        checks.append(found)
+    return {
+        "folder": str(folder),
+        "subject": _name_subject(evidence),
+        "checks": checks,
+        "gives_away": [*list_given_away(folder, evidence.records)],
+    }
+
+
+def _name_subject(evidence: Evidence) -> str:
+    """What was measured on what: ``13 rows, NVIDIA H200, torch 2.11.0+cu130``."""
+    first = evidence.records.iloc[0]
+    device = first["gpu"] or first["cpu"] or first["device"]
+    own = "" if len(evidence.own) else "; not measured by this harness"
+    return f"{count(len(evidence.records), 'row')}, {device}, torch {first['torch']}{own}"
