@@ -25,6 +25,7 @@ import torch
 from bench import environment
 from bench.case import Case
 from bench.data import prepare
+from bench.doctor import earlier
 from bench.doctor.judgement import Level, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
 from bench.environment import DeviceAnswer, Platform, ProcessAnswer, has_cuda
@@ -461,7 +462,7 @@ def arc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 GPUS = {
     "mps": ("apple", "Apple M3 Max", 48.0, "powermetrics"),
-    "xpu": ("arc", "Intel(R) Arc(TM) B580 Graphics", 11.3, "of Intel's, no library"),
+    "xpu": ("arc", "Intel(R) Arc(TM) B580 Graphics", 11.3, "of an Intel GPU nothing"),
 }
 
 
@@ -520,6 +521,12 @@ def test_a_case_on_it_runs_without_readings_and_says_so(
     said = " ".join(capsys.readouterr().out.split())
     assert f"{name} ({gib} GiB)" in said
     assert said.count("are not read") == 1
+
+
+def test_what_it_can_do_is_not_taken_for_what_the_cpu_can() -> None:
+    cpu = Environment(host="mac", cpu="Apple M3 Max, 16 cores")
+    files = {earlier._find_file(one, ()) for one in (cpu, replace(cpu, gpu="Apple M3 Max"))}
+    assert len(files) == 2
 
 
 @pytest.mark.parametrize(
@@ -628,7 +635,7 @@ def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_each_accelerator_names_functions_that_torch_has() -> None:
     """Those of this build, which has none of the devices: a name that is not there raises."""
-    assert ACCELERATORS.keys() == DEVICES.keys()
+    assert ACCELERATORS.keys() == {*DEVICES}
     for device in ("cuda", "xpu"):
         module = getattr(torch, device)
         one = ACCELERATORS[device]

@@ -52,7 +52,7 @@ def has_amd(folder: Path = _KFD) -> bool:
 def name_uuid(uuid: Any, hip: bool) -> str:
     """Name a GPU by the ``uuid`` of torch's properties of it. Of ``hip`` its 16 bytes are the text
     that rocminfo prints after ``GPU-``: hipDeviceGetUuid in clr's hip_device.cpp."""
-    with suppress(AttributeError, ValueError):
+    with suppress(AttributeError, TypeError, ValueError):
         if hip and (text := bytes(uuid.bytes).rstrip(b"\0").decode("ascii")).isalnum():
             return f"GPU-{text}"
     return f"GPU-{uuid}"

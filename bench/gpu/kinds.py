@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from bench.errors import UsageError
 
-DEVICES = {
-    "cuda": "an NVIDIA GPU; with torch's build for ROCm, an AMD one",
-    "mps": "Apple's GPU",
-    "xpu": "an Intel GPU",
-    "cpu": "the processor",
-}
-"""Where to train."""
-
 OTHERS = ("mps", "xpu")
-"""GPUs on which only training itself is measured: what needs CUDA, or NVML, is refused or left out.
-Neither was seen on hardware yet."""
+"""Apple's and Intel's GPUs: training itself is measured there, and what needs CUDA or NVML is
+refused or left out. Neither was seen on hardware yet."""
+
+DEVICES = ("cuda", *OTHERS, "cpu")
+"""Of an AMD GPU torch's build for ROCm says cuda."""
 
 
 def size_as(device: str) -> str:

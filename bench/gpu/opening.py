@@ -11,8 +11,8 @@ from bench.gpu.device import Depth, Device, Host, Process, Unreadable
 from bench.gpu.nvml import Nvml, NvmlMissingError
 
 _READERLESS = {
-    "mps": "of Apple's, powermetrics tells them to root alone",
-    "xpu": "of Intel's, no library is asked for them",
+    "mps": "of an Apple GPU powermetrics alone tells that, to root",
+    "xpu": "of an Intel GPU nothing that is asked tells that",
 }
 
 UNREAD = "memory in use, power, clocks, temperature and other processes of the GPU are not read"
