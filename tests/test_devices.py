@@ -426,13 +426,21 @@ def test_an_amd_gpu_without_amd_smi_is_unread(
     assert capsys.readouterr().out == ""
 
 
-def test_a_case_on_rocm_has_what_amd_smi_reads(rocm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_on_rocm_has_what_amd_smi_reads(
+    rocm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     opened = partial(open_device, amdsmi=FakeAmdsmi())
     monkeypatch.setattr(room, "open_device", opened)
     m = run(Case(), f"GPU-{SERIAL}", monkeypatch).measurement
     assert (m.power_limit_w, m.sm_clock_mhz, m.temperature_c) == (750.0, 2100, 67)
     assert (m.neighbours, m.throttle_during, m.baseline_device_bytes) == ("", "", 297_795_584)
     assert "are not read" not in (m.notes or "")
+    about = Environment(**describe("cuda").environment)
+    write_sweep(tmp_path / "out", [make_record(Case(), measurement=m, environment=about)])
+    assert report([str(tmp_path / "out"), "--full"]) == 0
+    said = capsys.readouterr().out
+    assert "Memory: peak of the device over its baseline (AMD SMI)." in said
+    assert "NVML" not in said
 
 
 # ------------------------------------------------------------------------------ Apple's and Intel's
