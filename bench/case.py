@@ -45,6 +45,7 @@ from bench.axis import (
 from bench.data import DATASETS, SYNTHETIC
 from bench.data.batches import Share
 from bench.errors import UsageError
+from bench.gpu.kinds import DEVICES, OTHERS, size_as
 from bench.models import parse_model
 from bench.models.freezing import NONE, parse_freeze
 from bench.models.weights import parse_start
@@ -152,8 +153,8 @@ class Case:
     memory_limit: str | None = describe_axis(None, parse_memory_limit,
         "memory that the process may use, such as 21GiB, as on a smaller GPU (default: none)",
         since=4, affects=(FIT, PROOF), baseline=True,
-        order=lambda text: parse_bytes(text) if text else math.inf, beside={"parallel": ("dp",)},
-        absent=_FEW_STEPS)
+        order=lambda text: parse_bytes(text) if text else math.inf,
+        beside={"parallel": ("dp",), "device": OTHERS}, absent=_FEW_STEPS)
     lr: float = describe_axis(OPTIMIZERS["sgd"].lr, parse_number("a learning rate", 0),
         "learning rate (default: "
         + ", ".join(f"{kind.lr:g} for {name}" for name, kind in OPTIMIZERS.items()) + ")",
@@ -194,7 +195,8 @@ class Case:
         absent=_HOW_MUCH | {"search": "a trial that was interrupted begins anew"})
     profile: bool = _measuring(False, parse_switch,
         "see by a few steps under torch's profiler where their time goes", since=4, quiet=True,
-        common=True, beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,)},
+        common=True,
+        beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,), "device": OTHERS},
         absent=_FEW_STEPS | _HOW_MUCH
         | {"search": "bench.sweep profiles the settings that were found"})
     cudnn_benchmark: bool = describe_axis(False, parse_switch,
@@ -205,7 +207,7 @@ class Case:
         beside={"parallel": ("dp",)})
     cuda_graphs: bool = describe_axis(False, parse_switch,
         "capture a whole training step as a CUDA graph during warm-up, and replay it", since=8,
-        anchored=False, absent=_FEW_STEPS, beside={"compile": OWN_GRAPHS,
+        anchored=False, absent=_FEW_STEPS, beside={"compile": OWN_GRAPHS, "device": OTHERS,
             "precision": tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)})
     channels_last: bool = describe_axis(False, parse_switch, "NHWC memory layout")
     freeze: str = _later(NONE, parse_freeze,
@@ -230,7 +232,7 @@ class Case:
         "default")
     pin_memory: bool = _loading(False, parse_switch,
         "with --loader torch, copy batches to the GPU from page-locked memory, without waiting",
-        affects=(FIT, WORK))
+        affects=(FIT, WORK), beside={"device": ("mps",)})
     persistent_workers: bool = _loading(False, parse_switch,
         "keep --workers from one epoch to the next", applies=(_LOADS, _HAS_WORKERS))
     prefetch: int = _loading(2, parse_whole("a number of batches"),
@@ -238,7 +240,7 @@ class Case:
         applies=(_LOADS, _HAS_WORKERS))
     parallel: str = _parallel("none", one_of(PARALLELS),
         "train one network on several GPUs; --list describes how", follows="", applies=(),
-        legacy=("dp",), baseline=True, beside={"cuda_graphs": (True,)})
+        legacy=("dp",), baseline=True, beside={"cuda_graphs": (True,), "device": OTHERS})
     world_size: int = _parallel(1, parse_whole("a number of GPUs"),
         "GPUs (on a CPU, processes) that train together; --batch-size is that of each",
         applies=(_TRAINS_TOGETHER,), affects=(LEARNING, FIT, PROOF, WORK), kept=True)
@@ -251,8 +253,9 @@ class Case:
         "with --parallel ddp, BatchNorm over the batches of all GPUs")
     seed: int = describe_axis(0, parse_seed, "seed of weights, order and augmentation", affects=(),
         spread=True)
-    device: str = describe_axis("cuda", one_of(("cuda", "cpu")),
-        "where to train (default: cuda if there is a GPU)", common=True, plain=True)
+    device: str = describe_axis("cuda", one_of(DEVICES),
+        "where to train: cuda, AMD's too, mps, xpu or cpu; only NVIDIA's were seen on hardware yet "
+        "(default: cuda if there is a GPU)", common=True, plain=True)
     # fmt: on
 
     @cached_property
@@ -454,7 +457,7 @@ kernel for the smaller batch.
 
 def count_probed(case: Case) -> int:
     """Images that the proof of a case runs a layer on."""
-    return min(micro_batch(case), MOST_PROBED[case.device])
+    return min(micro_batch(case), MOST_PROBED[size_as(case.device)])
 
 
 def list_micro_batches(case: Case, samples: int) -> list[int]:

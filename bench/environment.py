@@ -35,7 +35,9 @@ from typing import Any
 from bench.data import DatasetInfo
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, split_subject
+from bench.gpu.build import has_amd, name_uuid, read_build
 from bench.gpu.cards import Card, find_card, find_cards
+from bench.gpu.kinds import DEVICES
 from bench.plain import read_value
 from bench.precision import EMULATE_FP8, Arithmetic, Precision, emulates_fp8
 from bench.processes import pause_collection
@@ -56,7 +58,7 @@ class Platform:
 
     def refuse(self, precision: Precision) -> str:
         """Say why the device cannot run ``precision`` at all; empty where it can."""
-        old = self._capability < precision.min_capability
+        old = (self._capability or (0, 0)) < precision.min_capability
         if precision.arithmetic == "tfloat32" and old:
             return f"{precision.name} needs an NVIDIA GPU of Ampere or later; this is {self.name}"
         if precision.float8 and old and not (self.environment.gpu is None and emulates_fp8()):
@@ -69,14 +71,15 @@ class Platform:
 
     def find_emulation(self, precision: Precision) -> str:
         """Say why ``precision`` would run but measure an emulation; empty where it would not."""
-        on_gpu = self.environment.gpu is not None
-        if on_gpu and self._capability < precision.min_capability:
-            return f"{self.name} has no {precision.arithmetic} arithmetic"
-        if not on_gpu and precision.arithmetic == "float16" and not self.fp16_native:
-            return "this CPU has no fp16 arithmetic"
-        if not on_gpu and precision.arithmetic == "bfloat16" and not self.bf16_native:
-            return "this CPU has no bf16 arithmetic"
-        if not on_gpu and precision.float8:
+        if self._capability is not None:
+            old = self._capability < precision.min_capability
+            return f"{self.name} has no {precision.arithmetic} arithmetic" if old else ""
+        where = self.environment.gpu or "this CPU"
+        if precision.arithmetic == "float16" and not self.fp16_native:
+            return f"{where} has no fp16 arithmetic"
+        if precision.arithmetic == "bfloat16" and not self.bf16_native:
+            return f"{where} has no bf16 arithmetic"
+        if self.environment.gpu is None and precision.float8:
             return f"{precision.name} is emulated on a CPU"
         return ""
 
@@ -115,8 +118,10 @@ class Platform:
         return self.environment.gpu or "a CPU"
 
     @property
-    def _capability(self) -> tuple[int, ...]:
-        return tuple(int(n) for n in (self.environment.capability or "0.0").split("."))
+    def _capability(self) -> tuple[int, ...] | None:
+        """CUDA's; None of what is no NVIDIA GPU."""
+        told = self.environment.capability or ""
+        return tuple(int(n) for n in told.split(".")) if told[:1].isdigit() else None
 
 
 @dataclass(frozen=True)
@@ -291,6 +296,7 @@ def describe_host() -> Environment:
 
 
 VARIABLES: dict[str, str] = {
+    "AMD_SERIALIZE_*": "waits for each kernel, or copy: much slower",
     "ATEN_CPU_CAPABILITY": "limits the CPU instructions of torch's kernels",
     EMULATE_FP8: "computes fp8 in float32 on a CPU, for tests: its times mean nothing",
     "CUBLASLT_WORKSPACE_SIZE": "memory for matrix products, and so the algorithm chosen",
@@ -308,14 +314,20 @@ VARIABLES: dict[str, str] = {
     "LD_PRELOAD": "replaces library functions, such as the CPU's memory allocator",
     "MKL_*": "threads and instructions of MKL",
     "NCCL_*": "how GPUs exchange gradients",
+    "HIPBLASLT_*": "hipBLASLt's own settings",
+    "HIP_LAUNCH_BLOCKING": "waits for each kernel: much slower",
+    "HSA_*": "ROCm's runtime: such as the architecture that a GPU is taken for",
+    "MIOPEN_*": "MIOpen's own settings, such as which algorithms are tried",
     "NVIDIA_TF32_OVERRIDE": "turns TF32 off in all libraries, whatever the precision says",
     "OMP_*": "threads of an operation on a CPU, and which cores they run on",
     "ONEDNN_*": "oneDNN's own settings",
     "OPENBLAS_*": "threads of OpenBLAS",
     "PYTORCH_ALLOC_CONF": "torch's memory allocator",
     "PYTORCH_CUDA_ALLOC_CONF": "torch's memory allocator on a GPU, by its older name",
+    "PYTORCH_HIP_ALLOC_CONF": "torch's memory allocator on an AMD GPU, by its older name",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "no caching of GPU memory: much slower",
     "PYTORCH_TUNABLEOP_*": "which matrix product is used, by timing them",
+    "ROCBLAS_*": "rocBLAS's own settings",
     "TORCHDYNAMO_*": "whether and how torch.compile captures the network",
     "TORCHINDUCTOR_*": "the code that torch.compile makes",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "TF32 in matrix products from the start",
@@ -329,7 +341,7 @@ VARIABLES: dict[str, str] = {
 """Environment variables that change results, by name or pattern, and what each does.
 
 Sources: torch's notes on CUDA environment variables and on threading, `torch/_inductor/config.py`,
-the CUDA Programming Guide, the reference of cuBLAS and of cuDNN.
+the CUDA Programming Guide, the reference of cuBLAS and of cuDNN, ROCm environment variables.
 """
 
 # Of those patterns: folders, caches, logs and the compiler's own processes, which change no result.
@@ -464,16 +476,10 @@ def describe_install(packages: Iterable[str]) -> str:
 
 @cache
 def has_cuda() -> bool:
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return False
-    build = Path(spec.origin).with_name("version.py")
-    try:
-        # cuda: Optional[str] = '13.0', with another annotation in other versions
-        cuda_build = re.search(r"^cuda\b[^=]*= *['\"]", build.read_text(), re.MULTILINE) is not None
-    except OSError:
-        cuda_build = True
-    return cuda_build and bool(find_cards()[0])
+    """Whether torch has a GPU by that name, which an AMD one has too: as far as can be told without
+    asking torch."""
+    build = read_build()
+    return ("cuda" in build and bool(find_cards()[0])) or ("hip" in build and has_amd())
 
 
 def _describe_device(device: str) -> DeviceAnswer:
@@ -482,11 +488,27 @@ def _describe_device(device: str) -> DeviceAnswer:
     environment: dict[str, Any] = {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
         "torch_threads": torch.get_num_threads(),
         "torch_interop_threads": torch.get_num_interop_threads(),
     }
     if device == "cuda":
         return DeviceAnswer(environment, error=_use_card(environment))
+    if device == "mps":
+        if not torch.backends.mps.is_available():
+            return DeviceAnswer(environment, error=_lack(device, "Apple"))
+        name = getattr(torch.backends.mps, "get_name", lambda: "Apple GPU")()
+        memory = torch.mps.recommended_max_memory()
+        return DeviceAnswer({**environment, "gpu": name, "gpu_memory_bytes": memory})
+    if device == "xpu":
+        if not torch.xpu.is_available():
+            return DeviceAnswer(environment, error=_lack(device, "Intel"))
+        card = torch.xpu.get_device_properties(0)
+        environment.update(
+            gpu=card.name, gpu_memory_bytes=card.total_memory, driver=card.driver_version
+        )
+        halves = (card.has_fp16, getattr(card, "has_bfloat16_conversions", True))
+        return DeviceAnswer(environment, bool(halves[0]), bf16_native=bool(halves[1]))
     try:
         fp16_native = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     except (AttributeError, RuntimeError):
@@ -497,11 +519,21 @@ def _describe_device(device: str) -> DeviceAnswer:
     return DeviceAnswer(environment, fp16_native, bf16_native=bf16_native)
 
 
+def _lack(device: str, whose: str) -> str:
+    import torch
+
+    return (
+        f"device {device}: torch {torch.__version__} finds no {whose} GPU; install a build of "
+        "torch for it, or use --device cpu"
+    )
+
+
 def _use_card(environment: dict[str, Any]) -> str:
     """Compute on the first card and add what it is to ``environment``; or say why that fails."""
     import torch
 
-    if torch.version.cuda is None:
+    hip = torch.version.hip is not None
+    if torch.version.cuda is None and not hip:
         return (
             f"device cuda: torch {torch.__version__} is a CPU build; install a CUDA build of "
             "torch, or use --device cpu"
@@ -512,16 +544,18 @@ def _use_card(environment: dict[str, Any]) -> str:
     if not available:
         why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
         return (
-            f"device cuda: torch {torch.__version__} finds no usable GPU{why}; check nvidia-smi "
-            "and CUDA_VISIBLE_DEVICES, or use --device cpu"
+            f"device cuda: torch {torch.__version__} finds no usable GPU{why}; check "
+            + ("rocminfo and HIP_VISIBLE_DEVICES" if hip else "nvidia-smi and CUDA_VISIBLE_DEVICES")
+            + ", or use --device cpu"
         )
     card = torch.cuda.get_device_properties(0)
     environment.update(
         gpu=card.name,
-        gpu_uuid=f"GPU-{card.uuid}",
+        gpu_uuid=name_uuid(card.uuid, hip),
         gpu_memory_bytes=card.total_memory,
-        capability=f"{card.major}.{card.minor}",
-        cudnn=str(torch.backends.cudnn.version()),
+        # gfx942:sramecc+:xnack-
+        capability=card.gcnArchName.partition(":")[0] if hip else f"{card.major}.{card.minor}",
+        **{"miopen" if hip else "cudnn": str(torch.backends.cudnn.version())},
     )
     described = Environment()
     describe_card(described, find_card(environment["gpu_uuid"], find_cards()[0]))
@@ -545,7 +579,7 @@ def _main(names: Sequence[str]) -> None:
     gc.freeze()  # neither a fork nor the end of this process goes through all of it again
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a user's model may print
-    devices = [name for name in names if name in ("cuda", "cpu")]
+    devices = [name for name in names if name in DEVICES]
     models = [name for name in names if name not in devices]
     # models first: a fork of a process that has used CUDA cannot use it
     found = {

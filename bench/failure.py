@@ -50,12 +50,12 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.OOM, kind="MemoryError"),
     Rule(Status.OOM, r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
     # torch.compile wraps what happened in exceptions of its own
-    Rule(Status.OOM, r"CUDA out of memory|OutOfMemoryError"),
+    Rule(Status.OOM, r"(?:CUDA|MPS backend) out of memory|OutOfMemoryError"),
     # NCCL allocates outside torch's allocator, and names the reason in its last line
     Rule(Status.OOM, r"Cuda failure[^\n]*out of memory"),
     Rule(Status.OOM, r"Triton Error \[\w+\]: out of memory"),
     Rule(Status.OOM, r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"),
-    Rule(Status.OOM, r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
+    Rule(Status.OOM, r"(?:(?:CU|HIP)BLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"),
     Rule(Status.OOM, r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
     Rule(Status.OOM, r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
     Rule(Status.OOM, r"std::bad_alloc|Cannot allocate memory"),
@@ -95,7 +95,7 @@ RULES: tuple[Rule, ...] = (
     # the host has no process to spare at the moment
     Rule(Status.ERROR, kind="BlockingIOError", transient=True),
     Rule(Status.UNSUPPORTED, r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
-    Rule(Status.UNSUPPORTED, r"no kernel image is available"),
+    Rule(Status.UNSUPPORTED, r"no kernel image is available|HIP error: invalid device function"),
     Rule(Status.UNSUPPORTED, r"not supported on (?:this|your) (?:device|GPU|platform)"),
     Rule(Status.UNSUPPORTED, r"Device does not support bfloat16"),
     Rule(Status.UNSUPPORTED, r"Torch not compiled with CUDA enabled"),

@@ -78,7 +78,7 @@ FLAGS = [
     (["--seed", "9" * 5000], "--seed", "from 0 to 2147483647"),
     (["--evaluate", "yes"], "--evaluate 'yes': a boolean value is 'on' or 'off'"),
     (["--compile", "1"], "--compile '1': right values: off, default, reduce-overhead,"),
-    (["--device", "gpu"], "--device 'gpu': right values: cuda, cpu"),
+    (["--device", "gpu"], "--device 'gpu': right values: cuda, mps, xpu, cpu"),
     (["--device", "cuda:1"], "--device 'cuda:1': did you mean 'cuda'?"),
     (["--model", "dpn29"], "--model 'dpn29': did you mean 'dpn92'?"),
     (["--model", "my model:net"], "--model 'my model:net'", "package.module:factory"),

@@ -49,7 +49,7 @@ from bench.errors import UsageError
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.cards import Card
 from bench.gpu.device import Depth, Reading, Unreadable
-from bench.gpu.nvml import open_device
+from bench.gpu.opening import open_device
 from bench.gpu.peaks import list_peaks
 from bench.grid import grid
 from bench.precision import Arithmetic

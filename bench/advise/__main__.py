@@ -33,6 +33,7 @@ from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.flags import Parser, add_axes, command, describe, parse_percent, read_axes
+from bench.gpu.kinds import refuse_others
 from bench.grid import grid
 from bench.preset import Preset
 from bench.sweep.display import Display
@@ -172,6 +173,7 @@ def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
             raise UsageError(f"--now {part[:40]!r}: give AXIS=VALUE; {nearest(name, given.axes)}")
         present[name] = parse_value(name, text.strip(), f"--now {name}")
     present.setdefault("device", "cuda" if has_cuda() else "cpu")
+    refuse_others(present["device"], "bench.advise")
     if "dataset" not in present and not given.data_url and find_layout(given.data_dir) is None:
         present["dataset"] = SYNTHETIC
     (now,) = grid({name: [value] for name, value in present.items()}, asked=())

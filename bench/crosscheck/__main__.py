@@ -32,6 +32,7 @@ from bench.environment import ask, has_cuda
 from bench.errors import UsageError
 from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import Parser, add_axes, command, describe, read_axes
+from bench.gpu.kinds import refuse_others
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Measurement, Status
@@ -108,6 +109,7 @@ def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
     """The one case to measure. Raises UsageError: several are given, or one that the independent
     loop cannot train."""
     device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
+    refuse_others(device[0], "bench.crosscheck")
     defaults: dict[str, list[Value]]
     if device == ["cpu"]:
         defaults = {"model": ["dpn-small"], "fraction": [0.1 if overhead else 0.05]}

@@ -79,7 +79,7 @@ def find_age(moment: str) -> float:
 
 
 def _find_file(environment: Environment, cores: Sequence[int]) -> Path:
-    place = [environment.host, environment.gpu_uuid or environment.cpu, *cores]
+    place = [environment.host, environment.gpu_uuid or environment.gpu or environment.cpu, *cores]
     name = sha256(json.dumps(place).encode()).hexdigest()[:16]
     return find_cache() / "rates" / f"{name}.json"
 

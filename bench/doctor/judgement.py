@@ -16,6 +16,7 @@ from bench.doctor.rates import describe_rates, doubt_rates
 from bench.environment import VARIABLES, DeviceAnswer, describe_install
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
+from bench.gpu.kinds import OTHERS
 from bench.gpu.nvml import EFFECTS, Lack
 from bench.gpu.peaks import list_peaks
 from bench.precision import FP8_INSTALL, PRECISIONS
@@ -58,12 +59,16 @@ _START_FIXES: dict[Lack, str] = {
 def _judge_driver(m: Machine) -> Iterator[Remark]:
     if "cuda" not in m.devices:
         return
-    if m.gpus:
+    if _hip_build(m):
+        if error := m.devices["cuda"].error:
+            yield _note("driver", _shorten(error), "rocminfo; echo $HIP_VISIBLE_DEVICES")
+    elif m.gpus:
         card = m.gpus[0].card
         runs = "" if card.driver_cuda is None else f", runs CUDA up to {_dots(card.driver_cuda)}"
         yield _fine("driver", f"{card.driver}{runs}")
     elif m.nvml is Lack.NO_DRIVER and not _cuda_build(m):
-        yield _fine("driver", f"{m.nvml_reason}: only the CPU can be measured")
+        only = "" if _list_others(m) else ": only the CPU can be measured"
+        yield _fine("driver", f"{m.nvml_reason}{only}")
     elif m.nvml is not None:
         remark = _wrong if m.nvml is Lack.MISMATCH else _note
         yield remark("driver", m.nvml_reason, _START_FIXES[m.nvml])
@@ -83,17 +88,21 @@ def _judge_torch(m: Machine) -> Iterator[Remark]:
         on = "the CPU" if threads is None else f"the CPU with {threads} threads"
         yield _fine("torch", f"{version}, computes on {on}")
     elif cuda.error:
-        what = cuda.error.partition("; ")[0].removeprefix("device cuda: ")
-        yield _wrong("torch", what, _fix_torch(m, cuda))
+        yield _wrong("torch", _shorten(cuda.error), _fix_torch(m, cuda))
     else:
-        built = cuda.environment.get("cuda")
-        what = f"{version}, built for CUDA {built}, computes on {cuda.environment.get('gpu')}"
-        yield _fine("torch", what)
+        built = f"HIP {hip}" if (hip := _hip_build(m)) else f"CUDA {cuda.environment.get('cuda')}"
+        yield _fine("torch", f"{version}, built for {built}, computes on {cuda.environment['gpu']}")
+
+
+def _shorten(error: str) -> str:
+    return error.partition("; ")[0].removeprefix("device cuda: ")
 
 
 def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
     built = cuda.environment.get("cuda")
     runs = m.gpus[0].card.driver_cuda if m.gpus else None
+    if _hip_build(m):
+        return "install a build of torch for this GPU"
     if built is None:
         return "install a CUDA build of torch; pytorch.org/get-started gives the command"
     if runs and int(built.partition(".")[0]) > runs[0]:
@@ -106,6 +115,23 @@ def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
 
 def _cuda_build(m: Machine) -> bool:
     return "cuda" in m.devices and m.devices["cuda"].environment.get("cuda") is not None
+
+
+def _hip_build(m: Machine) -> str | None:
+    return m.devices["cuda"].environment.get("hip") if "cuda" in m.devices else None
+
+
+def _list_others(m: Machine) -> list[str]:
+    """The GPUs beside CUDA's that torch can use."""
+    return [name for name in OTHERS if name in m.devices and not m.devices[name].error]
+
+
+def _judge_unread(m: Machine) -> Iterator[Remark]:
+    for name in _list_others(m):
+        gpu = m.devices[name].environment["gpu"]
+        yield _fine("torch", f"computes on {gpu} with --device {name}, not yet seen on hardware")
+    for what in m.unread.values():
+        yield _note("readings", what)
 
 
 def _judge_cards(m: Machine) -> Iterator[Remark]:
@@ -338,7 +364,7 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
             else:
                 ways["runs"].append(precision.name)
         told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
-        where = "the GPU" if device == "cuda" else "the CPU"
+        where = "the CPU" if device == "cpu" else "the GPU"
         yield _fine("precisions", f"{where} {told}", numbers=False)
 
 
@@ -351,7 +377,9 @@ def _judge_packages(m: Machine) -> Iterator[Remark]:
             describe_install(missing),
             numbers=False,
         )
-    if m.nvidia_ml_py is None:
+    if _hip_build(m):
+        pass  # NVML reads no AMD GPU
+    elif m.nvidia_ml_py is None:
         yield _note(
             "NVML package",
             "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read",
@@ -456,6 +484,7 @@ _JUDGES = (
     _judge_driver,
     _judge_torch,
     _judge_cards,
+    _judge_unread,
     _judge_cpu,
     _judge_places,
     _judge_precisions,
@@ -485,7 +514,8 @@ def write_warnings(machine: Machine) -> list[str]:
     found = [f for f in judge(machine) if f.numbers and f.level > Level.FINE]
     found.sort(key=lambda finding: -finding.level)
     lines = [
-        f"{'warning' if f.level is Level.UNBELIEVABLE else 'note'}: {clean(f.what)}; {clean(f.fix)}"
+        f"{'warning' if f.level is Level.UNBELIEVABLE else 'note'}: "
+        + "; ".join(filter(None, [clean(f.what), clean(f.fix)]))
         for f in found[:MOST_LINES]
     ]
     more = len(found) - len(lines)

@@ -33,9 +33,12 @@ from bench.environment import (
     usable_cpus,
 )
 from bench.fingerprint import split_subject
+from bench.gpu.build import list_others
 from bench.gpu.cards import Card, find_card, find_cards
-from bench.gpu.device import READINGS, Depth, Process
-from bench.gpu.nvml import Lack, check_nvml, open_device
+from bench.gpu.device import READINGS, Depth, Process, Unreadable
+from bench.gpu.kinds import DEVICES
+from bench.gpu.nvml import Lack, check_nvml
+from bench.gpu.opening import open_device
 from bench.precision import find_torchao
 from bench.record import Environment
 from bench.yardstick import Yardstick
@@ -76,8 +79,9 @@ class Machine:
     """Facts. Sizes are in bytes; a size is None where it could not be asked.
 
     ``missing`` names the packages of `bench.environment.PACKAGES` that are not installed.
-    ``yardsticks`` is what devices were measured to do, ``slower`` how much less that is than in an
-    earlier sweep, and ``counted`` the work of ``models``.
+    ``unread`` says by device what is not read of a GPU, and why. ``yardsticks`` is what devices
+    were measured to do, ``slower`` how much less that is than in an earlier sweep, and ``counted``
+    the work of ``models``.
     """
 
     host: str
@@ -103,6 +107,7 @@ class Machine:
     variables: dict[str, str]
     missing: tuple[str, ...] = ()
     torchao: str | None = None
+    unread: dict[str, str] = field(default_factory=dict)
     yardsticks: dict[str, Yardstick] = field(default_factory=dict)
     slower: str = ""
     counted: tuple[Counted, ...] = ()
@@ -110,7 +115,7 @@ class Machine:
     @property
     def device(self) -> str | None:
         """The device that torch can use, a GPU if it can; None where it can use none."""
-        usable = [name for name in ("cuda", "cpu") if name in self.devices]
+        usable = [name for name in DEVICES if name in self.devices]
         return next((name for name in usable if not self.devices[name].error), None)
 
     def platform(self, device: str) -> Platform:
@@ -121,7 +126,7 @@ class Machine:
 
 
 def examine_machine(
-    devices: Sequence[str] = ("cuda", "cpu"),
+    devices: Sequence[str] = (),
     models: Sequence[str] = (),
     *,
     data_dir: Path | None = None,
@@ -135,6 +140,7 @@ def examine_machine(
     whose answer in full comes with the facts.
 
     Args:
+        devices: by default all that torch may have here.
         models: to import, build and run once.
         data_dir: where CIFAR-10 is looked for, ./data when None.
         out: where results would go, ./results when None.
@@ -143,6 +149,7 @@ def examine_machine(
         nvml: replaces the module pynvml.
         ask: replaces `bench.environment.ask`.
     """
+    devices = devices or ("cuda", *list_others(), "cpu")
     load = _Load()
     lack, reason = check_nvml(nvml)
     cards, no_gpu = find_cards(nvml) if "cuda" in devices else ([], "")
@@ -184,6 +191,13 @@ def examine_machine(
         look(os.getpid())
     for device in opened.values():
         device.close()
+    unread = {}
+    for name, found in answer.devices.items():
+        if not found.error and found.environment.get("gpu"):
+            device = open_device(found.environment.get("gpu_uuid"), nvml, device=name)
+            device.close()
+            if isinstance(device, Unreadable) and device.notes:
+                (unread[name],) = device.notes
     others, steal, watched_s = load.read(watch_s)
     cpu = host.result().cpu or ""
     return Machine(
@@ -214,6 +228,7 @@ def examine_machine(
         variables=find_variables(),
         missing=find_missing(),
         torchao=find_torchao(),
+        unread=unread,
     ), answer
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from bench.diagnosis.rates import CALL, CONVOLUTION_COLUMNS, COPY, RATE_COLUMNS, RATES, write_rate
 from bench.errors import UsageError
+from bench.gpu.kinds import size_as
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR
 from bench.plain import read_value
@@ -29,7 +30,7 @@ def choose_seconds(device: str) -> float:
     UsageError: the variable `SECONDS` is not a number of seconds."""
     text = os.environ.get(SECONDS, "")
     try:
-        seconds = float(text) if text else _DEFAULT_S[device]
+        seconds = float(text) if text else _DEFAULT_S[size_as(device)]
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 60:

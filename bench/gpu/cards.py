@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.gpu.build import read_build
 from bench.gpu.nvml import NvmlMissingError, start_nvml
 
 
@@ -72,6 +73,8 @@ def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tup
     Give a worker ``CUDA_VISIBLE_DEVICES=<uuid>`` of the card chosen: CUDA counts the fastest card
     first, unless `CUDA_DEVICE_ORDER` says ``PCI_BUS_ID``, and NVML counts by PCI bus.
     """
+    if "hip" in read_build():
+        return [], "torch is built for ROCm, and NVML lists no AMD GPU"
     try:
         nvml = start_nvml(nvml)
     except NvmlMissingError as missing:

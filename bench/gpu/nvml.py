@@ -5,16 +5,15 @@ pynvml is imported only where a card is opened.
 
 from __future__ import annotations
 
-import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import combinations
 from typing import Any
 
-from bench.gpu.device import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
+from bench.gpu.device import Depth
+from bench.gpu.library import Call, LibraryCard, Listed
 from bench.text import Explained
 
 THROTTLES: Mapping[int, tuple[str, str]] = {
@@ -46,53 +45,46 @@ def throttle_names(mask: int) -> tuple[str, ...]:
     return tuple(name for name, effect in named if effect != "idle")
 
 
-class _Call:
-    """A question to NVML, and the quantities it answers. ``ways`` are alternatives, the preferred
-    first: drivers and versions of pynvml differ in what they have. An ``instance`` call may be
-    asked of a MIG instance, others only of the whole card."""
-
-    def __init__(
-        self, depth: Depth, *ways: Callable[[Any, Any], Any], instance: bool = False
-    ) -> None:
-        self.depth, self.ways, self.instance = depth, ways, instance
+def _list(processes: Iterable[Any]) -> Listed:
+    return [(process.pid, process.usedGpuMemory) for process in processes]
 
 
 # Energy comes first, so that the time of an edge is the counter's.
-_CALLS: Mapping[str, _Call] = {
-    "energy_j": _Call(Depth.EDGE, lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3),
-    "device_bytes": _Call(
+_CALLS: Mapping[str, Call] = {
+    "energy_j": Call(Depth.EDGE, lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3),
+    "device_bytes": Call(
         Depth.FAST,
         # v1 counts what the driver reserves: 648 MB on an idle H200 where v2 says 3 MB
         lambda n, h: n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).used,
         lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used,
         instance=True,
     ),
-    "power_w": _Call(Depth.SLOW, lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3),
-    "power_limit_w": _Call(Depth.EDGE, lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
-    "sm_clock_mhz": _Call(Depth.SLOW, lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)),
-    "memory_clock_mhz": _Call(
+    "power_w": Call(Depth.SLOW, lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3),
+    "power_limit_w": Call(Depth.EDGE, lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
+    "sm_clock_mhz": Call(Depth.SLOW, lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)),
+    "memory_clock_mhz": Call(
         Depth.SLOW, lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)
     ),
-    "temperature_c": _Call(
+    "temperature_c": Call(
         Depth.SLOW,
         lambda n, h: n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU),
         lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU),
     ),
-    "throttle": _Call(
+    "throttle": Call(
         Depth.SLOW,
         lambda n, h: throttle_names(n.nvmlDeviceGetCurrentClocksEventReasons(h)),
         lambda n, h: throttle_names(n.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
     ),
-    "others": _Call(
+    "others": Call(
         Depth.SLOW,
-        lambda n, h: n.nvmlDeviceGetComputeRunningProcesses(h),
-        lambda n, h: n.nvmlDeviceGetComputeRunningProcesses_v2(h),
+        lambda n, h: _list(n.nvmlDeviceGetComputeRunningProcesses(h)),
+        lambda n, h: _list(n.nvmlDeviceGetComputeRunningProcesses_v2(h)),
         instance=True,
     ),
-    "display": _Call(
+    "display": Call(
         Depth.SLOW,
-        lambda n, h: n.nvmlDeviceGetGraphicsRunningProcesses(h),
-        lambda n, h: n.nvmlDeviceGetGraphicsRunningProcesses_v2(h),
+        lambda n, h: _list(n.nvmlDeviceGetGraphicsRunningProcesses(h)),
+        lambda n, h: _list(n.nvmlDeviceGetGraphicsRunningProcesses_v2(h)),
         instance=True,
     ),
 }
@@ -163,170 +155,48 @@ def check_nvml(nvml: Any = None) -> tuple[Lack | None, str]:
     return None, ""
 
 
-class Nvml:
-    """A card, or a MIG instance of one, by UUID. A call that the driver or pynvml lacks is asked
-    once and its quantity stays None; one that fails for the moment is asked again next time."""
+class Nvml(LibraryCard):
+    """A card, or a MIG instance of one, by UUID."""
+
+    name = "NVML"
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
         """Open the card whose UUID this is, with or without its prefix ``GPU-`` or ``MIG-``. Raises
         NvmlMissingError: NVML does not work here, or knows no such card."""
-        self._nvml = start_nvml(nvml)
-        self._errors = (
-            AttributeError,
-            self._nvml.NVMLError,
-            getattr(self._nvml, "NVMLLibraryMismatchError", AttributeError),
-        )
+        nvml = start_nvml(nvml)
+        mismatch = getattr(nvml, "NVMLLibraryMismatchError", AttributeError)
+        errors = (AttributeError, nvml.NVMLError, mismatch)
         try:
-            self._instance = self._card = self._find(uuid)
-            mig = self._nvml.nvmlDeviceGetUUID(self._card).startswith("MIG-")
+            instance = card = _find(nvml, uuid)
+            mig = nvml.nvmlDeviceGetUUID(card).startswith("MIG-")
             if mig:
-                self._card = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._card)
-        except self._errors as error:
-            self.close()
+                card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(card)
+        except errors as error:
+            with suppress(*errors):
+                nvml.nvmlShutdown()
             raise NvmlMissingError(Lack.OTHER, f"NVML cannot open {uuid}: {error}") from None
+        super().__init__(nvml, _CALLS, errors, card, instance)
         meter = "power is metered for the whole card, not for a MIG instance"
         metered = ("energy_j", "power_w", "power_limit_w")
-        self._lacks: dict[str, str] = dict.fromkeys(metered, meter) if mig else {}
-        self._fails: dict[str, str] = {}
-        self._ways = {name: list(call.ways) for name, call in _CALLS.items()}
-        self._tree: ProcessTree | None = None
-        self._before: set[int] = set()
-        self._listed = False  # the worker has been seen under its own pid
-        self._alias: int | None = None
-        self._names: dict[int, str | None] = {}
-        with suppress(*self._errors):
-            self.total_bytes = self._nvml.nvmlDeviceGetMemoryInfo(self._instance).total
+        self._lacks = dict.fromkeys(metered, meter) if mig else {}
+        with suppress(*errors):
+            self.total_bytes = nvml.nvmlDeviceGetMemoryInfo(instance).total
 
-    total_bytes: int | None = None
-
-    def _find(self, uuid: str) -> Any:
-        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-        *first, last = dict.fromkeys((uuid, f"GPU-{bare}", f"MIG-{bare}"))
-        for name in first:
-            with suppress(self._nvml.NVMLError_NotFound, self._nvml.NVMLError_InvalidArgument):
-                return self._nvml.nvmlDeviceGetHandleByUUID(name)
-        return self._nvml.nvmlDeviceGetHandleByUUID(last)
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Under which pid NVML lists the worker, where that is not its own."""
-        if self._alias is None or self._listed:
-            return ()
-        return (f"NVML lists the worker as pid {self._alias}, of another pid namespace",)
-
-    def watch(self, pid: int) -> None:
-        self._tree = ProcessTree(pid)
-
-    def read(self, depth: Depth) -> Sequence[Reading]:
-        now = time.monotonic_ns()
-        values = {name: self._ask(name) for name, call in _CALLS.items() if call.depth <= depth}
-        display = values.pop("display", None) or ()
-        if (compute := values.get("others")) is not None:
-            values["process_bytes"], values["others"] = self._attribute(compute, display)
-        elif depth >= Depth.SLOW:
-            self._fails["process_bytes"] = self.why("others")
-        return (Reading(now, **values),)
-
-    def why(self, quantity: str) -> str:
-        return self._lacks.get(quantity) or self._fails.get(quantity, "")
+    def is_lack(self, error: Exception) -> bool:
+        return type(error).__name__ in _LACKS
 
     def close(self) -> None:
         with suppress(*self._errors):
-            self._nvml.nvmlShutdown()
-
-    def _ask(self, name: str) -> Any:
-        ways = self._ways[name]
-        handle = self._instance if _CALLS[name].instance else self._card
-        while ways and name not in self._lacks:
-            try:
-                value = ways[0](self._nvml, handle)
-            except self._errors as error:
-                if type(error).__name__ not in _LACKS:
-                    self._fails[name] = f"NVML: {error}"
-                    return None
-                if not ways[1:]:
-                    self._lacks[name] = f"NVML: {error}"
-                ways.pop(0)
-            else:
-                del ways[1:]  # v1 and v2 of a call count differently: never change half way
-                return value
-        return None
-
-    def _attribute(
-        self, compute: Iterable[Any], drawing: Iterable[Any]
-    ) -> tuple[int | None, tuple[Process, ...]]:
-        """Tell the memory of the worker's processes from the others on the card."""
-        # a process on the card holds some memory: 0 is a driver that cannot tell
-        computing = {p.pid: p.usedGpuMemory or None for p in compute}
-        listed = {p.pid: p.usedGpuMemory or None for p in drawing}
-        # Under WDDM every window is listed as computing too, with its memory unknown.
-        display = {pid for pid in listed if computing.get(pid) is None}
-        listed |= computing
-        mine = self._own(listed)
-        others = tuple(
-            Process(pid, size, self._name(pid), pid in display)
-            for pid, size in listed.items()
-            if pid not in mine
-        )
-        sizes = [size for pid in mine if (size := listed[pid]) is not None]
-        if mine and len(sizes) == len(mine):
-            return sum(sizes), others
-        self._fails["process_bytes"] = (
-            "the driver does not tell a process's memory" if mine else "the card did not list it"
-        )
-        return None, others
-
-    def _own(self, listed: Mapping[int, int | None]) -> set[int]:
-        """The worker's pids among those listed. In a container NVML may list host pids. Where the
-        worker is not listed, the first process to have joined since, whose pid nobody has here, is
-        taken to be it."""
-        if self._tree is None:
-            self._before |= listed.keys()
-            return set()
-        if listed.keys() - self._tree.pids - self._names.keys():
-            self._tree.refresh()
-        mine = listed.keys() & self._tree.pids
-        self._listed |= bool(mine)
-        if self._listed:
-            return mine
-        if self._alias is None:
-            from psutil import pid_exists
-
-            hidden = [pid for pid in listed.keys() - self._before if not pid_exists(pid)]
-            self._alias = hidden[0] if len(hidden) == 1 else None
-        return {pid for pid in listed if pid == self._alias}
-
-    def _name(self, pid: int) -> str | None:
-        if pid not in self._names:
-            import psutil
-
-            self._names[pid] = None
-            with suppress(psutil.Error):
-                self._names[pid] = psutil.Process(pid).name()
-        return self._names[pid]
+            self._library.nvmlShutdown()
 
 
-def open_device(uuid: str | None, nvml: Any = None) -> Device:
-    """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None. A
-    card that NVML cannot open becomes an `Unreadable` with the reason: training goes on without the
-    readings. ``nvml`` replaces the module pynvml."""
-    if uuid is None:
-        return Host()
-    try:
-        return Nvml(uuid, nvml)
-    except NvmlMissingError as missing:
-        return Unreadable(str(missing))
-
-
-def find_neighbours(uuid: str, nvml: Any = None) -> tuple[Process, ...] | None:
-    """Other processes on the card now, this one and its descendants aside; None if unknown."""
-    device = open_device(uuid, nvml)
-    try:
-        device.read(Depth.SLOW)  # whoever is here already is not this process by another pid
-        device.watch(os.getpid())
-        return device.read(Depth.SLOW)[-1].others
-    finally:
-        device.close()
+def _find(nvml: Any, uuid: str) -> Any:
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    *first, last = dict.fromkeys((uuid, f"GPU-{bare}", f"MIG-{bare}"))
+    for name in first:
+        with suppress(nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+    return nvml.nvmlDeviceGetHandleByUUID(last)
 
 
 _PATHS: Mapping[int, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}

@@ -318,7 +318,7 @@ def _find_available(family: Family) -> float | None:
     card, ends = middle("gpu_memory_bytes"), []
     if family.first.memory_limit:
         ends.append(float(parse_bytes(family.first.memory_limit)))
-    if family.first.device == "cuda" and card > 0:
+    if family.first.device != "cpu" and card > 0:
         ends.append(card - max(middle("baseline_device_bytes"), 0))
     if not ends:
         return None

@@ -15,7 +15,7 @@ from bench.render.units import describe_units
 from bench.study import summaries
 from bench.study.axes import ORDER, Machines, list_naming_axes
 from bench.study.doubts import DOUBTS
-from bench.study.quantities import MEMORY, QUANTITIES, is_number
+from bench.study.quantities import AMD_MEMORY, MEMORY, QUANTITIES, is_number
 from bench.study.spread import Spread
 from bench.text import GIB, name_first, write_range, write_share
 from bench.workloads import OWN
@@ -95,9 +95,10 @@ def _name_scales(cases: pd.DataFrame) -> str:
 
 def _describe_machine(machine: str, rows: pd.DataFrame) -> str:
     bytes = rows["gpu_memory_bytes"].dropna()
-    size = len(bytes) and (rows["device"] == "cuda").any()
+    size = len(bytes) and (rows["device"] != "cpu").any()
     said = [f"{machine} ({bytes.iloc[0] / GIB:.1f} GiB)" if size else machine]
     labels = {"driver": "driver", "torch": "torch", "cuda": "CUDA", "cudnn": "cuDNN"}
+    labels |= {"hip": "HIP", "miopen": "MIOpen"}
     for name, label in {**labels, "device": "device"}.items():
         if values := name_values(rows, name, 4):
             said.append(f"{label} {values}")
@@ -270,13 +271,16 @@ def _seeds_notes(rows: pd.DataFrame) -> Iterator[str]:
 def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
     rows = rows[rows["memory_bytes"].notna()]
     said = {}
-    for (device, kind, name), _ in rows.groupby(["device", "kind", "memory_measure"], sort=False):
+    for (device, kind, name), part in rows.groupby(
+        ["device", "kind", "memory_measure"], sort=False
+    ):
         if device == "cpu":
             said[device] = "Memory: peak of the process, on a CPU."
         elif kind == "published":
             said[kind] = "Memory: as published, not over a baseline."
         else:
-            said[str(name)] = f"Memory: peak of {MEMORY[str(name)]}."
+            known = AMD_MEMORY if (part["hip"] != "").all() else MEMORY
+            said[str(name)] = f"Memory: peak of {known[str(name)]}."
     yield from said.values()
     if rows["memory_saved"].notna().any():
         on_cpu, names = (rows["device"] == "cpu").any(), rows["memory_measure"].unique()

@@ -228,6 +228,8 @@ _ENVIRONMENT = {
     "torch": "torch",
     "cuda": "CUDA",
     "cudnn": "cuDNN",
+    "hip": "HIP",
+    "miopen": "MIOpen",
     "python": "Python",
     "os": "operating system",
     "host": "host",

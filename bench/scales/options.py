@@ -14,6 +14,7 @@ from bench.data import find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.flags import Parser, refuse_beside_workload
+from bench.gpu.kinds import refuse_others
 from bench.precision import PRECISIONS
 from bench.scale_map import TOLERANCE, Way
 from bench.scales.formats import FORMATS, to_float32
@@ -173,6 +174,7 @@ def build_parser() -> Parser:
 def read_options(given: argparse.Namespace, command: str) -> Options:
     """Check the command line, without torch. Raises UsageError: a flag or value is wrong."""
     device = _axis("device", given.device or ("cuda" if has_cuda() else "cpu"))
+    refuse_others(device, "bench.scales")
     way = _parse_way(given.way, device)
     scales = tuple(sorted({_parse_scale(text) for text in given.scales or []})) or POWERS
     at = tuple(sorted({_parse_step("--at", text) for text in given.at}))

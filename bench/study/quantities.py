@@ -98,6 +98,11 @@ MEMORY: dict[str, str] = {
 }
 """What ``memory_bytes`` may be, best first: a machine's rows all take the first it has."""
 
+AMD_MEMORY = MEMORY | {
+    "peak_device_bytes": "the device over its baseline (AMD SMI)",
+    "peak_process_bytes": "the process (AMD SMI)",
+}
+
 
 def take_memory(r: Columns) -> Array:
     """Peak memory of the epoch, by the measure that was chosen for the machine of each row."""

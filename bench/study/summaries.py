@@ -76,7 +76,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     kinds = {"fake": "fake", "published": "published"}
     added |= {
         "machine": np.where(
-            r.device == "cuda",
+            r.device != "cpu",
             r.gpu.map(lambda name: name or "unknown GPU", object),
             r.cpu.map(lambda name: name or "CPU", object),
         ),

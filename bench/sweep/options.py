@@ -15,6 +15,7 @@ from bench.environment import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.executors import ALL, EXECUTORS, Settings
 from bench.flags import Parser, Rare, add_axes, parse_number, parse_whole, read_axes
+from bench.gpu.kinds import OTHERS
 from bench.grid import MICRO_BATCH, fill_auto
 from bench.preset import Preset, default_preset, load_config, load_preset, read_micro_batch
 from bench.record import Status
@@ -298,6 +299,11 @@ def plan_cases(
     def find(case: Case, text: str) -> Sequence[int]:
         if not is_mine(case):
             return []
+        if case.device in OTHERS:
+            raise UsageError(
+                f"--batch-size {text}: how much fits is not looked for with --device "
+                f"{case.device}; give numbers"
+            )
         if case.device == "cpu" and case.memory_limit is None:
             raise UsageError(
                 "the largest batch is not looked for on a CPU without a limit, because its system "

@@ -20,7 +20,7 @@ from bench.environment import Platform, ProcessAnswer, ask, usable_cpus, with_in
 from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
-from bench.gpu.nvml import find_neighbours
+from bench.gpu.opening import find_neighbours
 from bench.grid import check_axes, check_batches
 from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.text import clean, replace_durably
+from bench.training.accelerator import find_accelerator
 from bench.training.loop import Training
 from bench.training.timing import synchronize
 
@@ -93,7 +94,8 @@ def _read_random(device: torch.device) -> dict[str, Any]:
         "numpy": {**numpy, "state": {**numpy["state"], "key": key}},
         "cpu": torch.get_rng_state(),
     }
-    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+    read = find_accelerator(device).get_random
+    return states | ({device.type: read(device)} if read else {})
 
 
 def _restore_random(states: Mapping[str, Any], device: torch.device) -> None:
@@ -102,8 +104,8 @@ def _restore_random(states: Mapping[str, Any], device: torch.device) -> None:
     key = np.array(numpy["state"]["key"], dtype=np.uint32)
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
     torch.set_rng_state(states["cpu"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
+    if write := find_accelerator(device).set_random:
+        write(states[device.type], device)
 
 
 def drop_cache(file: Path) -> None:

@@ -22,11 +22,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist, fmean, median
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from bench.interval import find_quantile
 from bench.limits import STEADY, leave_out_first
+from bench.training.accelerator import find_accelerator
 
 LEAST_S = 0.5
 """As long warm-up takes after the first step, unless fewer steps are measured."""
@@ -40,31 +42,29 @@ LEAST_STEPS = 5
 
 
 def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    find_accelerator(device).synchronize(device)
 
 
 class StepClock:
-    """Times each step without stopping the device: CUDA events, read once after the epoch; on a
+    """Times each step without stopping the device: by its events, read once after the epoch; on a
     CPU, perf_counter."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._events: list[torch.cuda.Event] = []
+        self._make_event = find_accelerator(device).make_event
+        self._events: list[Any] = []
         self._ended = 0
         self._moments: list[float] = []
 
     def tick(self) -> None:
         """Mark a boundary: once before the first step, then after each."""
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._events.append(event)
+        if self._make_event:
+            self._events.append(self._make_event())
+            self._events[-1].record()
         else:
             self._moments.append(perf_counter())
 
     def read(self) -> list[float]:
-        if self._cuda:
+        if self._make_event:
             return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._events)]
         return [b - a for a, b in pairwise(self._moments)]
 
@@ -72,7 +72,7 @@ class StepClock:
         """The duration of each step that the device has ended; nothing is waited for."""
         while self._ended < len(self._events) and self._events[self._ended].query():
             self._ended += 1
-        if self._cuda:
+        if self._make_event:
             return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._events[: self._ended])]
         return self.read()
 

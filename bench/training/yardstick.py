@@ -22,16 +22,18 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
 import torch.nn.functional as F
 
+from bench.gpu.build import name_uuid
 from bench.gpu.device import Depth, Device, Reading
-from bench.gpu.nvml import open_device
+from bench.gpu.kinds import size_as
+from bench.gpu.opening import open_device
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR, SLOWED
 from bench.precision import PRECISIONS, Arithmetic, set_flags
 from bench.text import first_line
+from bench.training.accelerator import find_accelerator
 from bench.training.timing import StepClock, synchronize
 from bench.yardstick import Collapse, Tries, Yardstick
 
@@ -160,10 +162,11 @@ def measure(
     emulates too. The tries of each rate may take so many ``seconds``; a few are made that take
     longer. What falls short of a rate that is ``expected`` by its column, or of half the data
     sheet's, is measured again. ``card`` is read during each try."""
-    found, try_s = Yardstick(), seconds / TRIES[device.type]
+    tries = TRIES[size_as(device.type)]
+    found, try_s = Yardstick(), seconds / tries
     meters = list_meters(device, try_s, card)
-    take_turns = partial(_take_turns, TRIES[device.type], reasons=found.reasons)
-    take_turns(meters, rest_s=try_s if device.type == "cuda" else 0.0)
+    take_turns = partial(_take_turns, tries, reasons=found.reasons)
+    take_turns(meters, rest_s=0.0 if device.type == "cpu" else try_s)
     wanted = {name: rate * (1 - SLOWED) for name, rate in (expected or {}).items()}
     card_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     for name, peak in list_peaks(card_name).items():
@@ -230,7 +233,7 @@ def list_meters(device: torch.device, try_s: float, card: Device | None = None) 
     formats = list_arithmetics(device)
     for arithmetic in formats:
         make = partial(make_product, arithmetic, device)
-        add(f"rate_{arithmetic}", make, sizes=PRODUCT_ROWS[device.type], growth=8)
+        add(f"rate_{arithmetic}", make, sizes=PRODUCT_ROWS[size_as(device.type)], growth=8)
     for arithmetic in formats if device.type == "cpu" else ():
         for window, channels in WINDOWS.items():
             convolution = partial(make_convolution, arithmetic, device, window, channels)
@@ -243,7 +246,7 @@ def list_meters(device: torch.device, try_s: float, card: Device | None = None) 
 def list_arithmetics(device: torch.device) -> list[Arithmetic]:
     """The number formats whose products the device computes, emulated ones too."""
     formats = [Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.version.hip is None:  # whose capability is no CUDA's
         capability = torch.cuda.get_device_capability(device)
         for name in ("tf32", "fp8"):
             if capability >= PRECISIONS[name].min_capability:
@@ -294,9 +297,8 @@ def make_convolution(
 
 def make_copy(device: torch.device) -> Task:
     """A copy that no cache holds, of at most a sixteenth of the free memory."""
-    cuda = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if cuda else psutil.virtual_memory().available
-    size = min(COPIED_BYTES[device.type], free // 16)
+    free = find_accelerator(device).free_bytes(device)
+    size = min(COPIED_BYTES[size_as(device.type)], free // 16)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     return Task(lambda: target.copy_(source), 2.0 * source.nbytes)
@@ -343,7 +345,8 @@ def _main(arguments: Sequence[str]) -> None:
     os.dup2(2, 1)  # a library may print
     device, card = torch.device(name), None
     if device.type == "cuda":
-        card = open_device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        uuid = torch.cuda.get_device_properties(device).uuid
+        card = open_device(name_uuid(uuid, torch.version.hip is not None))
     found = measure(device, float(seconds), json.loads(expected[0]) if expected else {}, card)
     print(json.dumps(asdict(found)), file=answers, flush=True)
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from bench.case import Case
 from bench.data.batches import Supply
 from bench.errors import UsageError
 from bench.record import EpochRow
 from bench.store.cells import BEST, LAST
 from bench.text import clean, sync_folder
+from bench.training.accelerator import find_accelerator
 from bench.training.building import build_training, open_workload
 from bench.training.checkpoint import (
     CheckpointError,
@@ -184,10 +183,10 @@ class Checkpoints:
         self._close()
         for note in self._notes:
             found.note(note)
-        if training.device.type == "cuda":
+        if empty_cache := find_accelerator(training.device).empty_cache:
             # the proof is to find the memory that the new network had
             gc.collect()
-            torch.cuda.empty_cache()
+            empty_cache()
 
     def _close(self) -> None:
         if self._scratch is not None:

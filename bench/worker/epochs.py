@@ -16,6 +16,7 @@ from bench.case import Case, micro_batch, whole_batch
 from bench.data.batches import Supply
 from bench.limits import find_ends
 from bench.record import EpochRow, Measurement, Step
+from bench.training.accelerator import find_accelerator
 from bench.training.loop import Epoch, Training, merge, train_epoch
 from bench.training.timing import Certainty, StepClock, extrapolate, synchronize
 from bench.worker.messages import Channel, Finished, Reporter
@@ -101,9 +102,10 @@ def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
     """
     # made anew each time: kept, they would stand in the next epoch's memory
     batches = workload.open_tests(batch_size=micro_batch(case), device=training.device)
-    cards = [training.device] if training.device.type == "cuda" else []
+    device = training.device
+    random = [device] if find_accelerator(device).get_random else []
     try:
-        with torch.random.fork_rng(cards):
+        with torch.random.fork_rng(random, device_type=device.type):
             # evaluation mode is new to cuDNN and the compiler: a batch of each shape first, untimed
             size = min(batches.batch_size, batches.samples)
             rest = batches.samples % size or size

@@ -20,7 +20,7 @@ from typing import Protocol
 from bench.case import Case
 from bench.errors import UnsupportedError
 from bench.gpu.device import Depth, Device, Reading
-from bench.gpu.nvml import open_device
+from bench.gpu.opening import open_device
 from bench.processes import read_held_memory
 from bench.text import parse_bytes
 
@@ -74,7 +74,7 @@ def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes:
     CUDA says that the device does.
 
     NVML's memory of this process; where the driver does not tell it (WDDM, some containers), what
-    the device holds more than ``before`` CUDA was used; where NVML is missing, all that the device
+    the device holds more than ``before`` CUDA was used; where nothing reads it, all that the device
     holds, other processes included, so that the cap is rather too low than too high.
     """
     if now.process_bytes is not None:
@@ -84,12 +84,12 @@ def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes:
         return Context(
             max(0, grown - reserved_bytes),
             "context_bytes: what the device holds more than before the worker used it, because "
-            "NVML does not tell the memory of this process",
+            "the driver does not tell the memory of this process",
         )
     return Context(
         max(0, used_bytes - reserved_bytes),
         "context_bytes: all that the device holds outside torch's allocator, other processes "
-        "included, because NVML tells nothing",
+        "included, because nothing else tells it",
     )
 
 
@@ -130,9 +130,7 @@ def share_of_device(limit_bytes: int, context_bytes: int, total_bytes: int) -> f
     memory in blocks of 2 MiB. Raises MemoryLimitError: the context alone is as large as the limit.
     """
     if context_bytes >= limit_bytes:
-        raise MemoryLimitError(
-            f"the CUDA context alone takes {_write_mib(context_bytes)} of GPU memory"
-        )
+        raise MemoryLimitError(f"the context alone takes {_write_mib(context_bytes)} of GPU memory")
     return min(1.0, (limit_bytes - context_bytes) / total_bytes)
 
 

@@ -19,8 +19,9 @@ from bench.errors import UsageError
 from bench.gpu.nvml import describe_links
 from bench.plain import read_value
 from bench.precision import read_flags
-from bench.processes import pause_collection
+from bench.processes import pause_collection, read_peak_memory
 from bench.record import BESIDE, PROVEN, Measurement, RankRow, Status, write_missing
+from bench.training.accelerator import find_accelerator
 from bench.training.counting import count_step, join_work, read_work
 from bench.training.flop import count_flop
 from bench.training.loop import Alone, Training
@@ -44,7 +45,7 @@ from bench.worker.epochs import (
     train,
 )
 from bench.worker.limit import build_limit
-from bench.worker.messages import Assignment, Channel, Finished, Reporter, Seat, read_memory
+from bench.worker.messages import Assignment, Channel, Finished, Reporter, Seat
 from bench.worker.preparation import end_workers, set_up, start_over, warm_up_shapes
 from bench.worker.stopwatch import OtherWork, Stopwatch
 from bench.workloads import Workload
@@ -87,7 +88,8 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     if limit.note:
         found.note(limit.note)
     if limit.context_bytes is None:
-        found.leave_out("the case ran on a CPU", "context_bytes")
+        where = "the case ran on a CPU" if device.type == "cpu" else "it is told of CUDA alone"
+        found.leave_out(where, "context_bytes")
     start_over(training, batches, case, group.rank)
     m.warmup_alloc_retries = _count_troubles(device).get("alloc_retries")
 
@@ -97,8 +99,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     if isinstance(training.exchange, Exchange):
         training.exchange.watch()
     for index in range(len(done), case.epochs):
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)  # of the evaluation before
+        find_accelerator(device).reset_peaks(device)  # of the evaluation before
         before = _count_troubles(device)
         channel.enter("epoch", index)
         group.wait()
@@ -233,7 +234,7 @@ def describe_group(
         median(work) if work else None,
         sum(sum(one.epoch.images) for one in own),
         m.peak_reserved_bytes,
-        None if seat.gpus else read_memory(cuda=False),
+        None if seat.gpus else read_peak_memory(),
     )
     found.ranks = group.gather(row)
     known = [one for one in found.ranks if one.work_s is not None]
@@ -327,18 +328,20 @@ _NOTED = (*_SPANNING, "loader_first_batch_s")
 def _read_peaks(found: Finished, device: torch.device, when: str) -> None:
     """Note the allocator's peaks since they were last reset: of several epochs the highest."""
     m, kinds = found.measurement, ("allocated", "reserved")
-    if device.type == "cpu":
+    accelerator = find_accelerator(device)
+    if accelerator.read_stats is None:
         names = (*(f"{when}_{kind}_bytes" for kind in kinds), "warmup_alloc_retries", *_TROUBLES)
-        found.leave_out("torch does not report CPU memory", *names)
+        found.leave_out(accelerator.lack, *names)
         return
-    stats = torch.cuda.memory_stats(device)
+    stats = accelerator.read_stats(device)
     for kind in kinds:
         name = f"{when}_{kind}_bytes"
         setattr(m, name, max(getattr(m, name) or 0, stats[f"{kind}_bytes.all.peak"]))
 
 
 def _count_troubles(device: torch.device) -> dict[str, int]:
-    stats = torch.cuda.memory_stats(device) if device.type == "cuda" else {}
+    read = find_accelerator(device).read_stats
+    stats = read(device) if read else {}
     return {name: stats[key] for name, key in _TROUBLES.items() if key in stats}
 
 
@@ -413,7 +416,7 @@ def _prove(found: Finished, training: Training, batches: Supply, case: Case) -> 
     m, precision = found.measurement, training.precision
     # on a card as many as in a step, for which cuDNN has chosen its algorithms already: for two
     # it would choose, or with cudnn_benchmark time, those of every layer anew
-    looked = micro_batch(case) if training.device.type == "cuda" else 2
+    looked = 2 if training.device.type == "cpu" else micro_batch(case)
     batch = next(batches.evaluation(looked))
     setting = Setting(
         precision,

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.case import Case
 from bench.errors import UsageError
 from bench.plain import read_value
-from bench.processes import read_peak_memory
 from bench.record import EpochRow, Known, Measurement, RankRow, Status, Step, WorkRow
 
 if TYPE_CHECKING:
@@ -225,9 +224,11 @@ class Reporter:
 
     def __init__(self, channel: Channel, device: torch.device, phase: Phase, steps: int) -> None:
         self._channel, self._phase, self._steps = channel, phase, steps
-        self._cuda = device.type == "cuda"
+        from bench.training.accelerator import find_accelerator
+
+        self._accelerator = find_accelerator(device)
         self._due = time.perf_counter()
-        self._pending: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
+        self._pending: tuple[int, torch.Tensor, Any] | None = None
 
     def __call__(self, index: int, loss: torch.Tensor) -> None:
         if self._pending is not None:
@@ -236,27 +237,18 @@ class Reporter:
                 self._send(step, float(copy))
                 self._pending = None
         elif time.perf_counter() >= self._due:
-            if not self._cuda:
+            if self._accelerator.make_event is None:
                 self._send(index, float(loss))
-                return
-            import torch
+            elif self._accelerator.pins:  # else there is no progress to report
+                import torch
 
-            copy = torch.empty((), pin_memory=True)
-            copy.copy_(loss, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            self._pending = index, copy, event
+                copy = torch.empty((), pin_memory=True)
+                copy.copy_(loss, non_blocking=True)
+                event = self._accelerator.make_event()
+                event.record()
+                self._pending = index, copy, event
 
     def _send(self, step: int, loss: float) -> None:
-        memory = read_memory(self._cuda)
+        memory = self._accelerator.held_bytes()
         self._channel.send(StepTaken(self._phase, step, self._steps, loss, memory))
         self._due = time.perf_counter() + _REPORT_EVERY_S
-
-
-def read_memory(cuda: bool) -> int:
-    """What the allocator holds, or on a CPU what the process held at most."""
-    if cuda:
-        import torch
-
-        return torch.cuda.memory_reserved()
-    return read_peak_memory()

@@ -16,6 +16,7 @@ from bench.case import FOLLOWS, Case, micro_batch, whole_batch
 from bench.data.batches import Batches, Counted, Divided, MadeBatches, Share, Supply
 from bench.data.loader import LoadedBatches, Loading
 from bench.errors import UsageError
+from bench.training.accelerator import find_accelerator
 from bench.training.building import build_training, open_workload, seed_all
 from bench.training.loop import Training
 from bench.training.parallel import Exchange, Group, replicate
@@ -153,17 +154,16 @@ def warm_up_shapes(
 def start_over(training: Training, batches: Supply, case: Case, rank: int = 0) -> None:
     """Undo what warm-up did to weights, optimizer, random numbers, which differ by ``rank``, and
     memory statistics. Workers of a DataLoader end."""
-    cuda = training.device.type == "cuda"
-    if cuda:
+    accelerator = find_accelerator(training.device)
+    if accelerator.empty_cache:
         # autotuning's workspaces would stand in the epoch's peak, and an allocator just emptied
         # would grow anew inside the epoch: so empty it, then grow it by a step of each shape
         gc.collect()
-        torch.cuda.empty_cache()
+        accelerator.empty_cache()
         for size in _measured_shapes(case, batches):
             training.step(next(batches.divide(1, steps=1, size=size)))
     end_workers(batches)  # those of the warm-up; the epoch starts its own, as a script does
     training.reset()
     seed_all(case.seed + rank)
     synchronize(training.device)
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(training.device)
+    accelerator.reset_peaks(training.device)

@@ -46,7 +46,7 @@ STALE = "stale"
 REFUSED = "errno "
 """What it answers where the system has no process or memory to spare just now, and a number."""
 
-_DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")
+_DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/render")
 _REQUEST_BYTES = 1 << 20
 
 

@@ -535,7 +535,7 @@ def test_a_card_that_nvml_cannot_open_for_the_moment(
     scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices: list[Any] = [Unreadable("NVML: Unknown Error"), Host()]
-    monkeypatch.setattr(room, "open_device", lambda uuid: devices.pop(0))
+    monkeypatch.setattr(room, "open_device", lambda *_, **__: devices.pop(0))
     outcome = scripted(says(Status.OK))
     assert (outcome.status, outcome.retries, Script.started) == (Status.OK, 1, 1)
 
@@ -544,7 +544,7 @@ def test_a_card_that_nvml_never_opens_is_measured_without_readings(
     scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for reason, retries in (("NVML: Timeout", 2), ("no NVIDIA driver", 0)):
-        monkeypatch.setattr(room, "open_device", lambda uuid, reason=reason: Unreadable(reason))
+        monkeypatch.setattr(room, "open_device", lambda *_, reason=reason, **__: Unreadable(reason))
         outcome = scripted(says(Status.OK))
         assert (outcome.status, outcome.retries) == (Status.OK, retries)
         assert "temperature_c: " in (outcome.measurement.missing or "")

@@ -37,7 +37,7 @@ from bench.data import DatasetInfo, prepare
 from bench.environment import Platform, probe
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.nvml import open_device
+from bench.gpu.opening import open_device
 from bench.grid import grid
 from bench.models import build_model
 from bench.precision import FP8_INSTALL, OPT_LEVELS, PRECISIONS, find_torchao, set_flags

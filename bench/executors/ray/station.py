@@ -20,7 +20,7 @@ from typing import Any
 from bench.environment import find_variables, hash_code
 from bench.executors import Event, Executor, Job, Settings, load_executor
 from bench.gpu.cards import Card, find_cards
-from bench.gpu.nvml import find_neighbours
+from bench.gpu.opening import find_neighbours
 from bench.record import Outcome, Status
 from bench.worker.messages import PhaseEntered
 

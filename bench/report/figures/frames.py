@@ -115,7 +115,7 @@ def take_memory(group: Group, view: View) -> pd.DataFrame:
         return data
     parts = [data, *_predict_memory(rows)]
     limit, card = rows["memory_limit"].iloc[0], rows["gpu_memory_bytes"].dropna()
-    if limit or (len(card) and (rows["device"] == "cuda").all()):
+    if limit or (len(card) and (rows["device"] != "cpu").all()):
         level = LIMIT if limit else CARD
         data[level] = (parse_bytes(limit) if limit else float(card.iloc[0])) / GIB
         full = rows[rows["status"].isin(REFUSED)]
