@@ -385,8 +385,8 @@ def test_usage_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_faults_of_a_folder_are_named(found: Cards) -> None:
-    assert "faults in code" in found.faults["a"]
-    assert found.faults["rtx-titan-2019"] == "all checks passed"
+    assert "code" in found.faults["a"].new
+    assert str(found.faults["rtx-titan-2019"]) == "all checks passed"
     assert found.warnings[0].label == "Faults"
     assert "a: faults in code" in found.warnings[0].found
 

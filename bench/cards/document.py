@@ -14,6 +14,7 @@ from bench.cards.sections import (
     CARDS,
     DUELS,
     FOLDERS,
+    Faults,
     name_group,
     name_setup,
     speed_at_best,
@@ -82,13 +83,13 @@ class Cards(Report):
         )
 
     @cached_property
-    def faults(self) -> Mapping[str, str]:
+    def faults(self) -> Mapping[str, Faults]:
         """What `bench.validate` finds of each sweep."""
-        return {sweep.name: _describe_faults(sweep) for sweep in self.sweeps}
+        return {sweep.name: _find_faults(sweep) for sweep in self.sweeps}
 
     @cached_property
     def warnings(self) -> tuple[Notice, ...]:
-        failed = [f"{name}: {text}" for name, text in self.faults.items() if text != SOUND]
+        failed = [f"{name}: {found}" for name, found in self.faults.items() if any(found)]
         told = f"{'; '.join(failed)}."
         mend = "python -m bench.validate FOLDER says what they are."
         return (*([Notice("Faults", told, mend)] if failed else []), *super().warnings)
@@ -103,21 +104,14 @@ class Cards(Report):
         return NextStep("measure your own card, and send it in", "make card")
 
 
-SOUND = "all checks passed"
-
-
-def _describe_faults(sweep: Sweep) -> str:
+def _find_faults(sweep: Sweep) -> Faults:
     folder = sweep.file.parent if sweep.file.name == RECORDS else sweep.file
     checks = validate(folder)["checks"]
-    known, new = (
-        [check["name"] for check in checks if check["result"] == result]
-        for result in (KNOWN, FAULT)
+    new, known = (
+        tuple(check["name"] for check in checks if check["result"] == result)
+        for result in (FAULT, KNOWN)
     )
-    said = [
-        *([f"faults in {name_first(new, 4)}"] if new else []),
-        *([f"known faults in {name_first(known, 4)}"] if known else []),
-    ]
-    return "; ".join(said) or SOUND
+    return Faults(new, known)
 
 
 def _tell_group(group: Group, below: Sequence[str]) -> str:

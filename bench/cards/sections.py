@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.cards.entries import CODE, Duel, Entry, Group, list_levers, name_precision
 from bench.case import AXES
@@ -34,6 +34,19 @@ MOST_ROWS = 400
 """Rows of one table; more would not be read."""
 
 CSV = "python -m bench.report FOLDERS --format csv"
+
+
+class Faults(NamedTuple):
+    """The checks of `bench.validate` that a folder fails: by ``new`` faults, or ones that are
+    ``known`` and kept."""
+
+    new: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = [f"faults in {name_first(self.new, 4)}"] if self.new else []
+        said += [f"known faults in {name_first(self.known, 4)}"] if self.known else []
+        return "; ".join(said) or "all checks passed"
 
 
 def name_group(found: Cards, group: Group) -> str:
@@ -79,6 +92,12 @@ def speed_at_best(entry: Entry) -> Cell | None:
         return None
     speed = entry.fp32.epoch_time_s / entry.best.epoch_time_s
     return ratio_cell(speed, bool(mark_part(entry.best, entry.fp32)))
+
+
+def tell_remarks(found: Cards, row: Row) -> str:
+    """What to know before believing a case, of its folder too."""
+    faulty = "faults of its folder" if found.faults[row.sweep].new else ""
+    return ", ".join(filter(None, [remarks(row, found.below), faulty]))
 
 
 def _of(take: Callable[[Entry], Row | None], column: Column[Any]) -> Column[Entry]:
@@ -134,7 +153,7 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
 
     def tell_doubts(entry: Entry) -> str:
         of = {"equal": entry.equal, "fastest": entry.best}
-        said = {name: remarks(row, found.below) for name, row in of.items() if row is not None}
+        said = {name: tell_remarks(found, row) for name, row in of.items() if row is not None}
         if len(set(said.values())) == 1:
             return next(iter(said.values()))
         return "; ".join(f"{name}: {text}" for name, text in said.items() if text)
@@ -214,7 +233,7 @@ def _tell_duels(found: Cards) -> Iterator[Sheet]:
         return f"{word}: {duel.speed.lack}" if duel.speed.lack else word
 
     def tell_doubts(duel: Duel) -> str:
-        said = {row.card: remarks(row, found.below) for row in (duel.fast, duel.slow)}
+        said = {row.card: tell_remarks(found, row) for row in (duel.fast, duel.slow)}
         return "; ".join(f"{card}: {text}" for card, text in said.items() if text)
 
     columns: list[Column[Duel]] = [
@@ -258,7 +277,7 @@ def _tell_folders(found: Cards) -> Iterator[Sheet]:
             Column("code", "code", "hash of what measures", lambda row: row.code[:CODE],
                    number=False),
             Column("faults", "python -m bench.validate", "what it says",
-                   lambda row: found.faults.get(row.sweep, ""), wrap=True),
+                   lambda row: str(found.faults[row.sweep]), wrap=True),
         ],
         rows,
         empty=("",),
