@@ -37,7 +37,7 @@ from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, split_subject
 from bench.gpu.build import has_amd, name_uuid, read_build
 from bench.gpu.cards import Card, find_card, find_cards
-from bench.gpu.kinds import DEVICES
+from bench.gpu.kinds import DEVICES, refuse_others
 from bench.plain import read_value
 from bench.precision import EMULATE_FP8, Arithmetic, Precision, emulates_fp8
 from bench.processes import pause_collection
@@ -480,6 +480,14 @@ def has_cuda() -> bool:
     asking torch."""
     build = read_build()
     return ("cuda" in build and bool(find_cards()[0])) or ("hip" in build and has_amd())
+
+
+def list_devices(axes: Mapping[str, list[Any]], command: str) -> list[Any]:
+    """Where a command was asked to run, by default a GPU if there is one. Raises UsageError: it
+    does not know one of them."""
+    devices = axes.get("device", ["cuda" if has_cuda() else "cpu"])
+    refuse_others(devices, command)
+    return devices
 
 
 def _describe_device(device: str) -> DeviceAnswer:

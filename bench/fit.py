@@ -18,10 +18,9 @@ from typing import Any
 from bench.axis import Value
 from bench.case import Case, format_value, telling_axes
 from bench.data import SYNTHETIC, find_layout
-from bench.environment import has_cuda
+from bench.environment import list_devices
 from bench.errors import UsageError
 from bench.flags import Parser, add_axes, command, describe, parse_percent, parse_whole, read_axes
-from bench.gpu.kinds import refuse_others
 from bench.grid import AUTO
 from bench.preset import Preset
 from bench.render.cells import whole_cell
@@ -114,9 +113,7 @@ def _parse_margin(text: str) -> float:
 
 def _read_options(given: argparse.Namespace) -> Options:
     axes = read_axes(given)
-    devices = axes.get("device", ["cuda" if has_cuda() else "cpu"])
-    for device in devices:
-        refuse_others(device, "bench.fit")
+    devices = list_devices(axes, "bench.fit")
     known = dict.fromkeys(name for device in devices for name in PRECISIONS[str(device)])
     # not as if they were given as flags: what this machine cannot run is then a row that says so
     chosen: dict[str, list[Value]] = {"precision": [*known], "batch_size": [AUTO]}

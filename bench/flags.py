@@ -206,6 +206,16 @@ def writable(flag: str, path: Path) -> Iterator[None]:
         ) from error
 
 
+def write_document(document: str, output: Path | None) -> None:
+    """Write to the file that ``-o`` gave, or to standard output. Raises UsageError: it cannot be
+    written."""
+    if output is None:
+        sys.stdout.write(document)
+        return
+    with writable("-o", output):
+        output.write_text(document, encoding="utf-8")
+
+
 @contextmanager
 def hold(lock: Path, busy: str) -> Iterator[None]:
     """Do what one process at a time may do; a second one ends with the UsageError ``busy``."""

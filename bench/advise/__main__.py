@@ -173,7 +173,7 @@ def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
             raise UsageError(f"--now {part[:40]!r}: give AXIS=VALUE; {nearest(name, given.axes)}")
         present[name] = parse_value(name, text.strip(), f"--now {name}")
     present.setdefault("device", "cuda" if has_cuda() else "cpu")
-    refuse_others(present["device"], "bench.advise")
+    refuse_others([present["device"]], "bench.advise")
     if "dataset" not in present and not given.data_url and find_layout(given.data_dir) is None:
         present["dataset"] = SYNTHETIC
     (now,) = grid({name: [value] for name, value in present.items()}, asked=())

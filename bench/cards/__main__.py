@@ -9,13 +9,13 @@ card published in 2019.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from bench.errors import UsageError, choose
-from bench.flags import Parser, command, describe, writable
+from bench.flags import Parser, command, describe, write_document
 
 FORMATS = {
     "text": "bench.render.text",
@@ -51,36 +51,22 @@ def main(argv: Sequence[str]) -> int:
     from bench.cards.prices import read_prices
     from bench.study.sweeps import REFERENCE, list_results, read_sweeps
 
-    folders = given.folders or [*_list_readable(list_results(RESULTS))]
-    if not folders:
-        raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
     also = [REFERENCE] if REFERENCE.is_file() else []
-    sweeps = read_sweeps([*folders, *also])
+    if given.folders:
+        sweeps = read_sweeps([*given.folders, *also])
+    else:  # nobody named them: one that cannot be read stops no other
+        files = [file.resolve() for file in list_results(RESULTS)]
+        sweeps = read_sweeps([*files, *also], partial(print, "left out:", file=sys.stderr))
+        if not {sweep.file for sweep in sweeps} & {*files}:
+            raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
     machines = [name for s in sweeps for name in (*s.records["gpu"], *s.records["cpu"]) if name]
     prices = read_prices(given.price, machines) if given.price else None
     home = (given.output or Path("cards")).resolve().parent
     render = import_module(module).render
     if given.format == "text":
         render = partial(render, full=given.full)
-    document = render(build(sweeps, home, prices))
-    if given.output is None:
-        sys.stdout.write(document)
-        return 0
-    with writable("-o", given.output):
-        given.output.write_text(document, encoding="utf-8")
+    write_document(render(build(sweeps, home, prices)), given.output)
     return 0
-
-
-def _list_readable(files: Iterable[Path]) -> Iterator[Path]:
-    """Those that can be read; of folders that nobody named, one that cannot stops no other."""
-    from bench.store.reader import read_records
-
-    for file in files:
-        try:
-            read_records(file)
-            yield file
-        except UsageError as error:
-            print(f"left out: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Cards(Report):
         PUBLISHED,
     )
     figures: ClassVar[tuple[str, ...]] = ("images-per-s",)
-    leads: ClassVar[tuple[str, ...]] = ()
+    pictured: ClassVar[bool] = False
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -106,7 +106,7 @@ class Cards(Report):
 
 def _find_faults(sweep: Sweep) -> Faults:
     folder = sweep.file.parent if sweep.file.name == RECORDS else sweep.file
-    checks = validate(folder)["checks"]
+    checks = validate(folder, sweep)["checks"]
     new, known = (
         tuple(check["name"] for check in checks if check["result"] == result)
         for result in (FAULT, KNOWN)
@@ -141,7 +141,7 @@ def _tell_duels(entry: Entry, group: Group) -> str:
     """`` In fp16 it is 1.42 times as fast as Y (95 %: 1.40 to 1.44).``"""
     duels = [duel for duel in group.duels if duel.fast.card == entry.card]
     shared = {duel.precision for duel in duels}
-    precision = entry.precision if entry.precision in shared else next(iter(sorted(shared)), "")
+    precision = entry.precision if entry.precision in shared else min(shared, default="")
     duels = [duel for duel in duels if duel.precision == precision]
     said = []
     for _, fast, slow, speed in duels[:MOST_CARDS]:

@@ -148,13 +148,13 @@ def find_groups(found: Material) -> list[Group]:
 def _describe_cases(cases: pd.DataFrame) -> pd.DataFrame:
     """The cases with their ``card`` and what groups are told by; a row that did not get to know
     what it was of takes that of its folder, where there it is one."""
-    where = ["sweep", "machine", "model", "dataset", "input", "classes"]
+    where = number_groups(cases, ["sweep", "machine", "model", "dataset", "input", "classes"])
     filled = {}
     for name in ("gpu_uuid", "torch", "code", *DATA):
         known = cases[name].mask((cases[name] == "") | cases[name].isna())
-        several = known.groupby([cases[w] for w in where]).transform("nunique") > 1
-        first = known.groupby([cases[w] for w in where]).transform("first")
-        filled[name] = known.fillna(first.mask(several)).fillna("").astype(str)
+        alike = known.groupby(where)
+        only = alike.transform("first").mask(alike.transform("nunique") > 1)
+        filled[name] = known.fillna(only).fillna("").astype(str)
     cases = cases.assign(**filled)
     return cases.assign(
         card=_name_cards(cases),
@@ -200,7 +200,6 @@ def _make_group(found: Material, cases: pd.DataFrame, probes: pd.DataFrame) -> G
     for card in dict.fromkeys(cases["card"]):
         rows = (frame[frame["card"] == card] for frame in (cases, timed, setting, probes))
         entries += _list_entries(found, card, usual, *rows)
-    entries.sort(key=lambda entry: entry.card)
     speeds = {card: max(rate_card(e) for e in entries if e.card == card)
               for card in {e.card for e in entries}}  # fmt: skip
     entries.sort(key=lambda entry: speeds[entry.card], reverse=True)
@@ -231,7 +230,7 @@ def _choose_setting(timed: pd.DataFrame) -> pd.DataFrame:
 
 def list_levers(row: Row, usual: Row | None = None) -> list[str]:
     """The levers of a case that are not at their defaults, or not as in a ``usual`` case."""
-    return _name_unusual(row, {
+    return name_unusual(row, {
         name: getattr(usual, name) if usual else AXES[name].default for name in LEVERS
     })  # fmt: skip
 
@@ -240,10 +239,10 @@ def name_precision(row: Row) -> str:
     """The precision of a case, and what belongs to it where that is not its default."""
     usual = {name: AXES[name].default for name in FOLLOWS["precision"]}
     usual["loss_scale"] = format_value(PRECISIONS[row.precision].default_loss_scale)
-    return " · ".join([row.precision, *_name_unusual(row, usual)])
+    return " · ".join([row.precision, *name_unusual(row, usual)])
 
 
-def _name_unusual(row: Row, usual: Mapping[str, Value]) -> list[str]:
+def name_unusual(row: Row, usual: Mapping[str, Value]) -> list[str]:
     """The axes in which a case differs, each with its value."""
     return [
         name_setting(name, name_value(name, getattr(row, name), {}))

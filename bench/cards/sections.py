@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.cards.entries import CODE, Duel, Entry, Group, list_levers, name_precision
+from bench.cards.entries import (
+    CODE,
+    RECIPE,
+    Duel,
+    Entry,
+    Group,
+    list_levers,
+    name_precision,
+    name_unusual,
+)
 from bench.case import AXES
 from bench.limits import STEADY
 from bench.questions.reasons import name_reasons
@@ -61,14 +70,9 @@ def name_setup(group: Group) -> str:
 
 def _describe_group(found: Cards, group: Group) -> list[str]:
     """What its cards trained and at which setting; why they are not to be compared with others."""
-    traits = group.traits
-    recipe = [
-        f"{name} {value}"
-        for name, value in traits.items()
-        if (axis := AXES.get(name.replace(" ", "_"))) and name not in ("model", "dataset")
-        if value != {None: "none", False: "off"}.get(axis.default, str(axis.default))
-    ]
-    what = ", ".join([f"{traits['model']} on {traits['dataset']}", *recipe])
+    setting = group.setting
+    usual = {name: AXES[name].default for name in RECIPE if name not in ("model", "dataset")}
+    what = ", ".join([f"{setting.model} on {setting.dataset}", *name_unusual(setting, usual)])
     apart = "; ".join(group.tell_apart(found.groups[0]))
     return [what, f"at {name_setup(group)}", *([f"apart from 1: {apart}"] if apart else [])]
 

@@ -21,10 +21,9 @@ from typing import Any, TextIO
 from bench.axis import Value
 from bench.case import AXES, Case, format_value, list_absent, telling_axes
 from bench.check.checks import CHECKS, Checked, Finding, Result, answer
-from bench.environment import ask, has_cuda, refuse_missing
+from bench.environment import ask, list_devices, refuse_missing
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable
-from bench.gpu.kinds import refuse_others
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
@@ -173,8 +172,7 @@ def _show_running(name: str) -> Iterator[None]:
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
-    device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
-    refuse_others(device[0], "bench.check")
+    device = list_devices(axes, "bench.check")
     if len(device) > 1:
         raise UsageError(f"--device {' '.join(map(str, device))}: give one")
     if any(level is not None for level in axes.get("opt_level", [])):

@@ -28,11 +28,10 @@ from bench.axis import Value
 from bench.case import Case, axis_flag
 from bench.crosscheck import agreement, overhead
 from bench.data import SYNTHETIC
-from bench.environment import ask, has_cuda
+from bench.environment import ask, list_devices
 from bench.errors import UsageError
 from bench.executors import Executor, Job, Settings, build_executor
 from bench.flags import Parser, add_axes, command, describe, read_axes
-from bench.gpu.kinds import refuse_others
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Measurement, Status
@@ -108,8 +107,7 @@ def main(argv: Sequence[str]) -> int:
 def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
     """The one case to measure. Raises UsageError: several are given, or one that the independent
     loop cannot train."""
-    device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
-    refuse_others(device[0], "bench.crosscheck")
+    device = list_devices(axes, "bench.crosscheck")
     defaults: dict[str, list[Value]]
     if device == ["cpu"]:
         defaults = {"model": ["dpn-small"], "fraction": [0.1 if overhead else 0.05]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bench.errors import UsageError
 
 OTHERS = ("mps", "xpu")
@@ -17,9 +19,10 @@ def size_as(device: str) -> str:
     return "cpu" if device == "cpu" else "cuda"
 
 
-def refuse_others(device: object, command: str) -> None:
+def refuse_others(devices: Iterable[object], command: str) -> None:
     """Refuse the GPUs that a command does not know. Raises UsageError."""
-    if device in OTHERS:
-        raise UsageError(
-            f"--device {device}: {command} runs on cuda or cpu; bench.sweep runs there"
-        )
+    for device in devices:
+        if device in OTHERS:
+            raise UsageError(
+                f"--device {device}: {command} runs on cuda or cpu; bench.sweep runs there"
+            )

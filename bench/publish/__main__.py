@@ -1,9 +1,8 @@
 """`python -m bench.publish`: write all reports to one folder that works offline.
 
-It holds the asv site, the report of every sweep under ``results/``, all cards beside each other
-and an index. asv's
-page loads its libraries from content networks; here they come from npm packages, pinned and
-verified by `bench/asv/assets.json`, once, as the site is built.
+It holds the asv site, the report of every sweep under ``results/``, all cards beside each other and
+an index. asv's page loads its libraries from content networks; here they come from npm packages,
+pinned and verified by `bench/asv/assets.json`, once, as the site is built.
 """
 
 from __future__ import annotations

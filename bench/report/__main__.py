@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, choose
-from bench.flags import Parser, add_filters, command, writable
+from bench.flags import Parser, add_filters, command, writable, write_document
 
 if TYPE_CHECKING:
     from bench.report.document import Report
@@ -77,11 +77,7 @@ def _run(argv: Sequence[str]) -> int:
     render: Callable[..., str] = import_module(module).render
     if options.format == "text":
         render = partial(render, full=options.full)
-    if options.output is None:
-        sys.stdout.write(render(report))
-        return 0
-    with writable("-o", options.output):
-        options.output.write_text(render(report), encoding="utf-8")
+    write_document(render(report), options.output)
     return 0
 
 

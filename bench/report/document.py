@@ -80,9 +80,7 @@ class Report(Material):
 
     sections: ClassVar[tuple[Section, ...]] = SECTIONS
     figures: ClassVar[tuple[str, ...]] = ()  # of a page, by name; all, where none is named
-    leads: ClassVar[tuple[str, ...]] = ("gpu-scaling", "epoch-time", "changes")
-    """The figures that a page opens with, the first that the records have data for; else the first.
-    Without any it opens with none."""
+    pictured: ClassVar[bool] = True  # whether its page opens with a figure
 
     @cached_property
     def title(self) -> str:

@@ -59,8 +59,8 @@ def render(report: Report) -> str:
         "tabulate": lambda panel, figure: tabulate(figure, panel),
     }
     drawn = {figure.name: figure for figure in figures}
-    lead = next((drawn[name] for name in (*report.leads, *drawn) if name in drawn), None)
-    lead = lead if report.leads else None
+    leads = (*LEADS, *drawn) if report.pictured else ()
+    lead = next((drawn[name] for name in leads if name in drawn), None)
     rest = [figure for figure in figures if figure is not lead]
     held = Counter[str]()
     anchors = []  # the name of each table, with a number where others before have it too
@@ -85,6 +85,10 @@ def render(report: Report) -> str:
         colours=COLOURS,
         glossary=[q for q in QUANTITIES.values() if q.help != q.label],
     )
+
+
+LEADS = ("gpu-scaling", "epoch-time", CHANGES)
+"""The figures that a page opens with, the first that the records have data for; else the first."""
 
 
 def count_axes(table: Table) -> int:

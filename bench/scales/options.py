@@ -174,7 +174,7 @@ def build_parser() -> Parser:
 def read_options(given: argparse.Namespace, command: str) -> Options:
     """Check the command line, without torch. Raises UsageError: a flag or value is wrong."""
     device = _axis("device", given.device or ("cuda" if has_cuda() else "cpu"))
-    refuse_others(device, "bench.scales")
+    refuse_others([device], "bench.scales")
     way = _parse_way(given.way, device)
     scales = tuple(sorted({_parse_scale(text) for text in given.scales or []})) or POWERS
     at = tuple(sorted({_parse_step("--at", text) for text in given.at}))

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 
 from bench.axis import Value
 from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_absent, parse_value
-from bench.environment import has_cuda
+from bench.environment import list_devices
 from bench.errors import UsageError, choose
 from bench.executors import EXECUTORS
 from bench.flags import Parser, add_axes, describe, parse_number, parse_whole, read_axes
-from bench.gpu.kinds import refuse_others
 from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
@@ -211,8 +210,7 @@ def _build_defaults(axes: dict[str, list[Value]]) -> Preset:
     """What is searched beside the axes given."""
     grid: dict[str, Sequence[Value]] = {"batch_size": BATCHES}
     # on a GPU the format that a loss scale is for; a CPU computes fp16 too slowly
-    device = axes.get("device", ["cuda" if has_cuda() else "cpu"])
-    refuse_others(device[0], "bench.search")
+    device = list_devices(axes, "bench.search")
     grid["precision"] = ["fp16" if device == ["cuda"] else "fp32"]
     if any(PRECISIONS[str(p)].scales_loss for p in axes.get("precision", grid["precision"])):
         grid["loss_scale"] = LOSS_SCALES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -163,15 +163,23 @@ def _recall_plans(file: Path, config: Mapping[str, Any]) -> tuple[Plan | None, t
         return own, ()
 
 
-def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
-    """Read several sweeps; those whose folders have one name keep their parents' names too. Raises
-    UsageError: as `read_sweep`."""
+def read_sweeps(
+    paths: Sequence[Path], leave_out: Callable[[UsageError], object] | None = None
+) -> list[Sweep]:
+    """Read several sweeps; those whose folders have one name keep their parents' names too. Why one
+    cannot be read is told to ``leave_out``. Raises UsageError: without that, as `read_sweep`."""
     paths = list(dict.fromkeys(path.resolve() for path in paths))
     names = [_name(path) for path in paths]
-    return [
-        read_sweep(path, name if names.count(name) == 1 else f"{path.parent.name}/{name}")
-        for path, name in zip(paths, names, strict=True)
-    ]
+    sweeps = []
+    for path, name in zip(paths, names, strict=True):
+        try:
+            told = name if names.count(name) == 1 else f"{path.parent.name}/{name}"
+            sweeps.append(read_sweep(path, told))
+        except UsageError as error:
+            if leave_out is None:
+                raise
+            leave_out(error)
+    return sweeps
 
 
 def list_results(folder: Path) -> list[Path]:

@@ -106,10 +106,10 @@ class Evidence:
         return (rows for rows in groups.values() if len(rows) > 1)
 
 
-def read_evidence(folder: Path) -> Evidence:
-    """Read a folder, or a records file alone. Raises UsageError: a file is not as it was written,
-    with the line and column that are wrong."""
-    sweep = read_sweep(folder)
+def read_evidence(folder: Path, sweep: Sweep | None = None) -> Evidence:
+    """Read a folder, or a records file alone; its ``sweep``, where that was read already. Raises
+    UsageError: a file is not as it was written, with the line and column that are wrong."""
+    sweep = sweep or read_sweep(folder)
     if not len(sweep.records):
         raise UsageError(f"{sweep.file} has no rows")
     read_plans(sweep.file.parent)  # a report goes on without one that was edited

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
+from bench.study.sweeps import Sweep
 from bench.text import count
 from bench.validate.claims import CLAIMS
 from bench.validate.evidence import KNOWN_FAULTS, Evidence, read_evidence, read_known_faults
@@ -15,8 +16,8 @@ OK, KNOWN, FAULT = "ok", "known", "FAULT"
 """The results of a check."""
 
 
-def validate(folder: Path) -> dict[str, Any]:
-    """Check one folder.
+def validate(folder: Path, sweep: Sweep | None = None) -> dict[str, Any]:
+    """Check one folder, of which the ``sweep`` may have been read already.
 
     Returns:
         ``folder``, ``subject`` and ``checks``, each with its ``name``, its ``result`` (ok, known or
@@ -26,7 +27,7 @@ def validate(folder: Path) -> dict[str, Any]:
     """
     schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
     try:
-        known, evidence = read_known_faults(folder), read_evidence(folder)
+        known, evidence = read_known_faults(folder), read_evidence(folder, sweep)
         if strange := known.keys() - {claim.name for claim in CLAIMS}:
             raise UsageError(f"{folder / KNOWN_FAULTS}: there is no check {', '.join(strange)}")
     except UsageError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, choose
-from bench.flags import Parser, add_filters, command, writable
+from bench.flags import Parser, add_filters, command, write_document
 
 if TYPE_CHECKING:
     from bench.why.tables import Answer
@@ -51,12 +51,7 @@ def _run(argv: Sequence[str]) -> int:
     from bench.why.tables import FORMATS
 
     render = choose("--format", options.format, FORMATS)
-    document = render(_explain(options), options.full)
-    if options.output is None:
-        sys.stdout.write(document)
-        return 0
-    with writable("-o", options.output):
-        options.output.write_text(document, encoding="utf-8")
+    write_document(render(_explain(options), options.full), options.output)
     return 0
 
 

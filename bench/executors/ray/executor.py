@@ -115,7 +115,7 @@ class RayExecutor(Executor):
         they join when they can be had. Raises UsageError: there are not that many, or none can be
         opened; it says why.
         """
-        refuse_others(device, "--executor ray")
+        refuse_others([device], "--executor ray")
         self._device, self._most = device, wanted or ALL
         there = sum(self._count(node) for node in self._list_nodes())
         what = "GPU" if device == "cuda" else "node"
