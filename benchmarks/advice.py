@@ -21,10 +21,8 @@ from statistics import fmean
 from bench.advise.belief import guess
 from bench.advise.policy import Budget, choose
 from bench.advise.standing import (
-    LEARN_PART,
     LOOK_UNTIL,
     MEASURE_UNTIL,
-    MOST_PART,
     Aim,
     Result,
     Space,
@@ -36,6 +34,9 @@ from bench.precision import PRECISIONS
 from bench.record import Status
 
 RESULTS = Path(__file__).parent.parent / "results"
+GRIDS = Path(__file__).with_name("grids.csv")
+"""Sweeps of all settings of three networks in fp32 by two CPU cores of a shared machine."""
+
 PARTS = (0.1, 0.25, 0.5)
 """Parts of the time of the whole grid that are given as a budget."""
 
@@ -68,9 +69,10 @@ class Grid:
         less than is expected."""
         chance = random.Random(zlib.crc32(repr(trial).encode()))
         time = self.times.get(trial.setting) or 0.0
-        part = LEARN_PART if trial.aim is Aim.LEARN else MOST_PART[trial.aim] / 2
+        setting = Standing([], Space(trial.setting, [trial.setting], [0.0], epoch_s=lambda s: time))
+        trained_s = setting.find_case(trial).fraction * time
         luck = [3 ** chance.uniform(-1, 1) for _ in range(2)]
-        return self.guess_s(trial.setting) * luck[0], part * time * luck[1]
+        return self.guess_s(trial.setting) * luck[0], trained_s * luck[1]
 
     @property
     def whole_s(self) -> float:
@@ -93,38 +95,53 @@ class Grid:
 def read_grids() -> Iterator[Grid]:
     """The sweeps that are kept in results/, one grid each."""
     h100 = [*RESULTS.glob("nvidia-h100-*/records.csv")]
-    for name, files in (
-        ("H100, DPN-92", h100),
-        ("H200, DPN-92", [RESULTS / "reference/h200-lab.csv"]),
-        ("TITAN RTX, DPN-92, 2019", [RESULTS / "reference/rtx-titan-2019.csv"]),
-        ("CPU, dpn-small", [RESULTS / "cpu-epyc-20261120/records.csv"]),
-    ):
-        times = dict(_read_times(files))
-        now = min((s for s in times if s.precision == "fp32"), key=lambda s: s.batch_size)
-        noise = 0.05 if name.startswith("CPU") else 0.01
+    kept = {
+        "H100, DPN-92": read_rows(*h100),
+        "H200, DPN-92": read_rows(RESULTS / "reference/h200-lab.csv"),
+        "TITAN RTX, DPN-92, 2019": read_rows(RESULTS / "reference/rtx-titan-2019.csv"),
+        "CPU, dpn-small": read_rows(RESULTS / "cpu-epyc-20261120/records.csv"),
+    }
+    for row in read_rows(GRIDS):
+        kept.setdefault(f"shared CPU, {row['network']}", []).append(row)
+    for name, rows in kept.items():
+        times = dict(_read_times(rows))
+        now = min((s for s in times if s.precision == "fp32"), key=_differ_from_usual)
+        noise = 0.1 if name.startswith("shared") else 0.05 if name.startswith("CPU") else 0.01
         means = {setting: fmean(of) if of else None for setting, of in times.items()}
         yield Grid(name, now, means, noise)
 
 
-def _read_times(files: Sequence[Path]) -> Iterator[tuple[Case, list[float]]]:
-    """The settings of files and their times; of one that did not fit, none."""
-    found: dict[Case, list[float]] = {}
+def _differ_from_usual(setting: Case) -> tuple[bool, bool, int]:
+    """What people use before they try anything comes first, of it the smallest batch."""
+    return setting.compiled, setting.channels_last, setting.batch_size
+
+
+def read_rows(*files: Path) -> list[dict[str, str]]:
+    """The rows of CSV files."""
+    rows: list[dict[str, str]] = []
     for file in files:
         with file.open(encoding="utf-8", newline="") as opened:
-            for row in csv.DictReader(opened):
-                setting = Case(
-                    model=row["model"],
-                    precision=row["precision"],
-                    loss_scale=PRECISIONS[row["precision"]].default_loss_scale,
-                    batch_size=int(row["batch_size"]),
-                    compile="default" if row.get("compile") == "on" else "off",
-                    channels_last=row.get("channels_last") == "on",
-                    device=row["device"] or "cuda",
-                )
-                if row["epoch_time_s"]:
-                    found.setdefault(setting, []).append(float(row["epoch_time_s"]))
-                elif row["status"] == "oom":
-                    found.setdefault(setting, [])
+            rows += csv.DictReader(opened)
+    return rows
+
+
+def _read_times(rows: Sequence[dict[str, str]]) -> Iterator[tuple[Case, list[float]]]:
+    """The settings of rows and their times; of one that did not fit, none."""
+    found: dict[Case, list[float]] = {}
+    for row in rows:
+        setting = Case(
+            model=row["model"],
+            precision=row["precision"],
+            loss_scale=PRECISIONS[row["precision"]].default_loss_scale,
+            batch_size=int(row["batch_size"]),
+            compile="off" if row.get("compile") in (None, "", "off") else "default",
+            channels_last=row.get("channels_last") == "on",
+            device=row["device"] or "cuda",
+        )
+        if row["epoch_time_s"]:
+            found.setdefault(setting, []).append(float(row["epoch_time_s"]))
+        elif row["status"] == "oom":
+            found.setdefault(setting, [])
     yield from found.items()
 
 

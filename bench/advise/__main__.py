@@ -224,6 +224,7 @@ def find(
                 judged=now.dataset != SYNTHETIC,
                 margin=margin,
                 start_s=expect_start,
+                items=items,
             )
             shown = list(levers)
             with (

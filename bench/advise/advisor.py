@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 PRICED = "images-per-price"
 
+MIN_STEPS = 6
+"""Steps below which nothing is said of their spread."""
+
 GOALS = ("time", "memory", "energy", PRICED)
 """What advice may be for: the time or energy of an epoch, the peak of memory, or what a price buys,
 which on one machine is best where the time is."""
@@ -76,7 +79,14 @@ class Advisor:
             known = [guess(setting) for setting in self._settings]
         prior = known if known and self._goal != "memory" else [0.0 for _ in self._settings]
         noise = 0.0 if self._goal == "memory" else NOISE
-        return Space(self._settings[0], self._settings, prior, noise=noise, **self._space)
+        return Space(
+            self._settings[0],
+            self._settings,
+            prior,
+            noise=noise,
+            epoch_s=lambda setting: self.loop.inputs.predict(setting),
+            **self._space,
+        )
 
     @property
     def left_s(self) -> float:
@@ -93,10 +103,13 @@ class Advisor:
         return self._chosen[0]
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
+        self.loop.rate(
+            lane, self._settings[0].device
+        )  # by which the length of the first run is told
         if self._open is not None or (trial := self._choose()) is None:
             return None
         self._open, self._chosen = trial, []
-        run = (trial.case, trial.repeat)
+        run = (self.standing.find_case(trial), trial.repeat)
         self._attempts[run] += 1
         return Ticket((*run, False), self._attempts[run])
 
@@ -141,7 +154,7 @@ class Advisor:
             start_s=(number("setup_time_s") or 0.0) + (number("warmup_time_s") or 0.0),
             trained_s=measured_s or 0.0,
             time_s=time_s,
-            error=number("epoch_time_error"),
+            error=_find_error(number),
             value=values.get(self._goal, time_s),
             used_bytes=used,
             room_bytes=read_peak(row),
@@ -150,3 +163,15 @@ class Advisor:
             loss=number("train_loss") if trial.aim is Aim.LEARN else None,
             reason=str(row["reason"]),
         )
+
+
+def _find_error(number: Callable[[str], float | None]) -> float | None:
+    """Half of the 95 % interval of a row's mean step, by the larger of two spreads, each as that of
+    a normal distribution: the median absolute deviation, and how far the slowest twentieth begins.
+    None below six steps. The row's own interval is one for the rest of its epoch, drift included,
+    which settings that are measured one after the other share."""
+    names = ("step_time_mad_s", "step_time_p95_s", "step_time_median_s", "measured_steps")
+    spread, slow, middle, steps = map(number, names)
+    if spread is None or slow is None or not middle or not steps or steps < MIN_STEPS:
+        return None
+    return 1.96 * max(1.4826 * spread, (slow - middle) / 1.645) / middle / math.sqrt(steps)

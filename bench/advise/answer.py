@@ -7,13 +7,14 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.advise.advisor import PRICED
 from bench.advise.limits import tell_limits
-from bench.advise.policy import LEAST_PROMISE, UNLIMITED, choose
+from bench.advise.policy import LEAST_PROMISE, MOST_REPEATS, UNLIMITED, choose
 from bench.advise.standing import (
     LEARN_PART,
     LEARN_SEEDS,
@@ -114,7 +115,10 @@ class Answer:
             yield self._recommend(advised)
             yield from filter(None, self._support(advised))
         if unsure := "; ".join(self._list_unsure(advised)):
-            yield f"Not certain: {unsure}."
+            ended = (
+                "" if self.pending else f" No setting is repeated more than {MOST_REPEATS} times."
+            )
+            yield f"Not certain: {unsure}.{ended}"
         for title, lines in self._list_refused().items():
             yield f"{title}: {'; '.join(lines)}."
         if untried := "; ".join(self._list_untried()):
@@ -138,6 +142,8 @@ class Answer:
             limited = self.now.memory_limit is not None
             mend = "a larger --memory-limit" if limited else "--batch-size with smaller values"
             return f"No advice: no setting fits in memory; give {mend}. The last {reasons[-1]}."
+        if self.stopped and not self.standing.known:
+            return "No advice: it was stopped before the first run had ended."
         return "No advice: no setting could be measured."
 
     def _recommend(self, advised: Case) -> str:
@@ -218,7 +224,8 @@ class Answer:
         return used[0] / used[1] if used[0] and used[1] else None
 
     def _find_memory(self, setting: Case) -> float | None:
-        return max((r.used_bytes for r in self._runs(setting) if r.used_bytes), default=None)
+        used = [r.used_bytes for r in self._runs(setting) if r.used_bytes]
+        return median(used) if used else None
 
     def _find_time(self, setting: Case) -> float:
         return median([r.time_s or 0.0 for r in self.standing.list_fine(setting)])
@@ -260,11 +267,15 @@ class Answer:
         """That a batch size changes learning, which is not judged here."""
         if advised.batch_size == self.now.batch_size:
             return ""
-        sizes = f"--batch-size {self.now.batch_size} {advised.batch_size}"
+        flags = ("--model", "--workload", "--dataset", "--data-dir", "--device")
+        words = join_flags(
+            [word for flag in flags for word in _take_flag(shlex.split(self.command), flag)],
+            ["--batch-size", str(self.now.batch_size), str(advised.batch_size)],
+        )
         fewer = "fewer" if advised.batch_size > self.now.batch_size else "more"
         return (
             f"Batches of {advised.batch_size} take {fewer} steps an epoch, and may need another "
-            f"learning rate: python -m bench.search {sizes} compares them."
+            f"learning rate: python -m bench.search {shlex.join(words)} compares them."
         )
 
     def _tell_compiling(self, advised: Case) -> str:
@@ -278,6 +289,8 @@ class Answer:
         if gain <= 0 or starts[0] <= starts[1]:
             return ""
         later = write_seconds(starts[0] - starts[1])
+        if self.standing.find_lead(plain[0], advised) > 0:  # which may be no gain
+            return f"Compiling takes {later} at the start."
         pays = count(math.ceil((starts[0] - starts[1]) / gain), "epoch")
         return f"Compiling takes {later} at the start and pays after {pays}."
 
@@ -330,6 +343,8 @@ class Answer:
 
     def _list_untried(self) -> Iterator[str]:
         """Values of levers that no run had, with the reason, and how many combinations."""
+        if not self.standing.known:
+            return
         yield from (f"{what} ({why})" for what, why in self.left_out.items())
         for axis, values in self.tried.items():
             seen = {getattr(s, axis) for s in self.standing.tried}
@@ -391,6 +406,15 @@ def _describe(setting: Case | None) -> dict[str, str] | None:
     if setting is None:
         return None
     return {axis: format_value(getattr(setting, axis)) for axis in AXES}
+
+
+def _take_flag(words: Sequence[str], flag: str) -> list[str]:
+    """A flag of a command with its values; nothing where it has none."""
+    if flag not in words:
+        return []
+    first = words.index(flag)
+    values = takewhile(lambda word: not word.startswith("--"), words[first + 1 :])
+    return [flag, *values]
 
 
 def _digits(value: float) -> str:

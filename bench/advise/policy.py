@@ -119,7 +119,8 @@ def _tell_apart(standing: Standing, budget: Budget) -> Trial | None:
 
 
 def _judge_learning(standing: Standing, budget: Budget) -> Trial | None:
-    """A seed of the advised setting's twin or of the present one, if there is time for all."""
+    """A seed of the advised setting's twin or of the present one, if there is time for all; once
+    that has begun, as long as there is time for the next, since fewer seeds would say nothing."""
     advised, now = standing.advised, standing.now
     if not standing.space.judged or advised is None or now not in standing.values:
         return None
@@ -131,6 +132,9 @@ def _judge_learning(standing: Standing, budget: Budget) -> Trial | None:
         for setting in (now, twin)
         for repeat in range(standing.count_seeds(setting) + 1, LEARN_SEEDS + 1)
     ]
-    if not missing or sum(map(standing.predict_s, missing)) > budget.left_s:
+    if not missing:
         return None
-    return min(missing, key=lambda trial: trial.repeat)
+    next_one = min(missing, key=lambda trial: trial.repeat)
+    begun = standing.count_seeds(twin) > 0
+    needed = [next_one] if begun else missing
+    return next_one if sum(map(standing.predict_s, needed)) <= budget.left_s else None

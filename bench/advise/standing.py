@@ -48,6 +48,14 @@ LOOK_UNTIL, MEASURE_UNTIL = 0.05, 0.01
 MOST_PART = {Aim.LOOK: 0.1, Aim.MEASURE: 0.25}
 """Part of an epoch that such a run may take at most."""
 
+MOST_S = {Aim.LOOK: 10.0, Aim.MEASURE: 20.0}
+"""Seconds of steps that such a run takes at most, as far as they can be told before: a tenth of an
+epoch of ResNet-18 at 224 pixels took two CPU cores 8 minutes."""
+
+LEAST_STEPS, WARMUP_STEPS = 8, 6
+"""Steps that a run measures however long they are, as of fewer than six an epoch has no interval;
+and those before them, where few are measured."""
+
 LEARN_PART = 0.2
 """Of an epoch, over which two settings are compared that are to learn alike step by step."""
 
@@ -78,13 +86,12 @@ class Trial:
     aim: Aim
     repeat: int = 1
 
-    @property
-    def case(self) -> Case:
-        """What runs."""
+    def make_case(self, fraction: float) -> Case:
+        """What runs, of at most so much of an epoch unless it is to learn."""
         if self.aim is Aim.LEARN:
             return replace(self.setting, fraction=LEARN_PART)
         until = LOOK_UNTIL if self.aim is Aim.LOOK else MEASURE_UNTIL
-        case = replace(self.setting, until=until, fraction=MOST_PART[self.aim])
+        case = replace(self.setting, until=until, fraction=fraction)
         profiled = replace(case, profile=True)
         first = self.aim is Aim.MEASURE and self.repeat == 1
         return profiled if first and go_together(profiled) else case
@@ -108,7 +115,7 @@ class Result:
         start_s: of this, set-up and warm-up, in which networks are compiled.
         trained_s: of this, the steps that were measured.
         time_s: of an epoch; None where none was measured.
-        error: half of its 95 % interval within the run, as a share; None where it is not known.
+        error: half of the 95 % interval of its mean step, as a share; None where it is not known.
         value: what is to be small, as a search is for time, memory or energy; None where it is not
             known.
         used_bytes: the peak of memory.
@@ -159,6 +166,9 @@ class Space:
         margin: by which a loss may be higher, as a share.
         noise: as `NOISE`; 0 of what repeats itself exactly, as a peak of memory does.
         start_s: about how long a run of a setting takes beside its steps, before any was seen.
+        epoch_s: about how long an epoch of a setting takes, before any was seen; None where that is
+            not known.
+        items: of an epoch; 0 where that is not known.
     """
 
     now: Case
@@ -169,6 +179,8 @@ class Space:
     margin: float = 0.01
     noise: float = NOISE
     start_s: Callable[[Case], float] = field(default=lambda case: 10.0)
+    epoch_s: Callable[[Case], float | None] = field(default=lambda case: None)
+    items: int = 0
 
     @cached_property
     def places(self) -> dict[Case, int]:
@@ -197,10 +209,16 @@ class Standing:
 
     # ------------------------------------------------------------------ how good each is
 
+    def _divide(self, setting: Case) -> tuple[list[Result], list[Result]]:
+        """The runs of a setting that only looked, and the others."""
+        runs = [r for r in self._timed.get(setting, ()) if r.value]
+        looks = [r for r in runs if r.trial.aim is Aim.LOOK]
+        return looks, [r for r in runs if r.trial.aim is not Aim.LOOK]
+
     def list_fine(self, setting: Case) -> list[Result]:
         """The runs of a setting that count: those that only looked do where there is no other."""
-        runs = [r for r in self._timed.get(setting, ()) if r.value]
-        return [r for r in runs if r.trial.aim is not Aim.LOOK] or runs
+        looks, fine = self._divide(setting)
+        return fine or looks
 
     @cached_property
     def values(self) -> dict[Case, list[float]]:
@@ -215,16 +233,37 @@ class Standing:
         }
 
     @cached_property
+    def _offset(self) -> float | None:
+        """By how much looks read more than measurements of the same settings, as a logarithm; None
+        where fewer than two settings have both. What all share is no noise."""
+        apart = [
+            fmean(_list_logs(looks)) - fmean(_list_logs(fine))
+            for looks, fine in map(self._divide, self.values)
+            if looks and fine
+        ]
+        return fmean(apart) if len(apart) > 1 else None
+
+    @cached_property
+    def _repeated(self) -> list[list[float]]:
+        """The logarithms of settings that ran more than once, those that only looked among them:
+        what says how much runs differ."""
+        found = []
+        for looks, fine in map(self._divide, self.values):
+            logs = [log - (self._offset or 0.0) for log in _list_logs(looks)] + _list_logs(fine)
+            found += [logs] if len(logs) > 1 else []
+        return found
+
+    @cached_property
     def _freedom(self) -> int:
         """Degrees of freedom of `noise`, two of them those of `Space.noise`."""
-        return 2 + sum(len(logs) - 1 for logs in self.values.values())
+        fitted = self._offset is not None
+        return 2 + sum(len(logs) - 1 for logs in self._repeated) - fitted
 
     @cached_property
     def noise(self) -> float:
         """The spread of the logarithm between runs of one setting, pooled with `Space.noise`."""
-        several = [logs for logs in self.values.values() if len(logs) > 1]
         total = 2 * self.space.noise**2
-        total += sum(variance(logs) * (len(logs) - 1) for logs in several)
+        total += sum(variance(logs) * (len(logs) - 1) for logs in self._repeated)
         return math.sqrt(total / self._freedom) + 1e-6
 
     def error(self, setting: Case) -> float:
@@ -260,10 +299,12 @@ class Standing:
     def best(self) -> Case | None:
         """The best of these; of those that are as good within `ALIKE`, the one that changes least,
         which is the present one if it is among them."""
-        if not self.allowed:
-            return None
-        least = self.mean(self.allowed[0])
-        alike = [s for s in self.allowed if self.mean(s) - least <= ALIKE]
+        return self._choose_simplest(self.allowed) if self.allowed else None
+
+    def _choose_simplest(self, settings: Sequence[Case]) -> Case:
+        """Of settings, best first, the one that changes least among those as good as the best."""
+        least = self.mean(settings[0])
+        alike = [s for s in settings if self.mean(s) - least <= ALIKE]
         return min(alike, key=lambda s: (len(list_changes(s, self.now)), self.mean(s)))
 
     def list_rivals(self, setting: Case) -> list[Case]:
@@ -296,23 +337,28 @@ class Standing:
 
     def judge(self, setting: Case) -> Verdict:
         """Whether a setting is better than the present one: LOWER. Without an interval, it is where
-        its lead is more than the luck of the best of so many that were measured."""
+        its lead is more than the luck of the best of so many that were measured, by Student's t:
+        how much runs differ is told by few of them."""
         ratio = self.compare(setting)
         if ratio.low is not None:
             return ratio.judge(STEADY)
-        from scipy.special import ndtri
+        from scipy.special import stdtrit
 
         chance = (1 - CONFIDENCE) / 2 / max(1, len(self.values) - 1)
-        luck = -float(ndtri(chance)) * math.hypot(self.error(setting), self.error(self.now))
+        quantile = -float(stdtrit(self._freedom, chance))
+        luck = quantile * math.hypot(self.error(setting), self.error(self.now))
         gain = self.mean(self.now) - self.mean(setting)
         return Verdict.LOWER if gain > max(luck, STEADY) else Verdict.NONE
 
     @cached_property
     def advised(self) -> Case | None:
-        """The setting to train with: the present one, unless another is seen to be better."""
+        """The setting to train with: the present one, unless others are seen to be better; then the
+        best of these, which another that was measured less may still surpass."""
         if self.best is None or self.best == self.now or self.now not in self.values:
             return self.best
-        return self.best if self.judge(self.best) is Verdict.LOWER else self.now
+        others = [s for s in self.allowed if s != self.now]
+        better = [s for s in others if self.judge(s) is Verdict.LOWER]
+        return self._choose_simplest(better) if better else self.now
 
     # ------------------------------------------------------------------ what fits
 
@@ -345,19 +391,40 @@ class Standing:
         runs = self._timed.get(trial.setting, [])
         if again := [r.took_s for r in runs if r.trial.aim is trial.aim]:
             return median(again)
-        part = LEARN_PART if trial.aim is Aim.LEARN else MOST_PART[trial.aim] / 2
         epoch_s = (runs[-1].time_s or 0.0) if runs else self._usual_s
+        step_s = epoch_s * self._find_share(trial.setting)
+        trained_s = epoch_s * self.find_case(trial).fraction
         known = self._beside.get(trial.setting.compile)
         beside = self.space.start_s(trial.setting) if known is None else known
-        return beside + part * epoch_s
+        return beside + WARMUP_STEPS * step_s + trained_s
+
+    def _find_share(self, setting: Case) -> float:
+        """The part of an epoch that a step takes; 0 where that is not known."""
+        return setting.batch_size / (self.space.items or math.inf)
+
+    def find_case(self, trial: Trial) -> Case:
+        """What runs for a trial: of an epoch so much as takes `MOST_S` by the setting's first run,
+        so that repeats measure as much of it, and `LEAST_STEPS`."""
+        if trial.aim is Aim.LEARN:
+            return trial.make_case(LEARN_PART)
+        runs, most = self._timed.get(trial.setting), MOST_PART[trial.aim]
+        epoch_s = (runs[0].time_s if runs else self._usual_s) or self.space.epoch_s(trial.setting)
+        least = LEAST_STEPS * self._find_share(trial.setting)
+        if epoch_s:
+            most = min(most, MOST_S[trial.aim] / epoch_s)
+        elif least:  # nothing is known of a network that cannot be counted
+            most = least
+        part = min(1.0, max(least, most))
+        return trial.make_case(float(f"{part:.2g}"))
 
     @cached_property
     def _beside(self) -> dict[str, float]:
-        """Seconds of a run beside the measured steps, by how its network was compiled."""
+        """Seconds of a run beside its steps, by how its network was compiled."""
         beside: dict[str, list[float]] = {}
         for setting, runs in self._timed.items():
             seconds = beside.setdefault(setting.compile, [])
-            seconds += [max(0.0, r.took_s - r.trained_s) for r in runs]
+            share = WARMUP_STEPS * self._find_share(setting)
+            seconds += [max(0.0, r.took_s - r.trained_s - share * (r.time_s or 0.0)) for r in runs]
         return {compiled: median(of) for compiled, of in beside.items()}
 
     @cached_property
@@ -409,6 +476,10 @@ class Standing:
         """Settings whose twin was seen to learn worse."""
         judged = {s: self.judge_learning(s) for s in self.values if self.find_twin(s) != self.now}
         return {s: found for s, found in judged.items() if found.verdict is Claim.WORSE}
+
+
+def _list_logs(runs: Sequence[Result]) -> list[float]:
+    return [math.log(r.value or 1.0) for r in runs]
 
 
 def _share_memory(setting: Case) -> tuple[object, ...]:
