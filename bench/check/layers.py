@@ -167,6 +167,17 @@ def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
         yield received
 
 
+@contextmanager
+def look_at_new() -> Iterator[None]:
+    """Have `gc` pass over what is there already: torch's 300,000 objects took 0.3 s each time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def count_graphs() -> int:
     """Tensors that Python holds and that some op made with a graph behind them."""
     # by type: isinstance asks an object for its class, which some of torch's answer with a warning

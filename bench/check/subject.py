@@ -22,7 +22,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bench.case import Case
-from bench.check.layers import Ledger, Reading, count_graphs, read_layers, watch_gradients
+from bench.check.layers import (
+    Ledger,
+    Reading,
+    count_graphs,
+    look_at_new,
+    read_layers,
+    watch_gradients,
+)
 from bench.data.batches import Batches, count_items, stream
 from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
@@ -211,7 +218,7 @@ class Subject:
             found.graphs.append(count_graphs())
 
         steps = islice(stream(batches), _RETAINED_STEPS)
-        with nullcontext() if cuda else ledger:
+        with look_at_new(), nullcontext() if cuda else ledger:
             train_epoch(training, steps, StepClock(self.device), look)
         return found
 
