@@ -20,8 +20,8 @@ import sys
 import tarfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -30,7 +30,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any, TextIO
 
 from bench.data import DatasetInfo
 from bench.errors import UsageError
@@ -170,53 +170,72 @@ class ProcessAnswer:
         return found
 
 
+ASK_S = 600.0
+"""How long torch, devices and models may take to answer."""
+
+Asking = AbstractContextManager[tuple[int, IO[bytes]]]
+"""A process that answers: its id, and where it writes the answer, in a line. It leads a session of
+its own, which is ended with it where it is left."""
+
+
+@contextmanager
+def start_asked(
+    names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
+) -> Iterator[tuple[int, IO[bytes]]]:
+    """Ask a new Python; what goes wrong is written to ``errors``."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-m", "bench.environment", *names],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=errors,
+        start_new_session=True,  # so that whatever a user's model starts can be ended with it
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, process.stdout
+            process.communicate()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def ask(
     devices: Sequence[str],
     models: Sequence[str] = (),
     *,
-    timeout_s: float = 600.0,
+    timeout_s: float = ASK_S,
     look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     variables: Mapping[str, str] | None = None,
+    start: Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Asking] = start_asked,
 ) -> ProcessAnswer:
     """Ask a fresh process about devices ("cuda" or "cpu") and about networks and workloads, as
     `bench.fingerprint.Asked` writes them. ``look`` is called with the answer and the process's id
-    while it still holds the devices; ``variables`` of the environment choose the GPU."""
-    command = [sys.executable, "-m", "bench.environment", *devices, *models]
-    pipe = subprocess.PIPE
-    with (
-        TemporaryFile() as errors,
-        # a session of its own, so that whatever a user's model starts can be ended with it
-        subprocess.Popen(
-            command,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=errors,
-            start_new_session=True,
-            env={**os.environ, **(variables or {})},
-        ) as process,
-    ):
-        late = False
-        answer: ProcessAnswer | None = None
+    while it still holds the devices; ``variables`` of the environment choose the GPU; ``start`` is
+    how the process is started."""
+    late = False
+    pid: int | None = None
+    answer: ProcessAnswer | None = None
 
-        def end() -> None:
-            nonlocal late
-            late = True
-            os.killpg(process.pid, signal.SIGKILL)
+    def end() -> None:
+        nonlocal late
+        late = True
+        if pid is not None:
+            os.killpg(pid, signal.SIGKILL)
 
+    with TemporaryFile() as errors:
         timer = threading.Timer(timeout_s, end)
         timer.start()
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            with suppress(ValueError, TypeError):
-                answer = read_value(ProcessAnswer, json.loads(line))
-            if answer is not None:
-                look(answer, process.pid)
-            process.communicate()
+            with start([*devices, *models], {**os.environ, **(variables or {})}, errors) as asked:
+                pid, said_to = asked
+                with suppress(ValueError, TypeError):
+                    answer = read_value(ProcessAnswer, json.loads(said_to.readline()))
+                if answer is not None:
+                    look(answer, pid)
         finally:
             timer.cancel()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
         errors.seek(0)
         said = errors.read().decode(errors="replace")
     if answer is not None:
@@ -579,14 +598,9 @@ def _use_card(environment: dict[str, Any]) -> str:
     return ""
 
 
-def _main(names: Sequence[str]) -> None:
-    """Answer on standard output, in a line, and hold the devices until standard input ends."""
-    with pause_collection():
-        import torch  # noqa: F401  (models are examined in forks of this process)
-
-    gc.freeze()  # neither a fork nor the end of this process goes through all of it again
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a user's model may print
+def respond(names: Sequence[str], answers: TextIO) -> None:
+    """Answer in a line, and hold the devices until standard input ends. Models are examined in
+    forks of this process, which has imported torch."""
     devices = [name for name in names if name in DEVICES]
     models = [name for name in names if name not in devices]
     # models first: a fork of a process that has used CUDA cannot use it
@@ -598,6 +612,16 @@ def _main(names: Sequence[str]) -> None:
     print(json.dumps(found), file=answers, flush=True)
     if not sys.stdin.isatty():
         sys.stdin.read()
+
+
+def _main(names: Sequence[str]) -> None:
+    with pause_collection():
+        import torch  # noqa: F401
+
+    gc.freeze()  # neither a fork nor the end of this process goes through all of it again
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a user's model may print
+    respond(names, answers)
 
 
 if __name__ == "__main__":

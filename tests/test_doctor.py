@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 
 from bench.apex import Apex, Interface, find_apex
-from bench.doctor import __main__
+from bench.doctor import __main__, machine
 from bench.doctor.__main__ import main, read_json, write_json
 from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
@@ -297,6 +301,21 @@ def answering(uuid: str | None, pid: int) -> Any:
 def gather(nvml: FakeNvml, ask: Any) -> Machine:
     machine, _ = examine_machine(("cuda",), watch_s=0.0, nvml=nvml, ask=ask)
     return machine
+
+
+def test_what_a_process_of_ours_uses_is_not_called_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it goes on, as the server of workers does."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        ours = psutil.Process(process.pid)
+        try:
+            monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [ours.cpu_times()])
+            monkeypatch.setattr(machine, "usable_cpus", lambda: [0])
+            load, begun = machine._Load(), sum(ours.cpu_times()[:2])
+            while sum(ours.cpu_times()[:2]) < begun + 0.3:
+                time.sleep(0.01)
+            assert load.read(0.0)[0] < 0.1
+        finally:
+            process.kill()
 
 
 def test_a_card_is_read_while_our_own_process_holds_it() -> None:

@@ -21,7 +21,7 @@ from bench.worker.messages import (
     PhaseEntered,
     StepTaken,
     decode,
-    decode_assignment,
+    decode_order,
     encode,
 )
 
@@ -70,7 +70,7 @@ def test_an_assignment_comes_back() -> None:
     case = Case(precision="fp16", loss_scale="dynamic", compile="default")
     known = Known({"work": "0123"}, {"flop_per_image": 1.5}, {}, [WorkRow("loss", "", "", 1, 2, 3)])
     given = Assignment(case, "a folder", 1.5, None, "/checkpoints", {"code": "1"}, known=known)
-    assert decode_assignment(encode(given).decode()) == given
+    assert decode_order(encode(given).decode()) == given
 
 
 def edited(**changes: Any) -> bytes:

@@ -28,9 +28,9 @@ from bench.axis import Value
 from bench.case import Case, axis_flag
 from bench.crosscheck import agreement, overhead
 from bench.data import SYNTHETIC
-from bench.environment import ask, list_devices
+from bench.environment import ASK_S, list_devices
 from bench.errors import UsageError
-from bench.executors import Executor, Job, Settings, build_executor
+from bench.executors import Executor, Job, Lane, Settings, build_executor
 from bench.flags import Parser, add_axes, command, describe, read_axes
 from bench.grid import grid
 from bench.precision import PRECISIONS
@@ -74,6 +74,11 @@ def _name_supported() -> str:
 def main(argv: Sequence[str]) -> int:
     """Cross-check; returns 0 where both agree, and on a CPU, which can only rehearse; 1 where they
     do not; 2 for a usage error. With ``--overhead`` it returns 0."""
+    with closing(build_executor("subprocess", Settings(allow_shared=True))) as executor:
+        return check(argv, executor)
+
+
+def check(argv: Sequence[str], executor: Executor) -> int:
     given = build_parser().parse(argv)
     if given.pairs is not None and given.pairs < 1:
         raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
@@ -81,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     case = choose_case(axes, given.overhead)
     if given.data_dir and not given.overhead:
         raise UsageError("--data-dir: the bare loop makes its own images; add --overhead")
-    asked = ask([case.device], list_examined([case]))
+    asked = executor.examine(Lane(), [case.device], list_examined([case]), ASK_S)
     inputs = gather_inputs([case], asked, axes, given.data_dir)
     platform, data = inputs.platforms[case.device], inputs.data(case)
     if "precision" not in axes and platform.discourage(PRECISIONS[case.precision]):
@@ -92,11 +97,12 @@ def main(argv: Sequence[str]) -> int:
     say(f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}")
     job = Job(case, data.folder, environment.gpu_uuid)
     if given.overhead:
-        answer, code = overhead.weigh(take_turns(job, overhead.time_bare, given.pairs or 5), say), 0
+        turns = take_turns(executor, job, overhead.time_bare, given.pairs or 5)
+        answer, code = overhead.weigh(turns, say), 0
     else:
         time_bare = partial(agreement.time_bare, samples=data.train_images)
         unit = inputs.describe(case).unit or "images"
-        turns = take_turns(job, time_bare, given.pairs or 3)
+        turns = take_turns(executor, job, time_bare, given.pairs or 3)
         answer = agreement.compare(turns, job, unit, say)
         code = 0 if answer["agree"] or answer["rehearsal"] else 1
     if given.json:
@@ -141,18 +147,17 @@ def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
 
 
 def take_turns(
-    job: Job, time_bare: Callable[[Job], Bare], pairs: int
+    executor: Executor, job: Job, time_bare: Callable[[Job], Bare], pairs: int
 ) -> Iterator[tuple[Measurement, Bare]]:
     """Measure a job by the harness and by a bare loop, so many times. Raises UsageError: it cannot
     be measured here."""
-    with closing(build_executor("subprocess", Settings(allow_shared=True))) as executor:
-        for number in range(pairs):
-            # whichever goes first may find a cooler machine, so they take turns at it
-            if number % 2 == 0:
-                bare = time_bare(job)
-                yield measure(executor, job), bare
-            else:
-                yield measure(executor, job), time_bare(job)
+    for number in range(pairs):
+        # whichever goes first may find a cooler machine, so they take turns at it
+        if number % 2 == 0:
+            bare = time_bare(job)
+            yield measure(executor, job), bare
+        else:
+            yield measure(executor, job), time_bare(job)
 
 
 def measure(executor: Executor, job: Job) -> Measurement:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare, progress_bar
 from bench.data.progress import Progress
 from bench.doctor.rates import measure_rates
-from bench.environment import ProcessAnswer, ask
+from bench.environment import Asking, ProcessAnswer, ask, start_asked
 from bench.errors import UnsupportedError, UsageError
 from bench.processes import hold_to
 from bench.record import EpochRow, Known, Outcome
@@ -55,7 +56,7 @@ Stopping = Callable[[], bool]
 @dataclass(frozen=True)
 class Settings:
     """Settings of an executor, the same for all cases of a sweep. ``address`` is that of a cluster
-    to join. With ``cold`` each worker is started as a new Python, and not forked from one that has
+    to join. With ``cold`` each process is started as a new Python, and not forked from one that has
     imported torch."""
 
     timeout_s: float = 3600.0
@@ -188,7 +189,20 @@ class Executor:
         """Ask about devices and models where the lane is, as `bench.environment.ask` does; ``look``
         is called only where the process that answers runs on this machine."""
         with hold_to(lane.cores):
-            return ask(devices, models, timeout_s=timeout_s, look=look, variables=lane.variables)
+            return ask(
+                devices,
+                models,
+                timeout_s=timeout_s,
+                look=look,
+                variables=lane.variables,
+                start=self.start_asked,
+            )
+
+    def start_asked(
+        self, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
+    ) -> Asking:
+        """Start the process that answers `examine`, as `bench.environment.start_asked` does."""
+        return start_asked(names, environment, errors)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
         """Have images on the lane's machine; its ``folder`` is that of a job on this lane. Raises

@@ -9,15 +9,16 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from shutil import copyfileobj
 from typing import IO
 
 from bench.executors import Job
 from bench.executors.server import Servers
 from bench.processes import hold_to, list_children
-from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, encode
+from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, encode, encode_names
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -132,6 +133,39 @@ class Worker:
             self._process.stdin.close()  # type: ignore[union-attr]
         self._log.join(_GRACE_S)
         return returncode
+
+
+@contextmanager
+def start_warm(
+    servers: Servers, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
+) -> Iterator[tuple[int, IO[bytes]]]:
+    """Ask a process that a server forks, as `bench.environment.start_asked` asks a new Python."""
+    reader, writer = os.pipe()
+    try:
+        process, _ = servers.launch(writer, environment)
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    log = threading.Thread(target=copyfileobj, args=(process.stdout, errors), daemon=True)
+    log.start()
+    with os.fdopen(reader, "rb") as answers, process.stdout:
+        try:
+            with suppress(BrokenPipeError):
+                process.stdin.write(encode_names(names))
+                process.stdin.flush()
+            yield process.pid, answers
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what a model started holds the log open
+            process.wait()
+            log.join(_GRACE_S)
 
 
 def _keep_log(stream: IO[bytes], path: Path | None, recent: deque[bytes]) -> None:

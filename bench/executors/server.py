@@ -215,7 +215,7 @@ class Servers:
     new Python."""
 
     def __init__(self, cold: bool) -> None:
-        self._cold = cold or sys.platform != "linux"
+        self.cold = cold or sys.platform != "linux"
         self._running: dict[Surroundings, Server] = {}
         self._unfit: dict[Surroundings, str] = {}
         self._lock = threading.Lock()
@@ -223,7 +223,7 @@ class Servers:
     def launch(self, descriptor: int, environment: Mapping[str, str]) -> tuple[Process, str]:
         """Start a worker that writes messages to ``descriptor``; it, and why it was started cold
         where it was to be warm."""
-        if self._cold:
+        if self.cold:
             return start_cold(descriptor, environment), ""
         around = Surroundings.take(environment)
         for fresh in (False, True):
@@ -244,7 +244,7 @@ class Servers:
 
     def prepare(self, environment: Mapping[str, str]) -> None:
         """Start the server of a worker that is about to be launched from this thread."""
-        if not self._cold:
+        if not self.cold:
             with self._lock:
                 self._find(Surroundings.take(environment), environment)
 

@@ -1,8 +1,9 @@
 """One case in one process: `python -m bench.worker DESCRIPTOR PARENT`, started by an executor.
 
 The worker reads its assignment from standard input and writes `bench.worker.messages` to the file
-descriptor; it dies with the process PARENT. At each phase it waits for a line on standard input, so
-that the parent can take readings of the card at the boundary. What it prints otherwise is its log.
+descriptor, or is asked what `python -m bench.environment` is, and answers there. It dies with the
+process PARENT. At each phase it waits for a line on standard input, so that the parent can take
+readings of the card at the boundary. What it prints otherwise is its log.
 
 `python -m bench.worker serve DESCRIPTOR` is the server that workers are forked from.
 """
@@ -20,13 +21,14 @@ from contextlib import suppress
 from typing import NoReturn
 
 from bench.case import Case
+from bench.environment import respond
 from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify, list_kinds
 from bench.processes import die_with_parent
 from bench.record import Status
 from bench.worker import BEGAN
 from bench.worker.limit import lift_host_limit
-from bench.worker.messages import Channel, Finished, decode_assignment
+from bench.worker.messages import Channel, Finished, decode_order
 from bench.worker.server import Birth, preload, serve
 
 
@@ -89,10 +91,14 @@ def listen_for_stacks() -> None:
 
 
 def work(birth: Birth) -> int:
+    listen_for_stacks()
+    given = decode_order(sys.stdin.readline())
+    if isinstance(given, list):
+        with os.fdopen(birth.descriptor, "w") as answers:
+            respond(given, answers)
+        return 0
     from bench.worker.measurement import measure  # which imports torch
 
-    listen_for_stacks()
-    given = decode_assignment(sys.stdin.readline())
     channel = Channel(birth.descriptor, given.judged)
     try:
         measure(given, channel, birth.began)

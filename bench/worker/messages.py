@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -186,9 +186,17 @@ def decode(line: bytes) -> Message:
     return message
 
 
-def decode_assignment(line: str) -> Assignment:
-    assignment: Assignment = read_value(Assignment, json.loads(line))
-    return assignment
+def encode_names(names: Sequence[str]) -> bytes:
+    """What a worker is told instead of an assignment: to answer as `bench.environment` does."""
+    return json.dumps(list(names)).encode() + b"\n"
+
+
+def decode_order(line: str) -> Assignment | list[str]:
+    """The first line that a worker reads: its assignment, or the names that it is asked about."""
+    values = json.loads(line)
+    kind = list[str] if isinstance(values, list) else Assignment
+    order: Assignment | list[str] = read_value(kind, values)
+    return order
 
 
 class Channel:

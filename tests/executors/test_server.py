@@ -19,6 +19,7 @@ from workers_for_tests import find_workers, gone, is_server
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
+from bench.environment import ProcessAnswer
 from bench.executors import Event, Job, Lane, Settings
 from bench.executors import subprocess as room
 from bench.executors.server import Servers
@@ -105,6 +106,25 @@ def test_what_a_worker_spoils_the_next_one_has_whole(
     assert fresh.parent == os.getpid()
     assert first.losses == last.losses == fresh.losses
     assert len({first.worker, spoilt.worker, killed.worker, last.worker}) == 4
+
+
+@pytest.mark.slow
+def test_what_is_asked_of_a_machine_is_answered_by_a_fork(
+    executor: SubprocessExecutor, data: DatasetInfo
+) -> None:
+    """As a new Python answers it, which a cold executor asks."""
+    parents = []
+
+    def look(answer: ProcessAnswer, pid: int) -> None:
+        parents.append(psutil.Process(pid).ppid())
+
+    names = ["dpn-small", *(f"models_for_tests:{n}" for n in ("good", "not_a_model", "missing"))]
+    cold = SubprocessExecutor(Settings(timeout_s=300, cold=True))
+    warm, fresh = (one.examine(Lane(), ["cpu"], names, 300, look) for one in (executor, cold))
+    assert warm == fresh
+    assert "a string" in str(warm.models["models_for_tests:not_a_model"])
+    assert parents[1] == os.getpid()
+    assert parents[0] == Run(executor, data, "good").parent, "one server forked both"
 
 
 @pytest.mark.slow
