@@ -24,7 +24,8 @@ PIDS = "BENCH_TEST_PIDS"
 """Environment variable: the file that `sleeps` writes its own and its child's process id to."""
 
 TRIES = "BENCH_TEST_TRIES"
-"""Environment variable: the file to which `busy` adds a line each time."""
+"""Environment variable: the file to which `busy` adds a line each time, and that `hangs_once` makes
+the first time."""
 
 
 class Tiny(nn.Module):
@@ -202,6 +203,19 @@ def busy() -> nn.Module:
     if len(Path(os.environ[TRIES]).read_text().splitlines()) == 1:
         raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
     return Tiny()
+
+
+def hangs_once() -> nn.Module:
+    """In its first step, until it is stopped; every other time it is good."""
+
+    def behave(logits: Tensor) -> Tensor:
+        file = Path(os.environ[TRIES])
+        if not file.exists():
+            file.touch()
+            time.sleep(3600)
+        return logits
+
+    return Tiny(behave)
 
 
 def speaks_out_of_turn() -> nn.Module:
