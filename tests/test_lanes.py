@@ -1333,6 +1333,8 @@ def started(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.slow
 @needs_cores
 def test_stopped_twice_no_lane_leaves_a_process(started: Any, tmp_path: Path) -> None:
+    while "to run" not in started.stderr.readline():  # until then the machine is asked, by forks
+        assert started.poll() is None
     while len(workers := find_workers(started.pid)) < 2:
         assert started.poll() is None
         time.sleep(0.1)

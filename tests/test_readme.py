@@ -9,6 +9,7 @@ import csv
 import importlib
 import importlib.util
 import json
+import math
 import os
 import re
 import runpy
@@ -22,6 +23,7 @@ from textwrap import fill
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from bench.__main__ import COMMANDS as PROGRAMS
@@ -33,6 +35,7 @@ from bench.export.__main__ import TRACKERS
 from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.record import Record, Status
+from bench.store.reader import read_records
 from bench.store.writer import Store
 from bench.sweep import options
 from tests.planted.records import make_run
@@ -52,6 +55,7 @@ COMMANDS = list(
 )
 WHY_SWEEP = "cpu-profiles-20261122"  # with profiles; what the commands of docs/why.md read
 CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-113040"  # with profiles
+ADVICE = ROOT / "results" / "advice-epyc-20261124"  # what bench.advise measured, and said
 CARD_BATCH = "batch_size=512"  # the example of README and docs/why.md
 PICTURE = "Images per second by batch size, per precision"
 PUBLISHED_PICTURE = "Published images per second, by precision, on a TITAN RTX and on an H200"
@@ -171,8 +175,34 @@ def quote_why() -> str:
     return f"\n{source}\n{quote(pair['words'])}"
 
 
+def quote_advice() -> str:
+    """What bench.advise said, which the folder keeps, and what that was measured on."""
+    rows = read_records(ADVICE)
+    row = rows.iloc[0]
+    said = (ADVICE / "answer.txt").read_text().splitlines()
+    source = (
+        f"{len(rows)} runs in {find_minutes(rows)} minutes on {row['cpu']}, torch {row['torch']}, "
+        f"CIFAR-10, {row['started_at'][:10]} ([records](results/{ADVICE.name}/records.csv)); times "
+        f"are of up to {100 * rows['fraction'].max():g} % of an epoch."
+    )
+    lines = [line for line in said if not line.startswith("Next: ")]
+    return (
+        quote(lines)
+        + "\n"
+        + fill(source, 120, break_long_words=False, break_on_hyphens=False)
+        + "\n"
+    )
+
+
+def find_minutes(rows: pd.DataFrame) -> int:
+    """The time from the first run's start to the last one's end."""
+    began, ended = (pd.to_datetime(rows[name]) for name in ("started_at", "finished_at"))
+    return math.ceil((ended.max() - began.min()).total_seconds() / 60)
+
+
 PARTS = {
     "answer": (README, quote_report),
+    "advice": (README, quote_advice),
     "causes": (DOCS / "why.md", write_causes),
     "why": (DOCS / "why.md", quote_why),
     "axes": (DOCS / "sweep.md", write_axes),
@@ -186,6 +216,25 @@ PARTS = {
 def test_generated_parts_are_current(mark: str) -> None:
     page, write = PARTS[mark]
     check_part(page, mark, write())
+
+
+def test_the_advice_that_is_shown_is_that_of_its_rows() -> None:
+    """The gain that it names, by the measurements of both settings, or what only looked."""
+    rows = read_records(ADVICE)
+    said = (ADVICE / "answer.txt").read_text()
+    found = re.match(r"Stay with (.*?): the best .*? measured, (.*), has (\S+)× the speed", said)
+    assert found, said
+    times = []
+    for name in found.groups()[:2]:
+        size, *more = name.removeprefix("fp32, batch size ").split(", ")
+        mine = rows[
+            (rows["batch_size"] == int(size))
+            & (rows["compile"] == ("default" if "compiled" in more else "off"))
+            & (rows["channels_last"] == ("channels-last" in more))
+        ]
+        fine = mine[mine["until"] == "0.01"]
+        times.append(math.exp((mine if fine.empty else fine)["epoch_time_s"].map(math.log).mean()))
+    assert times[0] / times[1] == pytest.approx(float(found[3]), abs=0.006)
 
 
 @pytest.mark.parametrize("mark", MEASURED)
