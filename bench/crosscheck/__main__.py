@@ -102,8 +102,8 @@ def check(argv: Sequence[str], executor: Executor) -> int:
     else:
         time_bare = partial(agreement.time_bare, samples=data.train_images)
         unit = inputs.describe(case).unit or "images"
-        turns = take_turns(executor, job, time_bare, given.pairs or 3)
-        answer = agreement.compare(turns, job, unit, say)
+        pairs = take_turns(executor, job, time_bare, given.pairs or 3)
+        answer = agreement.compare(pairs, job, unit, say)
         code = 0 if answer["agree"] or answer["rehearsal"] else 1
     if given.json:
         print(json.dumps({"case": asdict(case), "on": where, **answer}, indent=2))
