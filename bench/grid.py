@@ -127,6 +127,7 @@ def _expand(
     if micro != [None] and "accumulate" in axes:
         raise UsageError("--micro-batch and --accumulate are both given; use one")
     order = sorted(axes, key=lambda name: (name == "batch_size", list(AXES).index(name)))
+    before: dict[str, Any] | None = None
     for limit, *values in product(micro, *(axes[name] for name in order)):
         settings: dict[str, Any] = dict(zip(order, values, strict=True))
         sizes: Sequence[Any] = [settings.pop("batch_size", Case.batch_size)]
@@ -136,7 +137,9 @@ def _expand(
                 f"--batch-size {text} and --micro-batch are both given: in micro-batches of one "
                 "size every batch fits; give batch sizes as numbers"
             )
-        family = _settle(settings)
+        if settings != before:  # as of all batch sizes of a family, which come one after the other
+            before, settled = settings, _settle(settings)
+        family = settled
         if text:
             family = replace(family, batch_size=Case.batch_size * family.accumulate)
             check_axes(family)
