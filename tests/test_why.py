@@ -246,7 +246,9 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
         for before, after in itertools.permutations(sorted(values), 2):
             for why in explain_pairs(steps, cases, machines, axis, before, after):
                 assert why.beaten is None, describe(why)
-                assert why.ceiling is not None
+                if why.ceiling is None:  # compiled code moves less than is counted
+                    assert why.a.case.compiled or why.b.case.compiled
+                    continue
                 assert why.ceiling.speedup >= (why.speedup.value or 0)
                 held += 1
     for table in build(sweeps).tables:
