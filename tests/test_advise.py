@@ -76,10 +76,13 @@ def answer(standing: Standing, budget_s: float = 600) -> Answer:
 # ------------------------------------------------------------------------------- how good it is
 
 
-@pytest.mark.parametrize("name", [name for name, grid in GRIDS.items() if len(grid.times) > 16])
+@pytest.mark.parametrize(
+    "name", [n for n, grid in GRIDS.items() if len(grid.times) > 10 and grid.noise < 0.1]
+)
 def test_a_quarter_of_the_grid_s_time_finds_what_is_within_three_percent(name: str) -> None:
     """On average, and better than the grid in its order or in a random one. Runs may take three
-    times as long as is expected. Of six settings a quarter would be one or two."""
+    times as long as is expected. Of six settings a quarter would be one or two; where runs differ
+    by 10 %, it is too few to advise a change."""
     grid = GRIDS[name]
     budget = grid.whole_s / 4
     chosen = [advise(grid, budget, seed)[0] for seed in range(4)]
