@@ -9,7 +9,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, takewhile
 from pathlib import Path
@@ -131,15 +131,24 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
     >>> join_flags(["--budget=2m", "--mix"], ["--budget", "4m"])
     ['--mix', '--budget', '4m']
     """
-    joined: dict[str, list[str]] = {}
-    for word in chain.from_iterable(parts):
+    return list(chain.from_iterable(split_flags(chain.from_iterable(parts)).values()))
+
+
+def split_flags(words: Iterable[str]) -> dict[str, list[str]]:
+    """Words of a command line that begins with a flag, by their flags; each begins with it.
+
+    >>> split_flags(["--lr", "1", "2", "--budget=2m"])
+    {'--lr': ['--lr', '1', '2'], '--budget': ['--budget=2m']}
+    """
+    found: dict[str, list[str]] = {}
+    for word in words:
         if word.startswith("--"):
             flag = word.partition("=")[0]
-            joined.pop(flag, None)
-            values = joined[flag] = [word]
+            found.pop(flag, None)
+            values = found[flag] = [word]
         else:
             values.append(word)
-    return list(chain.from_iterable(joined.values()))
+    return found
 
 
 def add_axes(parser: Parser, description: str) -> None:

@@ -126,29 +126,27 @@ def _expand(
     micro: Any = axes.pop(MICRO_BATCH, [None])
     if micro != [None] and "accumulate" in axes:
         raise UsageError("--micro-batch and --accumulate are both given; use one")
-    order = sorted(axes, key=lambda name: (name == "batch_size", list(AXES).index(name)))
-    before: dict[str, Any] | None = None
+    chosen: Sequence[Any] = axes.pop("batch_size", [Case.batch_size])
+    order = sorted(axes, key=list(AXES).index)
     for limit, *values in product(micro, *(axes[name] for name in order)):
-        settings: dict[str, Any] = dict(zip(order, values, strict=True))
-        sizes: Sequence[Any] = [settings.pop("batch_size", Case.batch_size)]
-        text = sizes[0] if isinstance(sizes[0], str) else None
-        if text and limit is not None:
-            raise UsageError(
-                f"--batch-size {text} and --micro-batch are both given: in micro-batches of one "
-                "size every batch fits; give batch sizes as numbers"
-            )
-        if settings != before:  # as of all batch sizes of a family, which come one after the other
-            before, settled = settings, _settle(settings)
-        family = settled
-        if text:
-            family = replace(family, batch_size=Case.batch_size * family.accumulate)
-            check_axes(family)
-            sizes = [n for n in find(family, text) if go_together(replace(family, batch_size=n))]
-        for size in sizes:
-            made = family.accumulate if limit is None else -(-size // limit)
-            case = replace(family, batch_size=size, accumulate=made)
-            check_axes(case)
-            yield case
+        family = _settle(dict(zip(order, values, strict=True)))
+        for size in chosen:
+            sizes = [size]
+            if isinstance(size, str):
+                if limit is not None:
+                    raise UsageError(
+                        f"--batch-size {size} and --micro-batch are both given: in micro-batches "
+                        "of one size every batch fits; give batch sizes as numbers"
+                    )
+                least = replace(family, batch_size=Case.batch_size * family.accumulate)
+                check_axes(least)
+                found = find(least, size)
+                sizes = [n for n in found if go_together(replace(least, batch_size=n))]
+            for number in sizes:
+                made = family.accumulate if limit is None else -(-number // limit)
+                case = replace(family, batch_size=number, accumulate=made)
+                check_axes(case)
+                yield case
 
 
 def _settle(settings: Mapping[str, Any]) -> Case:

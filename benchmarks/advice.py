@@ -69,8 +69,8 @@ class Grid:
         less than is expected."""
         chance = random.Random(zlib.crc32(repr(trial).encode()))
         time = self.times.get(trial.setting) or 0.0
-        setting = Standing([], Space(trial.setting, [trial.setting], [0.0], epoch_s=lambda s: time))
-        trained_s = setting.find_case(trial).fraction * time
+        alone = Space(trial.setting, [trial.setting], [0.0], epoch_s=lambda setting: time)
+        trained_s = Standing([], alone).find_case(trial).fraction * time
         luck = [3 ** chance.uniform(-1, 1) for _ in range(2)]
         return self.guess_s(trial.setting) * luck[0], trained_s * luck[1]
 

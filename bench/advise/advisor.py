@@ -103,9 +103,8 @@ class Advisor:
         return self._chosen[0]
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
-        self.loop.rate(
-            lane, self._settings[0].device
-        )  # by which the length of the first run is told
+        # by these rates the length of the first run is told
+        self.loop.rate(lane, self._settings[0].device)
         if self._open is not None or (trial := self._choose()) is None:
             return None
         self._open, self._chosen = trial, []

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +25,7 @@ from bench.advise.standing import (
 )
 from bench.axis import Value
 from bench.case import AXES, Case, format_value
-from bench.flags import join_flags
+from bench.flags import join_flags, split_flags
 from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
 from bench.study.axes import name_setting
@@ -115,10 +114,8 @@ class Answer:
             yield self._recommend(advised)
             yield from filter(None, self._support(advised))
         if unsure := "; ".join(self._list_unsure(advised)):
-            ended = (
-                "" if self.pending else f" No setting is repeated more than {MOST_REPEATS} times."
-            )
-            yield f"Not certain: {unsure}.{ended}"
+            ended = f"No setting is repeated more than {MOST_REPEATS} times."
+            yield " ".join([f"Not certain: {unsure}.", *([] if self.pending else [ended])])
         for title, lines in self._list_refused().items():
             yield f"{title}: {'; '.join(lines)}."
         if untried := "; ".join(self._list_untried()):
@@ -267,11 +264,10 @@ class Answer:
         """That a batch size changes learning, which is not judged here."""
         if advised.batch_size == self.now.batch_size:
             return ""
+        given = split_flags(shlex.split(self.command)[3:])
         flags = ("--model", "--workload", "--dataset", "--data-dir", "--device")
-        words = join_flags(
-            [word for flag in flags for word in _take_flag(shlex.split(self.command), flag)],
-            ["--batch-size", str(self.now.batch_size), str(advised.batch_size)],
-        )
+        words = [word for flag in flags for word in given.get(flag, ())]
+        words += ["--batch-size", str(self.now.batch_size), str(advised.batch_size)]
         fewer = "fewer" if advised.batch_size > self.now.batch_size else "more"
         return (
             f"Batches of {advised.batch_size} take {fewer} steps an epoch, and may need another "
@@ -406,15 +402,6 @@ def _describe(setting: Case | None) -> dict[str, str] | None:
     if setting is None:
         return None
     return {axis: format_value(getattr(setting, axis)) for axis in AXES}
-
-
-def _take_flag(words: Sequence[str], flag: str) -> list[str]:
-    """A flag of a command with its values; nothing where it has none."""
-    if flag not in words:
-        return []
-    first = words.index(flag)
-    values = takewhile(lambda word: not word.startswith("--"), words[first + 1 :])
-    return [flag, *values]
 
 
 def _digits(value: float) -> str:

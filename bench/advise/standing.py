@@ -87,9 +87,9 @@ class Trial:
     repeat: int = 1
 
     def make_case(self, fraction: float) -> Case:
-        """What runs, of at most so much of an epoch unless it is to learn."""
+        """What runs, over so much of an epoch."""
         if self.aim is Aim.LEARN:
-            return replace(self.setting, fraction=LEARN_PART)
+            return replace(self.setting, fraction=fraction)
         until = LOOK_UNTIL if self.aim is Aim.LOOK else MEASURE_UNTIL
         case = replace(self.setting, until=until, fraction=fraction)
         profiled = replace(case, profile=True)
@@ -226,11 +226,7 @@ class Standing:
         loss became inf or NaN only where it is the present one."""
         kept = [s for s in self._timed if s == self.now or s not in self.diverged]
         runs = {s: self.list_fine(s) for s in kept if s in self.space.places}
-        return {
-            setting: [math.log(r.value or 1.0) for r in held]
-            for setting, held in runs.items()
-            if held
-        }
+        return {setting: _list_logs(held) for setting, held in runs.items() if held}
 
     @cached_property
     def _offset(self) -> float | None:
@@ -342,10 +338,8 @@ class Standing:
         ratio = self.compare(setting)
         if ratio.low is not None:
             return ratio.judge(STEADY)
-        from scipy.special import stdtrit
-
-        chance = (1 - CONFIDENCE) / 2 / max(1, len(self.values) - 1)
-        quantile = -float(stdtrit(self._freedom, chance))
+        others = max(1, len(self.values) - 1)
+        quantile = find_quantile(self._freedom, 1 - (1 - CONFIDENCE) / others)
         luck = quantile * math.hypot(self.error(setting), self.error(self.now))
         gain = self.mean(self.now) - self.mean(setting)
         return Verdict.LOWER if gain > max(luck, STEADY) else Verdict.NONE
