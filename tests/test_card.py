@@ -89,7 +89,8 @@ rehearse = card.rehearse
 
 def shrink(fraction):
     scale = rehearse(fraction)
-    small = {name: getattr(scale, name).replace("dpn-small", "NETWORK") for name in ("sweep", "map")}
+    texts = {"sweep": scale.sweep, "map": scale.map}
+    small = {name: text.replace("dpn-small", "NETWORK") for name, text in texts.items()}
     assert all("NETWORK" in text for text in small.values())
     walls = "--model models_for_tests:wide --precision fp32 --step 32"
     return replace(scale, **small, walls=walls, limit="512MiB")

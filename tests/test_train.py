@@ -441,14 +441,14 @@ def test_curves_stay_inside_the_seed_spread() -> None:
 
 @pytest.mark.slow
 def test_small_dpn_learns_real_images(cifar10: Path) -> None:
-    """2,000 real images, 3 passes: 26 to 31 % over six seeds, where chance is 10 ± 0.7 %."""
+    """1,000 real images, 2 passes: 21 to 23 % over four seeds, where chance is 10 ± 1.1 %."""
     data = load(prepare("cifar10", data_dir=cifar10).folder)
     torch.manual_seed(0)
     ours = Training(build_model("dpn-small"), PRECISIONS["fp32"], CPU, lr=0.02)
-    images, labels = data.train_images[:2000], data.train_labels[:2000]
-    batches = Batches(images, labels, batch_size=50, device=CPU, seed=0)
-    passes = chain.from_iterable([[*list_batches(batches, i)] for i in range(3)])
+    images, labels = data.train_images[:1000], data.train_labels[:1000]
+    batches = Batches(images, labels, batch_size=20, device=CPU, seed=0)
+    passes = chain.from_iterable([[*list_batches(batches, i)] for i in range(2)])
     epoch = train_epoch(ours, passes, StepClock(CPU), lambda step, loss: None)()
     last = sum(epoch.correct[-40:]) / sum(epoch.images[-40:])
-    assert last > 0.2
+    assert last > 0.17
     assert sum(epoch.losses[-40:]) / 40 < sum(epoch.losses[:40]) / 40
