@@ -158,7 +158,7 @@ class Comparison:
         models are different networks on purpose, so are those for two shapes of images, and two
         files to start from are two files."""
         names = [name for name in MODEL_PARTS if not self._is_asked(name)]
-        columns = [[side.cells[name] for name in names] for side in (self.a, self.b)]
+        columns = [[dict(side.cells[name]) for name in names] for side in (self.a, self.b)]
         for match in self.matched:
             for name, of_a, of_b in zip(names, *columns, strict=True):
                 if of_a[match.a] and of_b[match.b] and of_a[match.a] != of_b[match.b]:

@@ -109,7 +109,7 @@ class Side:
             found.setdefault(run["cell"], Ran(self.name, case, parts[case], [])).runs.append(run)
         return found
 
-    @property
+    @cached_property
     def cells(self) -> pd.DataFrame:
         """A row for each cell, as `bench.study.pairs.match` takes it."""
         wanted = ["cell", "part", *AXES, *COMPARABLE]
