@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -603,6 +604,9 @@ def respond(names: Sequence[str], answers: TextIO) -> None:
     forks of this process, which has imported torch."""
     devices = [name for name in names if name in DEVICES]
     models = [name for name in names if name not in devices]
+    if len(models) > 1:  # else each fork imports them, which takes as long as torch itself
+        for name in ("bench.training.counting", "bench.training.trial", "torch._dynamo"):
+            import_module(name)
     # models first: a fork of a process that has used CUDA cannot use it
     found = {
         "models": {parse_asked(text).subject: examine_in_fork(text) for text in models},

@@ -12,10 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from bench.workloads import Loss, Network, Workload
 
 if TYPE_CHECKING:
     from bench.training.parallel import Group
@@ -62,6 +65,14 @@ def fails_to_exchange() -> nn.Module:
         time.sleep(3600)
 
     measurement.measure_exchange = measure
+    return Tiny()
+
+
+def exchanges_briefly() -> nn.Module:
+    """Steps for exposed communication take no 6 s."""
+    from bench.training import parallel
+
+    parallel._SECONDS = 0.0
     return Tiny()
 
 
@@ -326,3 +337,38 @@ def small_card() -> nn.Module:
 
     torch.cuda.set_per_process_memory_fraction(0.01)
     return build_model("dpn92")
+
+
+class Rows(Workload):
+    """Numbers to two classes: four steps an epoch at batch size 16."""
+
+    unit = "rows"
+    samples, test_samples = 60, 64
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(6, 2)
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        x = torch.randn(size, 6, device=device, generator=generator)
+        return x, (x[:, 0] > 0).long()
+
+    def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
+        return self.make_batch(size, device, torch.Generator(device).manual_seed(first))
+
+    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
+        x, y = batch
+        logits = network(x)
+        return Loss(F.cross_entropy(logits, y), (logits.argmax(1) == y).sum())
+
+
+def rows() -> Workload:
+    return Rows()
+
+
+def rows_that_hang() -> Workload:
+    """The third time: a search has looked at it once, and run one trial."""
+    with Path(os.environ[TRIES]).open("a") as file:
+        file.write("tried\n")
+    if len(Path(os.environ[TRIES]).read_text().splitlines()) == 3:
+        time.sleep(3600)
+    return Rows()

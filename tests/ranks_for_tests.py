@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer would, in each process: as long as torch itself
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn

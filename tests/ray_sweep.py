@@ -1,6 +1,6 @@
 """`python tests/ray_sweep.py …`: a sweep on a Ray cluster whose cases last a moment each.
 
-The lanes are real: examined, started and lost as any others.
+The lanes are real: started and lost as any others. Only nothing asks torch what they are.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench.executors import Event, Job
+from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
+from bench.executors import Event, Job, Lane
 from bench.executors.ray.caretaker import MARK
 from bench.executors.ray.executor import RayExecutor
 from bench.executors.subprocess import SubprocessExecutor
+from bench.fingerprint import Fingerprint, parse_asked
 from bench.record import Measurement, Outcome, Status
 from bench.worker.messages import PhaseEntered
 
@@ -26,6 +29,14 @@ BEGUN = "begun-"
 
 class BriefExecutor(SubprocessExecutor):
     """Waits instead of training, unless it is stopped."""
+
+    def examine(
+        self, lane: Lane, devices: Sequence[str], models: Sequence[str], *_: Any
+    ) -> ProcessAnswer:
+        """Answer at once: each lane that starts would import torch, for 4 s of a core."""
+        facts = {parse_asked(name).subject: Fingerprint("0", "0", "0") for name in models}
+        found = {name: DeviceAnswer({}) for name in devices}
+        return ProcessAnswer(models=facts, devices=found, host=describe_host())
 
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]

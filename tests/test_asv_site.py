@@ -32,23 +32,33 @@ GRID = """
 [[grid]]
 model = "dpn-small"
 dataset = "synthetic"
-precision = "fp32"
+precision = ["fp32", "bf16-amp"]
 batch_size = [64, 128]
-[[grid]]
-model = "dpn-small"
-dataset = "synthetic"
-precision = "bf16-amp"
-batch_size = [64, 256]
 """
-COMPARED = "track_(epoch_time|status|train_loss)"
-SHOWN = "track_(epoch_time|status|train_loss|peak_memory|top1_error|energy)"
-ANSWERS = "batch_size=256:oom precision=bf16-amp:diverged"
-# Added to each commit's harness: it says who it is, and its epochs take longer.
+COMPARED = "track_(epoch_time|status)"
+SHOWN = "track_(epoch_time|status|train_loss|peak_memory|energy)"
+ANSWERS = "precision=bf16-amp:diverged"
+# What becomes of bf16-amp at 128 in the first commit and in the second.
+FULL = """
+    if (job.case.precision, job.case.batch_size) == ("bf16-amp", 128):
+        return Outcome(Status.OOM)
+"""
+HANG = """
+    if (job.case.precision, job.case.batch_size) == ("bf16-amp", 128):
+        with open(os.environ["TRAINED"] + ".pid", "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(3600)
+"""
+LIMITS = {"PREPARATION_S = 900": "PREPARATION_S = 20", "GRACE_S = 10": "GRACE_S = 2"}
+# Added to each commit's harness: it says who it is, its epochs take longer, and its sweeps end
+# without a report, which takes longer than they.
 ANSWER = """
 
 def _run(self, job, on_event, stopping, answer=FakeExecutor.run):
+    import sys
     import time
 
+    sys.modules["__main__"].print_report = lambda *folders: None
     with open(os.environ["TRAINED"], "a") as log:
         log.write("{commit} " + job.case.slug() + "\\n")
     {extra}
@@ -62,6 +72,13 @@ FakeExecutor.run = _run
 """
 
 
+def write(file: Path, before: str, now: str) -> None:
+    """Have a file say something else."""
+    text = file.read_text()
+    assert f"\n{before}" in text
+    file.write_text(text.replace(before, now))
+
+
 @dataclass
 class Project:
     """A fresh clone of a repository of two commits, which differ in their harness."""
@@ -69,6 +86,7 @@ class Project:
     folder: Path
     environment: dict[str, str]
     log: Path
+    said: str = ""
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command of Python's in the project."""
@@ -86,7 +104,7 @@ class Project:
         command = ["git", "-C", str(self.folder), *who, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    def commit(self, name: str, seconds: int, extra: str = "pass") -> None:
+    def commit(self, name: str, seconds: int, extra: str) -> None:
         """Commit a harness that takes ``seconds`` longer over an epoch."""
         fake = (ROOT / "bench" / "executors" / "fake.py").read_text()
         fake += ANSWER.format(commit=name, seconds=seconds, extra=extra)
@@ -112,10 +130,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """Run asv over two commits."""
     base = tmp_path_factory.mktemp("asv")
     folder = base / "project"
-    for name in ("bench", "benchmarks", "results/reference"):
+    for name in ("bench", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("asv.conf.json", "pyproject.toml", ".gitignore"):
-        shutil.copy(ROOT / name, folder)
+    shutil.copy(ROOT / "asv.conf.json", folder)
+    for before, now in LIMITS.items():
+        write(folder / "benchmarks" / "cases.py", before, now)
     (folder / "grid.toml").write_text(GRID)
     environment = {
         **os.environ,
@@ -124,6 +143,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "NPM_CONFIG_CACHE": os.environ.get("NPM_CONFIG_CACHE", str(Path.home() / ".npm")),
         "BENCH_PRESET": "grid.toml",
         "BENCH_SWEEP_FLAGS": "--executor fake",
+        "BENCH_TIMEOUT": "1",
         "BENCH_FAKE_ANSWERS": ANSWERS,
         "TRAINED": str(base / "trained.log"),
         "PIP_NO_INDEX": "1",  # were anything installed, it would fail
@@ -133,14 +153,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     (folder / ".gitignore").write_text(".asv/\n/html/\n__pycache__/\n")
     project.git("add", "asv.conf.json")
     project.git("commit", "--quiet", "-m", "no harness yet")
-    for name, seconds in (("before", 0), ("first", 0), ("second", 5)):
-        project.commit(name, seconds)
+    project.commit("first", 0, FULL)
+    project.commit("second", 5, HANG)
+    (folder / "older.txt").write_text(project.git("rev-list", "--reverse", "HEAD~1"))
     project.run("asv", "machine", "--yes")
-    project.run("asv", "check")
     # asv takes a process for each figure of each case; test_asv.py runs every benchmark
-    for commits, figures in (("HEAD~2..HEAD~1", COMPARED), ("HEAD^!", SHOWN)):
+    for commits, figures in (("HASHFILE:older.txt", COMPARED), ("HEAD^!", SHOWN)):
         ran = project.run("asv", "run", commits, "-b", figures, check=False)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        project.said += ran.stdout
+        assert ran.returncode == 2, ran.stdout + ran.stderr  # asv's word for: something failed
     return project
 
 
@@ -162,7 +183,7 @@ def site(project: Project) -> Path:
 def test_one_training_per_case_and_commit_by_its_own_harness(project: Project) -> None:
     trained = project.trained()
     assert len(trained) == 2 * 4
-    assert set(trained.values()) == {1}
+    assert set(trained.values()) == {1}, "five figures, one wait for what hangs"
     assert {line.split()[0] for line in trained} == {"first", "second"}  # not the working tree's
 
 
@@ -172,25 +193,24 @@ def test_nothing_was_installed(project: Project) -> None:
 
 
 def test_outcomes_are_numbers_only_where_measured(project: Project) -> None:
-    # fp32 at 64, 128, 256 (no case); bf16-amp at 64 (diverged), 128 (no case), 256 (oom)
-    status = project.result("HEAD", "cases.track_status")
-    assert [str(number) for number in status] == ["0", "0", "nan", "1", "nan", "5"]
+    # fp32 at 64 and 128; bf16-amp at 64 (diverged) and 128 (out of memory, then it hangs)
+    assert project.result("HEAD~1", "cases.track_status") == [0, 0, 1, 5]
+    assert project.result("HEAD", "cases.track_status") == [0, 0, 1, 6]
     seconds = project.result("HEAD", "cases.track_epoch_time")
-    assert seconds[0] == seconds[3] == 15 + 1000 / 64
-    assert str(seconds[5]) == "nan"
-    assert str(project.result("HEAD", "cases.track_train_loss")[3]) == "nan"
+    assert seconds == [15 + 1000 / 64, 15 + 1000 / 128, 15 + 1000 / 64, None]
+    assert str(project.result("HEAD~1", "cases.track_epoch_time")[3]) == "nan"
+    assert str(project.result("HEAD", "cases.track_train_loss")[2]) == "nan"
+
+
+def test_what_hangs_is_ended(project: Project) -> None:
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path(f"{project.log}.pid").read_text()), 0)
 
 
 def test_a_commit_without_a_harness_does_not_stop_the_others(project: Project) -> None:
     # it must not be answered for by the harness of the working tree, either
-    commits = project.git("rev-list", "--reverse", "HEAD~2")
-    (project.folder / "commits.txt").write_text(commits)
-    ran = project.run("asv", "run", "HASHFILE:commits.txt", "-b", "track_status", check=False)
-    assert ran.returncode == 2
-    assert "has no bench.sweep to run" in ran.stdout
-    assert project.result("HEAD~3", "cases.track_status") is None
-    assert project.result("HEAD~2", "cases.track_status")[0] == 0
-    assert not any(line.startswith("no harness") for line in project.trained())
+    assert "has no bench.sweep to run" in project.said
+    assert project.result("HEAD~2", "cases.track_status") is None
 
 
 def test_compare_sees_what_changed(project: Project) -> None:
@@ -312,8 +332,6 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     browser, base = reader
     page = browser.open(f"{base}/index.html")
     assert page.locator("a", has_text="commits").count() == 1
-    links = page.eval_on_selector_all("a", "all => all.map(a => a.getAttribute('href'))")
-    assert "sweeps/rtx-titan-2019.html" in links
     page.locator("a", has_text="commits").click()
 
     # the grid
@@ -343,7 +361,7 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     bars = {one["label"]: one["points"] for one in browser.series()}
     assert bars == {
         "batch_size-64; commit-last": [[0, 30.625], [1, 30.625]],
-        "batch_size-128; commit-last": [[0, 22.8125]],  # and no bar of zero where there is no case
+        "batch_size-128; commit-last": [[0, 22.8125]],  # no bar of zero where there is no figure
     }
     assert browser.ink("#main-graph") > 5000
 
@@ -355,15 +373,13 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     assert values["Epoch time ('fp32', 'none', 64)"] == "30.625s"
     assert values["Peak memory ('fp32', 'none', 64)"] == "67.109M"
     assert values["Train loss ('fp32', 'none', 64)"] == "2.00 nats"
-    assert "Epoch time ('bf16-amp', 'none', 256)" not in values  # out of memory, on both commits
-    assert values["Status ('bf16-amp', 'none', 256)"] == "5.00"
+    assert "Epoch time ('bf16-amp', 'none', 128)" not in values  # on neither commit
+    assert values["Status ('bf16-amp', 'none', 128)"] == "6.00"
 
     # the regressions: epochs got longer
     page = browser.open(f"{base}/asv/index.html#/regressions")
     page.wait_for_selector("#regressions-body table")
 
-    page = browser.open(f"{base}/sweeps/rtx-titan-2019.html")
-    assert page.locator("svg").count() > 0
     assert browser.wrong == []
 
 
@@ -390,36 +406,3 @@ def test_preview_serves_the_mended_site(project: Project, site: Path) -> None:
     finally:
         preview.terminate()
         preview.wait()
-
-
-# --------------------------------------------------------------------------------------- a hang
-
-
-def test_a_hang_costs_one_timeout_and_nothing_else(project: Project, site: Path) -> None:
-    hang = """
-    if job.case.slug().startswith("fp32-b64"):
-        with open(os.environ["TRAINED"] + ".pid", "w") as file:
-            file.write(str(os.getpid()))
-        time.sleep(3600)
-    """
-    project.commit("hangs", 7, extra=hang)
-    file = project.folder / "benchmarks" / "cases.py"
-    text = file.read_text()
-    for name, before, now in (("PREPARATION_S", 900, 15), ("GRACE_S", 10, 2)):
-        assert f"{name} = {before}" in text
-        text = text.replace(f"{name} = {before}", f"{name} = {now}")
-    file.write_text(text)
-    project.environment["BENCH_TIMEOUT"] = "1"
-    figures = ["-b", "track_epoch_time", "-b", "track_peak_memory", "-b", "track_status"]
-    ran = project.run("asv", "run", "HEAD^!", *figures, check=False)
-    assert ran.returncode == 2  # asv's word for: something failed
-    hung = [line for line in project.trained().elements() if line.startswith("hangs fp32-b64")]
-    assert len(hung) == 1, "three figures, one wait"
-    assert project.result("HEAD", "cases.track_epoch_time")[0] is None
-    assert project.result("HEAD", "cases.track_epoch_time")[3] == 17 + 1000 / 64
-    status = project.result("HEAD", "cases.track_status")
-    assert [str(number) for number in status] == ["6", "0", "nan", "1", "nan", "5"]
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(Path(f"{project.log}.pid").read_text()), 0)
-    assert project.run("bench.publish").returncode == 0
-    assert (site / "asv" / "index.json").is_file()

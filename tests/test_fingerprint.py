@@ -228,14 +228,12 @@ def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "message", "dry"),
     [
-        ("mynte:build", "no module 'mynte'"),
-        pytest.param("mynet:wide", "gives (2, 100) for 2 images; it must", marks=pytest.mark.slow),
+        ("mynte:build", "no module 'mynte'", []),
+        ("mynet:wide", "gives (2, 100) for 2 images; it must", ["--dry-run"]),
     ],
-)
-@pytest.mark.parametrize(
-    "dry", [["--dry-run"], pytest.param([], marks=pytest.mark.slow)], ids=["dry", "run"]
+    ids=["run", "dry"],
 )
 def test_a_broken_model_is_refused_before_any_case(
     name: str, message: str, dry: list[str], capsys: pytest.CaptureFixture[str]
@@ -264,6 +262,7 @@ def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unreported")
 def test_an_edited_model_is_not_mixed_with_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     """The whole story: run, edit, run again, run another model there, and mix after all."""
     short = [*CPU, "--fraction", "0.001", "--batch-size", "32", "--repeats", "1", "--out", "out"]

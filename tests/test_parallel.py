@@ -512,7 +512,7 @@ def run(case: Case, data: DatasetInfo, log: Path | None = None, timeout_s: float
     return executor.run(Job(case, data.folder, log=log), lambda event: None, lambda: False)
 
 
-SHORT = replace(DDP, model="models_for_tests:good", batch_size=2048, world_size=2)
+SHORT = replace(DDP, model="models_for_tests:exchanges_briefly", batch_size=256, world_size=2)
 
 
 def test_several_gpus_need_a_way_to_train_on_them() -> None:
@@ -544,7 +544,7 @@ def test_a_whole_epoch_of_two_is_measured(data: DatasetInfo, tmp_path: Path) -> 
     m = found.measurement
     assert found.status is Status.OK, found.reason
     assert m.measured_images == data.train_images == sum(s.images for s in found.steps)
-    assert [s.images for s in found.steps] == [4096] * 12 + [848]
+    assert [s.images for s in found.steps] == [512] * 97 + [336]
     assert [r.images for r in found.ranks] == [25_000, 25_000]
     slowest = max(r.epoch_time_s or 0 for r in found.ranks)
     assert m.epoch_time_s == m.measured_time_s == pytest.approx(slowest)

@@ -20,10 +20,9 @@ import pandas as pd
 import psutil
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from models_for_tests import TRIES
 
 from bench.case import Case
 from bench.executors import fake
@@ -56,7 +55,6 @@ from bench.sweep.options import parse_arguments as parse_sweep
 from bench.sweep.options import plan_cases
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel, Finished
-from bench.workloads import Loss, Network, Workload
 
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -622,32 +620,6 @@ def test_the_commands_are_printed_for_the_best_three(
 # ------------------------------------------------------------------------------------ for real
 
 
-class Rows(Workload):
-    """Numbers to two classes: four steps an epoch at batch size 16."""
-
-    unit = "rows"
-    samples, test_samples = 60, 64
-
-    def build_model(self) -> nn.Module:
-        return nn.Linear(6, 2)
-
-    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
-        x = torch.randn(size, 6, device=device, generator=generator)
-        return x, (x[:, 0] > 0).long()
-
-    def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
-        return self.make_batch(size, device, torch.Generator(device).manual_seed(first))
-
-    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
-        x, y = batch
-        logits = network(x)
-        return Loss(F.cross_entropy(logits, y), (logits.argmax(1) == y).sum())
-
-
-def rows() -> Workload:
-    return Rows()
-
-
 class Ending(Channel):
     """A parent that lets no more than ``epochs`` be trained."""
 
@@ -662,7 +634,12 @@ class Ending(Channel):
 
 
 def train(channel: Channel, **settings: Any) -> Finished:
-    axes = {"workload": [f"{__name__}:rows"], "device": ["cpu"], "batch_size": [16], "lr": [0.3]}
+    axes = {
+        "workload": ["models_for_tests:rows"],
+        "device": ["cpu"],
+        "batch_size": [16],
+        "lr": [0.3],
+    }
     (case,) = grid({**axes, "epochs": [4], "evaluate": [True], **settings})
     with torch.random.fork_rng():
         return measure(Assignment(case, "", time.monotonic()), channel)
@@ -706,20 +683,19 @@ def test_a_real_search_is_stopped_and_continued(
     """Real workers, by the metric that they send; Ctrl-C within a trial leaves no process."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    out = tmp_path / "out"
-    flags = f"--workload {__name__}:rows --device cpu --batch-size 16 --epochs 4 --reduction 2"
-    flags += " --lr 1e-6 1 --metric test_loss --samples 2 --seed 0"
+    out, tries = tmp_path / "out", tmp_path / "tries"
+    monkeypatch.setenv(TRIES, str(tries))
+    flags = "--workload models_for_tests:rows_that_hang --device cpu --batch-size 16 --epochs 4"
+    flags += " --reduction 2 --lr 1e-6 1 --metric test_loss --samples 2 --seed 0"
     command = [sys.executable, "-m", "bench.search", *flags.split(), "--out", str(out)]
     with (tmp_path / "log").open("wb") as log:
         first = subprocess.Popen(command, stdout=log, stderr=log)
         watched = psutil.Process(first.pid)
-        # the first trial has its row, and the second a worker
-        while not ((out / "records.csv").exists() and len(read_records(out)) == 1):
+        # the first trial has its row, and the second hangs
+        while not tries.exists() or len(tries.read_text().splitlines()) < 3:
             assert first.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.02)
-        while not (started := watched.children(recursive=True)):
-            assert first.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.01)
+        started = watched.children(recursive=True)
         first.send_signal(signal.SIGINT)
         assert first.wait() == 130, (tmp_path / "log").read_text()
     assert not any(child.is_running() for child in started)

@@ -66,7 +66,10 @@ class Nodes:
         head = {"num_gpus": 1, "include_dashboard": False, "temp_dir": folder}
         self.cluster = Pretended(initialize_head=True, head_node_args=head)
         self.others = [self.add(2), self.add(1)]
-        self.executor = RayExecutor(Settings(timeout_s=120, address=self.cluster.address))
+        self.executor = RayExecutor(
+            # of a warm one each test would wait for a server that imports torch
+            Settings(timeout_s=120, address=self.cluster.address, cold=True)
+        )
         self.first = list(self.executor.open_lanes("cuda"))
         self.images = self.executor.prepare(self.first[0], Images("synthetic"))
 
