@@ -35,9 +35,9 @@ Machines = Mapping[tuple[str, str], str]
 
 
 def find_varying(cases: pd.DataFrame, among: Iterable[str] = ORDER) -> tuple[str, ...]:
-    """The axes in which cases differ, ``among`` those in which cases do that they are some of. A
-    loss scale (and what else only some precisions have) varies if it does within one precision; a
-    learning rate also where each optimizer has its own."""
+    """The axes ``among`` these in which cases differ. A loss scale (and what else only some
+    precisions have) varies if it does within one precision; a learning rate also where each
+    optimizer has its own. Some of the cases vary in no axis in which all of them do not."""
     varying = []
     for name in among:
         if name == MACHINE:
