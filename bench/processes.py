@@ -14,6 +14,10 @@ from pathlib import Path
 
 from bench.text import last_line
 
+LENT = "BENCH_WORKERS"
+"""Environment variable: the process that lends this one a server, and the server's socket, whose
+name is that of the surroundings."""
+
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when ``parent`` dies, whatever it is doing; Linux only."""
@@ -111,16 +115,24 @@ def read_peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - files
 
 
-def read_cpu_time() -> float:
-    """CPU seconds of this process and of all that it started, whether they ended or not."""
+def find_lender() -> int | None:
+    """The process that lends this one a server, where one does: the workers are under that."""
+    pid = os.environ.get(LENT, "").partition(" ")[0]
+    return int(pid) if pid else None
+
+
+def read_cpu_time(pid: int | None = None) -> float:
+    """CPU seconds of this process, or another, and of all that it started, whether they ended or
+    not. Raises psutil.NoSuchProcess: there is no such process."""
     import psutil
 
-    own = os.times()
-    total = own.user + own.system + own.children_user + own.children_system
-    for child in psutil.Process().children(recursive=True):
+    total, root = 0.0, psutil.Process(pid)
+    for process in (root, *root.children(recursive=True)):
         try:
-            times = child.cpu_times()
+            times = process.cpu_times()
         except psutil.NoSuchProcess:
+            if process is root:
+                raise
             continue
         total += times.user + times.system
         # of its own children only those that ended; the others are in this list

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +28,7 @@ from bench.doctor.machine import Machine, examine_machine
 from bench.environment import DeviceAnswer, ProcessAnswer, find_variables
 from bench.gpu.nvml import Lack
 from bench.plain import read_value
+from bench.processes import LENT
 
 RECORDINGS = Path(__file__).parent / "recordings"
 FINE, NOTE, UNBELIEVABLE = Level
@@ -303,19 +303,31 @@ def gather(nvml: FakeNvml, ask: Any) -> Machine:
     return machine
 
 
-def test_what_a_process_of_ours_uses_is_not_called_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it goes on, as the server of workers does."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
-        ours = psutil.Process(process.pid)
-        try:
-            monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [ours.cpu_times()])
-            monkeypatch.setattr(machine, "usable_cpus", lambda: [0])
-            load, begun = machine._Load(), sum(ours.cpu_times()[:2])
-            while sum(ours.cpu_times()[:2]) < begun + 0.3:
-                time.sleep(0.01)
-            assert load.read(0.0)[0] < 0.1
-        finally:
-            process.kill()
+BUSY = "while :; do :; done"
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_what_a_process_of_ours_uses_is_not_called_others(
+    lent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it goes on, as the server of workers does; of a lent one, what lends it."""
+    if lent:
+        orphan = ["sh", "-c", f"({BUSY}) > /dev/null 2>&1 & echo $!"]
+        pid = int(subprocess.run(orphan, capture_output=True, check=True).stdout)
+        monkeypatch.setenv(LENT, f"{pid} /tmp/socket")
+    else:
+        pid = subprocess.Popen(["sh", "-c", BUSY]).pid
+    ours = psutil.Process(pid)
+    try:
+        monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [ours.cpu_times()])
+        monkeypatch.setattr(machine, "usable_cpus", lambda: [0])
+        load, begun = machine._Load(), sum(ours.cpu_times()[:2])
+        while sum(ours.cpu_times()[:2]) < begun + 0.3:
+            time.sleep(0.01)
+        assert load.read(0.0)[0] < 0.1
+    finally:
+        ours.kill()
+        ours.wait()
 
 
 def test_a_card_is_read_while_our_own_process_holds_it() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.card.children import ROOT, Children
+from bench.card.children import ROOT, Children, build_environment
 from bench.card.folder import LOCK, LOG, Card, Entry, State, choose_card, tidy
 from bench.card.phases import (
     AGENDA,
@@ -33,6 +33,7 @@ from bench.card.phases import (
 from bench.data.sources import detect
 from bench.environment import Platform, has_cuda, probe, refuse_missing
 from bench.errors import UsageError, choose
+from bench.executors.server import lend_server
 from bench.flags import Parser, command, describe, hold, parse_number
 from bench.record import COMPARABLE
 from bench.store.cells import RECORDS
@@ -96,7 +97,10 @@ def main(argv: Sequence[str]) -> int:
         if remark:
             say(remark)
         closing = CLOSING_REHEARSAL_S if rehearsal else CLOSING_S
-        with Children(card.folder / LOG) as children:
+        with (
+            lend_server(build_environment(), ROOT) as lent,
+            Children(card.folder / LOG, lent) as children,
+        ):
             run_agenda(card, scale, children, begun, deadline - closing, given.only)
             children.closing = True
             children.until = max(deadline, time.monotonic() + closing) + 30

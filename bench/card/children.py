@@ -44,13 +44,20 @@ class Ended:
             return None
 
 
+def build_environment() -> dict[str, str]:
+    """That of the children: this process's, in which they find this harness."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": paths}
+
+
 @dataclass
 class Children:
     """Runs one child at a time: shows and logs what it prints, and stops it at ``until``, by
     time.monotonic(). A context manager that turns the first Ctrl-C or SIGTERM into a clean stop of
-    the child, and the second into an immediate end."""
+    the child, and the second into an immediate end. ``variables`` are set for each of them."""
 
     log: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
     until: float = float("inf")
     stopped: int = 0
     closing: bool = False
@@ -85,14 +92,13 @@ class Children:
     ) -> Ended:
         """Run Python; SIGINT at the end of the time, or once ``enough()`` is true. The standard
         output of a ``quiet`` one is an answer, not to be shown. ``variables`` are set for it."""
-        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"\n== {' '.join(arguments)} ==\n")
             self._child = child = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": paths, **(variables or {})},
+                env={**build_environment(), **self.variables, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

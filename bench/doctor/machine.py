@@ -40,7 +40,7 @@ from bench.gpu.kinds import DEVICES
 from bench.gpu.nvml import Lack, check_nvml
 from bench.gpu.opening import open_device
 from bench.precision import find_torchao
-from bench.processes import read_cpu_time
+from bench.processes import find_lender, read_cpu_time
 from bench.record import Environment
 from bench.yardstick import Yardstick
 
@@ -259,7 +259,7 @@ class _Load:
                 # the kernel counts a guest's time in user and nice already
                 busy += times.user + times.system + getattr(times, "nice", 0.0)
                 busy += getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
-        return busy, steal, read_cpu_time(), time.monotonic()
+        return busy, steal, read_cpu_time(find_lender()), time.monotonic()
 
 
 def _free_bytes(place: Path) -> int | None:

@@ -1,11 +1,13 @@
 """Starting workers: forked from a server of `bench.worker.server`, or each as a new Python.
 
 This process never imports torch, so that the server is another one. There is one for each set of
-`Surroundings`: what a process has from its start on, and cannot be given later.
+`Surroundings`: what a process has from its start on, and cannot be given later. A command that
+starts others, one after the other, can lend them one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import select
@@ -13,17 +15,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Protocol
 
+from bench.processes import LENT
 from bench.text import last_line
 from bench.worker.server import REFUSED, STALE
 
@@ -62,20 +66,27 @@ class Process(Protocol):
     def send_signal(self, sig: int) -> None: ...
 
 
-def start_cold(
-    descriptor: int, environment: Mapping[str, str], arguments: Sequence[str] = ()
+def start_cold(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a worker that writes messages to ``descriptor`` as a new Python."""
+    return _start([str(descriptor), str(os.getpid())], [descriptor], environment)
+
+
+def _start(
+    arguments: Sequence[str],
+    descriptors: Sequence[int],
+    environment: Mapping[str, str],
+    folder: str | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a worker, or by other ``arguments`` the server of workers, as a new Python."""
-    arguments = arguments or (str(descriptor), str(os.getpid()))
     return subprocess.Popen(
         [sys.executable, "-m", "bench.worker", *arguments],
         # pipes of a server too: Python looks what its streams are as it starts
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        pass_fds=[descriptor],
+        pass_fds=descriptors,
         start_new_session=True,
         env=environment,
+        cwd=folder,
     )
 
 
@@ -90,15 +101,21 @@ class Surroundings:
     niceness: int
 
     @classmethod
-    def take(cls, environment: Mapping[str, str]) -> Surroundings:
-        """Those of what this thread starts with ``environment``."""
+    def take(cls, environment: Mapping[str, str], folder: str = "") -> Surroundings:
+        """Those of what this thread starts with ``environment``, in this folder or another."""
         fixed = frozenset(
             (name, value)
             for name, value in environment.items()
             if not any(fnmatchcase(name, late) for late in LATE)
         )
         cores, niceness = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
-        return cls(fixed, str(Path.cwd()), frozenset(cores), niceness)
+        return cls(fixed, folder or str(Path.cwd()), frozenset(cores), niceness)
+
+    @property
+    def name(self) -> str:
+        """The same in every process that has them, and nowhere else."""
+        told = (sorted(self.environment), self.folder, sorted(self.cores), self.niceness)
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 class UnfitError(Exception):
@@ -110,21 +127,41 @@ class UnfitError(Exception):
 
 
 class Server:
-    """A running `bench.worker.server`, in an environment other than its workers'; it ends with this
-    object, or with this process."""
+    """A running `bench.worker.server`, in an environment other than its workers'. They end with
+    this object, or with this process, and so does a server that this process started."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._said = deque[bytes](maxlen=16)
+    def __init__(self, control: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
+        self._control, self._said = control, deque[bytes](maxlen=16)
+        self._hearing: threading.Thread | None = None
+        if process is not None:
+            heard = (process.stdout, self._said)
+            self._hearing = threading.Thread(target=_hear, args=heard, daemon=True)
+            self._hearing.start()
+        self.close = weakref.finalize(self, _end, control, process)
+
+    @classmethod
+    def start(
+        cls, environment: Mapping[str, str], folder: str | None = None, *lent: socket.socket
+    ) -> Server:
+        """Start one, in this folder or another, that also those who connect to ``lent`` may ask."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            number = theirs.fileno()
-            self._process = start_cold(number, environment, ("serve", str(number)))
-        assert self._process.stdout is not None
-        self._hearing = threading.Thread(
-            target=_hear, args=(self._process.stdout, self._said), daemon=True
-        )
-        self._hearing.start()
-        self.close = weakref.finalize(self, _end, self._control, self._process)
+            numbers = [one.fileno() for one in (theirs, *lent)]
+            return cls(ours, _start(["serve", *map(str, numbers)], numbers, environment, folder))
+
+    @classmethod
+    def borrow(cls, around: Surroundings) -> Server | None:
+        """That of a process which lends one of these surroundings to this; None where none does."""
+        place = Path(os.environ.get(LENT, "").partition(" ")[2])
+        if place.name != around.name:
+            return None
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            control.connect(str(place))
+        except OSError:  # it has ended
+            control.close()
+            return None
+        return cls(control, None)
 
     def fork(self, descriptor: int, environment: Mapping[str, str]) -> Forked:
         """Have a worker forked that writes messages to ``descriptor``. Raises UnfitError: none is;
@@ -156,6 +193,8 @@ class Server:
         raise UnfitError(answer or self._describe_end(), stale=answer in ("", STALE))
 
     def _describe_end(self) -> str:
+        if self._hearing is None:
+            return "it ended"
         self._hearing.join(1.0)  # what it said last may be on its way
         return f"it ended: {last_line(b''.join(self._said).decode(errors='replace'))}"
 
@@ -230,7 +269,7 @@ class Servers:
             with self._lock:
                 if around in self._unfit:
                     break
-                server = self._find(around, environment)
+                server = self._find(around, environment, fresh)
             try:
                 return server.fork(descriptor, environment), ""
             except UnfitError as error:
@@ -253,7 +292,9 @@ class Servers:
             server.close()
         self._running.clear()
 
-    def _find(self, around: Surroundings, environment: Mapping[str, str]) -> Server:
+    def _find(
+        self, around: Surroundings, environment: Mapping[str, str], fresh: bool = False
+    ) -> Server:
         if around not in self._running:
             # of another environment no worker is asked for any more; they end with their last one
             self._running = {
@@ -261,8 +302,26 @@ class Servers:
                 for other, server in self._running.items()
                 if (other.environment, other.folder) == (around.environment, around.folder)
             }
-            self._running[around] = Server(environment)
+            borrowed = None if fresh else Server.borrow(around)
+            self._running[around] = borrowed or Server.start(environment)
         return self._running[around]
+
+
+@contextmanager
+def lend_server(environment: Mapping[str, str], folder: Path) -> Iterator[dict[str, str]]:
+    """A server for the workers of commands that are started with ``environment`` in ``folder``, and
+    the variable that tells them of it. They find torch imported, which took each 2 to 5 s."""
+    if sys.platform != "linux":
+        yield {}
+        return
+    name = Surroundings.take(environment, str(folder.resolve())).name
+    with tempfile.TemporaryDirectory(prefix="bench-workers-") as place:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as lent:
+            lent.bind(f"{place}/{name}")
+            lent.listen()
+            server = Server.start(environment, str(folder), lent)
+        yield {LENT: f"{os.getpid()} {place}/{name}"}
+        server.close()
 
 
 def _hear(stream: IO[bytes], said: deque[bytes]) -> None:
@@ -271,8 +330,9 @@ def _hear(stream: IO[bytes], said: deque[bytes]) -> None:
             said.append(data)
 
 
-def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _end(control: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
     control.close()
-    process.kill()
-    process.wait()
-    process.stdin.close()  # type: ignore[union-attr]
+    if process is not None:
+        process.kill()
+        process.wait()
+        process.stdin.close()  # type: ignore[union-attr]

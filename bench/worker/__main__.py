@@ -5,7 +5,7 @@ descriptor, or is asked what `python -m bench.environment` is, and answers there
 process PARENT. At each phase it waits for a line on standard input, so that the parent can take
 readings of the card at the boundary. What it prints otherwise is its log.
 
-`python -m bench.worker serve DESCRIPTOR` is the server that workers are forked from.
+`python -m bench.worker serve DESCRIPTOR [DESCRIPTOR]` is the server that workers are forked from.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[0] == "serve":
         inherited = dict(os.environ)
         preload()
-        birth = serve(int(arguments[1]), inherited)
+        birth = serve(*map(int, arguments[1:]), inherited=inherited)
         if birth is None:
             os._exit(0)
         return work(birth)

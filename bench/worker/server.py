@@ -21,6 +21,7 @@ import gc
 import json
 import os
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -62,6 +63,7 @@ class Birth:
 class _Child:
     pid: int
     told: int  # where to say how it ended
+    asker: int  # who asked for it
 
 
 def preload() -> None:
@@ -72,9 +74,12 @@ def preload() -> None:
         gc.freeze()
 
 
-def serve(descriptor: int, inherited: Mapping[str, str]) -> Birth | None:
+def serve(
+    descriptor: int, lent: int | None = None, *, inherited: Mapping[str, str]
+) -> Birth | None:
     """Fork a worker for each request on the socket ``descriptor``, until its other end is closed;
-    what each worker starts with, and in the server None, at its end.
+    what each worker starts with, and in the server None, at its end. Whoever connects to the socket
+    ``lent`` may ask too, and with that connection the workers asked for by it end.
 
     A request is one message: an environment as JSON, and file descriptors: the worker's standard
     input, its output, where it writes messages, and where the server answers. The answer is a line:
@@ -84,8 +89,12 @@ def serve(descriptor: int, inherited: Mapping[str, str]) -> Birth | None:
     """
     _end_threads()
     imported, children = _look_at_files(), dict[int, _Child]()
-    with socket.socket(fileno=descriptor) as control, selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
+    control = socket.socket(fileno=descriptor)
+    listener = None if lent is None else socket.socket(fileno=lent)
+    asking = {one.fileno(): one for one in (control, listener) if one}
+    with selectors.DefaultSelector() as selector:
+        for number in asking:
+            selector.register(number, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
                 if child := children.pop(key.fd, None):
@@ -95,16 +104,31 @@ def serve(descriptor: int, inherited: Mapping[str, str]) -> Birth | None:
                     _tell(child.told, str(os.waitstatus_to_exitcode(status)))
                     os.close(child.told)
                     continue
-                request, given, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 4)
+                asker = asking[key.fd]
+                if asker is listener:
+                    new, _ = listener.accept()
+                    asking[new.fileno()] = new
+                    selector.register(new, selectors.EVENT_READ)
+                    continue
+                request, given, _, _ = socket.recv_fds(asker, _REQUEST_BYTES, 4)
                 if not request:
-                    return None
+                    if asker is control:
+                        return None
+                    selector.unregister(asker)
+                    asking.pop(key.fd).close()
+                    for child in children.values():
+                        if child.asker == key.fd:
+                            os.kill(child.pid, signal.SIGKILL)
+                    continue
                 told = given.pop()
                 server, (pid, answer) = os.getpid(), _fork(imported)
                 if pid == 0:
                     began = time.monotonic()
                     die_with_parent(server)
-                    for own in (told, *children, *(child.told for child in children.values())):
-                        os.close(own)
+                    for asker in asking.values():
+                        asker.close()
+                    for one in (told, *children, *(child.told for child in children.values())):
+                        os.close(one)
                     _adopt(json.loads(request), inherited)
                     return Birth(_settle(given), began)
                 _tell(told, answer)
@@ -112,7 +136,7 @@ def serve(descriptor: int, inherited: Mapping[str, str]) -> Birth | None:
                     os.close(told)
                 else:
                     watched = os.pidfd_open(pid)
-                    children[watched] = _Child(pid, told)
+                    children[watched] = _Child(pid, told, key.fd)
                     selector.register(watched, selectors.EVENT_READ)
                 for one in given:
                     os.close(one)

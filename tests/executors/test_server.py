@@ -22,8 +22,9 @@ from bench.data import DatasetInfo, prepare
 from bench.environment import ProcessAnswer
 from bench.executors import Event, Job, Lane, Settings
 from bench.executors import subprocess as room
-from bench.executors.server import Servers
+from bench.executors.server import Servers, lend_server
 from bench.executors.subprocess import SubprocessExecutor
+from bench.processes import LENT, find_lender
 from bench.record import BESIDE, Measurement, Outcome, Status
 from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
@@ -306,6 +307,70 @@ def test_the_parent_imports_no_torch() -> None:
     assert done.stdout == "False\n"
 
 
+# ------------------------------------------------------------------------------------------- lent
+
+
+SLEEPING = """
+import sys
+from bench.case import Case
+from bench.executors import Job, Settings
+from bench.executors.subprocess import SubprocessExecutor
+
+case = Case(model="models_for_tests:sleeps", dataset="synthetic", device="cpu", steps=3)
+SubprocessExecutor(Settings()).run(Job(case, sys.argv[1]), print, lambda: False)
+"""
+
+
+@pytest.mark.slow
+def test_a_lent_server_outlives_who_borrows_it_and_their_workers_do_not(
+    tmp_path: Path, data: DatasetInfo
+) -> None:
+    pids, parents = tmp_path / "pids", set()
+    environment = {**os.environ, models_for_tests.PIDS: str(pids)}
+    with lend_server(environment, Path.cwd()) as lent:
+        for _ in range(2):
+            command = [sys.executable, "-c", SLEEPING, data.folder]
+            with subprocess.Popen(command, env={**environment, **lent}) as process:
+                while not pids.exists():
+                    assert process.poll() is None
+                    time.sleep(0.05)
+                worker, child = map(int, pids.read_text().split())
+                parents.add(psutil.Process(worker).ppid())
+                process.kill()
+            assert gone([worker])
+            os.kill(child, signal.SIGKILL)
+            pids.unlink()
+        (server,) = parents
+        assert psutil.Process(server).ppid() == os.getpid()
+    assert not psutil.pid_exists(server)
+
+
+def test_a_lent_server_is_asked_where_it_is_of_the_same_surroundings(
+    data: DatasetInfo, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> int:
+        executor = SubprocessExecutor(Settings(timeout_s=300))
+        found = Run(executor, data, "good").parent
+        assert is_server(psutil.Process(found))
+        executor.close()
+        return found
+
+    assert find_lender() is None
+    with lend_server(os.environ, Path.cwd()) as lent:
+        monkeypatch.setenv(LENT, lent[LENT])
+        assert find_lender() == os.getpid()
+        server = run()
+        assert run() == server
+        assert psutil.Process(server).ppid() == os.getpid()
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert run() != server
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        assert run() == server
+        site.write_text("# another version\n")
+        assert run() != server, "what it imported has changed"
+    assert run() != server, "it has ended"
+
+
 # --------------------------------------------------------------------------------------- its end
 
 
@@ -328,17 +393,6 @@ def test_a_killed_server_takes_its_worker_along_and_is_replaced(
     again = Run(executor, data, "good")
     assert again.losses
     assert again.parent not in killed
-
-
-SLEEPING = """
-import sys
-from bench.case import Case
-from bench.executors import Job, Settings
-from bench.executors.subprocess import SubprocessExecutor
-
-case = Case(model="models_for_tests:sleeps", dataset="synthetic", device="cpu", steps=3)
-SubprocessExecutor(Settings()).run(Job(case, sys.argv[1]), print, lambda: False)
-"""
 
 
 @pytest.mark.slow
