@@ -289,7 +289,7 @@ class Case:
         readable = f"{self.precision}-b{self.batch_size}"
         if self.loss_scale is not None:
             readable += f"-s{format_value(self.loss_scale)}"
-        key = repr([(axis.name, format_value(getattr(self, axis.name))) for axis in AXES.values()])
+        key = repr([*zip(AXES, map(format_value, list_values(self)), strict=True)])
         return f"{readable}-{sha256(key.encode()).hexdigest()[:8]}"
 
 

@@ -22,7 +22,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from copy import copy
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
@@ -154,7 +155,7 @@ class ProcessAnswer:
         broken, or cannot use the device."""
         if why := self.error or self.devices[device].error:
             raise UsageError(why)
-        environment = describe_host() if self.host is None else replace(self.host)
+        environment = describe_host() if self.host is None else copy(self.host)
         for name, value in self.devices[device].environment.items():
             setattr(environment, name, value)
         if environment.gpu_uuid is not None and self.host is None:
@@ -261,13 +262,11 @@ def with_inputs(
     environment: Environment, data: DatasetInfo, model: Fingerprint | None
 ) -> Environment:
     """A copy of ``environment`` that names the dataset and the model; None if not examined."""
-    inputs = replace(
-        environment,
-        dataset_fingerprint=data.fingerprint,
-        dataset_source=data.source,
-        train_images=data.train_images,
-        test_images=data.test_images,
-    )
+    inputs = copy(environment)
+    inputs.dataset_fingerprint = data.fingerprint
+    inputs.dataset_source = data.source
+    inputs.train_images = data.train_images
+    inputs.test_images = data.test_images
     if model is not None:
         inputs.model_parameters = model.parameters
         inputs.model_structure = model.structure

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from bench.axis import Axis, Trait
@@ -706,11 +707,17 @@ MODEL_PARTS: dict[str, str] = {
 """Environment columns that say which network a model's name stood for, and what each is of."""
 
 
+_list_cells = attrgetter(
+    "record_id",
+    *(f"case.{name}" for name in AXES),
+    *(column.name for column in _OUTCOME),
+    *(f"measurement.{f.name}" for f in fields(Measurement)),
+    *(f"environment.{f.name}" for f in fields(Environment)),
+)
+
+
 def flatten(record: Record) -> dict[str, Any]:
-    values = {"schema": SCHEMA}
-    for part in (record, record.case, record.measurement, record.environment):
-        values.update({f.name: getattr(part, f.name) for f in fields(part)})
-    return {name: values[name] for name in COLUMNS}
+    return dict(zip(COLUMNS, (SCHEMA, *_list_cells(record)), strict=True))
 
 
 def write_missing(reasons: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from bench.precision import Arithmetic
 
@@ -66,6 +67,7 @@ PEAKS = (
 )
 
 
+@cache
 def find_peak(gpu: str) -> Peak | None:
     """Find a card by NVML's name, such as ``NVIDIA H200`` or ``Tesla T4``; None if unknown."""
     name = re.sub(r"^((NVIDIA|Tesla) )+", "", gpu)

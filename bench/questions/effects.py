@@ -94,7 +94,7 @@ def find_effects(found: Material) -> Iterator[Effect]:
     ended = ended[ended["kind"] == kind]
     changes = [
         change
-        for axis in find_varying(ended)
+        for axis in find_varying(ended, found.varying)
         if axis not in AXES or not AXES[axis].spread
         for change in find_changes(axis, ended, found.machines)
     ]
@@ -105,31 +105,31 @@ def find_effects(found: Material) -> Iterator[Effect]:
                 into[metric.name] = estimated
     kept = [pair for pair in zip(changes, judged, strict=True) if pair[1]]
     for _, axis in groupby(kept, key=lambda pair: pair[0].axis):
-        yield from _describe_axis(list(axis), ended, found.machines)
+        yield from _describe_axis(list(axis), ended, found)
 
 
 def _describe_axis(
-    found: Sequence[tuple[Changed, dict[str, Estimate]]], cases: pd.DataFrame, machines: Machines
+    judged: Sequence[tuple[Changed, dict[str, Estimate]]], cases: pd.DataFrame, found: Material
 ) -> Iterator[Effect]:
     """The effects of one axis, each with the settings at which it was compared: in time, if any."""
     used: list[list[Pair]] = []
     rivals: dict[str, set[frozenset[int]]] = {}
-    for change, estimates in found:
+    for change, estimates in judged:
         cells = {*estimates.get(TIME.name, next(iter(estimates.values()))).cells}
         pairs = [pair for pair in change.pairs if (pair.a, pair.b) in cells]
         used.append(pairs)
         rivals.setdefault(change.before, set()).add(frozenset(pair.key for pair in pairs))
-    every = frozenset(pair.key for change, _ in found for pair in change.pairs)
+    every = frozenset(pair.key for change, _ in judged for pair in change.pairs)
     settings: dict[str, dict[int, Any]] = {}
     if any(held != {every} for held in rivals.values()):
-        before = cases[cases["cell"].isin({p.a for change, _ in found for p in change.pairs})]
-        free = list_free(found[0][0].axis)
+        before = cases[cases["cell"].isin({p.a for change, _ in judged for p in change.pairs})]
+        free = list_free(judged[0][0].axis)
         settings = {
             name: dict(zip(before["cell"], take_values(before, name), strict=True))
-            for name in find_varying(before)
+            for name in find_varying(before, found.varying)
             if name not in free
         }
-    for (change, estimates), pairs in zip(found, used, strict=True):
+    for (change, estimates), pairs in zip(judged, used, strict=True):
         doubts = frozenset[str]().union(*(pair.doubts for pair in pairs))
         yield Effect(
             change.axis,
@@ -139,7 +139,7 @@ def _describe_axis(
             estimates,
             any(pair.estimated for pair in pairs),
             tuple(doubt.remark for name, doubt in DOUBTS.items() if name in doubts),
-            _name_settings(pairs, settings, machines),
+            _name_settings(pairs, settings, found.machines),
             len(rivals[change.before]) > 1,
         )
 
@@ -260,7 +260,7 @@ def _tell_ends(time: Estimate | None, found: Material) -> Iterator[str]:
     if time is None or not time.mixed:
         return
     after = found.cases[found.cases["cell"].isin([b for _, b in time.cells])]
-    named = [axis for axis in find_varying(after) if axis in AXES]
+    named = [axis for axis in find_varying(after, found.varying) if axis in AXES]
     fast, slow = time.ends
     for ratio, cell in ((time.highest, slow), (time.lowest, fast)):
         place = name_case(found.by_cell[cell], named) or "the other machine"

@@ -40,6 +40,7 @@ class Material:
         rows: the runs that count, of `summaries.latest`.
         cases: the same summarized, in the order of the overview.
         machines: the name of each.
+        varying: the axes in which the cases differ.
         order: the axes that have a column in the overview, the one that groups first.
         by: the axis that was asked to group the overview; empty where none was.
         tried: the cases before ``--where``.
@@ -53,14 +54,11 @@ class Material:
     rows: pd.DataFrame
     cases: pd.DataFrame
     machines: Machines
+    varying: tuple[str, ...]
     order: tuple[str, ...]
     by: str
     tried: pd.DataFrame
     steps: Mapping[int, Profiled]
-
-    @cached_property
-    def varying(self) -> tuple[str, ...]:
-        return axes.find_varying(self.cases)
 
     @cached_property
     def named(self) -> list[str]:
@@ -153,11 +151,23 @@ def gather(
     rows = keep(rows, rows["cell"].isin(cases["cell"]))
     probes = records[records["probe"].astype(bool)]
     machines = label_machines(pd.concat([p[list(summaries.SOURCE)] for p in (cases, probes)]))
-    order = _order_columns(cases, by)
+    varying = axes.find_varying(cases)
+    order = _order_columns(cases, varying, by)
     cases = axes.sort_cases(cases, order).reset_index(drop=True)
     cases = cases.join(_find_start(rows), on="cell")
     found = make(
-        sweeps, reference, everything, records, rows, cases, machines, order, by, tried, steps
+        sweeps,
+        reference,
+        everything,
+        records,
+        rows,
+        cases,
+        machines,
+        varying,
+        order,
+        by,
+        tried,
+        steps,
     )
     cases["losses"] = cases["cell"].map(lambda cell: found.losses.get(cell, {}))
     return found
@@ -188,10 +198,10 @@ def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
     }
 
 
-def _order_columns(cases: pd.DataFrame, by: str) -> tuple[str, ...]:
+def _order_columns(cases: pd.DataFrame, varying: Sequence[str], by: str) -> tuple[str, ...]:
     """The axes that have a column, the one that groups first. How much was measured has one only
     where nothing else tells two cases apart."""
-    order = sorted(axes.find_varying(cases), key=lambda name: name != by)
+    order = sorted(varying, key=lambda name: name != by)
     for name in SAME_QUESTION:
         axes_shown = [axis for axis in order if axis != MACHINE]
         alike = number_groups(cases, [*summaries.SOURCE, *axes_shown, "environment", "kind"])

@@ -76,8 +76,8 @@ def _list_same(cases: pd.DataFrame, varying: Collection[str]) -> list[str]:
         for name in ORDER
         if name in AXES
         and name not in (*same, *varying, "loss_scale")
-        and cases[name].nunique() == 1
         and getattr(first, name) != getattr(Case, name)
+        and cases[name].nunique() == 1
     ]
     scales = "" if "loss_scale" in varying else _name_scales(cases)
     return [said for said in (name_case(first, [*same, *others]), scales) if said]

@@ -30,14 +30,14 @@ TABLES: dict[str, dict[str, Column]] = {
 
 
 def _write_cell(value: Any) -> str:
-    if value is None:  # three of four cells of most rows
-        return ""
     return write_text(value) if isinstance(value, str) else format_value(value)
 
 
 def write_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(map(_write_cell, row) for row in rows)
+    csv.writer(buffer, lineterminator="\n").writerows(
+        ["" if value is None else _write_cell(value) for value in row] for row in rows
+    )
     return buffer.getvalue().encode()
 
 

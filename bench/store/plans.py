@@ -106,7 +106,7 @@ def leave_out_known(runs: Iterable[Run], history: Mapping[Run, Past]) -> list[Ru
     return [
         run
         for run in runs
-        if run in history or run[1] == 1 or not is_known(run[0], times.get(run[0], ()))
+        if run[1] == 1 or run in history or not is_known(run[0], times.get(run[0], ()))
     ]
 
 

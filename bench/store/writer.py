@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import StoreError, UsageError
-from bench.record import SCHEMA, Column, EpochRow, RankRow, Record, Step, WorkRow, flatten
+from bench.record import COLUMNS, SCHEMA, Column, EpochRow, RankRow, Record, Step, WorkRow, flatten
 from bench.store.cells import (
     CONFIG,
     EPOCHS,
@@ -52,15 +52,14 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 16
 
 
+_NUMBERS = [c.name for c in COLUMNS.values() if c.optional and c.type in (int, float)]
+
+
 def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
     """Clear values that no reader accepts, such as NaN, and give the reason under ``missing``: with
     one such cell the whole file would be refused."""
-    columns = TABLES[RECORDS]
-    odd = {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, (int, float)) and columns[name].optional and not 0 <= value < math.inf
-    }
+    numbers = ((name, number) for name in _NUMBERS if (number := values[name]) is not None)
+    odd = {name: number for name, number in numbers if not 0 <= number < math.inf}
     why = (f"{name}: read as {value}" for name, value in odd.items())
     missing = "; ".join(filter(None, (values["missing"], *why)))
     return {**values, **dict.fromkeys(odd), "missing": missing}

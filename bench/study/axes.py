@@ -34,12 +34,12 @@ Machines = Mapping[tuple[str, str], str]
 """(sweep, machine) to its name for people."""
 
 
-def find_varying(cases: pd.DataFrame) -> tuple[str, ...]:
-    """The axes of `ORDER` in which cases differ. A loss scale (and what else only some precisions
-    have) varies if it does within one precision; a learning rate also where each optimizer has its
-    own."""
+def find_varying(cases: pd.DataFrame, among: Iterable[str] = ORDER) -> tuple[str, ...]:
+    """The axes ``among`` these in which cases differ. A loss scale (and what else only some
+    precisions have) varies if it does within one precision; a learning rate also where each
+    optimizer has its own. Some of the cases vary in no axis in which all of them do not."""
     varying = []
-    for name in ORDER:
+    for name in among:
         if name == MACHINE:
             several = len(cases[list(SOURCE)].drop_duplicates()) > 1
         else:

@@ -110,7 +110,7 @@ def join_texts(frame: pd.DataFrame) -> pd.DataFrame:
 def _fill_environment(records: pd.DataFrame) -> None:
     """Give rows that ended before they knew their environment their sweep's, where it has one."""
     lost = records["torch"] == ""
-    if not lost.any():
+    if lost.nunique() < 2:  # as in every sweep but those that failed early
         return
     also = {"gpu_memory_bytes": ("device",), "cpu": ("device",), "train_images": ("dataset",)}
     for name, axes in {**COMPARABLE, **also}.items():

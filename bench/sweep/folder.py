@@ -86,8 +86,8 @@ def refuse_other_seeds(
     out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
 ) -> None:
     """Refuse to call a run done that was made with another seed than it would have now."""
-    other = (run for run in plan if run in done and done[run].seed != choose_seed(run, same_seed))
-    if next(other, None) is not None:
+    found = ((run, done.get(run)) for run in plan)
+    if any(past and past.seed != choose_seed(run, same_seed) for run, past in found):
         there, mend = (
             ("different seeds", "leave out --same-seed")
             if same_seed

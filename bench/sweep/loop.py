@@ -176,7 +176,7 @@ class Loop:
         inputs = self._know(lane, place)
         seed = choose_seed(ticket.run, self.options.same_seed)
         job = Job(
-            replace(case, seed=seed),
+            case if seed == case.seed else replace(case, seed=seed),
             folder=inputs.data(case).folder,
             gpu_uuid=inputs.platforms[case.device].environment.gpu_uuid,
             log=self.store.folder / LOGS / f"{ticket.name_files(lane)}.log",
@@ -186,7 +186,7 @@ class Loop:
         )
         if self.options.trains and ticket.attempt == 1:  # a further one is to find everything
             job = replace(job, known=self._sharing.recall(case, inputs.describe(case)))
-        if case.profile and self.options.trace:
+        if self._keeps_trace(case):
             job = replace(job, trace=self._place_trace(ticket, lane))
         if case.checkpoint:
             kept = self._keep_run(ticket)
@@ -254,10 +254,10 @@ class Loop:
         if self.options.trains:
             self._sharing.learn(record, outcome.work)
         self._hold_rates(lane, record, outcome.work)
-        self._keep_run(ticket).finish(record)
+        if case.checkpoint:
+            self._keep_run(ticket).finish(record)
         self.display.end(record, lane.name)
-        trace = self._place_trace(ticket, lane)
-        if trace.exists():
+        if self._keeps_trace(case) and (trace := self._place_trace(ticket, lane)).exists():
             self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
         if self.options.verbose:
             self.say(write_curve(outcome.steps, outcome.measurement.steps_per_epoch))
@@ -340,6 +340,9 @@ class Loop:
             self.display.say(f"warning: {environment.gpu or environment.cpu} gives {slower}; {fix}")
         if not (slower or expected):
             keep(found, environment, seconds, lane.cores)
+
+    def _keeps_trace(self, case: Case) -> bool:
+        return case.profile and self.options.trace
 
     def _place_trace(self, ticket: Ticket, lane: Lane) -> Path:
         return self.store.folder / TRACES / f"{ticket.name_files(lane)}.json.gz"

@@ -119,7 +119,8 @@ class Inputs:
         """What runs the case: the machine, its images, its model and the weights at its start."""
         environment = self.platforms[case.device].environment
         environment = with_inputs(environment, self.data(case), self.models[name_subject(case)])
-        return replace(environment, start_fingerprint=self.starts.get(case.start))
+        environment.start_fingerprint = self.starts.get(case.start)
+        return environment
 
 
 def name_data(case: Case) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 from bench.axis import Value
-from bench.case import Case
+from bench.case import AXES, Case
 from bench.record import REPEATED, Outcome, Status
 from bench.store.reader import Past, Run
 from bench.text import write_seconds
@@ -126,12 +127,15 @@ class Losses:
         return not outcome.awaited and self._lost[what] < MOST_LOST
 
 
+_list_others: Callable[[Case], tuple[Value, ...]] = attrgetter(*AXES.keys() - {"batch_size"})
+
+
 class OomSkips:
     """The smallest batch that ran out of memory, per family of cases alike in all else; ``history``
     is what ran before, less what is to be run again."""
 
     def __init__(self, history: Mapping[Run, Past]) -> None:
-        self._smallest: dict[Case, int] = {}
+        self._smallest: dict[tuple[Value, ...], int] = {}
         for (case, _, _), past in history.items():
             if not past.inferred:
                 self.note(case, past.status)
@@ -139,11 +143,11 @@ class OomSkips:
     def note(self, case: Case, status: Status) -> None:
         """Learn from an outcome. A suspected OOM proves nothing."""
         if status is Status.OOM:
-            family = replace(case, batch_size=0)
+            family = _list_others(case)
             known = self._smallest.get(family, case.batch_size)
             self._smallest[family] = min(known, case.batch_size)
 
     def blocks(self, case: Case) -> int | None:
         """The smaller batch that already ran out of memory, if there is one."""
-        smallest = self._smallest.get(replace(case, batch_size=0))
+        smallest = self._smallest.get(_list_others(case))
         return smallest if smallest is not None and smallest < case.batch_size else None
