@@ -180,11 +180,12 @@ def run(out: Path, *more: str) -> pd.DataFrame:
     return read_records(out)
 
 
+@pytest.mark.usefixtures("unreported")
 def test_a_sweep_proves_and_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its rows say the same as those of a sweep whose cases each found it themselves."""
     out = tmp_path / "shared"
-    run(out, "--precision", "fp32", "--batch-size", "16", "24")
-    rows = run(out, "--precision", "fp32", "bf16-amp", "--batch-size", "20")  # it is resumed
+    run(out, "--precision", "fp32", "--batch-size", "16", "18")
+    rows = run(out, "--precision", "fp32", "bf16-amp", "--batch-size", "17")  # it is resumed
     first, second, third, _ = rows["record_id"]
     assert list(map(read_sources, rows["shared"])) == [
         {},
@@ -193,10 +194,10 @@ def test_a_sweep_proves_and_counts_once(tmp_path: Path, monkeypatch: pytest.Monk
         {"flop": first},
     ]
     monkeypatch.setattr(Sharing, "recall", lambda *_: Known())
-    alone = run(tmp_path / "alone", "--precision", "fp32", "--batch-size", "20", "24")
+    alone = run(tmp_path / "alone", "--precision", "fp32", "--batch-size", "17", "18")
     assert list(alone["shared"]) == ["", ""]
     columns = [*PROVEN, "proof_notes", "flags", "flop_per_image", "step_bytes"]
-    taken = rows[rows["precision"] == "fp32"].set_index("batch_size").loc[[20, 24], columns]
+    taken = rows[rows["precision"] == "fp32"].set_index("batch_size").loc[[17, 18], columns]
     pd.testing.assert_frame_equal(taken, alone.set_index("batch_size")[columns])
     work, own = read_work(out), read_work(tmp_path / "alone")
     for record_id, theirs in zip((third, second), alone["record_id"], strict=True):
@@ -205,16 +206,18 @@ def test_a_sweep_proves_and_counts_once(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(mine) > 10
 
 
+@pytest.mark.usefixtures("unreported")
 def test_a_case_that_is_tried_again_finds_everything_anew(tmp_path: Path) -> None:
-    run(tmp_path, "--precision", "fp32", "--batch-size", "16", "24")
+    run(tmp_path, "--precision", "fp32", "--batch-size", "16", "18")
     records = tmp_path / "records.csv"
     *above, last = records.read_text().splitlines()
     records.write_text("\n".join([*above, last.replace(",ok,", ",error,"), ""]))
-    rows = run(tmp_path, "--precision", "fp32", "--batch-size", "16", "24", "--retry", "error")
+    rows = run(tmp_path, "--precision", "fp32", "--batch-size", "16", "18", "--retry", "error")
     assert rows["attempt"].tolist() == [1, 1, 2]
     assert list(rows["shared"] != "") == [False, True, False]
 
 
+@pytest.mark.usefixtures("unreported")
 def test_another_network_of_the_same_name_is_proved_and_counted_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
