@@ -1,6 +1,6 @@
 # make sweep   build the environment and run the main job
-# make test    build the same environment; lint, type-check and run the tests, in under ten minutes
-# make test-all    the slow tests as well, in about forty minutes on two cores
+# make test    build the same environment; lint, type-check and run the tests, in eleven minutes
+# make test-all    the slow tests as well, in half an hour on two cores
 VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch

@@ -114,7 +114,6 @@ def start(out: Path, *flags: str, minutes: str = "15") -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) -> None:
     first, begun = start(tmp_path, minutes="40"), tmp_path / "begun"

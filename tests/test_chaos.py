@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from slow_sweep import STEPS
 
 from bench.store.reader import read_cases, read_records, read_steps
@@ -37,7 +36,6 @@ def start(out: Path, lanes: int) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng = random.Random(KILLS)
     rows = killed = said = 0

@@ -25,7 +25,7 @@ from bench.executors.ray.caretaker import MARK, find_marked
 from bench.store.reader import read_cases, read_records
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
 HERE = Path(__file__).parent
 KILLS = max(3, int(os.environ.get("BENCH_CHAOS", "3")) // 3)
