@@ -1,5 +1,5 @@
 # make sweep   build the environment and run the main job
-# make test    build the same environment; lint, type-check and run the tests, in eleven minutes
+# make test    build the same environment; lint, type-check and run the tests, in about ten minutes
 # make test-all    the slow tests as well, in half an hour on two cores
 VENV   ?= .venv
 PYTHON ?= python3

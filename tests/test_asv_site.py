@@ -24,7 +24,7 @@ import pytest
 
 pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)

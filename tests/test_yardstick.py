@@ -303,7 +303,7 @@ def test_a_process_that_fails_gives_its_reason() -> None:
 
 # ------------------------------------------------------------------------------------ in a sweep
 
-SWEEP = "--model dpn-small --dataset synthetic --batch-size 64 --fraction 0.002 --repeats 1"
+SWEEP = "--model dpn-small --dataset synthetic --batch-size 16 --fraction 0.002 --repeats 1"
 
 
 def run_sweep(out: Path, *more: str) -> None:

@@ -163,7 +163,7 @@ def test_a_warm_worker_has_all_that_a_cold_one_has(
 def test_a_cold_sweep_has_the_rows_of_a_warm_one(tmp_path: Path) -> None:
     flags = (
         "--device cpu --dataset synthetic --precision fp32 bf16-amp --steps 3 --batch-size 16 "
-        "--model models_for_tests:good --evaluate --repeats 2"
+        "--model models_for_tests:good --evaluate --repeats 1"
     )
     for name in ("--cold", "--timeout=3600"):
         assert sweep.main([*flags.split(), name, "--out", str(tmp_path / name)]) == 0
