@@ -113,6 +113,8 @@ def serve(
                 request, given, _, _ = socket.recv_fds(asker, _REQUEST_BYTES, 4)
                 if not request:
                     if asker is control:
+                        if listener is not None:
+                            _remove(Path(listener.getsockname()))
                         return None
                     selector.unregister(asker)
                     asking.pop(key.fd).close()
@@ -140,6 +142,13 @@ def serve(
                     selector.register(watched, selectors.EVENT_READ)
                 for one in given:
                     os.close(one)
+
+
+def _remove(place: Path) -> None:
+    """Remove a socket and its folder, which who made them could not when it was killed."""
+    with suppress(OSError):
+        place.unlink()
+        place.parent.rmdir()
 
 
 def _fork(imported: dict[str, tuple[int, int]]) -> tuple[int | None, str]:

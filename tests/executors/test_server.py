@@ -345,6 +345,28 @@ def test_a_lent_server_outlives_who_borrows_it_and_their_workers_do_not(
     assert not psutil.pid_exists(server)
 
 
+LENDING = """
+import os, time
+from pathlib import Path
+from bench.executors.server import lend_server
+with lend_server(os.environ, Path.cwd()) as lent:
+    print(*lent.values(), flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_a_killed_lender_leaves_nothing() -> None:
+    command = [sys.executable, "-c", LENDING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lender:
+        assert lender.stdout is not None
+        place = Path(lender.stdout.readline().split()[1])
+        assert place.is_socket()
+        servers = [child.pid for child in psutil.Process(lender.pid).children()]
+        lender.kill()
+    assert gone(servers, within_s=60)
+    assert not place.parent.exists()
+
+
 def test_a_lent_server_is_asked_where_it_is_of_the_same_surroundings(
     data: DatasetInfo, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
