@@ -8,21 +8,18 @@ BIN    ?= $(VENV)/bin/python
 # tests of one file stay in one process, for what they share; the order is that of tests/conftest.py
 SPREAD  = -n logical --dist loadfile --no-loadscope-reorder
 
-.PHONY: sweep test test-all test-gpu card lint chaos publish clean
+.PHONY: sweep test test-all test-gpu card lint compiled chaos publish clean
 
 sweep: $(VENV)/ready
 	$(BIN) -m bench.sweep $(ARGS)
 
-# what is not marked slow; compiled first, since hundreds of processes would each compile what they
-# import where PYTHONDONTWRITEBYTECODE is set: 0.4 of the 0.8 CPU s that a report imports for
-test: lint
-	$(BIN) -m compileall -q bench tests
+# what is not marked slow
+test: lint compiled
 	$(BIN) -m pytest $(SPREAD) -m "not slow" $(ARGS)
 
 # everything, with five times the fuzzing: before a release, and what you changed before a commit, by
 # make test-all ARGS=tests/test_card.py
-test-all: lint
-	$(BIN) -m compileall -q bench tests
+test-all: lint compiled
 	BENCH_FUZZ=100 $(BIN) -m pytest $(SPREAD) $(ARGS)
 
 # everything that needs a card, in one run, by the python3 that has a torch for it (pytest is all it
@@ -44,6 +41,11 @@ lint: $(VENV)/ready
 	$(BIN) -m ruff check .
 	$(BIN) -m ruff format --check .
 	$(BIN) -m mypy
+
+# where PYTHONDONTWRITEBYTECODE is set, hundreds of processes would each compile what they import:
+# 0.4 of the 0.8 CPU s that a report imports for
+compiled: $(VENV)/ready
+	$(BIN) -m compileall -q bench tests
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and "error: Python 3.11.4 or later is needed; set PYTHON=python3.12")'

@@ -16,10 +16,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import models_for_tests
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from apex_for_tests import install
 from torch import Tensor, nn
 from training_for_tests import CPU, OURS, batch, in_parts, training
@@ -251,28 +251,15 @@ def test_killed_while_saving_the_earlier_file_stands(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ a whole case
 
 
-class Rows(Workload):
-    """Numbers to two classes: four steps an epoch at batch size 16."""
+class Rows(models_for_tests.Rows):
+    """By a network with buffers and random numbers of its own."""
 
-    unit = "rows"
-    samples, test_samples = 60, 32
+    test_samples = 32
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(
             nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 2)
         )
-
-    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
-        x = torch.randn(size, 6, device=device, generator=generator)
-        return x, (x[:, 0] > 0).long()
-
-    def make_test_batch(self, first: int, size: int, device: torch.device) -> Any:
-        return self.make_batch(size, device, torch.Generator(device).manual_seed(first))
-
-    def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
-        x, y = batch
-        logits = network(x)
-        return Loss(F.cross_entropy(logits, y), (logits.argmax(1) == y).sum())
 
 
 def rows() -> Workload:

@@ -450,5 +450,5 @@ def test_small_dpn_learns_real_images(cifar10: Path) -> None:
     passes = chain.from_iterable([[*list_batches(batches, i)] for i in range(2)])
     epoch = train_epoch(ours, passes, StepClock(CPU), lambda step, loss: None)()
     last = sum(epoch.correct[-40:]) / sum(epoch.images[-40:])
-    assert last > 0.17
+    assert last > 0.2
     assert sum(epoch.losses[-40:]) / 40 < sum(epoch.losses[:40]) / 40
