@@ -130,6 +130,7 @@ def _expand(
     order = sorted(axes, key=list(AXES).index)
     for limit, *values in product(micro, *(axes[name] for name in order)):
         family = _settle(dict(zip(order, values, strict=True)))
+        checked = set[int]()
         for size in chosen:
             sizes = [size]
             if isinstance(size, str):
@@ -145,7 +146,10 @@ def _expand(
             for number in sizes:
                 made = family.accumulate if limit is None else -(-number // limit)
                 case = replace(family, batch_size=number, accumulate=made)
-                check_axes(case)
+                check_division(case)
+                if made not in checked:  # of 10,000 cases, most of what is checked
+                    check_settings(case)
+                    checked.add(made)
                 yield case
 
 
@@ -177,6 +181,12 @@ def go_together(case: Case) -> bool:
 def check_axes(case: Case) -> None:
     """Refuse settings that do not go together. Raises UsageError: it says which, and what to leave
     out."""
+    check_division(case)
+    check_settings(case)
+
+
+def check_division(case: Case) -> None:
+    """Refuse a batch that so many micro-batches of one size do not make. Raises UsageError."""
     if case.accumulate > case.batch_size:
         raise UsageError(
             f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches; "
@@ -191,6 +201,10 @@ def check_axes(case: Case) -> None:
             f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches, "
             f"all but the last of one size; give --accumulate {' or '.join(map(str, works))}"
         )
+
+
+def check_settings(case: Case) -> None:
+    """Refuse what does not go together at any batch size. Raises UsageError."""
     cut = case.fraction < 1 or case.steps is not None or case.until is not None
     if case.epochs > 1 and cut:
         raise UsageError(

@@ -15,7 +15,7 @@ from functools import cache, cached_property
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.grid import check_axes, check_batches
+from bench.grid import check_batches, check_division
 from bench.record import MEASURED, REFUSED, Status
 from bench.text import Explained
 from bench.wall.line import MemoryLine, fit_line
@@ -139,7 +139,8 @@ ANSWERED = frozenset({Ending.FOUND, Ending.NO_WALL, Ending.UNSUPPORTED})
 def list_sizes(
     case: Case, images: int, step: int = STEP, batchnorm: bool = True
 ) -> tuple[int, ...]:
-    """The multiples of ``step`` that ``case`` can train on so many images, upwards.
+    """The multiples of ``step`` that ``case``, of settings that go together, can train on so many
+    images, upwards.
 
     Left out are those that so many micro-batches of one size do not make, and where there may be
     ``batchnorm``, those with a batch or micro-batch of one image.
@@ -147,7 +148,7 @@ def list_sizes(
 
     def fits(size: int) -> bool:
         try:
-            check_axes(sized := replace(case, batch_size=size))
+            check_division(sized := replace(case, batch_size=size))
             check_batches(sized, images, batchnorm)
         except UsageError:
             return False
