@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pandas import read_csv
 
 from bench.advise.__main__ import main, parse_budget
 from bench.advise.answer import Answer
@@ -457,6 +458,27 @@ def test_the_command_runs_as_much_of_an_epoch_as_takes_seconds(
     assert looked.iloc[1:].tolist() == pytest.approx([0.5 / epoch_s] * (len(looked) - 1), rel=0.02)
     assert measured.tolist() == pytest.approx([1.0 / epoch_s] * len(measured), rel=0.02)
     assert len(looked) > 1 < len(measured)
+
+
+def test_doubts_are_of_the_runs_that_were_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run with which another program computed, of looks, and of rows that are not compared."""
+    run(tmp_path, "--budget", "1m")
+    told = capsys.readouterr().out
+    rows = read_records(tmp_path)
+    plain = (rows["precision"] == "fp32") & (rows["until"] == "0.01")
+    compared = rows["record_id"][plain].tolist()
+    runs = len(compared)
+    said = f"Doubted of the {runs} runs that were compared"
+    assert f"{said}: {runs} not measured; python -m bench.report {tmp_path} says" in told
+
+    lines = read_csv(tmp_path / "records.csv", dtype=str, keep_default_na=False)
+    ours = lines["record_id"].isin(compared[:1])
+    lines.loc[ours | (lines["precision"] == "fp16"), "other_cores"] = "1.5"
+    lines.to_csv(tmp_path / "records.csv", index=False)
+    run(tmp_path, "--budget", "1m", "--format", "json")
+    assert json.loads(capsys.readouterr().out)["doubts"] == {"not measured": runs, "shared": 1}
 
 
 def test_json_has_the_setting_and_what_is_known_of_it(

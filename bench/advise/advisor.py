@@ -161,6 +161,7 @@ class Advisor:
             seed=int(row["run_seed"]),
             loss=number("train_loss") if trial.aim is Aim.LEARN else None,
             reason=str(row["reason"]),
+            record_id=str(row["record_id"]),
         )
 
 

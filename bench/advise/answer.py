@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from bench.advise.advisor import PRICED
-from bench.advise.limits import tell_limits
+from bench.advise.evidence import Evidence
 from bench.advise.policy import LEAST_PROMISE, MOST_REPEATS, UNLIMITED, choose
 from bench.advise.standing import (
     LEARN_PART,
@@ -90,6 +90,10 @@ class Answer:
     def advised(self) -> Case | None:
         """The setting to train with; None where there is nothing to choose from."""
         return self.standing.advised if len(self.standing.values) > 1 else None
+
+    @cached_property
+    def _evidence(self) -> Evidence | None:
+        return Evidence(self.folder, self.standing.known) if self.folder else None
 
     @cached_property
     def pending(self) -> Trial | None:
@@ -213,8 +217,30 @@ class Answer:
             yield self._tell_learning(advised)
             yield self._tell_batch(advised)
             yield self._tell_compiling(advised)
-        if self.folder:
-            yield tell_limits(self.folder, advised)
+        if self._evidence:
+            yield self._evidence.tell_limits(advised)
+            yield self._tell_doubts(advised)
+
+    def _list_compared(self, advised: Case) -> list[Result]:
+        """The runs by which a setting is advised: its own, those of the present one, and those of
+        the best that is not certain to be better."""
+        settings = dict.fromkeys([advised, self.now, self.standing.best or advised])
+        return [
+            r for s in settings if s in self.standing.values for r in self.standing.list_fine(s)
+        ]
+
+    def _tell_doubts(self, advised: Case) -> str:
+        doubts = self._count_doubts(advised)
+        if not doubts:
+            return ""
+        said = ", ".join(f"{number:,} {remark}" for remark, number in doubts.items())
+        runs = count(len(self._list_compared(advised)), "run")
+        report = shlex.join(["python", "-m", "bench.report", str(self.folder)])
+        return f"Doubted of the {runs} that were compared: {said}; {report} says what helps."
+
+    def _count_doubts(self, advised: Case) -> dict[str, int]:
+        compared = self._list_compared(advised)
+        return self._evidence.count_doubts(compared) if self._evidence else {}
 
     def _share_of_memory(self, advised: Case) -> float | None:
         used = [self._find_memory(s) for s in (advised, self.now)]
@@ -388,6 +414,7 @@ class Answer:
             "epoch_time_s": advised and self._find_time(advised),
             "memory_share": advised and self._share_of_memory(advised),
             "learning": learning,
+            "doubts": self._count_doubts(advised) if advised else {},
             "complete": self.pending is None,
             "sentences": list(self.write()),
             "next": self.next_command if self.pending else None,

@@ -123,6 +123,7 @@ class Result:
         loading_s: what torch's loader takes for an epoch where nothing is trained.
         loss: over what it trained, of ``seed``.
         reason: why it ended as it did, unless it is ok.
+        record_id: of its row; empty where it has none.
     """
 
     trial: Trial
@@ -139,6 +140,7 @@ class Result:
     seed: int = 0
     loss: float | None = None
     reason: str = ""
+    record_id: str = ""
 
 
 def list_changes(setting: Case, other: Case) -> list[str]:

@@ -1,0 +1,63 @@
+"""What the rows of the runs say beyond their times: what limits a setting, which are doubted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from bench.advise.standing import Result, strip
+from bench.case import Case
+from bench.diagnosis.sentences import name_part
+from bench.questions.profiles import STEP, make_step, take_runs
+from bench.record import RELIABLE
+from bench.store.reader import read_cases
+from bench.study.doubts import DOUBTS
+from bench.study.summaries import read
+from bench.study.sweeps import Sweep, read_sweep
+
+MOST_PARTS, LEAST_PART = 3, 0.05
+"""Parts of a step that are named, and the least share of it that such a part has."""
+
+_OF_SHORT_RUNS = ("trend", "unknown", "few")
+"""Doubts that runs of seconds have anyway; how much they differ is in what is said of them."""
+
+
+class Evidence:
+    """The rows of ``results`` in a folder, and of no other runs that it holds."""
+
+    def __init__(self, folder: Path, results: Collection[Result]) -> None:
+        self._folder, self._ids = folder, {result.record_id for result in results}
+
+    @cached_property
+    def _sweep(self) -> Sweep:
+        sweep = read_sweep(self._folder)
+        return replace(sweep, records=sweep.records[sweep.records["record_id"].isin(self._ids)])
+
+    def tell_limits(self, setting: Case) -> str:
+        """Say what the steps of a setting spend most time on; empty where none was profiled."""
+        rows = self._sweep.records
+        rows = rows[rows["profile"] & rows["status"].isin(RELIABLE) & rows[STEP].notna()]
+        work = dict(list(self._sweep.work.groupby("record_id", sort=False)))
+        ids, cases = rows["record_id"], read_cases(rows)
+        for case, name, run in zip(cases, ids, take_runs(rows), strict=True):
+            step = make_step(case, [(run, work.get(name))]) if strip(case) == setting else None
+            if step and (divided := step.breakdown):
+                times = {part.name: divided.find_time(part.name) for part in divided.parts}
+                shares = {part: time / divided.step_s for part, time in times.items()}
+                most = sorted(shares.items(), key=lambda part: -part[1])[:MOST_PARTS]
+                named = [
+                    f"{name_part(n)} {100 * share:.0f} %" for n, share in most if share > LEAST_PART
+                ]
+                return f"Why not more: of its step, {', '.join(named)}." if named else ""
+        return ""
+
+    def count_doubts(self, results: Collection[Result]) -> dict[str, int]:
+        """How many of the runs have each doubt that keeps a case from being called the fastest, by
+        the remark that reports have beside a row."""
+        rows = read([self._sweep])
+        rows = rows[rows["record_id"].isin({result.record_id for result in results})]
+        fatal = [doubt for doubt in DOUBTS.values() if doubt.fatal]
+        found = {d.remark: int(rows[d.name].sum()) for d in fatal if d.name not in _OF_SHORT_RUNS}
+        return {remark: number for remark, number in found.items() if number}
