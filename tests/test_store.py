@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +360,19 @@ def test_rows_are_on_disk_when_append_returns(
         files = [tmp_path / STEPS, tmp_path / EPOCHS, tmp_path / RECORDS]
         sizes = [(str(file), file.stat().st_size) for file in files]
         assert synced == sizes, "the steps first: no row stands without its curve"
+
+        synced.clear()
+        longer = make_run(repeat=3)
+        quick = replace(longer, repeat=2, finished_at=longer.started_at)
+        opened.append(quick, [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
+        assert not synced, "what took no second waits for what comes within one"
+        opened.append(longer, [STEP])
+        order = [files[1], files[0], files[2]]
+        assert synced == [(str(file), file.stat().st_size) for file in order]
+        synced.clear()
+        opened.append(replace(quick, repeat=4))
+        assert not synced
+    assert synced[0] == (str(files[2]), files[2].stat().st_size), "when it is closed"
 
 
 # ------------------------------------------------------------------------------------- torn lines
