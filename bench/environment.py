@@ -396,6 +396,20 @@ def usable_cpus() -> Sequence[int]:
     return range(os.cpu_count() or 1)
 
 
+def read_core_times() -> tuple[float, float]:
+    """Seconds for which the cores that this process may use were busy so far, and for which other
+    guests of its hypervisor had them. What runs on other cores takes nothing from these."""
+    import psutil
+
+    cpus, busy, stolen = psutil.cpu_times(percpu=True), 0.0, 0.0
+    for times in (cpus[index]._asdict() for index in usable_cpus() if index < len(cpus)):
+        stolen += times.pop("steal", 0.0)
+        # the kernel counts a guest's time in user and nice too
+        unused = ("idle", "iowait", "guest", "guest_nice")
+        busy += sum(spent for kind, spent in times.items() if kind not in unused)
+    return busy, stolen
+
+
 CPU_FLAGS: dict[Arithmetic, frozenset[str]] = {
     Arithmetic.FLOAT16: frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
     Arithmetic.BFLOAT16: frozenset({"avx512_bf16", "amx_bf16", "bf16"}),

@@ -246,7 +246,7 @@ def test_the_poller_sees_a_process_grow() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--pairs", "0"], "--pairs 0: give a whole number of at least 1"),
+        (["--pairs", "0"], "--pairs '0': give a whole number of at least 1"),
         (
             ["--precision", "fp16"],
             "--precision fp16: the bare loop can only train fp32 or bf16-amp",
@@ -338,7 +338,7 @@ def test_a_workloads_overhead_is_timed(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--pairs", "0"], "--pairs 0: give a whole number of at least 1"),
+        (["--pairs", "0"], "--pairs '0': give a whole number of at least 1"),
         (["--precision", "fp32", "bf16"], "2 cases are given; give one value for each axis"),
         (["--batch-size", "60000"], "batch size 60000 is above the dataset's 50000 images"),
         (["--pears", "1"], "unknown argument '--pears'; did you mean '--pairs'?"),

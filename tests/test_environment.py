@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from bench import environment
@@ -264,3 +266,16 @@ def test_help_imports_nothing_heavy(module: str) -> None:
     assert out.stdout.startswith("usage: ")
     loaded = set(json.loads(out.stdout.splitlines()[-1]))
     assert not loaded & {"torch", "pandas", "seaborn", "matplotlib", "scipy", "pyarrow", "numpy"}
+
+
+def test_the_cores_were_busy_for_what_is_neither_idle_nor_a_guest_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Linux counts a guest's time in user and nice too; other systems tell of less."""
+    times = {"user": 5.0, "nice": 1.0, "system": 2.0, "idle": 90.0, "iowait": 7.0, "irq": 0.5}
+    times |= {"softirq": 0.25, "steal": 3.0, "guest": 2.0, "guest_nice": 0.5}
+    core, other = namedtuple("core", times), namedtuple("other", ["user", "idle"])
+    told = [other(1000.0, 0.0), core(**times), other(4.0, 9.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: told)
+    monkeypatch.setattr(environment, "usable_cpus", lambda: [1, 2, 7])
+    assert environment.read_core_times() == (8.75 + 4.0, 3.0)

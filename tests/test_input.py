@@ -197,7 +197,7 @@ def test_a_sweep_of_two_shapes_is_measured_and_reported(
     said = " ".join(capsys.readouterr().out.split())
     assert "Dataset: synthetic, 1x16x16, 20 classes, 50,000 seeded images" in said
     assert "Dataset: synthetic, 3x16x24, 20 classes, 50,000 seeded images" in said
-    assert "Use --dataset cifar10 without --input and --classes to train on it." in said
+    assert "Use --dataset cifar10 without --input and --classes to train on them." in said
     assert "Mixed environments" not in said
 
 

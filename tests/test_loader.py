@@ -311,7 +311,7 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(
         return [psutil._pslinux.scputimes(k * machine[0], *[0.0] * 9) for k in (1000, 1)]
 
     monkeypatch.setattr(psutil, "cpu_times", tell)
-    monkeypatch.setattr("bench.worker.stopwatch.usable_cpus", lambda: [1])
+    monkeypatch.setattr("bench.environment.usable_cpus", lambda: [1])
     for ends in (False, True):
         others, before = OtherWork(), read_cpu_time()
         pipe = subprocess.PIPE

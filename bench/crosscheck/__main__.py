@@ -31,7 +31,7 @@ from bench.data import SYNTHETIC
 from bench.environment import ASK_S, list_devices
 from bench.errors import UsageError
 from bench.executors import Executor, Job, Lane, Settings, build_executor
-from bench.flags import Parser, add_axes, command, describe, read_axes
+from bench.flags import Parser, add_axes, command, describe, parse_whole, read_axes
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Measurement, Status
@@ -54,7 +54,12 @@ def build_parser() -> Parser:
     )
     add = parser.add_argument
     add("--overhead", action="store_true", help="measure what the harness adds to an epoch")
-    add("--pairs", type=int, metavar="N", help="pairs to measure (3, with --overhead 5)")
+    add(
+        "--pairs",
+        type=lambda text: parse_whole("--pairs", text, 1),
+        metavar="N",
+        help="pairs to measure (3, with --overhead 5)",
+    )
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is, for --overhead")
     add("--json", action="store_true", help="print JSON on standard output")
     add_axes(
@@ -80,8 +85,6 @@ def main(argv: Sequence[str]) -> int:
 
 def check(argv: Sequence[str], executor: Executor) -> int:
     given = build_parser().parse(argv)
-    if given.pairs is not None and given.pairs < 1:
-        raise UsageError(f"--pairs {given.pairs}: give a whole number of at least 1")
     axes = read_axes(given)
     case = choose_case(axes, given.overhead)
     if given.data_dir and not given.overhead:

@@ -29,6 +29,7 @@ from bench.environment import (
     describe_host,
     find_missing,
     find_variables,
+    read_core_times,
     read_governor,
     usable_cpus,
 )
@@ -248,18 +249,7 @@ class _Load:
 
     @staticmethod
     def _read() -> tuple[float, float, float, float]:
-        import psutil
-
-        busy = steal = 0.0
-        cpus = psutil.cpu_times(percpu=True)
-        for index in usable_cpus():
-            if index < len(cpus):
-                times = cpus[index]
-                steal += getattr(times, "steal", 0.0)
-                # the kernel counts a guest's time in user and nice already
-                busy += times.user + times.system + getattr(times, "nice", 0.0)
-                busy += getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
-        return busy, steal, read_cpu_time(find_lender()), time.monotonic()
+        return *read_core_times(), read_cpu_time(find_lender()), time.monotonic()
 
 
 def _free_bytes(place: Path) -> int | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.flags import join_flags, split_flags
 from bench.limits import MIN_REPEATS
 from bench.questions.halving import confirm
 from bench.questions.notices import list_asked, list_failed
@@ -95,14 +97,11 @@ def _change(sweep: Sweep, without: Sequence[str] = (), **flags: Sequence[str]) -
         words = shlex.split(lines[-1]) if lines else []
     except ValueError:  # somebody edited it
         return []
-    if words[: len(SWEEP)] != SWEEP:
+    module, asked = words[: len(SWEEP)], words[len(SWEEP) :]
+    if module != SWEEP or not all(word.startswith("--") for word in asked[:1]):
         return []
     new = {"--out": [_name_folder(sweep)]} | {f"--{name}": list(v) for name, v in flags.items()}
-    new = {flag: values for flag, values in new.items() if flag not in without}
-    kept, dropped = [], False
-    for word in words:
-        if word.startswith("--"):
-            dropped = word.partition("=")[0] in (*new, *without)
-        if not dropped:
-            kept.append(word)
-    return [*kept, *(word for flag, values in new.items() for word in (flag, *values))]
+    given = [word for flag, values in new.items() for word in (flag, *values)]
+    flagged = split_flags(join_flags(asked, given))
+    kept = (values for flag, values in flagged.items() if flag not in without)
+    return [*SWEEP, *chain.from_iterable(kept)]

@@ -201,14 +201,16 @@ def _find_pairs(
             yield from ((pair.a, pair.b) for pair in change.pairs)
         return
     spelled = cases[axis].map(format_value)
+    texts = dict(zip(cases["cell"], spelled, strict=True))
     order = spelled[rank(cases, axis).sort_values().index]
     firsts, lasts = (order if end is None else [end] for end in (before, after))
     for first, last in dict.fromkeys(product(firsts, lasts)):
         if first == last:
             continue
         for change in find_changes(axis, cases[spelled.isin([first, last])], machines):
-            forth = change.before == (first or "none")
-            yield from ((p.a, p.b) if forth else (p.b, p.a) for p in change.pairs)
+            for pair in change.pairs:
+                forth = texts[pair.a] == first
+                yield (pair.a, pair.b) if forth else (pair.b, pair.a)
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:

@@ -258,7 +258,7 @@ def _find_straggler(r: Columns) -> str:
 def _use_cifar10(r: Columns) -> str:
     given = [f"--{name}" for name in ("input", "classes") if any(getattr(r, name).distinct)]
     without = f" without {' and '.join(given)}" if given else ""
-    return f"Use --dataset cifar10{without} to train on it."
+    return f"Use --dataset cifar10{without} to train on them."
 
 
 def _measure_whole(r: Columns) -> str:
@@ -467,7 +467,7 @@ _ALL = (
           _measure_whole,
           lambda r: (r.part < 1) & known(r.epoch_time_s), fatal=False),
     Doubt("synthetic", "synthetic images",
-          "Loss and accuracy say nothing about CIFAR-10",
+          "Loss and accuracy say nothing about real images",
           _use_cifar10,
           lambda r: (r.dataset == "synthetic") & known(r.epoch_time_s), fatal=False),
     Doubt("published", "published",

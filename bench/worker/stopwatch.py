@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from bench.environment import usable_cpus
+from bench.environment import read_core_times, usable_cpus
 from bench.processes import read_cpu_time
 
 
@@ -62,15 +62,5 @@ class OtherWork:
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
-        import psutil
-
         # the processes that this one starts, such as a DataLoader's workers, are not others
-        cpus, own, busy = psutil.cpu_times(percpu=True), read_cpu_time(), 0.0
-        for index in usable_cpus():  # what runs on another lane's cores takes nothing from these
-            if index < len(cpus):
-                times = cpus[index]
-                busy += sum(times) - times.idle - getattr(times, "iowait", 0.0)
-                # the kernel counts a guest's time twice, and steal is time this machine was not
-                # given
-                busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-        return busy, own, time.monotonic()
+        return sum(read_core_times()), read_cpu_time(), time.monotonic()
