@@ -88,60 +88,88 @@ def serve(
     is the environment before anything was imported.
     """
     _end_threads()
-    imported, children = _look_at_files(), dict[int, _Child]()
-    control = socket.socket(fileno=descriptor)
-    listener = None if lent is None else socket.socket(fileno=lent)
-    asking = {one.fileno(): one for one in (control, listener) if one}
     with selectors.DefaultSelector() as selector:
-        for number in asking:
-            selector.register(number, selectors.EVENT_READ)
+        return _Server(descriptor, lent, selector).serve(inherited)
+
+
+class _Server:
+    """The connections of those who may ask, and the workers that they asked for, each by the
+    descriptor that tells of it."""
+
+    def __init__(
+        self, descriptor: int, lent: int | None, selector: selectors.DefaultSelector
+    ) -> None:
+        self._imported, self._selector = _look_at_files(), selector
+        self._control = socket.socket(fileno=descriptor)
+        self._listener = None if lent is None else socket.socket(fileno=lent)
+        self._asking, self._children = dict[int, socket.socket](), dict[int, _Child]()
+        for one in filter(None, (self._control, self._listener)):
+            self._hear(one)
+
+    def serve(self, inherited: Mapping[str, str]) -> Birth | None:
         while True:
-            for key, _ in selector.select():
-                if child := children.pop(key.fd, None):
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-                    _, status = os.waitpid(child.pid, 0)
-                    _tell(child.told, str(os.waitstatus_to_exitcode(status)))
-                    os.close(child.told)
-                    continue
-                asker = asking[key.fd]
-                if asker is listener:
-                    new, _ = listener.accept()
-                    asking[new.fileno()] = new
-                    selector.register(new, selectors.EVENT_READ)
-                    continue
-                request, given, _, _ = socket.recv_fds(asker, _REQUEST_BYTES, 4)
-                if not request:
-                    if asker is control:
-                        if listener is not None:
-                            _remove(Path(listener.getsockname()))
-                        return None
-                    selector.unregister(asker)
-                    asking.pop(key.fd).close()
-                    for child in children.values():
-                        if child.asker == key.fd:
-                            os.kill(child.pid, signal.SIGKILL)
-                    continue
-                told = given.pop()
-                server, (pid, answer) = os.getpid(), _fork(imported)
-                if pid == 0:
-                    began = time.monotonic()
-                    die_with_parent(server)
-                    for asker in asking.values():
-                        asker.close()
-                    for one in (told, *children, *(child.told for child in children.values())):
-                        os.close(one)
-                    _adopt(json.loads(request), inherited)
-                    return Birth(_settle(given), began)
-                _tell(told, answer)
-                if pid is None:
-                    os.close(told)
+            for key, _ in self._selector.select():
+                if child := self._children.pop(key.fd, None):
+                    self._reap(key.fd, child)
+                elif (asker := self._asking[key.fd]) is self._listener:
+                    self._hear(asker.accept()[0])
                 else:
-                    watched = os.pidfd_open(pid)
-                    children[watched] = _Child(pid, told, key.fd)
-                    selector.register(watched, selectors.EVENT_READ)
-                for one in given:
-                    os.close(one)
+                    request, given, _, _ = socket.recv_fds(asker, _REQUEST_BYTES, 4)
+                    if not request and asker is self._control:
+                        if self._listener is not None:
+                            _remove(Path(self._listener.getsockname()))
+                        return None
+                    if not request:
+                        self._leave(key.fd)
+                    elif birth := self._fork(key.fd, request, given, inherited):
+                        return birth
+
+    def _hear(self, asker: socket.socket) -> None:
+        self._asking[asker.fileno()] = asker
+        self._selector.register(asker, selectors.EVENT_READ)
+
+    def _reap(self, watched: int, child: _Child) -> None:
+        """Tell how a worker ended."""
+        self._selector.unregister(watched)
+        os.close(watched)
+        _, status = os.waitpid(child.pid, 0)
+        _tell(child.told, str(os.waitstatus_to_exitcode(status)))
+        os.close(child.told)
+
+    def _leave(self, number: int) -> None:
+        """End what was asked for by who is gone."""
+        self._selector.unregister(number)
+        self._asking.pop(number).close()
+        for child in self._children.values():
+            if child.asker == number:
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _fork(
+        self, asker: int, request: bytes, given: list[int], inherited: Mapping[str, str]
+    ) -> Birth | None:
+        """Fork a worker and answer who asked; in the worker, what it starts with."""
+        told = given.pop()
+        server, (pid, answer) = os.getpid(), _fork(self._imported)
+        if pid == 0:
+            began = time.monotonic()
+            die_with_parent(server)
+            for connection in self._asking.values():
+                connection.close()
+            theirs = (child.told for child in self._children.values())
+            for one in (told, *self._children, *theirs):
+                os.close(one)
+            _adopt(json.loads(request), inherited)
+            return Birth(_settle(given), began)
+        _tell(told, answer)
+        if pid is None:
+            os.close(told)
+        else:
+            watched = os.pidfd_open(pid)
+            self._children[watched] = _Child(pid, told, asker)
+            self._selector.register(watched, selectors.EVENT_READ)
+        for one in given:
+            os.close(one)
+        return None
 
 
 def _remove(place: Path) -> None:
