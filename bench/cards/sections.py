@@ -43,6 +43,7 @@ MOST_ROWS = 400
 """Rows of one table; more would not be read."""
 
 CSV = "python -m bench.report FOLDERS --format csv"
+FEWER = "name fewer folders"
 
 
 class Faults(NamedTuple):
@@ -206,7 +207,7 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
         priced = [f"{card} {price:g}" for card in cards if (price := found.prices.find(card))]
         notes.append(f"{found.prices.unit} an hour: {'; '.join(priced)}.")
     title = "Each card in each precision"
-    yield Sheet(title, columns, rows, notes, headings, most=MOST_ROWS, file=CSV)
+    yield Sheet(title, columns, rows, notes, headings, most=MOST_ROWS, file=CSV, choose=FEWER)
 
 
 def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
@@ -257,7 +258,7 @@ def _tell_duels(found: Cards) -> Iterator[Sheet]:
         "Judged as python -m bench.compare judges a case of two folders, which also says in what "
         "else they differ; the verdicts of a group are one family."
     )
-    yield Sheet("Card against card", columns, rows, [note], headings, most=MOST_ROWS)
+    yield Sheet("Card against card", columns, rows, [note], headings, most=MOST_ROWS, choose=FEWER)
 
 
 def _tell_folders(found: Cards) -> Iterator[Sheet]:

@@ -65,6 +65,7 @@ class Sheet:
     name: str = ""  # the section's, unless it has several tables
     most: int = MOST_ROWS
     file: str = ""  # where all rows are, if that is anywhere; or how to get it
+    choose: str = "--where chooses"  # how to have others
     empty: Sequence[str] = ("", NOTHING)  # cells that say nothing; without any, all columns stay
 
 
@@ -97,7 +98,7 @@ class Section:
         notes = [*(sheet.notes(shown) if callable(sheet.notes) else sheet.notes)]
         if left:
             also = f", and {sheet.file} has them all" if sheet.file else ""
-            notes.append(f"{say_left_out(left, 'row')}; --where chooses{also}.")
+            notes.append(f"{say_left_out(left, 'row')}; {sheet.choose}{also}.")
         table = Table(
             sheet.name or self.name,
             sheet.title,
