@@ -21,15 +21,17 @@ from bench.axis import Value
 from bench.case import AXES, Case, format_value, parse_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, SCHEMA, Column, Status, WorkRow
-from bench.store.attempts import find_truncated, keep_latest, number_groups
+from bench.store.attempts import FEW, find_truncated, keep_latest, number_groups
 from bench.store.cells import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, TABLES, WORK, write_lines
 from bench.store.migration import MIGRATIONS, RESPELLED
 from bench.text import clean
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     import pyarrow as pa
 
+    Places = np.ndarray[Any, Any]  # of cells among the distinct ones
 
 _LONGEST_LINE = 1_000_000  # bytes; the longest honest row is a few thousand
 _STRANGE = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
@@ -82,8 +84,9 @@ def read_records(path: Path) -> pd.DataFrame:
     """Read a sweep's records, checked and typed, one row a record.
 
     Numbers are float64 with NaN for empty (int64 where none is empty and all are whole), text is
-    str with "" for empty, switches are bool with False for empty. The columns are those of
-    `COLUMNS`, whatever schema the file has. ``path`` is a sweep's folder, or a records file.
+    str (object in fewer rows than `FEW`) with "" for empty, switches are bool with False for empty.
+    The columns are those of `COLUMNS`, whatever schema the file has. ``path`` is a sweep's folder,
+    or a records file.
 
     Raises UsageError: it is no records file of this harness, is of a newer schema, or holds a value
     that cannot be; the message names file, line and column.
@@ -295,31 +298,48 @@ def type_table(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.Da
     import pandas as pd
 
     typed = {}
-    nothing = {str: pd.array([""] * len(table), "str"), bool: np.zeros(len(table), bool)}
+    few = len(table) < FEW
+    no_text = np.full(len(table), "", object) if few else pd.array([""] * len(table), "str")
+    nothing = {str: no_text, bool: np.zeros(len(table), bool)}
     no_number = np.full(len(table), math.nan)
     for name, column in columns.items():
         # most columns hold few distinct cells; 100,000 records took 3.0 s cell by cell
-        cells = _encode(table[name])
-        if column.optional and not _is_axis(column) and cells.dictionary.to_pylist() == [""]:
-            typed[name] = nothing.get(column.type, no_number)  # as most are in most sweeps
+        distinct, places = _encode(table[name])
+        if (
+            len(distinct) == 1  # as most are in most sweeps
+            and column.optional
+            and not _is_axis(column)
+            and distinct[0].as_py() == ""
+        ):
+            typed[name] = nothing.get(column.type, no_number)
             continue
-        for text in _suspects(column, cells.dictionary):
+        for text in _suspects(column, distinct):
             if wrong := _wrong(column, text):
                 _refuse(path, table, name, text, wrong)
-        typed[name] = _READERS[column.type](cells.dictionary, cells.indices)
-    return pd.DataFrame(typed)
+        typed[name] = _READERS[column.type](distinct, places)
+    if not few:
+        return pd.DataFrame(typed)
+    # text as objects in one block: of few rows a look at a column takes a tenth of the time
+    texts = [name for name, column in columns.items() if column.type is str]
+    block = np.array([typed.pop(name) for name in texts], object).T
+    text = pd.DataFrame(block.reshape(len(table), len(texts)), columns=texts, dtype=object)
+    return pd.concat([text, pd.DataFrame(typed)], axis=1)[list(columns)]
 
 
-def _encode(cells: pa.ChunkedArray) -> pa.DictionaryArray:
+def _encode(cells: pa.ChunkedArray) -> tuple[pa.Array, Places]:
     """The distinct cells, and the place of each among them."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if len(cells) and pc.all(pc.equal(cells, cells[0])).as_py():  # a tenth of the time
-        places = pa.array(np.zeros(len(cells), np.int32))
-        return pa.DictionaryArray.from_arrays(places, cells.slice(0, 1).combine_chunks())
-    return cells.combine_chunks().dictionary_encode()
+    if len(cells) < FEW:
+        texts = cells.to_pylist()
+        found = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        return pa.array(list(found), pa.string()), np.array([found[text] for text in texts], int)
+    if pc.all(pc.equal(cells, cells[0])).as_py():  # a tenth of the time
+        return cells.slice(0, 1).combine_chunks(), np.zeros(len(cells), int)
+    encoded = cells.combine_chunks().dictionary_encode()
+    return encoded.dictionary, encoded.indices.to_numpy()
 
 
 def _suspects(column: Column, distinct: pa.Array) -> list[str]:
@@ -367,15 +387,18 @@ def _wrong(column: Column, text: str) -> str:
     return ""
 
 
-def _read_strings(distinct: pa.Array, places: pa.Array) -> Any:
+def _read_strings(distinct: pa.Array, places: Places) -> Any:
+    import numpy as np
     import pyarrow.compute as pc
 
     # pandas' methods for text took two thirds of the time of reading a short file
     bare = pc.replace_substring_regex(distinct, "^'", "", max_replacements=1)
+    if len(places) < FEW:
+        return np.array(bare.to_pylist(), object)[places]
     return bare.take(places).to_pandas()
 
 
-def _read_switches(distinct: pa.Array, places: pa.Array) -> Any:
+def _read_switches(distinct: pa.Array, places: Places) -> Any:
     import pyarrow.compute as pc
 
     return pc.equal(distinct, "on").to_numpy(zero_copy_only=False)[places]
@@ -389,7 +412,7 @@ def _parse_numbers(distinct: pa.Array) -> Any:
     return filled.cast(pa.float64()).to_numpy(zero_copy_only=False)
 
 
-def _read_whole_numbers(distinct: pa.Array, places: pa.Array) -> Any:
+def _read_whole_numbers(distinct: pa.Array, places: Places) -> Any:
     import numpy as np
 
     numbers = _parse_numbers(distinct)
