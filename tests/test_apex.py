@@ -229,7 +229,7 @@ def test_a_step_that_apex_skips_is_told_though_no_gradient_overflowed(start: Sta
     """Today's decides by a kernel that takes all gradients of a group for its first one's dtype."""
     ours = start("today", None, 128.0)
     mixed = list(ours.parameters)
-    wrapped = ours._recipe._optimizer  # type: ignore[attr-defined]
+    wrapped = ours._recipe.optimizer  # type: ignore[attr-defined]
     wrapped.weights = [mixed]
     for p in mixed:
         # of 1.00146 the lower half is that of an infinity, seen as fp16
