@@ -5,6 +5,7 @@ The real one needs a GPU; stand-ins of its three interfaces keep one contract he
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from importlib.machinery import PathFinder
@@ -378,11 +379,9 @@ def test_a_worker_trains_with_what_is_installed(
     generation: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through a real process, to the row: which interface trained, and the scale of each step."""
-    tests = Path(__file__).parent
-    paths = [str(tests), str(tests.parent)]
     if generation:
-        paths.insert(0, str(install(tmp_path, generation)))
-    monkeypatch.setenv("PYTHONPATH", ":".join(paths))
+        place = str(install(tmp_path, generation))
+        monkeypatch.setenv("PYTHONPATH", place, prepend=os.pathsep)
     case = Case(
         model="training_for_tests:small",
         dataset="synthetic",

@@ -237,7 +237,6 @@ def test_killed_while_saving_the_earlier_file_stands(tmp_path: Path) -> None:
     """SIGKILL at random moments of one save after the other; after each, a whole file is there."""
     answer = subprocess.run(
         [sys.executable, HERE / "killed_saves.py", tmp_path, "25"],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -628,14 +627,8 @@ def test_apex_says_why_it_has_no_checkpoint(
 # ------------------------------------------------------------------------------ through processes
 
 
-@pytest.fixture
-def workers_find_this(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 @pytest.mark.slow
-def test_a_stopped_worker_is_gone_on_from(tmp_path: Path, workers_find_this: None) -> None:
+def test_a_stopped_worker_is_gone_on_from(tmp_path: Path) -> None:
     """As Ctrl-C stops it, within the second epoch."""
     case = make_case(**THREE)
     executor, entered = SubprocessExecutor(Settings(timeout_s=300)), [0]
@@ -656,9 +649,7 @@ def test_a_stopped_worker_is_gone_on_from(tmp_path: Path, workers_find_this: Non
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_between_two_epochs_is_continued(
-    tmp_path: Path, workers_find_this: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_killed_between_two_epochs_is_continued(tmp_path: Path) -> None:
     """By SIGKILL, to the sweep itself; the same command then ends with the same losses."""
     out = tmp_path / "out"
     flags = f"--workload {__name__}:waiting --device cpu --batch-size 16 --lr 0.3 --epochs 3"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.data.batches import MadeBatches
@@ -32,12 +32,8 @@ from bench.training.counting import (
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.work import Kind, Label, Work, base_name, sum_kinds
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel
 from bench.workloads import Workload
 from bench.workloads.images import Images
-
-CPU = torch.device("cpu")
 
 
 def count(run: Callable[[], Any]) -> dict[Kind, Work]:
@@ -324,7 +320,7 @@ def test_dpn92_moves_what_was_computed_for_it() -> None:
 @pytest.mark.slow
 def test_a_row_has_the_traffic_of_its_step() -> None:
     case = replace(grid(ROWS)[0], batch_size=20, fraction=0.5)
-    found = measure(Assignment(case, "", time.monotonic()), Channel())
+    found = run_case(case)
     training, batches = train(case, Flat())
     assert found.measurement.step_bytes == round(
         sum(work.bytes for work in count_step(training, batches, case).values())

@@ -9,7 +9,6 @@ import csv
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from training_for_tests import CPU, run_case
 
 from bench.case import Case, list_micro_batches, telling_axes
 from bench.data import DatasetInfo
@@ -48,15 +48,13 @@ from bench.training.float8 import Conversion, convert, find_products
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import Proof, Setting, prove
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Finished
 from bench.workloads import Workload
 from examples import transformer
 from tests.planted.records import make_record, measured, write_sweep
 
 pytest.importorskip("torchao")
 
-CPU = torch.device("cpu")
 FP8 = PRECISIONS["fp8"]
 TINY = "examples.transformer:tiny"
 ROOT = Path(__file__).parents[1]
@@ -81,7 +79,7 @@ def run() -> Callable[..., Finished]:
         (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [16]})
         case = replace(case, steps=5, **settings)
         if case not in done:
-            done[case] = measure(Assignment(case, "", time.monotonic()), Channel())
+            done[case] = run_case(case)
         return done[case]
 
     return run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,17 @@ import torch
 import torch.nn.functional as F
 from apex_for_tests import install
 from torch import Tensor, nn
-from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts, small, training
+from training_for_tests import (
+    CPU,
+    LR,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    batch,
+    in_parts,
+    run_case,
+    small,
+    training,
+)
 
 from bench.case import Case, parse_value
 from bench.errors import UsageError
@@ -33,8 +42,7 @@ from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import find_layers
 from bench.worker.epochs import evaluate
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Finished
 from bench.workloads import Workload, load_workload
 from bench.workloads.images import Images
 
@@ -68,8 +76,7 @@ def trained(model: nn.Module) -> list[str]:
 
 def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:fine") -> Finished:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "precision": [precision]})
-    case = replace(case, batch_size=8, freeze=frozen, evaluate=True)
-    return measure(Assignment(case, "", time.monotonic()), Channel())
+    return run_case(replace(case, batch_size=8, freeze=frozen, evaluate=True))
 
 
 def unkept() -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import pytest
 import torch
 from loads_for_tests import ITEM_S, PIDS
 from torch import nn
+from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.data import DatasetInfo, loader, prepare
@@ -39,14 +39,10 @@ from bench.record import Outcome, Status
 from bench.sweep import preflight
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.training.trial import Trial
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.worker.stopwatch import OtherWork
 from bench.workloads import Workload
 
-CPU = torch.device("cpu")
-TESTS = Path(__file__).parent
 IMAGES = 61  # batches of 22, 22 and 17, of micro-batches of 8
 
 WAYS = {
@@ -178,11 +174,11 @@ def test_what_is_measured_learns_the_same(
         accumulate=2,
         epochs=2,
     )
-    plain = measure(Assignment(case, few.folder, time.monotonic()), Channel())
+    plain = run_case(case, few.folder)
     assert plain.measurement.loader_first_batch_s is None
     assert plain.measurement.loader_samples_per_s is None
     case = replace(case, loader="torch", workers=2, persistent_workers=True)
-    found = measure(Assignment(case, few.folder, time.monotonic()), Channel())
+    found = run_case(case, few.folder)
     for ours, theirs in zip(found.steps, plain.steps, strict=True):
         assert (ours.images, ours.loss, ours.correct) == (
             theirs.images,
@@ -215,7 +211,7 @@ def test_steps_after_a_resume_are_those_of_the_same_loader(
         loader="torch",
         workers=workers,
     )
-    m = measure(Assignment(case, "", time.monotonic()), Channel()).measurement
+    m = run_case(case).measurement
     assert (m.resume_exact, m.resume_difference) == (True, None)
 
 
@@ -537,7 +533,6 @@ class Hurried:
 def run(name: str, folder: Path, patch: pytest.MonkeyPatch) -> tuple[Outcome, str, list[int]]:
     """What came of a case, its log, and the processes that loaded."""
     place = folder / "pids"
-    patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
     patch.setenv(PIDS, str(place))
     name = f"loads_for_tests:{name}"
     case = Case(
@@ -621,7 +616,6 @@ def test_a_worker_that_hangs_ends_with_a_killed_parent(
 ) -> None:
     """However Python starts it: a fork server, the default from 3.14 on, outlives who asked it."""
     place = tmp_path / "pids"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
     monkeypatch.setenv(PIDS, str(place))
     with subprocess.Popen([sys.executable, "-c", HANGS, method]) as process:
         while not place.exists() and process.poll() is None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import models_for_tests
 import numpy as np
 import psutil
 import pytest
@@ -42,7 +41,7 @@ from bench.training.schedule import learning_rates
 from bench.worker.messages import GO_ON, Assignment, Finished, Message, PhaseEntered, StepTaken
 from bench.worker.stopwatch import OtherWork
 
-TESTS = Path(models_for_tests.__file__).parent
+RANKS = Path(__file__).with_name("ranks_for_tests.py")
 SIZES = (2, 3)
 CPU = torch.device("cpu")
 DDP = Case(device="cpu", parallel="ddp", world_size=2, dataset="synthetic")
@@ -215,19 +214,8 @@ def found() -> dict[int, dict[str, Any]]:
     names = "unweighted,compressed,divided_first,overflow,straggler,exposed,buckets,synchronized"
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            [
-                sys.executable,
-                TESTS / "ranks_for_tests.py",
-                folder,
-                f"2,gradients,{names}",
-                "3,gradients",
-            ],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(TESTS.parent),
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": "lo",
-            },
+            [sys.executable, RANKS, folder, f"2,gradients,{names}", "3,gradients"],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
             check=True,
             timeout=600,
         )
@@ -497,14 +485,6 @@ def test_each_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def data() -> DatasetInfo:
     return prepare("synthetic", data_dir=None)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def workers_find_the_models() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 def run(case: Case, data: DatasetInfo, log: Path | None = None, timeout_s: float = 600) -> Outcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gc
 import gzip
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.grid import grid
@@ -29,15 +29,12 @@ from bench.training.counting import join_work
 from bench.training.profiling import profile_step
 from bench.work import Kind, Label, Work
 from bench.worker import measurement
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Finished
 from bench.worker.preparation import open_supply
 from bench.workloads import Workload
 
-CPU = torch.device("cpu")
 WIDTH, LAYERS, ITEMS = 512, 6, 512
 TRIES = 5  # a busy machine may stop a step anywhere
-HERE = Path(__file__).parent
 TINY = "loads_for_tests:Loads"
 
 
@@ -323,7 +320,7 @@ def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Finished:
-    return measure(Assignment(tiny(profile=True), "", time.monotonic()), Channel())
+    return run_case(tiny(profile=True))
 
 
 def tiny(**settings: Any) -> Case:
@@ -352,7 +349,7 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no CUPTI")
 
     monkeypatch.setattr(measurement, "profile_step", fail)
-    found = measure(Assignment(tiny(profile=True), "", time.monotonic()), Channel())
+    found = run_case(tiny(profile=True))
     assert found.missing["busy_s"] == "RuntimeError: no CUPTI"
     assert found.measurement.busy_s is None
     assert found.measurement.step_bytes
@@ -363,7 +360,7 @@ def test_nothing_is_missing_where_none_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, found: Finished
 ) -> None:
     monkeypatch.setattr(measurement, "profile_step", None)
-    plain = measure(Assignment(tiny(), "", time.monotonic()), Channel())
+    plain = run_case(tiny())
     assert plain.measurement.profiled_steps is None
     assert [name for name in plain.missing if name in ("busy_s", "profiled_steps")] == []
     assert {row.time_s for row in plain.work} == {None}
@@ -423,9 +420,8 @@ def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_a_trace_is_kept_beside_the_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (Path(__file__).parents[1], HERE))))
     flags = ["--workload", TINY, "--device", "cpu", "--batch-size", "16", "--steps", "3"]
     flags += ["--precision", "fp32", "--repeats", "1", "--out", str(tmp_path / "a")]
     assert sweep([*flags, "--trace"]) == 0
