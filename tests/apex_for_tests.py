@@ -7,12 +7,14 @@ fp16_utils and amp step all the same, and that of contrib skips.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -60,6 +62,13 @@ def install(folder: Path, generation: str, extensions: bool = True) -> Path:
         if extensions:
             (folder / "amp_C.py").write_text("")
     return folder
+
+
+def install_here(monkeypatch: pytest.MonkeyPatch, folder: Path, generation: str) -> None:
+    """`install`, and have this process import that copy."""
+    monkeypatch.syspath_prepend(str(install(folder, generation)))
+    for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 class _Scaler:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from apex_for_tests import install
+from apex_for_tests import install, install_here
 from torch import Tensor
 from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts, small, training
 
@@ -44,9 +44,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Begin a training by a stand-in, as a worker does by what is installed."""
 
     def begin(generation: str, opt_level: str | None, scale: float | str) -> Training:
-        monkeypatch.syspath_prepend(str(install(tmp_path / generation, generation)))
-        for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
-            monkeypatch.delitem(sys.modules, name)
+        install_here(monkeypatch, tmp_path / generation, generation)
         case = Case(
             precision="fp16-apex", loss_scale=scale, opt_level=opt_level, lr=LR, device="cpu"
         )
@@ -326,15 +324,14 @@ def test_a_rule_that_apex_does_not_have(start: Start) -> None:
 def test_a_copy_that_cannot_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
-    place = install(tmp_path / "2018", "2018") / "apex/fp16_utils/__init__.py"
     made = install
 
     def broken(folder: Path, generation: str) -> Path:
-        made(folder, generation)
-        place.write_text("from torch import string_classes\n")
+        file = made(folder, generation) / "apex/fp16_utils/__init__.py"
+        file.write_text("from torch import string_classes\n")
         return folder
 
-    monkeypatch.setattr("test_apex.install", broken)
+    monkeypatch.setattr("apex_for_tests.install", broken)
     with pytest.raises(UnsupportedError, match=r"cannot be imported .*; build it for this torch"):
         start("2018", None, 128.0)
 

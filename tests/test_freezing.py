@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from apex_for_tests import install
+from apex_for_tests import install_here
 from torch import Tensor, nn
 from training_for_tests import (
     CPU,
@@ -277,11 +277,7 @@ def test_frozen_weights_and_statistics_stay_and_the_others_go_on(
 def test_apex_trains_what_is_left(
     generation: str, level: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
-    monkeypatch.syspath_prepend(str(install(tmp_path, generation)))
-    for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
-        monkeypatch.delitem(sys.modules, name)
+    install_here(monkeypatch, tmp_path, generation)
     case = Case(precision="fp16-apex", loss_scale=128.0, opt_level=level, device="cpu")
     set_flags(find_formats(case.precision, case.opt_level))
     ours = make_training(replace(case, freeze="backbone"), small(), CPU)

@@ -556,10 +556,11 @@ def test_a_batch_of_one_item_is_done_when_it_is_asked_for_again(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a compilation took over a minute on a busy machine
-def test_an_example_is_compiled(tmp_path: Path) -> None:
-    flags = ["--precision", "bf16-amp", "--batch-size", "8", "--compile", "on"]
-    (row,) = sweep_example(tmp_path / "out", TRANSFORMER, *flags)
-    assert (row["status"], row["compile"]) == ("ok", "default")
+def test_a_workload_is_compiled() -> None:
+    found = run(f"{__name__}:right", precision="bf16-amp", compile="default")
+    plain = run(f"{__name__}:right", precision="bf16-amp")
+    assert found.status is Status.OK
+    assert [s.loss for s in found.steps] == pytest.approx([s.loss for s in plain.steps], rel=0.02)
 
 
 @pytest.mark.slow
