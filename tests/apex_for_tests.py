@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +145,6 @@ class Fp16UtilsOptimizer:
         for master, weight in self.pairs:
             weight.copy_(master)
 
-    def zero_grad(self, set_grads_to_None: bool = False) -> None:  # noqa: N803
-        for pair in self.pairs:
-            for tensor in pair:
-                if set_grads_to_None:
-                    tensor.grad = None
-                elif tensor.grad is not None:
-                    tensor.grad.zero_()
-
 
 class FirstFp16UtilsOptimizer(Fp16UtilsOptimizer):
     """That of April to August 2018, which takes fewer arguments."""
@@ -165,9 +156,6 @@ class FirstFp16UtilsOptimizer(Fp16UtilsOptimizer):
         dynamic_loss_scale: bool = False,
     ) -> None:
         super().__init__(optimizer, static_loss_scale, dynamic_loss_scale)
-
-    def zero_grad(self) -> None:  # type: ignore[override]
-        super().zero_grad()
 
 
 class FusedSGD(torch.optim.Optimizer):
@@ -251,10 +239,6 @@ class ContribOptimizer:
             self.cur_scale = max(self.cur_scale / 2, 1)
         elif self.dynamic and self.good % 1000 == 0:
             self.cur_scale *= 2
-
-    def zero_grad(self, set_grads_to_None: bool = True) -> None:  # noqa: N803
-        for weight in chain.from_iterable(self.weights):
-            weight.grad = None
 
 
 class _Amp:

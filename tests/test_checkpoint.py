@@ -46,7 +46,7 @@ from bench.training.loop import Training
 from bench.worker.checkpoints import BEST, LAST, NOT_REPEATABLE, Checkpoints, find_best
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel, Finished, PhaseEntered
-from bench.workloads import Loss, Network, Workload
+from bench.workloads import Loss, Network
 from tests.planted.records import make_run
 
 HERE = Path(__file__).parent
@@ -260,10 +260,6 @@ class Rows(models_for_tests.Rows):
         )
 
 
-def rows() -> Workload:
-    return Rows()
-
-
 class Own(Rows):
     """With an optimizer whose state does not start at zero, and a buffer of its own."""
 
@@ -287,10 +283,6 @@ class Own(Rows):
         return torch.optim.NAdam(groups, lr)
 
 
-def own() -> Workload:
-    return Own()
-
-
 class Forgetful(Rows):
     """Counts its steps in an attribute, which no checkpoint holds."""
 
@@ -304,10 +296,6 @@ class Forgetful(Rows):
         return Loss(found.loss * (1 + self.taken / 100), found.correct)
 
 
-def forgetful() -> Workload:
-    return Forgetful()
-
-
 class Restless(Rows):
     """Never takes the same step twice, as a device whose sums come in any order."""
 
@@ -317,12 +305,8 @@ class Restless(Rows):
         return Loss(found.loss * (1 + os.urandom(1)[0] / 1e5 + os.urandom(1)[0] / 1e6))
 
 
-def restless() -> Workload:
-    return Restless()
-
-
 WAIT = "BENCH_TEST_WAIT"
-"""Environment variable: a folder; once a checkpoint is in it, or below, `waiting` trains no step
+"""Environment variable: a folder; once a checkpoint is in it, or below, `Waiting` trains no step
 more."""
 
 
@@ -333,11 +317,7 @@ class Waiting(Rows):
         return super().compute_loss(network, batch)
 
 
-def waiting() -> Workload:
-    return Waiting()
-
-
-def make_case(name: str = "rows", **settings: Any) -> Case:
+def make_case(name: str = "Rows", **settings: Any) -> Case:
     axes = {"workload": [f"{__name__}:{name}"], "device": ["cpu"], "batch_size": [16]}
     (case,) = grid({**axes, "lr": [0.3], **{k: [v] for k, v in settings.items()}})
     return replace(case, checkpoint=True)
@@ -395,18 +375,18 @@ def test_without_the_switch_nothing_is_saved(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_and_buffers_of_ones_own_resume_exactly() -> None:
-    m = run(make_case("own", precision="bf16")).measurement
+    m = run(make_case("Own", precision="bf16")).measurement
     assert m.resume_exact is True
 
 
 def test_what_a_checkpoint_cannot_hold_is_found_and_named() -> None:
-    m = run(make_case("forgetful")).measurement
+    m = run(make_case("Forgetful")).measurement
     assert m.resume_exact is False
     assert m.resume_difference == "loss of step 1"
 
 
 def test_a_device_that_never_repeats_a_step_is_not_the_checkpoints_fault() -> None:
-    found = run(make_case("restless"))
+    found = run(make_case("Restless"))
     assert found.measurement.resume_exact is None
     assert found.measurement.resume_difference is None
     assert found.missing["resume_exact"] == NOT_REPEATABLE
@@ -650,7 +630,7 @@ def test_a_stopped_worker_is_gone_on_from(whole: Finished, tmp_path: Path) -> No
 def test_a_sweep_killed_between_two_epochs_is_continued(tmp_path: Path) -> None:
     """By SIGKILL, to the sweep itself; the same command then ends with the same losses."""
     out = tmp_path / "out"
-    flags = f"--workload {__name__}:waiting --device cpu --batch-size 16 --lr 0.3 --epochs 3"
+    flags = f"--workload {__name__}:Waiting --device cpu --batch-size 16 --lr 0.3 --epochs 3"
     flags += " --evaluate --schedule cosine --checkpoint --precision bf16 --fraction 1"
     command = [sys.executable, "-m", "bench.sweep", *flags.split(), "--out", str(out)]
     with (tmp_path / "log").open("wb") as log:
@@ -667,7 +647,7 @@ def test_a_sweep_killed_between_two_epochs_is_continued(tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     (found,) = read_records(out).to_dict("records")
     assert (found["status"], found["resumed_epochs"], found["resume_exact"]) == ("ok", 1, True)
-    case = make_case("waiting", precision="bf16", **THREE)
+    case = make_case("Waiting", precision="bf16", **THREE)
     whole = run(case, tmp_path / "whole")
     steps, epochs = read_steps(out), read_epochs(out)
     assert steps["loss"].tolist() == [step.loss for step in whole.steps]

@@ -66,15 +66,11 @@ class Fine(Workload):
         return self.make_batch(size, device, torch.Generator(device).manual_seed(first))
 
 
-def fine() -> Workload:
-    return Fine()
-
-
 def trained(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
-def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:fine") -> Finished:
+def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:Fine") -> Finished:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "precision": [precision]})
     return run_case(replace(case, batch_size=8, freeze=frozen, evaluate=True))
 
@@ -86,7 +82,7 @@ def unkept() -> nn.Module:
 
 
 def test_a_batch_of_one_needs_no_batchnorm_that_is_frozen() -> None:
-    name = f"{__name__}:fine"
+    name = f"{__name__}:Fine"
     found = examine(name, "workload", freezes=("bn", "0", "backbone"))
     found = read_value(Fingerprint, json.loads(json.dumps(asdict(found))))
     assert (found.batchnorm, found.still) == (True, ("bn", "backbone"))
@@ -372,7 +368,7 @@ def test_a_case_says_what_was_not_computed(precision: str) -> None:
 
 
 def test_a_network_is_the_same_network_when_it_is_frozen() -> None:
-    name = f"{__name__}:fine"
+    name = f"{__name__}:Fine"
     found = examine(name, "workload", freezes=["backbone", "bn", "3"])
     # what is frozen says no more than which freezes leave BatchNorm still
     assert set(found.still) == {"backbone", "bn"}
@@ -387,14 +383,10 @@ class Needy(Fine):
         return torch.optim.SGD([p for p in parameters if p.shape[1:] == (3, 3, 3)], lr)
 
 
-def needy() -> Workload:
-    return Needy()
-
-
 def test_a_freeze_is_tried_before_any_case() -> None:
-    examine(f"{__name__}:needy", "workload", freezes=["bn"])
+    examine(f"{__name__}:Needy", "workload", freezes=["bn"])
     with pytest.raises(UsageError, match="in fp32 with --freeze 0 fails: ValueError: optimizer"):
-        examine(f"{__name__}:needy", "workload", freezes=["0"])
+        examine(f"{__name__}:Needy", "workload", freezes=["0"])
     with pytest.raises(UsageError, match=r"model 'dpn26': --freeze stme: no layer .* stem"):
         examine("dpn26", freezes=["stme"])
 

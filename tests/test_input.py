@@ -249,10 +249,6 @@ class Last(nn.Module):
         return result
 
 
-def sequences() -> Workload:
-    return Sequences()
-
-
 class Undivided(Sequences):
     def open_batches(self, **settings: Any) -> Supply:
         settings = {**settings, "micro_batch": settings["batch_size"]}
@@ -275,19 +271,15 @@ class Wrapped:
         return self.supply.evaluation(batch_size)
 
 
-def undivided() -> Workload:
-    return Undivided()
-
-
 def run(workload: str, **settings: Any) -> Any:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "batch_size": [8]} | settings)
     return run_case(case)
 
 
 def test_a_supply_that_does_not_divide_its_batches_is_refused() -> None:
-    assert run(f"{__name__}:undivided").measurement.measured_images == 24
+    assert run(f"{__name__}:Undivided").measurement.measured_images == 24
     with pytest.raises(UsageError, match="a micro-batch of 8 items where 4 were asked for"):
-        run(f"{__name__}:undivided", accumulate=[2])
+        run(f"{__name__}:Undivided", accumulate=[2])
 
 
 class Given(Wrapped):
@@ -325,5 +317,5 @@ def test_a_users_batches_are_counted(batches: list[Any], message: str) -> None:
 
 
 def test_recurrent_layers_are_said_not_to_be_probed() -> None:
-    m = run(f"{__name__}:sequences").measurement
+    m = run(f"{__name__}:Sequences").measurement
     assert m.proof_notes == "recurrent layers (LSTM) were not probed for their arithmetic"

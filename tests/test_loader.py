@@ -417,7 +417,7 @@ def test_a_dataset_that_is_unlike_make_batch_is_refused(name: str) -> None:
 
 def test_each_item_of_a_dataset_comes_once_an_epoch() -> None:
     assert look(loads_for_tests.good()).dataset
-    assert not look(loads_for_tests.bare()).dataset
+    assert not look(loads_for_tests.Bare()).dataset
     batches = load_items(
         loads_for_tests.Rows(40),
         batch_size=16,
@@ -435,11 +435,11 @@ def test_each_item_of_a_dataset_comes_once_an_epoch() -> None:
 
 
 def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
-    name = "loads_for_tests:bare"
+    name = "loads_for_tests:Bare"
     flags = f"--workload {name} --device cpu --precision fp32 --batch-size 20 --loader"
     options = parse_arguments([*flags.split(), "device", "torch"])
     device, torch_ = plan_cases(options).cases
-    known = Fingerprint("", "", "", workload=look(loads_for_tests.bare()))
+    known = Fingerprint("", "", "", workload=look(loads_for_tests.Bare()))
     models = {name_subject(device): known}
     preflight._check_examined([device], models, options.data_dir, options.axes)
     with pytest.raises(UsageError, match=f"workload '{name}': it has no dataset for --loader torc"):

@@ -65,10 +65,6 @@ class Right(Workload):
         return Loss(F.cross_entropy(logits, batch["y"]), (logits.argmax(1) == batch["y"]).sum())
 
 
-def right() -> Workload:
-    return Right()
-
-
 def normalised() -> Workload:
     return broken(build_model=lambda self: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)))
 
@@ -108,7 +104,7 @@ def test_what_keeps_the_protocol_is_known() -> None:
     assert look(transformer.tiny()) == WorkloadFacts(
         320, 320 * 32, 24 * 32, "tokens", optimizer="AdamW"
     )
-    assert not examine(f"{__name__}:right", "workload").batchnorm
+    assert not examine(f"{__name__}:Right", "workload").batchnorm
     assert examine(f"{__name__}:normalised", "workload").batchnorm
 
 
@@ -246,7 +242,7 @@ def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None
 
 
 def test_a_workload_is_identified_by_its_network_and_its_files() -> None:
-    one, other = (examine(f"{__name__}:right", "workload") for _ in range(2))
+    one, other = (examine(f"{__name__}:Right", "workload") for _ in range(2))
     assert one == other
     assert one.workload == look(Right())
     assert examine(TWO, "workload").parameters != one.parameters
@@ -557,8 +553,8 @@ def test_a_batch_of_one_item_is_done_when_it_is_asked_for_again(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a compilation took over a minute on a busy machine
 def test_a_workload_is_compiled() -> None:
-    found = run(f"{__name__}:right", precision="bf16-amp", compile="default")
-    plain = run(f"{__name__}:right", precision="bf16-amp")
+    found = run(f"{__name__}:Right", precision="bf16-amp", compile="default")
+    plain = run(f"{__name__}:Right", precision="bf16-amp")
     assert found.status is Status.OK
     assert [s.loss for s in found.steps] == pytest.approx([s.loss for s in plain.steps], rel=0.02)
 
