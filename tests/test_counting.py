@@ -186,9 +186,9 @@ def train(case: Case, workload: Workload) -> tuple[Training, MadeBatches]:
 
 
 def few_pixels() -> Images:
-    """A small DPN on a sixteenth of the pixels."""
+    """A small DPN on a quarter of the pixels."""
     images = Images("dpn-small")
-    images.shape = (3, 8, 8)
+    images.shape = (3, 16, 16)
     return images
 
 
@@ -229,7 +229,9 @@ def test_a_step_of_any_size_from_a_few_small_ones(accumulate: int) -> None:
 def test_what_a_step_moves_is_a_line_to_the_byte(settings: dict[str, Any]) -> None:
     """A step of twenty items, counted itself, is what steps of two, four and eight had told."""
     case = replace(case_of(), batch_size=20 * settings.get("accumulate", 1), **settings)
-    training, batches = train(case, few_pixels())
+    # scaled by 65536, gradients of fewer pixels overflow
+    dynamic = settings.get("loss_scale") == "dynamic"
+    training, batches = train(case, Images("dpn-small") if dynamic else few_pixels())
     told = count_step(training, batches, case)
     counted, _ = _count_items(training, batches, 20, case.accumulate)
     assert {label: (w.calls, w.flop, w.bytes) for label, w in told.items()} == {
