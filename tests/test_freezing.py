@@ -20,6 +20,7 @@ from training_for_tests import (
     MOMENTUM,
     WEIGHT_DECAY,
     batch,
+    compile_lightly,
     in_parts,
     run_case,
     small,
@@ -292,9 +293,9 @@ def test_a_workload_that_freezes_by_itself_freezes_more() -> None:
     assert trained(ours.model) == ["what.weight", "what.bias", "where.weight", "where.bias"]
 
 
-@pytest.mark.slow
-def test_compiled_in_channels_last_it_is_the_same() -> None:
+def test_compiled_in_channels_last_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after an evaluation, whose end puts the network in training mode."""
+    compile_lightly(monkeypatch)
     plain, compiled = (
         training("fp32", frozen="bn", compile=mode, channels_last=mode != "off")
         for mode in ("off", "default")

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from training_for_tests import CPU, run_case
+from training_for_tests import CPU, compile_lightly, run_case
 
 from bench.case import parse_value, telling_axes
 from bench.data.batches import MadeBatches, count_items
@@ -232,7 +232,7 @@ def test_a_head_is_a_layer_of_the_network() -> None:
         ("workload", "network", "returned Linear; its factory returns a bench.workloads.Workload"),
         ("workload", "number", "returned int; its factory returns a bench.workloads.Workload"),
         ("workload", "wright", "module 'test_workload' has no function 'wright'; did you mean"),
-        ("model", "right", "returned a workload; give it as --workload"),
+        ("model", "Right", "returned a workload; give it as --workload"),
     ],
 )
 def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None:
@@ -550,9 +550,8 @@ def test_a_batch_of_one_item_is_done_when_it_is_asked_for_again(tmp_path: Path) 
     assert len(rows) == 1, "once"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # a compilation took over a minute on a busy machine
-def test_a_workload_is_compiled() -> None:
+def test_a_workload_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_lightly(monkeypatch)
     found = run(f"{__name__}:Right", precision="bf16-amp", compile="default")
     plain = run(f"{__name__}:Right", precision="bf16-amp")
     assert found.status is Status.OK

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -85,6 +86,15 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 def run_case(case: Case, folder: str = "") -> Finished:
     """What a worker measures of a case, in this process."""
     return measure(Assignment(case, folder, time.monotonic()), Channel())
+
+
+def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch.compile trace networks and gradients whole, without inductor's part, which takes
+    ten seconds for the smallest network."""
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **_: compile(model, dynamic=False, backend="aot_eager")
+    )
 
 
 # --------------------------------------------------------------------- every weight is its master

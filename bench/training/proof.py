@@ -146,9 +146,9 @@ class _Recorder(TorchDispatchMode):
             x, w, _, *steps, transposed, padded, groups = args
             n = len(steps[0])
             if x.dim() == n + 2:
-                shapes = (tuple(shape) for shape in (x.shape[1:], w.shape, out.shape[1:]))
-                sizes = (tuple(s * n if len(s) == 1 else s) for s in steps)
-                layer = Layer(*shapes, *sizes, groups, transposed, tuple(padded))
+                about: list[Any] = [tuple(s) for s in (x.shape[1:], w.shape, out.shape[1:])]
+                about += [tuple(s * n if len(s) == 1 else s) for s in steps]
+                layer = Layer(*about, groups, transposed, tuple(padded))
         elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             x, w = args[-2:]
             if all(type(t) in (Tensor, nn.Parameter) for t in (x, w)):  # not one in fp8
