@@ -364,7 +364,7 @@ def test_a_sweep_goes_on_without_apex(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("generation", ["2019", "today", None])
+@pytest.mark.parametrize("generation", ["today", None])
 def test_a_worker_trains_with_what_is_installed(
     generation: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +377,6 @@ def test_a_worker_trains_with_what_is_installed(
         dataset="synthetic",
         precision="fp16-apex",
         loss_scale=128.0,
-        opt_level="O0" if generation == "2019" else None,
         batch_size=64,
         fraction=0.01,
         device="cpu",
@@ -392,8 +391,7 @@ def test_a_worker_trains_with_what_is_installed(
         assert outcome.reason.startswith("NVIDIA apex is not installed: build it")
         return
     assert outcome.status is Status.OK, outcome.reason
-    interface = Interface.AMP if generation == "2019" else Interface.CONTRIB
-    assert outcome.measurement.apex == interface
-    assert outcome.measurement.arithmetic == ("float32" if generation == "2019" else "float16")
+    assert outcome.measurement.apex == Interface.CONTRIB
+    assert outcome.measurement.arithmetic == "float16"
     assert outcome.measurement.overflow_steps == 0
     assert {step.loss_scale for step in outcome.steps} == {128.0}

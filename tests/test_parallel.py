@@ -542,7 +542,6 @@ def test_a_whole_epoch_of_two_is_measured(data: DatasetInfo, tmp_path: Path) -> 
     assert not find_workers()
 
 
-@pytest.mark.slow
 def test_a_process_that_fails_in_the_exchange_does_not_keep_the_others(
     data: DatasetInfo, tmp_path: Path
 ) -> None:
@@ -585,7 +584,6 @@ def end_second(data: DatasetInfo, log: Path, number: int, clock: Hour | None = N
     return executor.run(Job(case, data.folder, log=log), look, lambda: False)
 
 
-@pytest.mark.slow
 def test_a_killed_process_ends_the_case(data: DatasetInfo, tmp_path: Path) -> None:
     found = end_second(data, tmp_path / "log", signal.SIGKILL)
     assert found.status is Status.KILLED
@@ -593,7 +591,6 @@ def test_a_killed_process_ends_the_case(data: DatasetInfo, tmp_path: Path) -> No
     assert not find_workers()
 
 
-@pytest.mark.slow
 def test_a_stopped_process_ends_at_the_deadline(
     data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

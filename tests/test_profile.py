@@ -220,7 +220,6 @@ def test_a_planted_share_is_that_of_the_clock(apply: Any, kind: Kind, format: st
     assert max(shares) > 0.05
 
 
-@pytest.mark.slow
 def test_large_operations_take_the_whole_step() -> None:
     lines = [run(Planted(Products)) for _ in range(TRIES)]
     found = [line.busy_s / line.step_s for line in lines]
@@ -228,7 +227,6 @@ def test_large_operations_take_the_whole_step() -> None:
     assert all(share <= 1 for share in found)
 
 
-@pytest.mark.slow
 def test_a_sleeping_loader_is_waited_for() -> None:
     errors = []
     for _ in range(TRIES):
@@ -240,7 +238,6 @@ def test_a_sleeping_loader_is_waited_for() -> None:
     assert min(errors) <= 0.05
 
 
-@pytest.mark.slow
 def test_as_many_steps_as_fill_a_second_are_profiled() -> None:
     workload = Planted(Products)
     assert run(workload, step_s=0.2).steps == 4
@@ -253,7 +250,6 @@ def test_the_batches_of_an_epoch_may_be_fewer() -> None:
     assert run(workload, step_s=0.2).steps == 4
 
 
-@pytest.mark.slow
 def test_no_worker_starts_within_the_profiled_steps_where_an_epoch_has_enough() -> None:
     workload = Planted(Products)
     assert run(workload, step_s=0.2, workers=2).steps == 4
@@ -418,7 +414,6 @@ def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave out --profile off" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_trace_is_kept_beside_the_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -532,14 +532,12 @@ def test_a_transformer_is_swept_and_reported(
     assert report([str(tmp_path / "out"), "--format", "html", "-o", str(tmp_path / "x.html")]) == 0
 
 
-@pytest.mark.slow
 def test_a_last_batch_of_one_item_is_trained_where_no_batchnorm_is(tmp_path: Path) -> None:
     """100 items are 11 times 9 and one."""
     (row,) = sweep_example(tmp_path / "out", TWO, "--precision", "fp32", "--batch-size", "9")
     assert (row["status"], row["optimizer"]) == ("ok", "sgd")
 
 
-@pytest.mark.slow
 def test_a_batch_of_one_item_is_done_when_it_is_asked_for_again(tmp_path: Path) -> None:
     """That it steps its own optimizer is known before it is looked for among the records."""
     for _ in range(2):
