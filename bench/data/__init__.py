@@ -183,7 +183,6 @@ def verify(folder: Path) -> DatasetInfo:
 
 
 def hash_arrays(dataset: Dataset) -> str:
-    """The `DatasetInfo.fingerprint` of a dataset."""
     digest = sha256()
     for array in _ARRAYS:
         digest.update(getattr(dataset, array).data)

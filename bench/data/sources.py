@@ -300,7 +300,7 @@ def _decode(encoded: Iterable[Encoded]) -> Iterator[Chunk]:
 
 
 def decode_pixels(data: bytes, where: str) -> bytes:
-    """Decode one PNG or JPEG to 32 rows of 32 RGB values."""
+    """32 rows of 32 RGB values."""
     from io import BytesIO
 
     from PIL import Image

@@ -87,7 +87,6 @@ class Product:
 
     @property
     def rows_per_item(self) -> int:
-        """Rows of its input that an item of a batch makes."""
         return self.rows // _TRIED
 
 

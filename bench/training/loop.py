@@ -112,7 +112,6 @@ class Training:
         self.model.to(self.device, memory_format=self.memory_format)  # type: ignore[call-overload]
 
     def _equip(self) -> None:
-        """Cast the network and move it, and make masters and optimizer."""
         cast(self.model, self.precision, self.workload.keeps_fp32)
         if self.precision.float8:
             self.conversion = convert(

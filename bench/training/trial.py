@@ -273,7 +273,6 @@ class Trial:
         return loss
 
     def _try_optimizer(self, parameters: list[Tensor]) -> str:
-        """The class of the workload's own optimizer; empty where it has none."""
         make = partial(self.workload.build_optimizer, parameters, 1e-3)
         made = self._attempt("build_optimizer", make)
         if made is None:
@@ -292,8 +291,6 @@ class Trial:
         return type(made).__name__
 
     def _try_dataset(self, dataset: Any, like: list[Tensor]) -> Any:
-        """Make a batch of the first two items of a dataset, and compare it with one of
-        make_batch."""
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise self._refuse(
                 f"build_dataset returned {type(dataset).__name__}; it returns a map-style dataset, "
