@@ -412,39 +412,33 @@ def test_a_phase_begins_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert ranks.end(patiently=True) == 0
 
 
-def test_a_phase_that_one_does_not_reach_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks, heard = play(monkeypatch, Script([PhaseEntered("warmup"), OK]), Script([], -9))
-    assert heard == []
-    assert ranks.end(patiently=True) == -9
+MEASURED = replace(OK, follows=["sync_step_s"])
 
 
-def test_what_was_measured_comes_through_before_a_later_death(
+@pytest.mark.parametrize(
+    ("scripts", "said", "code"),
+    [
+        # a phase that one does not reach does not begin
+        ([([PhaseEntered("warmup"), OK], 0), ([], -9)], [], -9),
+        # what was measured comes through before a later death; the parent keeps it, as of one
+        ([([MEASURED], 1), ([MEASURED], -9)], [MEASURED], 1),
+        # memory that ran out comes before peers that were gone, and so does a killed process
+        ([([OOM], 1), ([GONE], 1)], [replace(OOM, reason=f"rank 0: {OOM.reason}")], 1),
+        ([([GONE], 1), ([OOM], 1)], [replace(OOM, reason=f"rank 1: {OOM.reason}")], 1),
+        ([([GONE], 1), ([], -9), ([GONE], 1)], [], -9),
+    ],
+)
+def test_what_is_heard_of_processes_that_end(
+    scripts: list[tuple[list[Message], int]],
+    said: list[Message],
+    code: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The parent keeps it, as it does of one worker."""
-    measured = replace(OK, follows=["sync_step_s"])
-    ranks, heard = play(monkeypatch, Script([measured], 1), Script([measured], -9))
-    assert heard == [measured], "the first one's alone"
-    assert ranks.end(patiently=True) == 1
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_memory_that_ran_out_comes_before_peers_that_were_gone(
-    monkeypatch: pytest.MonkeyPatch, first: bool
-) -> None:
-    scripts = [Script([OOM], 1), Script([GONE], 1)]
-    _, heard = play(monkeypatch, *(scripts if first else scripts[::-1]))
-    rank = 0 if first else 1
-    assert heard == [replace(OOM, reason=f"rank {rank}: {OOM.reason}")]
-
-
-def test_a_killed_process_comes_before_peers_that_were_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks, heard = play(monkeypatch, Script([GONE], 1), Script([], -9), Script([GONE], 1))
-    assert heard == [], "which the parent reads from the return code"
-    assert ranks.end(patiently=True) == -9
-    assert ranks.which == "rank 1: "
+    ranks, heard = play(monkeypatch, *(Script(*one) for one in scripts))
+    assert heard == said
+    assert ranks.end(patiently=True) == code
+    if code < 0:
+        assert ranks.which == "rank 1: ", "which the parent reads from the return code"
 
 
 def test_the_stacks_of_all_are_in_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
