@@ -22,6 +22,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # two threads that wait for each other make a busy machine's training many times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# the harness and the networks of the tests are found by what a test starts, wherever that runs
+ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+
 # hundreds of sweeps that measure the same machine; tests of this set it themselves
 os.environ.setdefault("BENCH_YARDSTICK_S", "0")
 
@@ -36,8 +40,6 @@ with suppress(ImportError):  # the tests for a card need pytest alone
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("tests")
-
-ROOT = Path(__file__).parents[1]
 
 
 @cache

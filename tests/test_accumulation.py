@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +19,7 @@ from training_for_tests import (
     distance,
     in_parts,
     list_batches,
+    run_case,
     small,
     training,
 )
@@ -32,8 +32,6 @@ from bench.rehearsal.dispatch import Watch
 from bench.training.loop import Training, train_epoch
 from bench.training.loss_scale import DynamicScale
 from bench.training.timing import StepClock
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 
 IMAGES, BATCH = 61, 22  # batches of 22, 22 and 17
@@ -307,7 +305,7 @@ def test_a_measurement_in_micro_batches(data: DatasetInfo) -> None:
             lr_warmup="2",
             schedule="linear",
         )
-        found = measure(Assignment(case, data.folder, time.monotonic()), Channel())
+        found = run_case(case, data.folder)
         m, rows[accumulate] = found.measurement, found.steps
         assert m.measured_steps == 6
         assert m.measured_images == 6 * 512

@@ -97,7 +97,7 @@ def test_a_planted_loader_bound_share_is_found(
     The sleeps are long beside what a busy machine adds to them.
     """
     monkeypatch.setattr(loader, "ALONE_S", 0.1)
-    slow = "loads_for_tests:slow"
+    slow = "loads_for_tests:Slow"
     plain = Case(
         model=slow, workload=slow, dataset="own", device="cpu", batch_size=4, steps=5
     )  # fmt: skip
