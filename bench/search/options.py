@@ -6,6 +6,7 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bench.axis import Value
@@ -39,24 +40,16 @@ _MOST_SAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Search:
-    """A command line, parsed and checked.
+    """A command line, parsed and checked. Learning rates are of the range ``rates``, or ``around``
+    each optimizer's own, or of a list as the other values are."""
 
-    Attributes:
-        options: as of a sweep of the values that are lists.
-        halving: the rules, without the trials.
-        samples: how many trials there are to be.
-        rates: the ends of the range of learning rates; None where they are lists, or are
-            ``around`` each optimizer's own.
-        time_s: after which no trial begins.
-    """
-
-    options: Options
-    halving: Halving
-    samples: int
+    options: Options  # as of a sweep of the values that are lists
+    halving: Halving  # the rules, without the trials
+    samples: int  # how many trials there are to be
     seed: int
     rates: tuple[float, float] | None
     around: bool
-    time_s: float
+    time_s: float  # after which no trial begins
 
     def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> Drawn:
         """Draw the trials; ``settle`` is as of `bench.sweep.options.plan_cases`. Raises UsageError:
@@ -74,11 +67,9 @@ class Search:
                 "there is one trial, and a search compares several; give --lr a range such as "
                 "0.01..1, or another axis several values"
             )
-        settings = tuple(
-            {name: format_value(getattr(case, name)) for name in axes} for case in trials
-        )
-        told = replace(self.halving, trials=settings, combinations=None if ranged else len(grid))
-        return Drawn(trials, told)
+        told = [{name: format_value(getattr(case, name)) for name in axes} for case in trials]
+        several = None if ranged else len(grid)
+        return Drawn(trials, replace(self.halving, trials=tuple(told), combinations=several))
 
 
 @dataclass(frozen=True)
@@ -225,17 +216,12 @@ def _take_range(given: argparse.Namespace) -> tuple[float, float] | None:
     if len(given.lr) > 1:
         raise UsageError(f"{flag} {' '.join(given.lr)}: give one range, or numbers")
     (text,), given.lr = given.lr, None
-    try:
-        low, high = (parse_value("lr", end, flag) for end in text.split(".."))
-    except (UsageError, ValueError):
-        raise UsageError(f"{flag} {text[:40]!r}: {_RANGE}") from None
-    low, high = float(str(low)), float(str(high))
-    if low >= high:
-        raise UsageError(f"{flag} {text[:40]!r}: {_RANGE}")
-    return low, high
-
-
-_RANGE = "a range is of two numbers above 0 and goes upwards, such as 0.001..0.1"
+    with suppress(UsageError, ValueError):
+        low, high = (float(str(parse_value("lr", end, flag))) for end in text.split(".."))
+        if low < high:
+            return low, high
+    right = "a range is of two numbers above 0 and goes upwards, such as 0.001..0.1"
+    raise UsageError(f"{flag} {text[:40]!r}: {right}")
 
 
 def _read_halving(given: argparse.Namespace, axes: dict[str, list[Value]]) -> Halving:
