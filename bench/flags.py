@@ -230,41 +230,37 @@ def hold(lock: Path, busy: str) -> Iterator[None]:
     """Do what one process at a time may do; a second one ends with the UsageError ``busy``."""
     from filelock import FileLock, Timeout
 
-    held = FileLock(lock)
     try:
-        held.acquire(timeout=0)
+        held = FileLock(lock).acquire(timeout=0)
     except Timeout:
         raise UsageError(busy) from None
-    try:
+    with held:
         yield
-    finally:
-        held.release()
 
 
 def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    """Make the `main` of a command of what its command line does, run by `run_command`."""
-    return lambda argv=None: run_command(run, argv)
+    """Make the `main` of a command of what its command line does.
 
-
-def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Run a command; its return code. A `UsageError` becomes one line on standard error and 2, a
-    `StoreError` 1.
-
-    If the reader of standard output has gone, as with ``| head``, it ends with the return code that
-    a shell gives for SIGPIPE, and without a traceback.
+    A `UsageError` becomes one line on standard error and the return code 2, a `StoreError` 1. If
+    the reader of standard output has gone, as with ``| head``, it ends with the return code that a
+    shell gives for SIGPIPE, and without a traceback.
     """
-    try:
-        code = command(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()  # here, where a closed pipe is caught, and not as Python ends
-        return code
-    except (UsageError, StoreError) as error:
-        print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold anything
-        return 2 if isinstance(error, UsageError) else 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 130
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        try:
+            code = run(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()  # here, where a closed pipe is caught, and not as Python ends
+            return code
+        except (UsageError, StoreError) as error:
+            print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold anything
+            return 2 if isinstance(error, UsageError) else 1
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+        except KeyboardInterrupt:
+            return 130
+
+    return main
 
 
 def parse_number(flag: str, text: str, right: str, fits: Callable[[float], bool]) -> float:

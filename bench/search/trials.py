@@ -42,7 +42,7 @@ class Trials:
         until: float = math.inf,
     ) -> None:
         self.loop = loop
-        self.all, self.axes = len(cases), telling_axes(cases)
+        self.axes = telling_axes(cases)
         self._halving, self._until = halving, until
         self._attempts = Counter[Case]()
         self._walls = OomSkips({}, name_family)

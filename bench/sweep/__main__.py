@@ -15,7 +15,7 @@ from bench.errors import UsageError
 from bench.executors import Executor, Lane
 from bench.flags import command
 from bench.record import Status
-from bench.sweep.anchors import describe_anchors, find_anchors, run_anchors
+from bench.sweep.anchors import compare_alone, compare_busy, find_anchors, run_anchors
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
 from bench.sweep.folder import default_out
@@ -113,11 +113,11 @@ def measure_between_anchors(
     before = {part.loop: part.anchored for part in parts}
     cases, alone = find_anchors(crew, choices, before)
     for loop, records in alone.items():
-        loop.say(describe_anchors(records))
+        loop.say(compare_alone(records))
     if cases and not quiet:
         busy = run_anchors(crew, cases, BUSY, before, alone, together=True)
         for loop, records in busy.items():
-            loop.say(describe_anchors(alone[loop], records))
+            loop.say(compare_busy(alone[loop], records))
     crew.work(grids)
     if cases:
         run_anchors(crew, cases, CLOSE, before, alone, together=not quiet)
