@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -192,6 +193,22 @@ def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
                 )
 
 
+def add_flag(
+    group: argparse._ActionsContainer,
+    flag: str,
+    metavar: str,
+    help: str,
+    read: Callable[[str, str], Any] | None = None,
+    default: Any = None,
+    dest: str | None = None,
+) -> None:
+    """Add a flag with one value, of which ``read`` makes what it is: of the flag and its text, as
+    `parse_whole` and `parse_number` do."""
+    kind = partial(read, flag) if read else None
+    dest = dest or flag.removeprefix("--").replace("-", "_")
+    group.add_argument(flag, metavar=metavar, help=help, type=kind, default=default, dest=dest)
+
+
 def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
     """Add ``--where``, whose values `bench.study.filters.parse_filter` reads."""
     parser.add_argument(
@@ -263,7 +280,12 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     return main
 
 
-def parse_number(flag: str, text: str, right: str, fits: Callable[[float], bool]) -> float:
+def parse_number(
+    flag: str,
+    text: str,
+    right: str,
+    fits: Callable[[float], bool] = lambda value: 0 < value < math.inf,
+) -> float:
     """Read a number that a flag gave; UsageError, with what is ``right``, unless it ``fits``."""
     try:
         value = float(text)

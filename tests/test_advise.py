@@ -583,9 +583,9 @@ def test_a_wrong_word_is_refused_in_one_line(
 
 
 def test_a_budget_is_a_time() -> None:
-    assert [parse_budget(text) for text in ("90s", "10m", "1.5 h")] == [90, 600, 5400]
+    assert [parse_budget("--budget", text) for text in ("90s", "10m", "1.5 h")] == [90, 600, 5400]
     with pytest.raises(UsageError, match="--budget"):
-        parse_budget("-1s")
+        parse_budget("--budget", "-1s")
 
 
 @pytest.mark.slow

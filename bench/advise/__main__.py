@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -33,7 +33,16 @@ from bench.case import Case, list_absent, parse_value
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, choose, nearest
-from bench.flags import Parser, add_axes, command, describe, parse_number, parse_percent, read_axes
+from bench.flags import (
+    Parser,
+    add_axes,
+    add_flag,
+    command,
+    describe,
+    parse_number,
+    parse_percent,
+    read_axes,
+)
 from bench.gpu.kinds import refuse_others
 from bench.grid import grid
 from bench.preset import Preset
@@ -61,51 +70,20 @@ def build_parser() -> Parser:
         description=describe(__doc__),
         epilog="Return code: 0 with an answer, 3 without one, 2 for a usage error.",
     )
-    what = parser.add_argument_group("what to find")
-    what.add_argument(
-        "--budget",
-        metavar="TIME",
-        type=parse_budget,
-        default=BUDGET,
-        help=f"wall time, such as 90s, 10m or 1h; a run that has begun is not cut off ({BUDGET})",
-    )
-    what.add_argument(
-        "--now",
-        metavar="AXIS=VALUE,…",
-        default="",
-        help="the setting that you use now (default: precision=fp32,batch_size=128, where flags "
-        "allow them)",
-    )
-    what.add_argument(
-        "--for",
-        dest="goal",
-        type=lambda text: choose("--for", text, {goal: goal for goal in GOALS}),
-        default=GOALS[0],
-        metavar="GOAL",
-        help=f"what is to be small: {', '.join(GOALS)} ({GOALS[0]})",
-    )
-    what.add_argument(
-        "--price",
-        metavar="P",
-        type=lambda text: parse_number(
-            "--price", text, "a number above 0, such as 2.49", lambda price: 0 < price < math.inf
-        ),
-        help="what an hour of this machine costs, in any currency; the answer has images for it",
-    )
-    what.add_argument(
-        "--margin",
-        type=lambda text: parse_percent(f"--margin {text!r}", text),
-        default=MARGIN,
-        metavar="P%",
-        help=f"a training loss within this is as good ({MARGIN.replace('%', '%%')})",
-    )
-    what.add_argument(
-        "--format",
-        type=lambda text: choose("--format", text, FORMATS),
-        default="text",
-        metavar="FORMAT",
-        help="text or json (text)",
-    )
+    add = partial(add_flag, parser.add_argument_group("what to find"))
+    wall = "wall time, such as 90s, 10m or 1h; a run that has begun is not cut off"
+    add("--budget", "TIME", f"{wall} ({BUDGET})", parse_budget, BUDGET)
+    usual = "default: precision=fp32,batch_size=128, where flags allow them"
+    add("--now", "AXIS=VALUE,…", f"the setting that you use now ({usual})", default="")
+    goals = {goal: goal for goal in GOALS}
+    small = f"what is to be small: {', '.join(GOALS)} ({GOALS[0]})"
+    add("--for", "GOAL", small, partial(choose, right=goals), GOALS[0], "goal")
+    costs = "what an hour of this machine costs, in any currency; the answer has images for it"
+    above = partial(parse_number, right="a number above 0, such as 2.49")
+    add("--price", "P", costs, above)
+    as_good = f"a training loss within this is as good ({MARGIN.replace('%', '%%')})"
+    add("--margin", "P%", as_good, _parse_margin, MARGIN)
+    add("--format", "FORMAT", "text or json (text)", partial(choose, right=FORMATS), "text")
     add_axes(
         parser,
         "one value fixes a setting, several are the ones to be tried; without a flag, "
@@ -138,12 +116,16 @@ def main(argv: Sequence[str]) -> int:
     return 0 if answer.advised is not None else 3
 
 
-def parse_budget(text: str) -> float:
+def _parse_margin(flag: str, text: str) -> float:
+    return parse_percent(f"{flag} {text!r}", text)
+
+
+def parse_budget(flag: str, text: str) -> float:
     """Read ``90s``, ``10m`` or ``1h`` as s. Raises UsageError: it is no time above 0."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h)", text.strip())
     seconds = float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[found[2]] if found else 0.0
     if not seconds:
-        raise UsageError(f"--budget {text[:40]!r}: give a time above 0, such as 90s, 10m or 1h")
+        raise UsageError(f"{flag} {text[:40]!r}: give a time above 0, such as 90s, 10m or 1h")
     return seconds
 
 

@@ -8,13 +8,22 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from bench.axis import Value
 from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_absent, parse_value
 from bench.environment import list_devices
 from bench.errors import UsageError, choose
 from bench.executors import EXECUTORS
-from bench.flags import Parser, add_axes, describe, parse_number, parse_whole, read_axes
+from bench.flags import (
+    Parser,
+    add_axes,
+    add_flag,
+    describe,
+    parse_number,
+    parse_whole,
+    read_axes,
+)
 from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
@@ -110,43 +119,19 @@ def build_parser(docstring: str | None) -> Parser:
         usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
         description=describe(docstring),
     )
-    add = parser.add_argument_group("how to search").add_argument
-    add(
-        "--samples",
-        metavar="N",
-        type=lambda text: parse_whole("--samples", text, 2, _MOST_SAMPLES),
-        default=SAMPLES,
-        help=f"trials to make ({SAMPLES})",
-    )
-    add(
-        "--metric",
-        default=METRIC,
-        metavar="NAME",
-        help=f"what trials are compared by: {', '.join(METRICS)} ({METRIC})",
-    )
-    add(
-        "--grace",
-        metavar="E",
-        default=str(GRACE),
-        help=f"epochs that every trial is given ({GRACE})",
-    )
-    add(
-        "--reduction",
-        metavar="R",
-        type=lambda text: parse_whole("--reduction", text, 2, 1000),
-        default=REDUCTION,
-        help=f"of the trials compared, about one in R goes on, R times as long ({REDUCTION})",
-    )
-    add(
-        "--time-limit",
-        metavar="S",
-        type=lambda text: parse_number(
-            "--time-limit", text, "a number of seconds above 0", lambda s: 0 < s < math.inf
-        ),
-        default=math.inf,
-        help="begin no trial after so many seconds; the same command goes on (no limit)",
-    )
-    add("--dry-run", action="store_true", help="print the trials and their epochs")
+    group = parser.add_argument_group("how to search")
+    add = partial(add_flag, group)
+    several = partial(parse_whole, least=2, most=_MOST_SAMPLES)
+    add("--samples", "N", f"trials to make ({SAMPLES})", several, SAMPLES)
+    by = f"what trials are compared by: {', '.join(METRICS)} ({METRIC})"
+    add("--metric", "NAME", by, default=METRIC)
+    add("--grace", "E", f"epochs that every trial is given ({GRACE})", default=str(GRACE))
+    share = f"of the trials compared, about one in R goes on, R times as long ({REDUCTION})"
+    add("--reduction", "R", share, partial(parse_whole, least=2, most=1000), REDUCTION)
+    limit = "begin no trial after so many seconds; the same command goes on (no limit)"
+    above = partial(parse_number, right="a number of seconds above 0")
+    add("--time-limit", "S", limit, above, math.inf)
+    group.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")
     names = " ".join(map(str, BATCHES))
     scales = " ".join(map(format_value, LOSS_SCALES))
     add_axes(

@@ -157,9 +157,8 @@ def conclude(
     """Say what could not be found or is left, else print the report; the return code."""
     walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
-    families = [family for family, _ in walls]
     for family, wall in lost:
-        name = family.label(telling_axes(families, but="batch_size"))
+        name = family.label(telling_axes((family for family, _ in walls), but="batch_size"))
         print(f"warning: no batch size for {name}: {describe_wall(wall)}", file=sys.stderr)
     # what the stop cut off is run again
     cut = sum(grid.ended[Status.INTERRUPTED] for grid in grids) if stopped else 0
