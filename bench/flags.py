@@ -204,7 +204,7 @@ def add_flag(
 ) -> None:
     """Add a flag with one value, of which ``read`` makes what it is: of the flag and its text, as
     `parse_whole` and `parse_number` do."""
-    kind = partial(read, flag) if read else None
+    kind = partial(read, flag) if read else str
     dest = dest or flag.removeprefix("--").replace("-", "_")
     group.add_argument(flag, metavar=metavar, help=help, type=kind, default=default, dest=dest)
 

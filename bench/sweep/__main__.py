@@ -31,7 +31,7 @@ from bench.sweep.hardware import (
 )
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, parse_arguments, plan_cases
-from bench.sweep.part import Part, open_part
+from bench.sweep.part import Part
 from bench.sweep.preflight import find_lane_inputs, refuse_searches
 from bench.sweep.preview import preview, print_registries
 from bench.sweep.probing import describe_wall, find_walls
@@ -73,7 +73,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
             parts = []
             for hardware in classes:
                 loop = stores.enter_context(open_loop(hardware, executor, out, options))
-                parts.append(open_part(loop, hardware, asked, options))
+                parts.append(Part(loop, hardware, asked, options))
             parts[0].loop.notes += describe_places(classes, absent, out)
             work = {part.loop: hardware for part, hardware in zip(parts, classes, strict=True)}
             admit = partial(admit_lane, executor, work, every, options)
