@@ -33,13 +33,16 @@ from bench.sweep.options import Options, plan_cases
 from bench.wall.records import read_walls
 from tests.test_sweep import rows
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 LIMIT = ["--memory-limit", "1GiB"]
 LINE = "fixed=300MiB image=1MiB low=0.6"
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def memory(monkeypatch: Patch) -> Callable[[str], None]:
     """Tell the fake what a batch takes."""
     monkeypatch.delenv(fake.ANSWERS, raising=False)
     return lambda model: monkeypatch.setenv(fake.MEMORY, model)
@@ -75,7 +78,7 @@ def _fits(planted: Memory, case: Case, size: int) -> bool:
 
 
 def test_every_probe_is_a_record_and_the_table_says_what_they_show(
-    tmp_path: Path, memory: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Callable[[str], None], capsys: Capture
 ) -> None:
     memory(LINE)
     frame = run_fit(tmp_path, *LIMIT)
@@ -117,7 +120,7 @@ def test_the_wall_is_where_a_scan_has_it(
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(
-    tmp_path: Path, memory: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, memory: Callable[[str], None], monkeypatch: Patch
 ) -> None:
     memory(LINE)
     whole = run_fit(tmp_path / "whole", *LIMIT)
@@ -143,10 +146,7 @@ def test_the_same_command_goes_on_where_it_was_stopped(
 
 
 def test_so_many_probes_then_the_largest_so_far_and_the_command_that_goes_on(
-    tmp_path: Path,
-    memory: Callable[[str], None],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, memory: Callable[[str], None], capsys: Capture, monkeypatch: Patch
 ) -> None:
     memory(LINE)
     monkeypatch.chdir(tmp_path)
@@ -188,10 +188,7 @@ def test_one_that_is_interrupted_says_what_fits_so_far(tmp_path: Path) -> None:
 
 
 def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
-    tmp_path: Path,
-    memory: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, memory: Callable[[str], None], monkeypatch: Patch, capsys: Capture
 ) -> None:
     memory(LINE)
     monkeypatch.setenv(fake.ANSWERS, "precision=fp32:killed")
@@ -212,9 +209,7 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
     assert dict(read_walls(frame)).popitem()[1].largest is not None
 
 
-def test_json(
-    tmp_path: Path, memory: Callable[[str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json(tmp_path: Path, memory: Callable[[str], None], capsys: Capture) -> None:
     memory(LINE)
     run_fit(tmp_path, *LIMIT, "--json", "--step", "16", "--margin", "20%", "--precision", "fp32")
     (found,) = json.loads(capsys.readouterr().out)
@@ -249,9 +244,7 @@ def test_the_report_and_a_later_sweep_keep_the_margin(
         ),
     ],
 )
-def test_usage(
-    tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_usage(tmp_path: Path, flags: list[str], words: str, capsys: Capture) -> None:
     assert fit.main([*FAKE, *flags, "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert words in error
@@ -315,7 +308,7 @@ def test_a_range_begins_at_what_accumulate_allows(
 
 @pytest.mark.parametrize("size", ["auto", "32..auto"])
 def test_a_warm_up_that_is_too_long_at_any_size_is_refused_before_the_search(
-    tmp_path: Path, memory: Callable[[str], None], size: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Callable[[str], None], size: str, capsys: Capture
 ) -> None:
     memory(LINE)
     flags = [*LIMIT, "--precision", "fp32", "--batch-size", size, "--lr-warmup", "900000"]
@@ -325,7 +318,7 @@ def test_a_warm_up_that_is_too_long_at_any_size_is_refused_before_the_search(
 
 
 def test_a_warm_up_that_is_too_long_at_the_size_found_leaves_that_case_out(
-    tmp_path: Path, memory: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Callable[[str], None], capsys: Capture
 ) -> None:
     memory(LINE)
     flags = [*LIMIT, "--precision", "fp32", "--batch-size", "256..auto", "--lr-warmup", "WARM"]
@@ -352,7 +345,7 @@ def test_what_fit_found_a_sweep_need_not_find(
 
 
 def test_images_that_are_not_there_are_not_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Callable[[str], None]
+    tmp_path: Path, monkeypatch: Patch, memory: Callable[[str], None]
 ) -> None:
     """They say nothing of memory. Where they are, a sweep of them finds what was searched."""
     memory(LINE)
@@ -408,7 +401,7 @@ def test_probes_are_not_compared(tmp_path: Path, memory: Callable[[str], None]) 
 
 
 def test_where_nothing_fits_nothing_is_measured(
-    tmp_path: Path, memory: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Callable[[str], None], capsys: Capture
 ) -> None:
     memory("fixed=2GiB image=1MiB")
     frame = run_sweep(tmp_path, *LIMIT, "--precision", "fp32", "--batch-size", "auto", rc=1)
@@ -430,7 +423,7 @@ def test_the_card_counts_searches_that_have_not_ended(
     assert (count_runs(tmp_path, flags).left, count_runs(tmp_path, flags).failed) == (0, 0)
 
 
-def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: Capture) -> None:
     flags = [*FAKE, *LIMIT, "--precision", "fp32", "bf16", "--batch-size", "64", "256..auto"]
     assert sweep.main([*flags, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -506,9 +499,7 @@ def test_micro_batch_is_a_flag_and_a_key(tmp_path: Path, memory: Callable[[str],
         (["many"], "whole number"),
     ],
 )
-def test_what_does_not_go_with_it(
-    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_go_with_it(flags: list[str], words: str, capsys: Capture) -> None:
     assert sweep.main([*FAKE, "--micro-batch", *flags, "--dry-run"]) == 2
     assert words in capsys.readouterr().err
 

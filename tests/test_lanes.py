@@ -43,18 +43,21 @@ from bench.sweep.hardware import name_folders
 from bench.sweep.options import parse_arguments
 from bench.worker.messages import PhaseEntered, StepTaken
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 SEEDS = ["--seed", *map(str, range(6))]
 
 
 @pytest.fixture
-def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def out(tmp_path: Path, monkeypatch: Patch) -> Path:
     for name in (fake.ANSWERS, fake.LANES, fake.MEMORY):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "out"
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], Outcome | None]], None]:
+def watch(monkeypatch: Patch) -> Callable[[Callable[[Job], Outcome | None]], None]:
     """Have each case of the fake pass through a function, in its lane's thread."""
     answer = FakeExecutor.run
 
@@ -89,9 +92,7 @@ def test_lanes_make_the_records_that_one_makes(out: Path) -> None:
     assert (last["sentinel"], last["lane"], last["lanes_beside"]) == (True, first, 0)
 
 
-def test_no_case_has_the_same_card_in_all_its_repeats(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_case_has_the_same_card_in_all_its_repeats(out: Path, monkeypatch: Patch) -> None:
     """A slower card would look like the effect of a setting."""
     monkeypatch.setenv(fake.LANES, "A100:2")
     frame = cases_of(run(out, "8", "16", "--repeats", "4", "--lanes", "quiet"))
@@ -141,14 +142,14 @@ def test_quiet_uses_all_lanes_and_runs_one_case_at_a_time(
     assert Counter(anchors["anchor"]) == {"alone": 3, "close": 3}
 
 
-def test_each_row_has_the_card_that_it_ran_on(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_has_the_card_that_it_ran_on(out: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.LANES, "A100:2")
     frame = run(out, "8", *SEEDS, "--lanes", "all")
     assert (frame["gpu_uuid"] == "GPU-" + frame["lane"]).all()
     assert set(frame["gpu"]) == {"A100"}
 
 
-def test_progress_names_the_lane(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_names_the_lane(out: Path, capsys: Capture) -> None:
     run(out, "8", "16", "--lanes", "2")
     said = capsys.readouterr().err
     assert "[2/2] fake" in said
@@ -184,7 +185,7 @@ def test_a_case_of_several_gpus_runs_alone(
 
 
 def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv(fake.LANES, "A100:2 H100:1")
     ddp = ["--parallel", "ddp", "--world-size"]
@@ -204,7 +205,7 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
 
 
 def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
-    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Callable[..., None]
 ) -> None:
     monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=1MiB low=0.5")
     flags = ["auto", "--memory-limit", "1GiB", "--precision", "fp32", "bf16"]
@@ -240,7 +241,7 @@ def run_mixed(out: Path, *flags: str, rc: int = 0) -> None:
 
 
 def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
-    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Callable[..., None]
 ) -> None:
     monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:2")
 
@@ -266,7 +267,7 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
 
 
 def test_a_class_keeps_its_folder_whichever_are_there(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A node is down, and comes back; a class comes that never was there."""
     for cards, lines in (
@@ -288,7 +289,7 @@ def test_a_class_keeps_its_folder_whichever_are_there(
 
 @pytest.mark.parametrize("name", ["driver", "cpu"])
 def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    out: Path, monkeypatch: Patch, capsys: Capture, name: str
 ) -> None:
     monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
     run_mixed(out, "8", "--lanes", "all")
@@ -310,7 +311,7 @@ def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
 
 
 def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Their cards alone do not tell them apart."""
     examine, code = FakeExecutor.examine, "1"
@@ -343,7 +344,7 @@ def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
     assert "no lane is of the class" in start("ARM:1"), "a new one has none of theirs"
 
 
-def test_other_sweeps_within_out_are_no_classes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sweeps_within_out_are_no_classes(out: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.LANES, "A100:1")
     run_mixed(out / "other", "8", "--lanes", "all")
     run_mixed(out, "8", "--lanes", "all")
@@ -352,9 +353,7 @@ def test_other_sweeps_within_out_are_no_classes(out: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error")
-def test_classes_are_reported_together(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_classes_are_reported_together(out: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:1")
     flags = [*FAKE, "--precision", "fp32", "--batch-size", "8", "--lanes", "all"]
     assert sweep.main([*flags, "--no-anchors", "--out", str(out)]) == 0
@@ -363,7 +362,7 @@ def test_classes_are_reported_together(
 
 @pytest.mark.parametrize("name", ["code", "dataset_fingerprint"])
 def test_a_lane_that_would_train_something_else_is_refused(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    out: Path, monkeypatch: Patch, capsys: Capture, name: str
 ) -> None:
     examine, prepare = FakeExecutor.examine, FakeExecutor.prepare
     lanes = [Lane("near"), Lane("far", host="elsewhere")]
@@ -411,9 +410,7 @@ def test_folders_of_classes_have_names_of_their_own() -> None:
 # ------------------------------------------------------------------------- lost, late, stopped
 
 
-def test_a_lost_case_is_tried_again_as_a_new_attempt(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture) -> None:
     left = Counter({0: 2, 1: 99})
 
     def look(job: Job) -> Outcome | None:
@@ -444,7 +441,7 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(
 
 
 def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=1MiB")
     monkeypatch.setattr(crew, "_POLL_S", 0.01)
@@ -465,7 +462,7 @@ def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
     assert cases_of(frame[~frame["probe"]])["status"].tolist() == ["lost", "ok"]
 
 
-def test_preemption_is_not_counted(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preemption_is_not_counted(out: Path, monkeypatch: Patch) -> None:
     tries = 0
 
     def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
@@ -484,7 +481,7 @@ def test_preemption_is_not_counted(out: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_any_lane_the_sweep_ends_and_says_so(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv(fake.ANSWERS, "batch_size=8:lost")
     monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
@@ -503,7 +500,7 @@ def test_without_any_lane_the_sweep_ends_and_says_so(
 
 
 def test_a_search_without_any_lane_says_how_to_go_on(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv(fake.ANSWERS, "precision=fp32:lost")
     monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
@@ -522,7 +519,7 @@ WIDE = ["--parallel", "ddp", "--world-size", "1", "2", "--repeats", "1", "--no-a
 
 
 def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
-    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Callable[..., None]
 ) -> None:
     monkeypatch.setenv(fake.LANES, "A100:2")
     monkeypatch.setattr(crew, "_POLL_S", 0.01)
@@ -546,7 +543,7 @@ def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
 
 
 def test_a_class_that_lost_its_lanes_does_not_stop_another(
-    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Callable[..., None]
 ) -> None:
     """Not even while one of its wide cases waits for all others to end."""
     monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
@@ -581,7 +578,7 @@ def test_a_class_that_lost_its_lanes_does_not_stop_another(
 
 @pytest.mark.parametrize("back", [True, False])
 def test_what_a_case_takes_is_waited_for_before_the_case_is_lost(
-    out: Path, monkeypatch: pytest.MonkeyPatch, back: bool
+    out: Path, monkeypatch: Patch, back: bool
 ) -> None:
     """Never is it `unsupported`, which is not tried again."""
     monkeypatch.setenv(fake.LANES, "A100:2")
@@ -614,7 +611,7 @@ def test_what_a_case_takes_is_waited_for_before_the_case_is_lost(
 
 @pytest.mark.parametrize("back", [True, False])
 def test_a_shortage_that_nobody_knew_of_is_waited_for_once_by_all_that_it_concerns(
-    out: Path, monkeypatch: pytest.MonkeyPatch, back: bool
+    out: Path, monkeypatch: Patch, back: bool
 ) -> None:
     """It is found as a case begins, long after a lane came or went."""
     monkeypatch.setenv(fake.LANES, "A100:2")
@@ -648,7 +645,7 @@ def test_a_shortage_that_nobody_knew_of_is_waited_for_once_by_all_that_it_concer
 
 
 def test_a_lane_whose_machine_fails_to_say_what_there_is_has_an_error(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: Patch
 ) -> None:
     """A fault of the harness there is nothing to wait for."""
     monkeypatch.setenv(fake.LANES, "A100:2")
@@ -668,7 +665,7 @@ def test_a_lane_whose_machine_fails_to_say_what_there_is_has_an_error(
 
 
 def test_the_class_that_has_no_lane_left_is_named(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv(fake.LANES, "A100:1 H100:1")
     monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
@@ -687,7 +684,7 @@ def test_the_class_that_has_no_lane_left_is_named(
 
 
 def test_a_sweep_goes_on_where_the_machine_that_had_the_gpus_is_down(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: Patch
 ) -> None:
     """What it alone can run is `lost`, and runs once it is back; the rest runs now."""
     monkeypatch.setattr(crew, "WAIT_S", 0.2)
@@ -706,7 +703,7 @@ def test_a_sweep_goes_on_where_the_machine_that_had_the_gpus_is_down(
 
 
 def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(crew, "_POLL_S", 0.01)
     back, admitted = threading.Event(), []
@@ -735,7 +732,7 @@ def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
 
 
 @pytest.fixture
-def crews(monkeypatch: pytest.MonkeyPatch) -> list[crew.Crew]:
+def crews(monkeypatch: Patch) -> list[crew.Crew]:
     """The crews that were at work."""
     seen: list[crew.Crew] = []
     enter = crew.Crew.__enter__
@@ -744,7 +741,7 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[crew.Crew]:
 
 
 @pytest.fixture
-def admitted(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+def admitted(monkeypatch: Patch) -> list[Lane]:
     """Lanes that came and were not known."""
     seen: list[Lane] = []
     admit = sweep.admit_lane
@@ -766,7 +763,7 @@ X = Lane()
 )
 def test_a_lane_that_is_lost_once_its_case_has_ended_is_one_lane(
     out: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     crews: list[crew.Crew],
     admitted: list[Lane],
     looks: list[tuple[list[Lane], list[Lane]]],
@@ -809,11 +806,7 @@ def test_a_lane_that_is_lost_once_its_case_has_ended_is_one_lane(
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_wide_case_that_is_lost_takes_along_the_lane_that_was_lost_and_no_other(
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    crews: list[crew.Crew],
-    admitted: list[Lane],
-    known: bool,
+    out: Path, monkeypatch: Patch, crews: list[crew.Crew], admitted: list[Lane], known: bool
 ) -> None:
     """It ran by the station of another lane, which is back before the case is heard of."""
     monkeypatch.setenv(fake.LANES, "A100:2")
@@ -867,7 +860,7 @@ def test_no_lane_is_entered_twice() -> None:
 
 
 def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: Patch
 ) -> None:
     flags = ["8", "--repeats", "2", "--lanes", "2", "--no-anchors"]
     run(out, *flags)
@@ -883,7 +876,7 @@ def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(
 
 
 def test_a_lane_that_joins_late_works_with_the_others(
-    out: Path, monkeypatch: pytest.MonkeyPatch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Callable[..., None]
 ) -> None:
     late = [[Lane("late")], [Lane("other", ("GPU-H100-0",))]]
     examine = FakeExecutor.examine
@@ -911,7 +904,7 @@ def test_a_lane_that_joins_late_works_with_the_others(
 
 
 def test_stopped_once_every_lane_ends_its_case_and_any_number_goes_on(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: Patch
 ) -> None:
     barrier = threading.Barrier(3, timeout=60)
 
@@ -937,7 +930,7 @@ def test_stopped_once_every_lane_ends_its_case_and_any_number_goes_on(
 
 
 def test_what_fails_in_a_lane_ends_the_sweep_and_the_other_lanes(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: Patch
 ) -> None:
     """An executor never raises; if one does, nothing is left running."""
     barrier, killed = threading.Barrier(2, timeout=60), threading.Event()
@@ -957,7 +950,7 @@ def test_what_fails_in_a_lane_ends_the_sweep_and_the_other_lanes(
 
 
 def test_what_has_ended_is_written_where_another_row_could_not_be(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Two outcomes wait for the main thread; only the first of them cannot be written."""
     crews, append, enter = [], Store.append, crew.Crew.__enter__
@@ -981,7 +974,7 @@ def test_what_has_ended_is_written_where_another_row_could_not_be(
 
 
 def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(fake.MEMORY, "image=1MiB capacity=40MiB")
     anchors = run(out, "64", "16", "32", "128", "--lanes", "2")
@@ -998,9 +991,7 @@ def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(
 
 
 def test_a_lane_that_no_anchor_fits_leaves_the_others_theirs(
-    out: Path,
-    watch: Callable[[Callable[[Job], Outcome | None]], None],
-    capsys: pytest.CaptureFixture[str],
+    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None], capsys: Capture
 ) -> None:
     """Something else uses its memory; it costs two anchors, however many batch sizes there are."""
 
@@ -1055,7 +1046,7 @@ def test_an_anchor_does_not_wait_for_a_loader() -> None:
 
 
 def test_anchors_do_not_wait_for_a_lane_that_was_lost(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Its own anchor, nor those of the others at the gate."""
     monkeypatch.setattr(crew, "_POLL_S", 0.0)
@@ -1087,9 +1078,7 @@ def test_anchors_open_and_close_the_lanes(out: Path) -> None:
     assert len(more) == 7
 
 
-def test_busy_anchors_run_at_once_and_those_alone_do_not(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_anchors_run_at_once_and_those_alone_do_not(out: Path, monkeypatch: Patch) -> None:
     kinds, running, arrived = Counter[str](), 0, Counter[str]()
     answer = FakeExecutor.run
 
@@ -1185,7 +1174,7 @@ def test_what_is_no_number_of_lanes(text: str) -> None:
         parse_arguments([*FAKE, f"--lanes={text}"])
 
 
-def test_lanes_of_two_devices_are_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lanes_of_two_devices_are_refused(out: Path, capsys: Capture) -> None:
     flags = ["--preset", "precision", "--device", "cpu", "cuda", "--lanes", "2"]
     run_mixed(out, "8", *flags, rc=2)
     assert "error: --lanes: the cases are of cpu and cuda; give one --device" in (
@@ -1201,7 +1190,7 @@ CARDS = [
 
 
 @pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def cards(monkeypatch: Patch) -> None:
     monkeypatch.setattr(room, "find_cards", lambda: (CARDS, ""))
     monkeypatch.setattr(room, "usable_cpus", lambda: [2, 3, 4, 5, 6])
 
@@ -1225,7 +1214,7 @@ def test_lanes_are_pinned_to_their_cards() -> None:
         executor.open_lanes("cuda", 4)
 
 
-def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: Patch) -> None:
     """A worker itself; and where torch and the rates are asked for, the thread that does it."""
     before, first = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
     lane = Lane("gpu0", ("GPU-a", "GPU-b"), (first,))

@@ -56,6 +56,9 @@ from bench.sweep.options import plan_cases
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel, Finished
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 RANGE = ["--lr", "0.001..10", "--samples", "12", "--seed", "3"]
@@ -64,7 +67,7 @@ Report = Sequence[float | None]
 
 
 @pytest.fixture(autouse=True)
-def _plain_fake(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_fake(monkeypatch: Patch) -> None:
     monkeypatch.delenv(fake.ANSWERS, raising=False)
     monkeypatch.delenv(fake.MEMORY, raising=False)
 
@@ -204,7 +207,7 @@ def test_a_folder_that_somebody_edited_is_read_or_left(name: str, value: Any) ->
 
 
 def test_without_ray_tune_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray.tune.schedulers", None)
     assert search.main([*FAKE, *RANGE, "--out", str(tmp_path / "out")]) == 2
@@ -298,7 +301,7 @@ def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
     ],
 )
 def test_what_cannot_be_searched_is_one_line(
-    flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, said: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert search.main(join_flags(FAKE, flags.split(), ["--out", str(tmp_path / "out")])) == 2
     error = capsys.readouterr().err
@@ -307,9 +310,7 @@ def test_what_cannot_be_searched_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_says_which_trials_and_how_many_epochs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_which_trials_and_how_many_epochs(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     assert search.main([*FAKE, *RANGE, "--dry-run", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -333,9 +334,7 @@ def follow_rule(halving: Halving, cases: Sequence[Case]) -> Iterator[int]:
         yield next(n for n, value in enumerate(values, 1) if plain.judge(n, value))
 
 
-def test_every_trial_is_a_record_and_ends_by_the_rule(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Capture) -> None:
     frame = run(tmp_path, *RANGE)
     cases, epochs = read_cases(frame), read_epochs(tmp_path)
     trained = epochs.groupby("record_id")["epoch"].count()[frame["record_id"]].tolist()
@@ -373,9 +372,7 @@ def test_a_search_by_a_loss_keeps_the_lower(tmp_path: Path) -> None:
     assert {len(trial.curve) for trial in others} >= {1, 5}
 
 
-def test_the_same_command_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_command_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
     """What each trial is compared with is the same as without the interruption."""
     whole = run(tmp_path / "whole", *RANGE)
     real, runs = FakeExecutor.run, 0
@@ -414,7 +411,7 @@ def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(fake.ANSWERS, "batch_size=256:lost")
     frame = run(tmp_path, *RANGE, "--samples", "4", "--batch-size", "64", "256")
@@ -447,7 +444,7 @@ def test_more_samples_go_on_from_fewer(tmp_path: Path) -> None:
     ],
 )
 def test_trials_are_never_compared_by_two_rules(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+    tmp_path: Path, capsys: Capture, flags: list[str], said: str
 ) -> None:
     frame = run(tmp_path, *RANGE)
     assert len(run(tmp_path, *RANGE, *flags, rc=2)) == len(frame)
@@ -455,7 +452,7 @@ def test_trials_are_never_compared_by_two_rules(
 
 
 def test_no_trial_begins_after_the_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     real, clock = FakeExecutor.run, [0.0]
 
@@ -472,9 +469,7 @@ def test_no_trial_begins_after_the_time_limit(
     assert len(run(tmp_path, *RANGE)) == 12
 
 
-def test_a_batch_above_one_without_memory_is_not_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_above_one_without_memory_is_not_tried(tmp_path: Path, monkeypatch: Patch) -> None:
     """Whatever its learning rate: that takes no memory."""
     monkeypatch.setenv(fake.ANSWERS, "batch_size=256:oom batch_size=512:oom")
     frame = run(tmp_path, *RANGE, "--batch-size", "64", "256", "512")
@@ -486,7 +481,7 @@ def test_a_batch_above_one_without_memory_is_not_tried(
 
 
 def test_a_metric_that_nobody_measures_ends_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     real = fake.learn
 
@@ -499,7 +494,7 @@ def test_a_metric_that_nobody_measures_ends_the_search(
     assert "--metric test_accuracy is not known of these trials" in capsys.readouterr().err
 
 
-def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.ANSWERS, "device=cpu:error")
     frame = run(tmp_path, *RANGE, rc=1)
     assert (frame["status"] == "error").all()
@@ -513,9 +508,7 @@ def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_truncated_trial_is_in_no_table_of_whole_cases(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_truncated_trial_is_in_no_table_of_whole_cases(tmp_path: Path, capsys: Capture) -> None:
     frame = run(tmp_path, *RANGE)
     truncated = frame[frame["truncated_after"].notna()]
     assert len(truncated) > 0
@@ -556,9 +549,7 @@ def test_the_rungs_of_the_report_are_those_of_the_trials(tmp_path: Path) -> None
     assert whole == sorted(whole, reverse=True)  # type: ignore[type-var]
 
 
-def test_a_sweep_trains_a_truncated_case_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_trains_a_truncated_case_whole(tmp_path: Path, monkeypatch: Patch) -> None:
     """What was ended early is not done; what was whole is."""
     frame = run(tmp_path, *RANGE, "--samples", "5")
     assert frame["truncated_after"].notna().tolist() == [False, False, False, True, True]
@@ -603,9 +594,7 @@ def test_the_commands_that_confirm_run_the_very_case(
     assert plan_cases(options).cases == [replace(case, seed=case.seed + 1)]
 
 
-def test_the_commands_are_printed_for_the_best_three(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_are_printed_for_the_best_three(tmp_path: Path, capsys: Capture) -> None:
     frame = run(tmp_path / "out", *RANGE)
     best = find_trials(frame, read_epochs(tmp_path / "out"), read_told(tmp_path / "out"))[:3]
     lines = capsys.readouterr().out.splitlines()
@@ -677,9 +666,7 @@ def count_children(parent: psutil.Process) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute alone; two minutes were seen on a busy machine
-def test_a_real_search_is_stopped_and_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_search_is_stopped_and_continued(tmp_path: Path, monkeypatch: Patch) -> None:
     """Real workers, by the metric that they send; Ctrl-C within a trial leaves no process."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -35,19 +35,22 @@ from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop
 from bench.sweep.session import stop_signals
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 FP32 = [*FAKE, "--precision", "fp32", "--batch-size"]
 
 
 @pytest.fixture
-def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def out(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.delenv(fake.ANSWERS, raising=False)
     return tmp_path / "out"
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def answers(monkeypatch: Patch) -> Callable[[str], None]:
     """Tell the fake what to answer."""
     return lambda rules: monkeypatch.setenv(fake.ANSWERS, rules)
 
@@ -68,7 +71,7 @@ def rows(frame: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
 # ---------------------------------------------------------------------------------- a whole sweep
 
 
-def test_every_case_becomes_a_row(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_case_becomes_a_row(out: Path, capsys: Capture) -> None:
     frame = run(out, "8", "16", "--seed", "0", "1", report=True)
     assert rows(frame, "seed", "batch_size", "status", "attempt") == [
         (0, 8, "ok", 1),
@@ -123,7 +126,7 @@ def test_nothing_measured_is_a_failure(
     run(out, "8", rc=rc)
 
 
-def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: Capture) -> None:
     """Three repeats that nobody asked for are not found out from the clock."""
     two = ["--device", "cpu", "--precision", "fp32", "--batch-size", "8", "16", "--dry-run"]
     assert sweep.main([*two, "--fraction", "0.1"]) == 0
@@ -138,9 +141,7 @@ def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.splitlines()[0] == "runs: 2 of 2 cases, each once"
 
 
-def test_a_dry_run_names_what_differs_and_what_set_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Capture) -> None:
     assert sweep.main(["--preset", "quick", "--device", "cpu", "--lr", "0.1", "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[5:7] == [
@@ -178,7 +179,7 @@ def test_a_dry_run_names_what_differs_and_what_set_it(
     ],
 )
 def test_a_dry_run_refuses_what_a_start_refuses(
-    out: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+    out: Path, capsys: Capture, flags: list[str], said: str
 ) -> None:
     command = ["--preset", "quick", "--precision", "fp32", "--device", "cpu", *flags]
     command += ["--memory-limit", "2GiB"] if "8..auto" in flags else []
@@ -208,12 +209,7 @@ def test_repeats_end_with_a_sentinel(out: Path) -> None:
     [(10, 1, 3), (90, 1, 2), (160, 1, 1), (160, 2, 2)],
 )
 def test_repeats_that_nobody_asked_for_take_five_minutes_at_most(
-    run_s: int,
-    lanes: int,
-    repeats: int,
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_s: int, lanes: int, repeats: int, out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Two cases: a pass takes twice as long as a run, or as long on two lanes."""
     begun = datetime(2026, 1, 1, tzinfo=UTC)
@@ -234,7 +230,7 @@ def test_repeats_that_nobody_asked_for_take_five_minutes_at_most(
 
 
 def test_with_until_repeats_go_where_the_time_is_not_known(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Of batch size 8 the runs differ by up to 20 %, of 16 and 32 by a ten-thousandth."""
     run_fake, order = FakeExecutor.run, list[int]()
@@ -329,7 +325,7 @@ def test_a_suspected_oom_skips_nothing(out: Path, answers: Callable[[str], None]
     assert run(out, "8", "16")["status"].tolist() == ["oom_suspected", "ok"]
 
 
-def test_resuming_runs_what_is_left(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_runs_what_is_left(out: Path, capsys: Capture) -> None:
     before = run(out, "8", "16")
     frame = run(out, "8", "16", "32")
     assert frame["batch_size"].tolist() == [8, 16, 32]
@@ -342,7 +338,7 @@ def test_resuming_runs_what_is_left(out: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_an_interrupted_run_is_to_run_and_not_already_there(
-    out: Path, answers: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    out: Path, answers: Callable[[str], None], capsys: Capture
 ) -> None:
     answers("batch_size=16:interrupted")
     run(out, "8", "16")
@@ -355,9 +351,7 @@ def test_an_interrupted_run_is_to_run_and_not_already_there(
     assert "1 to run, 1 already there" in capsys.readouterr().err
 
 
-def test_progress_names_what_varies_in_the_folder(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_names_what_varies_in_the_folder(out: Path, capsys: Capture) -> None:
     run(out, "8", "--compile", "off", "on")
     assert "[2/2] fp32 · batch size 8 · compile default: " in capsys.readouterr().err
     run(out, "8", "--lr", "0.1")  # beside rows of another learning rate
@@ -405,9 +399,7 @@ def test_each_repeat_has_a_seed_of_its_own_and_the_sentinel_the_first(out: Path)
     ]
 
 
-def test_the_worker_is_given_the_seed_of_its_run(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_worker_is_given_the_seed_of_its_run(out: Path, monkeypatch: Patch) -> None:
     seeds = []
     answer = FakeExecutor.run
 
@@ -424,9 +416,7 @@ def test_one_seed_for_all_repeats_on_request(out: Path) -> None:
     assert run(out, "8", "--repeats", "3", "--same-seed")["run_seed"].tolist() == [0] * 4
 
 
-def test_repeats_of_one_seed_and_of_several_are_not_mixed(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_repeats_of_one_seed_and_of_several_are_not_mixed(out: Path, capsys: Capture) -> None:
     run(out, "8", "--repeats", "2")
     run(out, "8", "--repeats", "2", "--same-seed", rc=2)
     assert "its repeats have different seeds; leave out --same-seed" in capsys.readouterr().err
@@ -440,7 +430,7 @@ def test_repeats_of_one_seed_and_of_several_are_not_mixed(
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def host(monkeypatch: Patch) -> Callable[..., None]:
     """Run on another machine."""
 
     def move(**changed: str) -> None:
@@ -471,10 +461,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ids=lambda changed: "+".join(changed),
 )
 def test_rows_that_cannot_be_compared_are_not_mixed(
-    out: Path,
-    host: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    changed: dict[str, str],
+    out: Path, host: Callable[..., None], capsys: Capture, changed: dict[str, str]
 ) -> None:
     before = run(out, "8")
     host(**changed)
@@ -522,9 +509,7 @@ def test_what_does_not_change_numbers_may_differ(out: Path, host: Callable[..., 
     assert len(run(out, "8", "16")) == 2
 
 
-def test_other_images_are_not_mixed(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_images_are_not_mixed(out: Path, monkeypatch: Patch, capsys: Capture) -> None:
     from dataclasses import replace
 
     run(out, "8")
@@ -638,9 +623,7 @@ def test_handlers_are_restored() -> None:
 
 
 @pytest.mark.slow
-def test_a_second_sweep_is_refused_by_the_name_of_the_first(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_sweep_is_refused_by_the_name_of_the_first(out: Path, capsys: Capture) -> None:
     first = start(out, *MANY, BENCH_TEST_DELAY_S="0.1")
     wait_until_begun(first)
     assert sweep.main([*FP32, "8", "--out", str(out)]) == 2
@@ -743,7 +726,7 @@ def test_a_disk_that_fills(tmp_path: Path) -> None:
 
 
 def test_the_first_rows_stand_when_writing_fails(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     plain = Store.append
 
@@ -759,9 +742,7 @@ def test_the_first_rows_stand_when_writing_fails(
     assert "error: records.csv: Input/output error" in errors
 
 
-def test_a_torn_line_is_reported_and_the_sweep_goes_on(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_torn_line_is_reported_and_the_sweep_goes_on(out: Path, capsys: Capture) -> None:
     run(out, "8", "16")
     file = out / RECORDS
     file.write_bytes(file.read_bytes()[:-100])
@@ -775,7 +756,7 @@ def test_a_torn_line_is_reported_and_the_sweep_goes_on(
 
 @pytest.mark.slow
 def test_four_thousand_cases(
-    out: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+    out: Path, monkeypatch: Patch, record_property: Callable[[str, object], None]
 ) -> None:
     """Memory stays flat. The times are printed, not judged: see `pytest -s`."""
     process, held = psutil.Process(), []
@@ -805,5 +786,5 @@ def test_four_thousand_cases(
 
 
 @pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide_terminal(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
