@@ -29,7 +29,6 @@ from bench.executors import ALL, Job, Lane, Settings, ShortageError, fake
 from bench.executors import subprocess as room
 from bench.executors.fake import FakeExecutor
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
-from bench.flags import join_flags
 from bench.gpu.cards import Card
 from bench.record import SCHEMA, Environment, Outcome, Status
 from bench.store.cells import RECORDS
@@ -45,6 +44,7 @@ from bench.worker.messages import PhaseEntered, StepTaken
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
+Watch = Callable[[Callable[[Job], Outcome | None]], None]
 
 SEEDS = ["--seed", *map(str, range(6))]
 
@@ -53,11 +53,12 @@ SEEDS = ["--seed", *map(str, range(6))]
 def out(tmp_path: Path, monkeypatch: Patch) -> Path:
     for name in (fake.ANSWERS, fake.LANES, fake.MEMORY):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(crew, "_POLL_S", 0.0)
     return tmp_path / "out"
 
 
 @pytest.fixture
-def watch(monkeypatch: Patch) -> Callable[[Callable[[Job], Outcome | None]], None]:
+def watch(monkeypatch: Patch) -> Watch:
     """Have each case of the fake pass through a function, in its lane's thread."""
     answer = FakeExecutor.run
 
@@ -68,6 +69,24 @@ def watch(monkeypatch: Patch) -> Callable[[Callable[[Job], Outcome | None]], Non
         monkeypatch.setattr(FakeExecutor, "run", run)
 
     return install
+
+
+@pytest.fixture
+def crews(monkeypatch: Patch) -> list[crew.Crew]:
+    """The crews that were at work."""
+    seen: list[crew.Crew] = []
+    enter = crew.Crew.__enter__
+    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: seen.append(self) or enter(self))
+    return seen
+
+
+@pytest.fixture
+def admitted(monkeypatch: Patch) -> list[Lane]:
+    """Lanes that came and were not known."""
+    seen: list[Lane] = []
+    admit = sweep.admit_lane
+    monkeypatch.setattr(sweep, "admit_lane", lambda *a: seen.append(a[-1]) or admit(*a))
+    return seen
 
 
 def cases_of(frame: pd.DataFrame) -> pd.DataFrame:
@@ -85,6 +104,7 @@ def test_lanes_make_the_records_that_one_makes(out: Path) -> None:
     assert sorted(rows(several, *same)) == sorted(rows(one, *same))
     assert set(one["lane"]) == {""}
     assert set(one["lanes_beside"]) == {0}
+    assert not one["anchor"].any()
     assert set(several["lane"]) == {"fake0", "fake1", "fake2"}
     last = several.iloc[-1]
     # which lane is free first after the anchors is chance
@@ -98,11 +118,11 @@ def test_no_case_has_the_same_card_in_all_its_repeats(out: Path, monkeypatch: Pa
     frame = cases_of(run(out, "8", "16", "--repeats", "4", "--lanes", "quiet"))
     for size, own in frame[~frame["sentinel"]].groupby("batch_size"):
         assert own["lane"].value_counts().tolist() == [2, 2], size
+    assert (frame["gpu_uuid"] == "GPU-" + frame["lane"]).all()
+    assert set(frame["gpu"]) == {"A100"}
 
 
-def test_as_many_cases_run_at_once_as_there_are_lanes(
-    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None]
-) -> None:
+def test_as_many_cases_run_at_once_as_there_are_lanes(out: Path, watch: Watch) -> None:
     """Each waits until all three lanes have one; a lane less, and it would wait in vain."""
     barrier = threading.Barrier(3, timeout=60)
     threads: dict[str, set[int]] = {}
@@ -120,7 +140,7 @@ def test_as_many_cases_run_at_once_as_there_are_lanes(
 
 
 def test_quiet_uses_all_lanes_and_runs_one_case_at_a_time(
-    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None]
+    out: Path, monkeypatch: Patch, watch: Watch
 ) -> None:
     running, most = 0, 0
 
@@ -132,21 +152,13 @@ def test_quiet_uses_all_lanes_and_runs_one_case_at_a_time(
         running -= 1
 
     watch(look)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(fake.LANES, "A100:3")
-        frame = run(out, "8", *SEEDS, "--lanes", "quiet")
+    monkeypatch.setenv(fake.LANES, "A100:3")
+    frame = run(out, "8", *SEEDS, "--lanes", "quiet")
     assert most == 1
     assert set(frame["lanes_beside"]) == {0}
     assert Counter(cases_of(frame)["lane"]) == {"A100-0": 2, "A100-1": 2, "A100-2": 2}
     anchors = frame[frame["anchor"] != ""]
     assert Counter(anchors["anchor"]) == {"alone": 3, "close": 3}
-
-
-def test_each_row_has_the_card_that_it_ran_on(out: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setenv(fake.LANES, "A100:2")
-    frame = run(out, "8", *SEEDS, "--lanes", "all")
-    assert (frame["gpu_uuid"] == "GPU-" + frame["lane"]).all()
-    assert set(frame["gpu"]) == {"A100"}
 
 
 def test_progress_names_the_lane(out: Path, capsys: Capture) -> None:
@@ -158,9 +170,7 @@ def test_progress_names_the_lane(out: Path, capsys: Capture) -> None:
     assert said.index("anchor, busy") < said.index("[1/2]") < said.index("anchor, close")
 
 
-def test_a_case_of_several_gpus_runs_alone(
-    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None]
-) -> None:
+def test_a_case_of_several_gpus_runs_alone(out: Path, monkeypatch: Patch, watch: Watch) -> None:
     running = Counter[str]()
     seen: dict[int, list[tuple[tuple[str, ...], int]]] = {1: [], 2: []}
 
@@ -171,11 +181,10 @@ def test_a_case_of_several_gpus_runs_alone(
         running[job.lane.name] -= 1
 
     watch(look)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(fake.LANES, "A100:2")
-        # those of two cards come before and after those of one
-        flags = ["--parallel", "ddp", "--world-size", "2", "1", "--repeats", "2", "--lanes", "2"]
-        frame = run(out, "8", "--seed", "0", "1", "2", *flags, "--no-anchors")
+    monkeypatch.setenv(fake.LANES, "A100:2")
+    # those of two cards come before and after those of one
+    flags = ["--parallel", "ddp", "--world-size", "2", "1", "--repeats", "2", "--lanes", "2"]
+    frame = run(out, "8", "--seed", "0", "1", "2", *flags, "--no-anchors")
     wide = frame["world_size"] == 2
     assert set(frame[wide]["lane"]) <= {"A100-0+A100-1", "A100-1+A100-0"}
     assert set(frame[wide]["lanes_beside"]) == {0}
@@ -189,7 +198,7 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
 ) -> None:
     monkeypatch.setenv(fake.LANES, "A100:2 H100:1")
     ddp = ["--parallel", "ddp", "--world-size"]
-    run_mixed(out, "8", *ddp, "3", "--lanes", "all", rc=2)
+    run(out, "8", *ddp, "3", "--lanes", "all", rc=2)
     said = capsys.readouterr().err
     has = f"{fake.LANES} has"
     assert said == (
@@ -197,7 +206,7 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
         f"{has} 2 (A100); {has} 1 (H100)\n"
     )
     assert not out.exists()
-    run_mixed(out, "8", *ddp, "2", "--lanes", "all", "--no-anchors")
+    run(out, "8", *ddp, "2", "--lanes", "all", "--no-anchors")
     assert rows(read_records(out / "a100"), "status", "lane") == [("ok", "A100-0+A100-1")]
     ((status, reason),) = rows(read_records(out / "h100"), "status", "reason")
     assert status == "unsupported"
@@ -205,7 +214,7 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(
 
 
 def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
-    out: Path, monkeypatch: Patch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Watch
 ) -> None:
     monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=1MiB low=0.5")
     flags = ["auto", "--memory-limit", "1GiB", "--precision", "fp32", "bf16"]
@@ -233,15 +242,8 @@ def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
 # ------------------------------------------------------------------------------ unlike hardware
 
 
-def run_mixed(out: Path, *flags: str, rc: int = 0) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "print_report", lambda *folders: None)
-        argv = [*FAKE, "--precision", "fp32", "--out", str(out)]
-        assert sweep.main(join_flags(argv, ["--batch-size", *flags])) == rc
-
-
 def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
-    out: Path, monkeypatch: Patch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Watch
 ) -> None:
     monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:2")
 
@@ -250,7 +252,7 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
         return Outcome(Status.OOM, "24 GB") if small else None
 
     watch(look)
-    run_mixed(out, "8", "16", "32", "--lanes", "all", "--no-anchors")
+    run(out, "8", "16", "32", "--lanes", "all", "--no-anchors")
     names = ("batch_size", "status", "inferred", "gpu")
     assert sorted(rows(read_records(out / "rtx4090"), *names)) == [
         (8, "ok", False, "RTX4090"),
@@ -262,7 +264,7 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
     assert set(large["lane"]) <= {"A100-0", "A100-1"}
     assert not (out / "records.csv").exists()
 
-    run_mixed(out, "8", "16", "32", "--lanes", "2", "--no-anchors")
+    run(out, "8", "16", "32", "--lanes", "2", "--no-anchors")
     assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
 
 
@@ -278,7 +280,7 @@ def test_a_class_keeps_its_folder_whichever_are_there(
         ("A100:1", 3),
     ):
         monkeypatch.setenv(fake.LANES, cards)
-        run_mixed(out, "8", "16", "--no-anchors", "--lanes", "all")
+        run(out, "8", "16", "--no-anchors", "--lanes", "all")
         said = capsys.readouterr().err
         assert said.count("lanes: ") + said.count("no lane is of the class of ") == lines, said
     for folder, gpu in ((out, "A100"), (out / "h100", "H100"), (out / "t4", "T4")):
@@ -292,7 +294,7 @@ def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
     out: Path, monkeypatch: Patch, capsys: Capture, name: str
 ) -> None:
     monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
-    run_mixed(out, "8", "--lanes", "all")
+    run(out, "8", "--lanes", "all")
     examine = FakeExecutor.examine
 
     def update(self: FakeExecutor, *rest: Any) -> ProcessAnswer:
@@ -304,7 +306,7 @@ def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
 
     monkeypatch.setattr(FakeExecutor, "examine", update)
     monkeypatch.setenv(fake.LANES, "H100:2")
-    run_mixed(out, "8", "--lanes", "all", rc=2)
+    run(out, "8", "--lanes", "all", rc=2)
     assert f"error: --out {out / 'h100'}: has rows that would not be comparable: {name} was " in (
         capsys.readouterr().err
     )
@@ -328,7 +330,7 @@ def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
 
     def start(lanes: str, *flags: str, rc: int = 0) -> str:
         monkeypatch.setenv(fake.LANES, lanes)
-        run_mixed(out, "8", "--lanes", "all", "--no-anchors", *flags, rc=rc)
+        run(out, "8", "--lanes", "all", "--no-anchors", *flags, rc=rc)
         return capsys.readouterr().err
 
     start("Intel:1 AMD:1")
@@ -346,12 +348,11 @@ def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
 
 def test_other_sweeps_within_out_are_no_classes(out: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.LANES, "A100:1")
-    run_mixed(out / "other", "8", "--lanes", "all")
-    run_mixed(out, "8", "--lanes", "all")
+    run(out / "other", "8", "--lanes", "all")
+    run(out, "8", "--lanes", "all")
     assert len(read_records(out)) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_classes_are_reported_together(out: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:1")
@@ -381,7 +382,7 @@ def test_a_lane_that_would_train_something_else_is_refused(
     monkeypatch.setattr(FakeExecutor, "open_lanes", lambda *_: lanes)
     monkeypatch.setattr(FakeExecutor, "examine", look)
     monkeypatch.setattr(FakeExecutor, "prepare", decode)
-    run_mixed(out, "8", "--lanes", "2", rc=2)
+    run(out, "8", "--lanes", "2", rc=2)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: lane far: its {name} is f00d, where the first lane's is ")
     assert not out.exists()
@@ -413,16 +414,12 @@ def test_folders_of_classes_have_names_of_their_own() -> None:
 def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture) -> None:
     left = Counter({0: 2, 1: 99})
 
-    def look(job: Job) -> Outcome | None:
-        left[job.case.seed] -= 1
-        lost = left[job.case.seed] >= 0
-        return Outcome(Status.LOST, "the node went away") if lost else None
-
     def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
-        outcome = look(job) or Outcome(Status.OK)
-        if outcome.status is Status.LOST:
-            self._lost.append(job.lane)
-        return outcome
+        left[job.case.seed] -= 1
+        if left[job.case.seed] < 0:
+            return Outcome(Status.OK)
+        self._lost.append(job.lane)
+        return Outcome(Status.LOST, "the node went away")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeExecutor, "run", answer)
@@ -444,7 +441,6 @@ def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
     out: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=1MiB")
-    monkeypatch.setattr(crew, "_POLL_S", 0.01)
     answer, seen = FakeExecutor.run, set[Case]()
 
     def lose_once(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
@@ -474,7 +470,6 @@ def test_preemption_is_not_counted(out: Path, monkeypatch: Patch) -> None:
         return Outcome(Status.LOST, "the machine was taken back", preempted=True)
 
     monkeypatch.setattr(FakeExecutor, "run", answer)
-    monkeypatch.setattr(crew, "_POLL_S", 0.01)
     frame = run(out, "8")
     assert frame["status"].tolist() == ["lost"] * 5 + ["ok"]
     assert frame["attempt"].tolist() == [1, 2, 3, 4, 5, 6]
@@ -519,10 +514,9 @@ WIDE = ["--parallel", "ddp", "--world-size", "1", "2", "--repeats", "1", "--no-a
 
 
 def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
-    out: Path, monkeypatch: Patch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Watch
 ) -> None:
     monkeypatch.setenv(fake.LANES, "A100:2")
-    monkeypatch.setattr(crew, "_POLL_S", 0.01)
     begun, gone = threading.Event(), threading.Event()
 
     def lose(self: FakeExecutor) -> Sequence[Lane]:
@@ -543,14 +537,12 @@ def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
 
 
 def test_a_class_that_lost_its_lanes_does_not_stop_another(
-    out: Path, monkeypatch: Patch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Watch, crews: list[crew.Crew]
 ) -> None:
     """Not even while one of its wide cases waits for all others to end."""
     monkeypatch.setenv(fake.LANES, "A100:1 H100:2")
-    monkeypatch.setattr(crew, "_POLL_S", 0.01)
     monkeypatch.setattr(crew, "WAIT_S", 0.3)
-    crews, enter, gone = [], crew.Crew.__enter__, threading.Event()
-    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: crews.append(self) or enter(self))
+    gone = threading.Event()
 
     def lose(self: FakeExecutor) -> Sequence[Lane]:
         held = crews[0]._held
@@ -567,7 +559,7 @@ def test_a_class_that_lost_its_lanes_does_not_stop_another(
 
     monkeypatch.setattr(FakeExecutor, "lose_lanes", lose)
     watch(look)
-    run_mixed(out, "8", *WIDE, "--lanes", "all", rc=1)
+    run(out, "8", *WIDE, "--lanes", "all", rc=1)
     near = read_records(out / "a100")
     assert rows(near, "world_size", "status") == [(1, "ok"), (2, "unsupported")]
     assert rows(read_records(out / "h100"), "world_size", "status", "reason") == [
@@ -677,7 +669,7 @@ def test_the_class_that_has_no_lane_left_is_named(
         return Outcome(Status.LOST, "it went away") if lost else answer(self, job, *rest)
 
     monkeypatch.setattr(FakeExecutor, "run", lose)
-    run_mixed(out, "8", "16", "--lanes", "all", "--no-anchors", rc=1)
+    run(out, "8", "16", "--lanes", "all", "--no-anchors", rc=1)
     said = capsys.readouterr().err
     assert said.count("no lane is left") == 1
     assert f"warning: no lane is left for {out / 'h100'}, and none joined\n" in said
@@ -691,22 +683,21 @@ def test_a_sweep_goes_on_where_the_machine_that_had_the_gpus_is_down(
     flags = ["--parallel", "ddp", "--world-size", "1", "2", "--lanes", "all", "--no-anchors"]
     monkeypatch.setenv(fake.LANES, "A100:2")
     monkeypatch.setenv(fake.ANSWERS, "world_size=1:interrupted world_size=2:lost")
-    run_mixed(out, "8", *flags, rc=1)
+    run(out, "8", *flags, rc=1)
     monkeypatch.delenv(fake.ANSWERS)
     found = []
     for cards in ("A100:1", "A100:2"):
         monkeypatch.setenv(fake.LANES, cards)
-        run_mixed(out, "8", *flags)
+        run(out, "8", *flags)
         frame = read_records(out)
         found.append([*frame.groupby("world_size")["status"].last()])
     assert found == [["ok", "lost"], ["ok", "ok"]]
 
 
 def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
-    out: Path, monkeypatch: Patch
+    out: Path, monkeypatch: Patch, admitted: list[Lane]
 ) -> None:
-    monkeypatch.setattr(crew, "_POLL_S", 0.01)
-    back, admitted = threading.Event(), []
+    back = threading.Event()
 
     def join(self: FakeExecutor) -> Sequence[Lane]:
         lanes, self._lost = self._lost, []
@@ -722,31 +713,11 @@ def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
         time.sleep(0.05)  # a look or two later
         return Outcome(Status.LOST, "the node went away")
 
-    admit = sweep.admit_lane
-    monkeypatch.setattr(sweep, "admit_lane", lambda *a: admitted.append(a[-1]) or admit(*a))
     monkeypatch.setattr(FakeExecutor, "join_lanes", join)
     monkeypatch.setattr(FakeExecutor, "run", answer)
     frame = run(out, "8", "16")
     assert frame["status"].tolist() == ["lost", "ok", "ok"]
     assert not admitted, "it was never another"
-
-
-@pytest.fixture
-def crews(monkeypatch: Patch) -> list[crew.Crew]:
-    """The crews that were at work."""
-    seen: list[crew.Crew] = []
-    enter = crew.Crew.__enter__
-    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: seen.append(self) or enter(self))
-    return seen
-
-
-@pytest.fixture
-def admitted(monkeypatch: Patch) -> list[Lane]:
-    """Lanes that came and were not known."""
-    seen: list[Lane] = []
-    admit = sweep.admit_lane
-    monkeypatch.setattr(sweep, "admit_lane", lambda *a: seen.append(a[-1]) or admit(*a))
-    return seen
 
 
 X = Lane()
@@ -769,7 +740,6 @@ def test_a_lane_that_is_lost_once_its_case_has_ended_is_one_lane(
     looks: list[tuple[list[Lane], list[Lane]]],
 ) -> None:
     """What comes back is no second lane, whose case would have the figures of another."""
-    monkeypatch.setattr(crew, "_POLL_S", 0.0)
     lost = max(number for number, (gone, _) in enumerate(looks) if gone)
     ended, back = threading.Event(), []
     train = FakeExecutor.run
@@ -810,7 +780,6 @@ def test_a_wide_case_that_is_lost_takes_along_the_lane_that_was_lost_and_no_othe
 ) -> None:
     """It ran by the station of another lane, which is back before the case is heard of."""
     monkeypatch.setenv(fake.LANES, "A100:2")
-    monkeypatch.setattr(crew, "_POLL_S", 0.0)
     lanes = [Lane(f"A100-{i}", (f"GPU-A100-{i}",)) for i in range(2)]
     gather, train = FakeExecutor.gather, FakeExecutor.run
     gone, back = list[Lane](), threading.Event()
@@ -876,7 +845,7 @@ def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(
 
 
 def test_a_lane_that_joins_late_works_with_the_others(
-    out: Path, monkeypatch: Patch, watch: Callable[..., None]
+    out: Path, monkeypatch: Patch, watch: Watch
 ) -> None:
     late = [[Lane("late")], [Lane("other", ("GPU-H100-0",))]]
     examine = FakeExecutor.examine
@@ -886,7 +855,6 @@ def test_a_lane_that_joins_late_works_with_the_others(
 
     monkeypatch.setattr(FakeExecutor, "examine", look)
     monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: late.pop(0) if late else ())
-    monkeypatch.setattr(crew, "_POLL_S", 0.01)
     both, done = threading.Event(), set[str]()
 
     def wait(job: Job) -> None:
@@ -950,11 +918,10 @@ def test_what_fails_in_a_lane_ends_the_sweep_and_the_other_lanes(
 
 
 def test_what_has_ended_is_written_where_another_row_could_not_be(
-    out: Path, monkeypatch: Patch, capsys: Capture
+    out: Path, monkeypatch: Patch, capsys: Capture, crews: list[crew.Crew]
 ) -> None:
     """Two outcomes wait for the main thread; only the first of them cannot be written."""
-    crews, append, enter = [], Store.append, crew.Crew.__enter__
-    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: crews.append(self) or enter(self))
+    append = Store.append
 
     def fail_once(self: Store, *rest: Any) -> None:
         monkeypatch.setattr(Store, "append", append)
@@ -990,52 +957,47 @@ def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(
     assert rows(none, "anchor", "status") == [("alone", "oom"), ("alone", "oom"), ("", "oom")]
 
 
-def test_a_lane_that_no_anchor_fits_leaves_the_others_theirs(
-    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None], capsys: Capture
+@pytest.mark.parametrize(
+    ("most", "alone", "fits"),
+    [
+        (0, [(0, 64, "ok"), (1, 64, "oom"), (1, 8, "oom"), (2, 64, "ok")], {0: 64, 2: 64}),
+        (
+            16,
+            [
+                *((0, 64, "ok"), (1, 64, "oom"), (1, 8, "ok"), (1, 32, "oom"), (1, 16, "ok")),
+                *((0, 16, "ok"), (2, 16, "ok")),
+            ],
+            {0: 16, 1: 16, 2: 16},
+        ),
+    ],
+    ids=["none leaves the others theirs", "the one with the least memory chooses for all"],
+)
+def test_a_lane_that_has_not_the_memory_for_an_anchor(
+    out: Path,
+    watch: Watch,
+    capsys: Capture,
+    most: int,
+    alone: list[tuple[int, int, str]],
+    fits: dict[int, int],
 ) -> None:
-    """Something else uses its memory; it costs two anchors, however many batch sizes there are."""
+    """It is asked before the others, who run nothing that it refuses; where none fits, it costs two
+    anchors, however many batch sizes there are."""
 
     def look(job: Job) -> Outcome | None:
-        full = job.lane.name == "fake1" and job.case.steps == STEPS
-        return Outcome(Status.OOM, "in use") if full else None
-
-    watch(look)
-    frame = run(out, "64", "32", "16", "8", "--lanes", "3")
-    anchors = frame[frame["anchor"] != ""]
-    assert rows(anchors[anchors["anchor"] == "alone"], "lane", "batch_size", "status") == [
-        ("fake0", 64, "ok"),
-        ("fake1", 64, "oom"),
-        ("fake1", 8, "oom"),
-        ("fake2", 64, "ok"),
-    ]
-    for kind in ("busy", "close"):
-        own = anchors[anchors["anchor"] == kind]
-        assert sorted(rows(own, "lane", "batch_size")) == [("fake0", 64), ("fake2", 64)]
-    said = capsys.readouterr().err
-    (line,) = [line for line in said.splitlines() if "fake1 has no anchor" in line]
-    assert line.endswith("batch size 8 is too large for it; add a smaller --batch-size")
-
-
-def test_the_lane_with_the_least_memory_chooses_the_anchor_of_all(
-    out: Path, watch: Callable[[Callable[[Job], Outcome | None]], None]
-) -> None:
-    """It is asked before the others, who run nothing that it refuses."""
-
-    def look(job: Job) -> Outcome | None:
-        large = job.lane.name == "fake1" and job.case.batch_size > 16
-        return Outcome(Status.OOM, "in use") if large else None
+        full = job.lane.name == "fake1" and job.case.batch_size > most
+        return Outcome(Status.OOM, "in use") if full and job.case.steps == STEPS else None
 
     watch(look)
     frame = run(out, "64", "32", "16", "8", "--lanes", "3")
     assert rows(frame[frame["anchor"] == "alone"], "lane", "batch_size", "status") == [
-        ("fake0", 64, "ok"),
-        ("fake1", 64, "oom"),
-        ("fake1", 8, "ok"),
-        ("fake1", 32, "oom"),
-        ("fake1", 16, "ok"),
-        ("fake0", 16, "ok"),
-        ("fake2", 16, "ok"),
+        (f"fake{lane}", size, status) for lane, size, status in alone
     ]
+    for kind in ("busy", "close"):
+        own = frame[frame["anchor"] == kind]
+        assert dict(rows(own, "lane", "batch_size")) == {f"fake{i}": n for i, n in fits.items()}
+    lines = [line for line in capsys.readouterr().err.splitlines() if "has no anchor" in line]
+    why = "batch size 8 is too large for it; add a smaller --batch-size"
+    assert [line.endswith(why) and "fake1" in line for line in lines] == [True] * (most == 0)
 
 
 def test_an_anchor_does_not_wait_for_a_loader() -> None:
@@ -1049,7 +1011,6 @@ def test_anchors_do_not_wait_for_a_lane_that_was_lost(
     out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Its own anchor, nor those of the others at the gate."""
-    monkeypatch.setattr(crew, "_POLL_S", 0.0)
     lost = [[Lane("fake2")], [Lane("fake1")]]
     monkeypatch.setattr(FakeExecutor, "lose_lanes", lambda self: lost.pop() if lost else ())
     frame = run(out, "8", *SEEDS, "--lanes", "3")
@@ -1117,10 +1078,6 @@ def test_each_start_of_a_sweep_is_a_session(out: Path) -> None:
     assert (frame[frame["batch_size"] == 16]["session"] != first).all()
 
 
-def test_one_lane_has_no_anchor(out: Path) -> None:
-    assert not run(out, "8", "16", "--lanes", "1")["anchor"].any()
-
-
 def test_an_anchor_is_no_attempt_at_the_case_that_it_is(out: Path) -> None:
     flags = ["8", "--fraction", "1", "--steps", "30", "--repeats", "1", "--lanes", "2"]
     frame = run(out, *flags)
@@ -1176,7 +1133,7 @@ def test_what_is_no_number_of_lanes(text: str) -> None:
 
 def test_lanes_of_two_devices_are_refused(out: Path, capsys: Capture) -> None:
     flags = ["--preset", "precision", "--device", "cpu", "cuda", "--lanes", "2"]
-    run_mixed(out, "8", *flags, rc=2)
+    run(out, "8", *flags, rc=2)
     assert "error: --lanes: the cases are of cpu and cuda; give one --device" in (
         capsys.readouterr().err
     )
