@@ -584,6 +584,8 @@ def test_advice_for_a_network_of_one_s_own(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Real training, of some seconds: an answer, rows that say how they were measured."""
+    monkeypatch.setattr("bench.advise.policy.MOST_REPEATS", 1)
+    monkeypatch.setattr("bench.advise.policy.MIN_REPEATS", 1)
     tests = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tests.parent, tests))))
     words = ["--model", "models_for_tests:good", "--dataset", "synthetic", "--device", "cpu"]

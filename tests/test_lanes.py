@@ -29,6 +29,7 @@ from bench.executors import ALL, Job, Lane, Settings, ShortageError, fake
 from bench.executors import subprocess as room
 from bench.executors.fake import FakeExecutor
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
+from bench.flags import join_flags
 from bench.gpu.cards import Card
 from bench.record import SCHEMA, Environment, Outcome, Status
 from bench.store.cells import RECORDS
@@ -1232,7 +1233,8 @@ needs_cores = pytest.mark.skipif(
     len(room.usable_cpus()) < 2, reason="one CPU core: no two lanes of different cores"
 )
 REAL = ["--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small", "--precision", "fp32"]
-TWO = [*REAL, "--batch-size", "8", "--steps", "3", "--repeats", "1", "--seed", "0", "1"]
+TINY = ["--model", "tests.models_for_tests:good", "--batch-size", "8", "--steps", "3"]
+TWO = join_flags(REAL, TINY, ["--repeats", "1", "--seed", "0", "1"])
 
 
 @pytest.mark.slow

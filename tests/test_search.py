@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from models_for_tests import TRIES
+from workers_for_tests import find_workers
 
 from bench.case import Case
 from bench.executors import fake
@@ -181,7 +181,6 @@ def test_the_metrics_are_columns_of_an_epoch() -> None:
 SETTINGS = st.lists(st.dictionaries(st.sampled_from(["lr", "batch_size"]), st.text()), max_size=3)
 
 
-@pytest.mark.slow
 @given(halvings(), SETTINGS, st.none() | st.integers(0, 9))
 def test_a_search_comes_back_from_its_folder(
     halving: Halving, trials: list[dict[str, str]], combinations: int | None
@@ -409,7 +408,6 @@ def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
     assert told[0].last > told[-1].last
 
 
-@pytest.mark.slow
 def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -507,7 +505,6 @@ def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: Patch) -> No
 # ------------------------------------------------------------------- beside whole cases, and after
 
 
-@pytest.mark.slow
 def test_a_truncated_trial_is_in_no_table_of_whole_cases(tmp_path: Path, capsys: Capture) -> None:
     frame = run(tmp_path, *RANGE)
     truncated = frame[frame["truncated_after"].notna()]
@@ -660,45 +657,47 @@ def test_nobody_is_asked_after_the_last_epoch() -> None:
     assert [row.epoch for row in channel.told] == [0, 1, 2]
 
 
-def count_children(parent: psutil.Process) -> int:
-    return len(parent.children(recursive=True))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute alone; two minutes were seen on a busy machine
-def test_a_real_search_is_stopped_and_continued(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Real workers, by the metric that they send; Ctrl-C within a trial leaves no process."""
+def test_a_real_search_is_stopped_and_continued(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """Real workers, by the metric that they send; Ctrl-C within a trial leaves no worker."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out, tries = tmp_path / "out", tmp_path / "tries"
     monkeypatch.setenv(TRIES, str(tries))
     flags = "--workload models_for_tests:rows_that_hang --device cpu --batch-size 16 --epochs 4"
     flags += " --reduction 2 --lr 1e-6 1 --metric test_loss --samples 2 --seed 0"
-    command = [sys.executable, "-m", "bench.search", *flags.split(), "--out", str(out)]
-    with (tmp_path / "log").open("wb") as log:
-        first = subprocess.Popen(command, stdout=log, stderr=log)
-        watched = psutil.Process(first.pid)
-        # the first trial has its row, and the second hangs
+    command, ended = [*flags.split(), "--out", str(out)], threading.Event()
+
+    def stop() -> None:
+        """The first trial has its row, and the second hangs."""
         while not tries.exists() or len(tries.read_text().splitlines()) < 3:
-            assert first.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.02)
-        started = watched.children(recursive=True)
-        first.send_signal(signal.SIGINT)
-        assert first.wait() == 130, (tmp_path / "log").read_text()
-    assert not any(child.is_running() for child in started)
+            if ended.wait(0.02):
+                return
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    try:
+        assert search.main(command) == 130
+    finally:
+        ended.set()
+        watcher.join()
+    assert not find_workers()
     frame = read_records(out)
     assert frame["status"].tolist() == ["ok", "interrupted"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    capsys.readouterr()
+    assert search.main(command) == 0
     frame = read_records(out)
     good = frame[frame["status"] == "ok"].reset_index(drop=True)
     rates, ends = good["lr"].tolist(), good["truncated_after"].fillna(4).tolist()
     plain, epochs = Rungs(read_told(out)), read_epochs(out)
-    for record, ended in zip(good["record_id"], ends, strict=True):
+    for record, ended_at in zip(good["record_id"], ends, strict=True):
         losses = epochs[epochs["record_id"] == record]["test_loss"]
-        ended_at = [n for n, loss in enumerate(losses, 1) if plain.judge(n, loss)]
-        assert ended_at[-1] == len(losses) == ended
+        judged = [n for n, loss in enumerate(losses, 1) if plain.judge(n, loss)]
+        assert judged[-1] == len(losses) == ended_at
     assert (rates, ends) == ([1, 1e-6], [4, 1])
-    assert "Best: lr 1," in done.stdout
+    assert "Best: lr 1," in capsys.readouterr().out
     steps = read_steps(out).groupby("record_id")["step"].count()
-    assert steps[good["record_id"]].tolist() == [4 * ended for ended in ends]
+    assert steps[good["record_id"]].tolist() == [4 * ended_at for ended_at in ends]
