@@ -113,11 +113,11 @@ def test_of_equal_settings_the_present_one_stays_the_advice(
         for size in sizes
     }
     changed = 0
-    for seed in range(40):
+    for seed in range(20):
         grid = Grid("", now, times, noise=noise, start_s=6.0 + seed / 100)
         chosen, _ = advise(grid, budget_s, seed)
         changed += chosen != now
-    assert changed <= 4
+    assert changed <= 2
 
 
 def test_what_is_seen_to_be_better_is_advised_beside_what_may_be_better_still() -> None:
