@@ -13,7 +13,7 @@ from bench.doctor.rates import SECONDS
 from bench.environment import DeviceAnswer, ProcessAnswer
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint
-from bench.record import WorkRow
+from bench.record import Outcome, Status, WorkRow
 from bench.sweep.__main__ import main as sweep
 from bench.work import Kind
 from bench.yardstick import Collapse, Yardstick
@@ -142,6 +142,7 @@ def test_a_sweep_says_it_before_its_first_case(
     monkeypatch.setenv(SECONDS, "1")
     monkeypatch.setattr(SubprocessExecutor, "examine", examine)
     monkeypatch.setattr(SubprocessExecutor, "rate", lambda *_: Yardstick(RATES))
+    monkeypatch.setattr(SubprocessExecutor, "run", lambda *_: Outcome(Status.OK))
     flags = ["--dataset", "synthetic", "--repeats", "1", "--precision", "fp32", "bf16-amp"]
     assert sweep([*CASES, *flags, "--steps", "1", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().err

@@ -213,7 +213,6 @@ def test_merged_shards_are_the_sweep(tmp_path: Path, monkeypatch: Patch) -> None
     assert config["environment"] == asked["environment"]
 
 
-@pytest.mark.slow
 def test_searches_of_shards_are_those_of_the_sweep(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.MEMORY, "fixed=200MiB image=4MiB low=0.5")
     flags = [*FAKE, "--precision", "fp32", "bf16", "--memory-limit", "2GiB"]
@@ -224,7 +223,6 @@ def test_searches_of_shards_are_those_of_the_sweep(tmp_path: Path, monkeypatch: 
     assert read_records(merged)["probe"].sum() == read_records(whole)["probe"].sum() > 4
 
 
-@pytest.mark.slow
 def test_a_merged_sweep_is_read_as_any_other(tmp_path: Path, capsys: Capture) -> None:
     merged = join(tmp_path / "merged", *run_shards(tmp_path, TWICE, 3))
     rows = read_files(merged)["records.csv"]
@@ -243,7 +241,6 @@ def test_a_merged_sweep_is_read_as_any_other(tmp_path: Path, capsys: Capture) ->
     assert sorted(read_records(merged)["record_id"]) == sorted(more["record_id"])
 
 
-@pytest.mark.slow
 def test_when_folders_come_does_not_matter(tmp_path: Path) -> None:
     first, second = run_shards(tmp_path, [*GRID, "--repeats", "1"], 2)
     at_once, slowly = tmp_path / "at-once", tmp_path / "slowly"
@@ -264,7 +261,6 @@ def test_when_folders_come_does_not_matter(tmp_path: Path) -> None:
     assert records == read_files(at_once)["records.csv"]
 
 
-@pytest.mark.slow
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv(fake.ANSWERS, "batch_size=64:interrupted")
     first = run(tmp_path / "first", [*TWICE, "--shard", "1/3"])
@@ -288,10 +284,8 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: Patch, capsys: Cap
     assert set(merged[merged["batch_size"] == 64]["status"]) == {"interrupted", "ok"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("through", [False, True])
 def test_what_is_missing_is_not_forgotten(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture, through: bool
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A later merge of the rest names it too, also one of a folder that others were merged in."""
     monkeypatch.setenv(fake.ANSWERS, "batch_size=64:interrupted")
@@ -300,9 +294,8 @@ def test_what_is_missing_is_not_forgotten(
     second = run(tmp_path / "second", [*GRID, "--shard", "2/2"])
     merged = join(tmp_path / "merged", first, rc=1)
     capsys.readouterr()
-    if through:
-        merged = join(tmp_path / "more", merged, rc=1)
-        assert "missing: shard 2/2" in capsys.readouterr().err
+    merged = join(tmp_path / "more", merged, rc=1)
+    assert "missing: shard 2/2" in capsys.readouterr().err
     join(merged, second, rc=1)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"missing: {first}: fp32 · batch size 64, repeat 1")
@@ -328,7 +321,6 @@ def test_a_folder_itself_knows_best_what_it_planned(
     assert f"missing: {sweep}: fp32 · batch size 256, repeat 1" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_sweep_that_went_on_in_a_merged_folder_is_not_forgotten(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
@@ -342,7 +334,6 @@ def test_a_sweep_that_went_on_in_a_merged_folder_is_not_forgotten(
         assert f"missing: {merged}: fp32 · batch size 256, repeat 1" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_trial_that_a_search_ended_early_is_not_missing(tmp_path: Path, capsys: Capture) -> None:
     flags = [*FAKE, "--lr", "0.01..1", "--batch-size", "64", "128", "--epochs", "9"]
     out = tmp_path / "search"
@@ -474,12 +465,12 @@ def test_a_record_is_joined_only_with_its_rows(tmp_path: Path) -> None:
     assert set(read_steps(merged)["record_id"]) == {"aaaa"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("left", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("left", [0, 2, 4])
 def test_a_merge_that_is_cut_off_loses_nothing(
     tmp_path: Path, monkeypatch: Patch, left: int
 ) -> None:
-    """Before any of the five tables is written: the records stand, and it can be done again."""
+    """Before the first, third or last of the five tables is written: the records stand, and it can
+    be done again."""
     first, second = (write_folder(tmp_path / n, n * 4, i) for i, n in enumerate("ab"))
     merged = join(tmp_path / "merged", first, rc=1)
     whole = join(tmp_path / "whole", first, second, rc=1)
