@@ -77,6 +77,13 @@ def run(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
     return read_records(out)
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that has ended, to be read."""
+    run(out := tmp_path_factory.mktemp("searched") / "out", *RANGE)
+    return out
+
+
 def read_told(out: Path) -> Halving:
     halving = read_halving(json.loads((out / "config.json").read_text())["halving"])
     assert halving is not None
@@ -371,9 +378,11 @@ def test_a_search_by_a_loss_keeps_the_lower(tmp_path: Path) -> None:
     assert {len(trial.curve) for trial in others} >= {1, 5}
 
 
-def test_the_same_command_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_same_command_goes_on_where_it_was_stopped(
+    searched: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """What each trial is compared with is the same as without the interruption."""
-    whole = run(tmp_path / "whole", *RANGE)
+    whole = read_records(searched)
     real, runs = FakeExecutor.run, 0
 
     def stop_sixth(self: FakeExecutor, *args: Any) -> Outcome:
@@ -421,8 +430,8 @@ def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
     assert again["attempt"].tolist() == [4, 4]
 
 
-def test_more_samples_go_on_from_fewer(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", *RANGE)
+def test_more_samples_go_on_from_fewer(searched: Path, tmp_path: Path) -> None:
+    whole = read_records(searched)
     few = [*RANGE[:2], "--samples", "2", *RANGE[4:]]
     run(tmp_path / "grown", *few)
     grown = run(tmp_path / "grown", *RANGE)
@@ -432,21 +441,16 @@ def test_more_samples_go_on_from_fewer(tmp_path: Path) -> None:
     assert len(read_told(tmp_path / "grown").trials) == 12, "fewer forget none"
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--grace", "2"], "--grace was 1"),
-        (["--metric", "test_loss"], "--metric was test_accuracy"),
-        (["--epochs", "12"], "--epochs was 9"),
-        (["--batch-size", "32"], "its trials were drawn of other settings, or by another --seed"),
-    ],
-)
-def test_trials_are_never_compared_by_two_rules(
-    tmp_path: Path, capsys: Capture, flags: list[str], said: str
-) -> None:
-    frame = run(tmp_path, *RANGE)
-    assert len(run(tmp_path, *RANGE, *flags, rc=2)) == len(frame)
-    assert f"has another search: {said}; give the same" in capsys.readouterr().err
+def test_trials_are_never_compared_by_two_rules(searched: Path, capsys: Capture) -> None:
+    before = len(read_records(searched))
+    for flags, said in {
+        "--grace 2": "--grace was 1",
+        "--metric test_loss": "--metric was test_accuracy",
+        "--epochs 12": "--epochs was 9",
+        "--batch-size 32": "its trials were drawn of other settings, or by another --seed",
+    }.items():
+        assert len(run(searched, *RANGE, *flags.split(), rc=2)) == before
+        assert f"has another search: {said}; give the same" in capsys.readouterr().err
 
 
 def test_no_trial_begins_after_the_time_limit(
@@ -505,11 +509,11 @@ def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: Patch) -> No
 # ------------------------------------------------------------------- beside whole cases, and after
 
 
-def test_a_truncated_trial_is_in_no_table_of_whole_cases(tmp_path: Path, capsys: Capture) -> None:
-    frame = run(tmp_path, *RANGE)
+def test_a_truncated_trial_is_in_no_table_of_whole_cases(searched: Path, tmp_path: Path) -> None:
+    frame = read_records(searched)
     truncated = frame[frame["truncated_after"].notna()]
     assert len(truncated) > 0
-    assert report([str(tmp_path), "--format", "json", "-o", str(tmp_path / "report.json")]) == 0
+    assert report([str(searched), "--format", "json", "-o", str(tmp_path / "report.json")]) == 0
     told = json.loads((tmp_path / "report.json").read_text())
     assert len(told["cases"]) == len(frame) - len(truncated)
     tables = {table["name"]: table for table in told["tables"]}
@@ -517,15 +521,15 @@ def test_a_truncated_trial_is_in_no_table_of_whole_cases(tmp_path: Path, capsys:
     assert len(tables["search"]["rows"]) == len(frame)
     # that of epochs has none of its either: it shows the first 40 rows, and whole cases alone
     assert len(tables["epochs"]["rows"]) % 9 == 0
-    remarks = html._remarks(summaries.read(read_sweeps([tmp_path])))
+    remarks = html._remarks(summaries.read(read_sweeps([searched])))
     assert remarks.str.contains("truncated").tolist() == frame["truncated_after"].notna().tolist()
     assert not remarks.str.contains("superseded").any()
     assert not set(read_history(frame)) & {(case, 1, False) for case in read_cases(truncated)}
 
 
-def test_the_rungs_of_the_report_are_those_of_the_trials(tmp_path: Path) -> None:
-    frame = run(tmp_path, *RANGE)
-    halving, epochs = read_told(tmp_path), read_epochs(tmp_path)
+def test_the_rungs_of_the_report_are_those_of_the_trials(searched: Path) -> None:
+    frame = read_records(searched)
+    halving, epochs = read_told(searched), read_epochs(searched)
     (trials,) = SEARCH.lay_out(tell_trials(frame, epochs, halving))
     (rungs,) = RUNGS.lay_out(tell_rungs(frame, epochs, halving))
     assert trials.title.endswith("longest first, and of them the best by test accuracy (%)")
