@@ -33,7 +33,7 @@ from bench.questions.notices import warn
 from bench.record import Record, Status
 from bench.study import summaries
 from bench.study.sweeps import Sweep, read_sweep
-from bench.sweep.anchors import describe_anchors
+from bench.sweep.anchors import compare_alone, compare_busy
 from tests.planted.records import make_record, measured, write_sweep
 
 CASE = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small")
@@ -322,9 +322,9 @@ def test_an_anchor_that_others_disturbed_says_nothing(tmp_path: Path) -> None:
     (table,) = LANES.lay_out(tell_lanes(frame))
     assert any("1 more anchor is left out" in note for note in table.notes)
     alone, busy = ({r.lane: r for r in opening if r.anchor == kind} for kind in (ALONE, BUSY))
-    (said,) = describe_anchors(alone)
+    (said,) = compare_alone(alone)
     assert said.endswith("not known whether they are equally fast; other programs computed beside "
                          "the anchors; end them")  # fmt: skip
-    of_a, of_b = describe_anchors(alone, busy)
+    of_a, of_b = compare_busy(alone, busy)
     assert of_a.startswith("a: not known what the other lanes change; other programs computed")
     assert of_b.startswith("b: a step takes 1.000 × as long")
