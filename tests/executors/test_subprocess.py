@@ -414,7 +414,7 @@ def test_the_wait_between_tries_grows(
     scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
+    monkeypatch.setattr(room.time, "sleep", slept.append)
     scripted(BUSY, BUSY, BUSY)
     assert slept == [0.001, 0.002]
 
