@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,8 +27,7 @@ from bench.executors.server import Process, Servers, lend_server
 from bench.executors.subprocess import SubprocessExecutor
 from bench.processes import LENT, find_lender
 from bench.record import BESIDE, Measurement, Status
-from bench.store.reader import read_records
-from bench.sweep import __main__ as sweep
+from bench.sweep.options import parse_arguments
 from bench.worker.messages import PhaseEntered, encode_names
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
@@ -62,7 +62,7 @@ class Run:
         self.worker, self.parent = 0, 0
         case = Case(
             model=f"models_for_tests:{model}", dataset="synthetic", batch_size=32, device="cpu",
-            steps=3,
+            steps=3, evaluate=True,
         )  # fmt: skip
         job = Job(case, data.folder, lane=Lane("", ("GPU-made-up",), cores))
         self.outcome = executor.run(job, self._see, lambda: False)
@@ -77,6 +77,9 @@ class Run:
 
 # ------------------------------------------------------------------------------- one after another
 
+TIMED = "_s$|^step_time|^other_cores$|process_bytes$|^warmup_steps$|^warmup_steady$"
+"""Columns that differ between two runs of a case."""
+
 
 def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,7 +87,6 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     """What it has as a process, all but random numbers that no seed of the case fixes; and, bit for
     bit, its losses, after one has spoilt settings, functions, limits, threads and the heap, and one
     has died of a signal. What is asked of a machine is answered alike too."""
-    monkeypatch.delenv("OMP_NUM_THREADS")  # the threads of as many cores as the lane has
     core = min(os.sched_getaffinity(0))
     warm, cold = (SubprocessExecutor(Settings(timeout_s=300, cold=c)) for c in (False, True))
 
@@ -120,6 +122,14 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     fresh, facts_cold = tell(cold)
     assert fresh.parent == parents[1] == os.getpid()
     assert first.losses == last.losses == fresh.losses
+    m, n = last.outcome.measurement, fresh.outcome.measurement
+    same = [f.name for f in fields(Measurement) if not re.search(TIMED, f.name)]
+    assert {"train_loss", "test_accuracy", "arithmetic", "flop_per_image", "notes"} <= {*same}
+    assert [getattr(m, name) for name in same] == [getattr(n, name) for name in same]
+    assert m.imports_s < n.imports_s, "which imports"
+    assert None not in [getattr(m, name) for name in BESIDE]
+    assert m.peak_process_bytes / n.peak_process_bytes == pytest.approx(1, abs=0.02)
+    monkeypatch.delenv("OMP_NUM_THREADS")  # the threads of as many cores as the lane has
     pinned, pinned_cold = (tell(one, core)[1] for one in (warm, cold))
     for one, other in ((facts, facts_cold), (pinned, pinned_cold)):
         assert one.pop("drawn")
@@ -132,32 +142,9 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     warm.close()
 
 
-@pytest.mark.usefixtures("unreported")
-def test_a_cold_sweep_has_the_rows_of_a_warm_one(tmp_path: Path) -> None:
-    flags = (
-        "--device cpu --dataset synthetic --precision fp32 bf16-amp --steps 3 --batch-size 16 "
-        "--model models_for_tests:good --evaluate --repeats 1"
-    )
-    for name in ("--cold", "--timeout=3600"):
-        assert sweep.main([*flags.split(), name, "--out", str(tmp_path / name)]) == 0
-    cold, warm = (read_records(tmp_path / name) for name in ("--cold", "--timeout=3600"))
-    timed = {
-        f.name
-        for f in fields(Measurement)
-        if f.name.endswith("_s") or f.name.startswith(("step_time", "other_cores"))
-    }
-    names = {"record_id", "started_at", "finished_at", "session", "warmup_steps", "warmup_steady"}
-    names.add("shared")  # by which row, and that has another name
-    same = [c for c in cold if c not in timed | names and not c.endswith("process_bytes")]
-    assert len(same) > 100
-    assert {"train_loss", "test_accuracy", "arithmetic", "flop_per_image", "notes"} <= {*same}
-    assert cold[same].equals(warm[same])
-    assert (cold["shared"] == "").equals(warm["shared"] == "")
-    # cold, each row imports; warm, none does
-    assert warm["imports_s"].max() < cold["imports_s"].min()
-    assert warm[[*BESIDE]].notna().all(axis=None)
-    memory = warm["peak_process_bytes"].median() / cold["peak_process_bytes"].median()
-    assert memory == pytest.approx(1, abs=0.02)
+def test_workers_are_warm_unless_a_sweep_is_asked_for_cold_ones() -> None:
+    for flags, cold in (([], False), (["--cold"], True)):
+        assert parse_arguments(flags).settings.cold is cold
 
 
 # ------------------------------------------------------------------------------------- the server
