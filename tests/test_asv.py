@@ -26,7 +26,7 @@ pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 from asv.results import Results
 from asv_runner.discovery import disc_benchmarks
 
-from bench import asv_import
+from bench import asv_import, overhead
 from bench.asv import host as asv_host
 from bench.asv.host import describe_grid, expand, lay_out, place
 from bench.case import Case
@@ -285,11 +285,20 @@ def test_every_benchmark_runs(
     cases: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Found by asv's own rules and run as asv runs them, but small, and in one process."""
+    run = subprocess.run
+
+    def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if "bench.overhead" not in command:
+            return run(command, **options)
+        code = overhead.main(["--overhead", *command[3:]])  # whose workers need not import torch
+        return subprocess.CompletedProcess(command, code, capsys.readouterr().out, "")
+
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
     monkeypatch.setitem(cases.GRID, "flags", ["--executor", "fake"])  # the sweep is a real one
     tiny = "--device=cpu --model=models_for_tests:good --batch-size=16 --steps=1 --pairs=1"
     monkeypatch.setattr("benchmarks.overhead.GRID", {})
     monkeypatch.setattr("benchmarks.overhead.SMALL", tiny.split())
+    monkeypatch.setattr("benchmarks.overhead.subprocess.run", run_here)
     few = {"few": (400, 5)}
     monkeypatch.setattr("benchmarks.report_scale.SWEEPS", few)
     monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", (tuple(few), ("text",)))
@@ -360,8 +369,7 @@ def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
     assert host.run(["-c", code], cwd=str(elsewhere)).strip() == "commit"
 
 
-@pytest.mark.slow
-def test_launches_are_tracked_for_every_precision() -> None:
+def test_launches_are_tracked_for_every_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.precision import PRECISIONS
     from bench.rehearsal.__main__ import rehearse, skip
     from benchmarks import rehearsal
@@ -374,6 +382,7 @@ def test_launches_are_tracked_for_every_precision() -> None:
     assert track.unit == "launches"
     assert track.version
     assert track.pretty_source
+    monkeypatch.setattr(rehearsal, "PRECISIONS", ("fp32", "fp16"))
     launches = rehearsal.setup_cache()
     # the most of any loss scaling: lower is better
     expected = max(row.launches for row in rehearse(precisions=["fp16"], compile=[False]))
