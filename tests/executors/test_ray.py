@@ -40,9 +40,8 @@ pytest.importorskip("ray")
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0  # for what is done in a second or two where nothing else runs
-TINY = Case(
-    device="cpu", model="dpn-small", dataset="synthetic", precision="fp32", batch_size=8, steps=2
-)
+TESTS = ROOT / "tests"
+TINY = Case(device="cpu", model="models_for_tests:good", dataset="synthetic", batch_size=8, steps=2)
 LONG = replace(TINY, steps=None)
 
 
@@ -109,6 +108,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     folder = f"/tmp/bench-test-{os.getpid()}"  # a socket's path has 107 characters at most
     before = dict(os.environ)
     os.environ |= {MARK: folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    os.environ["PYTHONPATH"] = f"{ROOT}:{TESTS}"
     try:
         nodes = Nodes(folder)
         yield nodes
@@ -309,7 +309,7 @@ executor.run(Job(LONG, folder=folder, lane=lanes[0]), print, lambda: False)
 @pytest.mark.slow
 def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
     command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True) as driver:
         assert driver.stdout is not None
         folder = driver.stdout.readline().strip()
