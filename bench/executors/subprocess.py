@@ -18,12 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from bench.case import Case
 from bench.environment import Asking, usable_cpus
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Job, Lane, Listener, Settings, Stopping
 from bench.executors.process import Worker, start_warm
-from bench.executors.ranks import Ranks, see_all, share_cores
+from bench.executors.ranks import Ranks, find_gpus, share_cores
 from bench.executors.server import Servers
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
@@ -311,8 +310,8 @@ def start_worker(
 ) -> Worker | Ranks:
     """Start what runs a job: a worker, or several that train one network. Raises UnsupportedError:
     the job's lane has too few GPUs."""
-    if job.case.parallel == Case.parallel:
-        return Worker(job, variables, servers=servers)
+    if job.case.parallel == "ddp":
+        return Ranks(job, variables, timeout_s, servers)
     if job.case.parallel == "dp":
-        return Worker(job, {**variables, **see_all(job)}, servers=servers)
-    return Ranks(job, variables, timeout_s, servers)
+        find_gpus(job)
+    return Worker(job, variables, servers=servers)

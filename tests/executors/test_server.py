@@ -112,7 +112,7 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
         parents.append(psutil.Process(pid).ppid())
 
     names = ["dpn-small", *(f"models_for_tests:{n}" for n in ("good", "not_a_model", "missing"))]
-    answers = [one.examine(Lane(), ["cpu"], names, 300, look) for one in (warm, cold)]
+    answers = [one.examine(Lane(), ["cpu"], names, 300, look=look) for one in (warm, cold)]
     assert answers[0] == answers[1]
     assert "returned str" in str(answers[0].models["models_for_tests:not_a_model"])
     assert {spoilt.parent, killed.parent, last.parent, parents[0]} == {first.parent}, "one server"

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -187,12 +187,7 @@ class RayExecutor(Executor):
         raise UnsupportedError(f"{takes}; no node of the cluster has more than {most}")
 
     def examine(
-        self,
-        lane: Lane,
-        devices: Sequence[str],
-        models: Sequence[str],
-        timeout_s: float,
-        look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
+        self, lane: Lane, devices: Sequence[str], models: Sequence[str], timeout_s: float, **_: Any
     ) -> ProcessAnswer:
         try:
             answer: ProcessAnswer = self._ask(lane, "examine", lane, devices, models, timeout_s)
