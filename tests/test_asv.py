@@ -127,17 +127,13 @@ def test_a_batch_size_that_is_yet_to_be_found_is_no_parameter() -> None:
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_every_case_of_a_preset_has_a_place_of_its_own(name: str) -> None:
+def test_every_case_of_a_preset_has_a_place_of_its_own_and_a_commit_is_told_it(name: str) -> None:
     cases = expand(load_preset(name))
     laid = lay_out(cases)
     places = [tuple(case["values"]) for case in laid["cases"]]
     assert len(set(places)) == len(cases)
     assert set(places) <= set(product(*laid["params"]))
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_a_commit_is_told_the_case_meant(name: str) -> None:
-    for case in expand(load_preset(name)):
+    for case in cases:
         (told,) = (c["axes"] for c in lay_out([case])["cases"])
         lines = "".join(f"{axis} = {json.dumps(value)}\n" for axis, value in told.items())
         preset = parse_preset(f"[[grid]]\n{lines}".encode(), "told")
@@ -170,18 +166,18 @@ def test_an_axis_that_varies_is_a_parameter() -> None:
     assert laid["params"][3:] == [[0.01, 0.1], ["off", "on"]]
     # the mode as commits that knew one alone call it, which all read
     assert {case["axes"].get("compile") for case in laid["cases"]} == {"on", None}
-
-
-def test_place_spells_dynamic_and_none() -> None:
-    names = ["precision", "loss_scale", "batch_size"]
-    assert place(Case(precision="fp16-amp", loss_scale="dynamic"), names)[1] == "dynamic"
-    assert place(Case(), names) == ["fp32", "none", 128]
+    dynamic = Case(precision="fp16-amp", loss_scale="dynamic")
+    assert place(dynamic, ["precision", "loss_scale"]) == ["fp16-amp", "dynamic"]
 
 
 def test_the_preset_is_the_user_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(asv_host, "has_cuda", lambda: False)
     monkeypatch.delenv("BENCH_PRESET", raising=False)
-    assert Path(asv_host.choose_preset().name).stem == "cpu"
+    small = asv_host.choose_preset()
+    assert Path(small.name).stem == "cpu"
+    cases = small.cases({}, {"device": ["cpu"]})
+    assert 2 <= len(cases) <= 4
+    assert {case.dataset for case in cases} == {"synthetic"}
     monkeypatch.setattr(asv_host, "has_cuda", lambda: True)
     assert asv_host.choose_preset().name == "rtx-titan"
     monkeypatch.setenv("BENCH_PRESET", "precision")
@@ -192,16 +188,19 @@ def test_the_preset_is_the_user_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert Path(asv_host.choose_preset().name).stem == "mine"
 
 
-def test_a_wrong_preset_is_one_line_of_asv_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_PRESET", "rtx-titn")
-    with pytest.raises(asv_host.UserError, match="did you mean 'rtx-titan'"):
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("BENCH_PRESET", "rtx-titn", "did you mean 'rtx-titan'"),
+        ("BENCH_TIMEOUT", "soon", "give a number of seconds"),
+    ],
+)
+def test_a_wrong_variable_is_one_line_of_asv_s(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(asv_host.UserError, match=said):
         asv_host.setup()
-
-
-def test_the_small_grid_is_small() -> None:
-    cases = asv_host.load_config(asv_host.SMALL).cases({}, {"device": ["cpu"]})
-    assert 2 <= len(cases) <= 4
-    assert {case.dataset for case in cases} == {"synthetic"}
 
 
 # -------------------------------------------------------------------------- one training per case
@@ -570,9 +569,3 @@ def test_importing_elsewhere_is_one_line(
     monkeypatch.chdir(tmp_path)
     assert asv_import.main(["results/none"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_deadline_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_TIMEOUT", "soon")
-    with pytest.raises(UsageError, match="seconds"):
-        describe_grid("one", [Case()])

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -326,45 +327,41 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
 
 
 BUSY = says(Status.ERROR, transient=True)
+NO_PROCESS, NO_MEMORY = (OSError(n, os.strerror(n)) for n in (errno.EAGAIN, errno.ENOMEM))
+TWICE = [PhaseEntered("epoch"), PhaseEntered("epoch")]
 
 
-def test_tried_three_times_at_most(scripted: Callable[..., Outcome]) -> None:
-    outcome = scripted(BUSY, BUSY, BUSY, says(Status.OK))
-    assert (outcome.status, outcome.retries, Script.started) == (Status.ERROR, 2, 3)
-    outcome = scripted(BUSY, BUSY, says(Status.OK))
-    assert (outcome.status, outcome.retries) == (Status.OK, 2)
-
-
-@pytest.mark.parametrize("status", list(Status))
-def test_what_does_not_pass_is_tried_once(scripted: Callable[..., Outcome], status: Status) -> None:
-    outcome = scripted(says(status), says(Status.OK))
-    assert (outcome.status, outcome.retries, Script.started) == (status, 0, 1)
-
-
-def test_the_wait_between_tries_grows(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("scripts", "status", "retries", "reason"),
+    [
+        *(([says(status), says(Status.OK)], status, 0, "so it is") for status in Status),
+        ([BUSY, BUSY, BUSY, says(Status.OK)], Status.ERROR, 2, "so it is"),
+        ([BUSY, BUSY, says(Status.OK)], Status.OK, 2, ""),
+        ([NO_PROCESS, says(Status.OK)], Status.OK, 1, ""),
+        ([NO_MEMORY, says(Status.OK)], Status.OOM, 0, "Cannot allocate memory"),
+        ([TWICE], Status.ERROR, 0, "entered a second time"),
+        ([[*says(Status.OK), *says(Status.ERROR), *TWICE]], Status.OK, 0, "so it is"),
+    ],
+)
+def test_what_passes_is_tried_three_times_at_most_and_nothing_else(
+    scripted: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    scripts: list[Any],
+    status: Status,
+    retries: int,
+    reason: str,
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(room.time, "sleep", slept.append)
-    scripted(BUSY, BUSY, BUSY)
-    assert slept == [0.001, 0.002]
+    outcome = scripted(*scripts)
+    assert (outcome.status, outcome.retries, Script.started) == (status, retries, retries + 1)
+    assert reason in outcome.reason
+    assert slept == [0.001, 0.002][:retries], "it waits longer each time"
 
 
 def test_stopped_between_tries(scripted: Callable[..., Outcome]) -> None:
     outcome = scripted(BUSY, BUSY, stopping=True)
     assert (outcome.status, Script.started) == (Status.INTERRUPTED, 1)
-
-
-def test_a_host_without_a_process_to_spare(scripted: Callable[..., Outcome]) -> None:
-    again = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    outcome = scripted(again, says(Status.OK))
-    assert (outcome.status, outcome.retries) == (Status.OK, 1)
-
-
-def test_a_host_without_memory_for_one(scripted: Callable[..., Outcome]) -> None:
-    outcome = scripted(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), says(Status.OK))
-    assert (outcome.status, outcome.retries) == (Status.OOM, 0)
-    assert "Cannot allocate memory" in outcome.reason
 
 
 def test_a_worker_that_was_started_cold_says_so(
@@ -373,12 +370,6 @@ def test_a_worker_that_was_started_cold_says_so(
     monkeypatch.setattr(Script, "note", "the worker was started cold, because of its server: 7")
     notes = scripted(says(Status.OK, notes="mine")).measurement.notes
     assert notes == "mine; the worker was started cold, because of its server: 7"
-
-
-def test_a_phase_twice_is_an_outcome(scripted: Callable[..., Outcome]) -> None:
-    outcome = scripted([PhaseEntered("epoch"), PhaseEntered("epoch")])
-    assert outcome.status is Status.ERROR
-    assert "entered a second time" in outcome.reason
 
 
 EPOCHS: list[Message] = [
@@ -399,12 +390,6 @@ def test_what_stops_between_epochs_says_after_how_many(
         assert scripted([*script, *says(Status.OOM)], epochs=epochs).reason == "so it is"
 
 
-def test_the_epochs_are_passed_on(scripted: Callable[..., Outcome]) -> None:
-    rows = [EpochRow(i, 2.0, 2.25, 0.25) for i in range(2)]
-    outcome = scripted([*EPOCHS, Finished(Status.OK, epochs=rows)], epochs=2)
-    assert (outcome.status, outcome.reason, outcome.epochs) == (Status.OK, "", rows)
-
-
 @pytest.mark.parametrize("ending", [[], says(Status.TIMEOUT), says(Status.INTERRUPTED)])
 def test_what_was_measured_is_not_lost_with_what_follows(
     scripted: Callable[..., Outcome], ending: list[Message]
@@ -421,8 +406,10 @@ def test_what_was_measured_is_not_lost_with_what_follows(
     missing = read_missing(outcome.measurement.missing or "")
     assert missing["energy_j"] == "no sensor"
     assert missing["busy_s"].startswith("so it is" if ending else "the worker ")
-    whole = scripted([measured, Finished(Status.OK, measurement=Measurement(busy_s=1.0))])
-    assert whole.measurement.busy_s == 1.0
+    rows = [EpochRow(i, 2.0, 2.25, 0.25) for i in range(2)]
+    last = Finished(Status.OK, measurement=Measurement(busy_s=1.0), epochs=rows)
+    whole = scripted([measured, last])
+    assert (whole.measurement.busy_s, whole.epochs, whole.reason) == (1.0, rows, "")
     assert "busy_s" not in read_missing(whole.measurement.missing or "")
 
 
@@ -463,11 +450,6 @@ def test_to_be_held_before_a_phase_takes_nothing_of_its_time(
         now += 4000
 
     assert scripted([*EPOCHS, *says(Status.OK)], epochs=2, hear=hold).status is Status.OK
-
-
-def test_nothing_after_the_end_is_heard(scripted: Callable[..., Outcome]) -> None:
-    outcome = scripted([*says(Status.OK), *says(Status.ERROR), PhaseEntered("epoch")])
-    assert outcome.status is Status.OK
 
 
 def test_a_card_that_nvml_cannot_open_for_the_moment(
@@ -564,8 +546,6 @@ def test_a_lack_of_memory_beside_others_is_an_error_unless_they_are_allowed(
 def keep(path: Path | None, *parts: bytes) -> None:
     read, write = os.pipe()
     with os.fdopen(write, "wb", 0) as writer:
-        import threading
-
         stream = os.fdopen(read, "rb", 0)
         thread = threading.Thread(target=process._keep_log, args=(stream, path, deque()))
         thread.start()
