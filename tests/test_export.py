@@ -565,17 +565,13 @@ def test_the_name_is_short_and_keeps_its_doubts(tmp_path: Path) -> None:
     assert run.name.endswith("… · repeat 1 · attempt 2 · extrapolated · synthetic images")
 
 
-def test_times_of_points_follow_the_steps(tmp_path: Path) -> None:
-    (run,) = read(write_sweep(tmp_path, measure("a1")))
+def test_points_have_times_and_what_was_not_read_is_left_out(tmp_path: Path) -> None:
+    failed = make_run(EXTRAPOLATED, record_id="b2", status=Status.OOM)
+    run, unknown = read(write_sweep(tmp_path, measure("a1"), failed))
     assert [point.at_s - run.started_s for point in run.steps] == [0.25, 0.5, 0.75, 1.0]
     assert run.finished_s - run.started_s == 60
     assert time.gmtime(run.started_s)[:4] == (2026, 11, 20, 10)
-
-
-def test_a_switch_that_was_not_read_is_left_out(tmp_path: Path) -> None:
-    failed = make_run(EXTRAPOLATED, record_id="b2", status=Status.OOM)
-    known, unknown = read(write_sweep(tmp_path, measure("a1"), failed))
-    assert known.readings["warmup_steady"] is True
+    assert run.readings["warmup_steady"] is True
     assert "warmup_steady" not in unknown.readings
 
 

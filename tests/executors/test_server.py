@@ -182,7 +182,6 @@ class Fork:
         self.process: Process
         self.process, self.note, reader = servers.launch(dict(os.environ))
         self._answers = os.fdopen(reader)
-        assert self.process.stdin is not None
         self.process.stdin.write(encode_names([]))
         self.process.stdin.flush()
         assert self._answers.readline()
@@ -190,8 +189,6 @@ class Fork:
 
     def end(self) -> int:
         """Have it end; its return code."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.stdout.close()
         self._answers.close()
@@ -329,7 +326,6 @@ def test_a_lent_server_outlives_who_borrows_it_and_their_workers_do_not() -> Non
             command = [sys.executable, "-c", BORROWING]
             environment = {**os.environ, **lent}
             with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
-                assert process.stdout is not None
                 worker = int(process.stdout.readline())
                 parents.add(psutil.Process(worker).ppid())
                 process.kill()
@@ -353,7 +349,6 @@ with lend_server(os.environ, Path.cwd()) as lent:
 def test_a_killed_lender_leaves_nothing() -> None:
     command = [sys.executable, "-c", LENDING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lender:
-        assert lender.stdout is not None
         place = Path(lender.stdout.readline().split()[1])
         assert place.is_socket()
         servers = [child.pid for child in psutil.Process(lender.pid).children()]
@@ -404,7 +399,6 @@ def test_no_server_outlives_what_started_it(early: bool, site: Path) -> None:
         site.write_text(f"{LIGHT}if 'serve' in sys.argv: __import__('time').sleep(1)\n")
     command = [sys.executable, "-c", BORROWING]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         if not early:
             assert process.stdout.readline()
         started: list[int] = []

@@ -199,7 +199,6 @@ def test_a_sweep_that_is_stopped_takes_its_worker_along(
     worker, child = map(int, (tmp_path / "pids").read_text().split())
     process.send_signal(signal.SIGKILL if stopped == "killed" else signal.SIGINT)
     if stopped == "twice":
-        assert process.stderr is not None
         while "stopping" not in process.stderr.readline():  # two signals at once would be one
             assert process.poll() is None
         time.sleep(0.5)  # it is being patient now
@@ -490,7 +489,6 @@ def test_what_speaks_against_the_card_is_kept(
     outcome = scripted(says(status, epoch_time_s=1.0, notes="mine"))
     assert outcome.status is wanted
     assert "throttled: too hot" in f"{outcome.reason} {outcome.measurement.notes}"
-    assert outcome.measurement.notes is not None
     assert outcome.measurement.notes.startswith("mine; and shared")
 
 
