@@ -71,10 +71,6 @@ class Drawing(nn.Module):
         return self.net(x + 0.1 * torch.randn_like(x))
 
 
-def drawing() -> nn.Module:
-    return Drawing()
-
-
 class Bad(nn.Module):
     """Its loss is NaN in training after ``good`` steps from a reset."""
 
@@ -92,10 +88,6 @@ def bad_later() -> nn.Module:
     return Bad(6)
 
 
-def bad() -> nn.Module:
-    return Bad()
-
-
 COLLECTING: list[bool] = []
 """Whether the garbage collector was on: as a `Looking` was built, and at each forward pass."""
 
@@ -109,10 +101,6 @@ class Looking(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         COLLECTING.append(gc.isenabled())
         return self.net(x)
-
-
-def looking() -> nn.Module:
-    return Looking()
 
 
 def broken() -> nn.Module:
@@ -160,7 +148,7 @@ def run(case: Case, data: DatasetInfo) -> tuple[Measurement, list[Step], dict[st
 
 def test_garbage_is_collected_but_for_the_set_up(data: DatasetInfo) -> None:
     COLLECTING.clear()
-    run(replace(CASE, model=f"{__name__}:looking", steps=1), data)
+    run(replace(CASE, model=f"{__name__}:Looking", steps=1), data)
     built, *trained = COLLECTING
     assert not built
     assert trained
@@ -266,7 +254,7 @@ def few(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> DatasetInfo:
 
 
 THREE = replace(
-    CASE, model=f"{__name__}:drawing", fraction=1.0, batch_size=256, epochs=3, evaluate=True
+    CASE, model=f"{__name__}:Drawing", fraction=1.0, batch_size=256, epochs=3, evaluate=True
 )
 
 
@@ -470,7 +458,7 @@ def test_warm_up_leaves_no_trace(data: DatasetInfo, monkeypatch: pytest.MonkeyPa
 
 
 def test_divergence_is_measured_and_located(data: DatasetInfo) -> None:
-    m, steps, _ = run(replace(CASE, model=f"{__name__}:bad"), data)
+    m, steps, _ = run(replace(CASE, model=f"{__name__}:Bad"), data)
     assert m.first_bad_step == 4
     assert m.train_loss is None
     assert [step.loss is None for step in steps] == [False] * 4 + [True] * 6
