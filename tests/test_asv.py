@@ -97,16 +97,15 @@ def test_every_outcome_has_a_number_of_its_own() -> None:
     assert [track("status", status=status) for status in STATUSES] == list(range(len(STATUSES)))
 
 
-@pytest.mark.parametrize("status", STATUSES)
-def test_only_what_was_measured_is_a_number(status: str) -> None:
-    value = track("epoch_time", status=status)
-    if status in MEASURED:
-        assert value == 20
-    elif status in ABSENT:
-        assert value is not None
-        assert math.isnan(value)
-    else:
-        assert value is None  # asv's word for failed
+def test_only_what_was_measured_is_a_number() -> None:
+    for status in STATUSES:
+        value = track("epoch_time", status=status)
+        if status in MEASURED:
+            assert value == 20
+        elif status in ABSENT:
+            assert math.isnan(value)
+        else:
+            assert value is None  # asv's word for failed
 
 
 @given(st.sampled_from(FIGURES), st.sampled_from([math.inf, -math.inf, math.nan]))
