@@ -463,7 +463,8 @@ def test_each_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "Worker", start)
     job = Job(replace(DDP, device="cuda"), gpu_uuid="GPU-1", lane=Lane("", ("GPU-1", "GPU-2")))
     Ranks(job, {}, 60.0).end(patiently=True)
-    assert [v["CUDA_VISIBLE_DEVICES"] for _, v, _ in seen] == ["GPU-1", "GPU-2"]
+    own = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("GPU-1", "GPU-2")]
+    assert [job.lane.variables for job, _, _ in seen] == own
     assert [job.gpu_uuid for job, _, _ in seen] == ["GPU-1", "GPU-2"]
     assert [seat.rank for _, _, seat in seen] == [0, 1]
     assert seen[0][2].gpus == ["GPU-1", "GPU-2"]
