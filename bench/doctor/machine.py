@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from bench.environment import (
     describe_host,
     find_missing,
     find_variables,
+    find_version,
     read_core_times,
     read_governor,
     usable_cpus,
@@ -225,8 +225,8 @@ def examine_machine(
         # a folder that this user may not read has none
         data_layout=None if isinstance(layout.exception(), OSError) else layout.result(),
         apex=find_apex(),
-        nvidia_ml_py=_find_version("nvidia-ml-py"),
-        pynvml=_find_version("pynvml"),
+        nvidia_ml_py=find_version("nvidia-ml-py"),
+        pynvml=find_version("pynvml"),
         variables=find_variables(),
         missing=find_missing(),
         torchao=find_torchao(),
@@ -258,11 +258,4 @@ def _free_bytes(place: Path) -> int | None:
     try:
         return shutil.disk_usage(place).free
     except OSError:
-        return None
-
-
-def _find_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
         return None
