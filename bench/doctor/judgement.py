@@ -85,8 +85,8 @@ def _judge_torch(m: Machine) -> Iterator[Remark]:
     cuda = m.devices.get("cuda")
     if cuda is None or (cuda.error and not m.gpus and not cuda.environment.get("gpu")):
         threads = m.devices["cpu"].environment.get("torch_threads") if "cpu" in m.devices else None
-        on = "the CPU" if threads is None else f"the CPU with {threads} threads"
-        yield _fine("torch", f"{version}, computes on {on}")
+        beside = "" if threads is None else f" with {threads} threads"
+        yield _fine("torch", f"{version}, computes on the CPU{beside}")
     elif cuda.error:
         yield _wrong("torch", _shorten(cuda.error), _fix_torch(m, cuda))
     else:
@@ -148,14 +148,13 @@ def _judge_cards(m: Machine) -> Iterator[Remark]:
 
 def _judge_card(gpu: Gpu) -> Iterator[Remark]:
     card = gpu.card
-    facts = [card.name]
-    if card.memory_bytes:
-        facts.append(f"{card.memory_bytes / GB:.0f} GB")
-    if card.capability:
-        facts.append(f"compute capability {_dots(card.capability)}")
-    if card.ecc is not None:
-        facts.append(f"ECC {'on' if card.ecc else 'off'}")
-    yield _fine("card", ", ".join(facts))
+    facts = (
+        card.name,
+        card.memory_bytes and f"{card.memory_bytes / GB:.0f} GB",
+        card.capability and f"compute capability {_dots(card.capability)}",
+        {True: "ECC on", False: "ECC off", None: None}[card.ecc],
+    )
+    yield _fine("card", ", ".join(filter(None, facts)))
     if card.mig:
         yield _note(
             "MIG",
@@ -187,29 +186,28 @@ def _judge_sharing(gpu: Gpu) -> Iterator[Remark]:
             "list them on the host: nvidia-smi",
         )
         return
-    computing = [p for p in gpu.others if not p.display]
-    drawing = [p for p in gpu.others if p.display]
-    if computing:
+    if computing := _name_processes(gpu.others, display=False):
         yield _wrong(
             "neighbours",
-            "other processes compute on the card: " + _who(computing),
+            f"other processes compute on the card: {computing}",
             "end them or wait (nvidia-smi lists them); --allow-shared measures anyway",
         )
-    if drawing:
+    if drawing := _name_processes(gpu.others, display=True):
         yield _note(
             "neighbours",
-            "the card also drives a display: " + _who(drawing),
+            f"the card also drives a display: {drawing}",
             "for steady numbers: sudo systemctl isolate multi-user.target",
         )
     if not gpu.others:
         yield _fine("neighbours", "no other process uses the card")
 
 
-def _who(processes: Iterable[Process]) -> str:
+def _name_processes(processes: Iterable[Process], display: bool) -> str:
     return "; ".join(
         f"pid {p.pid}{f' ({p.name})' if p.name else ''}"
         + (f", {p.bytes / GB:.1f} GB" if p.bytes else "")
         for p in processes
+        if p.display is display
     )
 
 
@@ -244,13 +242,9 @@ def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
     if gpu.process_bytes is not None:
         yield _fine("memory", "the memory of a process can be read")
     elif gpu.tried:
-        yield _note(
-            "memory",
-            "the memory of a process cannot be read ("
-            + gpu.lacks.get("process_bytes", "")
-            + "); that of the whole card is used instead",
-            "in a container: docker run --pid=host",
-        )
+        lack = gpu.lacks.get("process_bytes", "")
+        what = f"the memory of a process cannot be read ({lack}); that of the whole card is used "
+        yield _note("memory", f"{what}instead", "in a container: docker run --pid=host")
 
 
 _WHOLE_CARD = ("energy_j", "power_w", "power_limit_w")
@@ -259,18 +253,16 @@ _WHOLE_CARD = ("energy_j", "power_w", "power_limit_w")
 def _judge_power(gpu: Gpu) -> Iterator[Remark]:
     card = gpu.card
     limit, usual = card.power_limit_w, card.default_power_limit_w
-    if limit is not None:
-        if usual is not None and abs(limit / usual - 1) > 0.01:
-            yield _note(
-                "power limit",
-                f"{limit:.0f} W, where this card's default is {usual:.0f} W: not comparable with "
-                "other cards of its kind",
-                f"sudo nvidia-smi -i {card.index} -pl {usual:.0f}",
-            )
-        else:
-            yield _fine("power limit", f"{limit:.0f} W, the default")
-    slowed = [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]
-    if slowed:
+    if limit is not None and usual is not None and abs(limit / usual - 1) > 0.01:
+        yield _note(
+            "power limit",
+            f"{limit:.0f} W, where this card's default is {usual:.0f} W: not comparable with "
+            "other cards of its kind",
+            f"sudo nvidia-smi -i {card.index} -pl {usual:.0f}",
+        )
+    elif limit is not None:
+        yield _fine("power limit", f"{limit:.0f} W, the default")
+    if slowed := [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]:
         yield _wrong(
             "clocks",
             f"the card is throttled before it has any work: {', '.join(slowed)}",
@@ -299,8 +291,9 @@ STEAL_NOTED, STEAL_HEAVY = 0.01, 0.05
 def _judge_cpu(m: Machine) -> Iterator[Remark]:
     cpu = m.cpu
     used = f"other processes used {cpu.others:.2g} of {count(cpu.cores, 'core')}"
-    if cpu.others > OTHERS_NOTED * cpu.cores:
-        remark = _wrong if cpu.others > OTHERS_HEAVY * cpu.cores else _note
+    share = cpu.others / cpu.cores
+    if share > OTHERS_NOTED:
+        remark = _wrong if share > OTHERS_HEAVY else _note
         what = f"{used} in {cpu.watched_s:.2g} s"
         yield remark("CPU", what, "find them with top, and end them")
     if cpu.steal > STEAL_NOTED:
@@ -311,7 +304,7 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
             "measure at another time, or on a machine with dedicated cores; watch the column st "
             "of: vmstat 1",
         )
-    if cpu.others <= OTHERS_NOTED * cpu.cores and cpu.steal <= STEAL_NOTED:
+    if share <= OTHERS_NOTED and cpu.steal <= STEAL_NOTED:
         yield _fine("CPU", f"{cpu.name}; {used}")
     if cpu.governor is not None and cpu.governor != "performance":
         yield _note(
@@ -324,11 +317,8 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
 def _judge_places(m: Machine) -> Iterator[Remark]:
     if (free := m.results_free_bytes) is not None:
         what = f"{free / GB:.1f} GB free for {m.results}"
-        if free < 1 * GB:
-            fix = "free some space there, or choose another folder with --out"
-            yield _note("disk", what, fix)
-        else:
-            yield _fine("disk", what)
+        fix = "free some space there, or choose another folder with --out"
+        yield _note("disk", what, fix) if free < 1 * GB else _fine("disk", what)
     if (free := m.shm_free_bytes) is not None:
         what = f"{free / GB:.1f} GB free in /dev/shm"
         if free < 0.5 * GB:
@@ -357,12 +347,9 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
         for precision in PRECISIONS.values():
             lacks = precision.float8 and not m.torchao
             lacks |= precision.apex and bool(refuse_apex(m.apex, None, device))
-            if lacks or platform.refuse(precision):
-                ways["cannot run"].append(precision.name)
-            elif platform.find_emulation(precision):
-                ways["emulates, slowly,"].append(precision.name)
-            else:
-                ways["runs"].append(precision.name)
+            way = "emulates, slowly," if platform.find_emulation(precision) else "runs"
+            cannot = lacks or platform.refuse(precision)
+            ways["cannot run" if cannot else way].append(precision.name)
         told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
         where = "the CPU" if device == "cpu" else "the GPU"
         yield _fine("precisions", f"{where} {told}", numbers=False)
@@ -405,12 +392,8 @@ def _judge_apex(apex: Apex | None) -> Iterator[Remark]:
         yield _fine("apex", "not installed; fp16-apex alone needs it", numbers=False)
         return
     if not apex.nvidia:
-        yield _note(
-            "apex",
-            f"apex {apex.version} is not NVIDIA's but a login toolkit for web sites, from PyPI",
-            "pip uninstall -y apex",
-            numbers=False,
-        )
+        what = f"apex {apex.version} is not NVIDIA's but a login toolkit for web sites, from PyPI"
+        yield _note("apex", what, "pip uninstall -y apex", numbers=False)
         return
     has = "with" if apex.cuda_extensions else "without"
     contrib = "with" if apex.contrib_extensions else "without"
@@ -436,10 +419,8 @@ def _judge_variables(m: Machine) -> Iterator[Remark]:
 
 def _judge_models(m: Machine) -> Iterator[Remark]:
     for name, wrong in m.models.items():
-        if wrong:
-            yield _wrong("model", wrong, numbers=False)
-        else:
-            yield _fine("model", f"{name} can be imported and built", numbers=False)
+        remark = _wrong if wrong else _fine
+        yield remark("model", wrong or f"{name} can be imported and built", numbers=False)
 
 
 def _judge_rates(m: Machine) -> Iterator[Remark]:
@@ -465,15 +446,13 @@ def _judge_expectations(m: Machine) -> Iterator[Remark]:
             rates = take_rates(yardstick.rates, peaks)
             steps[one.model, one.precision] = one.make_step(rates)
     for one in m.counted:
-        name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
-        if one.error:
-            what = f"{name}: not counted: {one.error}"
-            yield _fine("expected", what, numbers=False)
-            continue
+        what = f"not counted: {one.error}" if one.error else ""
         base, step = steps.get((one.model, BASE)), steps.get((one.model, one.precision))
         if one.precision != BASE and base and step and (found := expect(base, step)):
-            what = f"{name}: {describe_expectation(found, BASE)}"
-            yield _fine("expected", what, numbers=False)
+            what = describe_expectation(found, BASE)
+        if what:
+            name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
+            yield _fine("expected", f"{name}: {what}", numbers=False)
 
 
 BASE = "fp32"
