@@ -230,7 +230,7 @@ def _tell_how_to_contribute(card: Card) -> Iterator[str]:
     if not (card.folder / RECORDS).is_file():
         return
     from bench.store.reader import read_records
-    from bench.validate.private import list_given_away
+    from bench.validate.evidence import list_given_away
 
     place = Path("results", card.folder.name)
     here = card.folder.parent == ROOT / "results"
