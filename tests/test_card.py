@@ -79,7 +79,7 @@ def card(tmp_path: Path) -> Card:
 
 
 NETWORK = "models_for_tests:hangs_once"
-# A rehearsal of few tests, and of networks that train in seconds, on which dpn-small spends minutes.
+# A rehearsal of few tests, and of networks that train in seconds: dpn-small spends minutes on them.
 SMALL = """
 import sys
 from dataclasses import replace
