@@ -44,9 +44,10 @@ from bench.doctor.rates import (
     doubt_rates,
     measure_rates,
 )
-from bench.environment import DeviceAnswer
+from bench.environment import DeviceAnswer, ProcessAnswer
 from bench.errors import UsageError
 from bench.executors.subprocess import SubprocessExecutor
+from bench.fingerprint import Fingerprint
 from bench.gpu.cards import Card
 from bench.gpu.device import Depth, Reading, Unreadable
 from bench.gpu.opening import open_device
@@ -311,6 +312,26 @@ def run_sweep(out: Path, *more: str) -> None:
     assert sweep(command) == 0
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, unreported: None) -> None:
+    """Sweeps ask and train nothing: a step does a product of 1 MFLOP in 10 ms."""
+
+    def examine(self: object, lane: object, devices: list[str], *_: object, **__: object) -> Any:
+        answer = DeviceAnswer({"torch": "2.13.0", "torch_threads": 2})
+        return ProcessAnswer(devices=dict.fromkeys(devices, answer), models=_Alike())
+
+    times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "step_time_median_s": 0.01}
+    work = [WorkRow("matmul", "mm", "float32", 1, 1e6, 1e3, 0.01)]
+    answer = Outcome(Status.OK, measurement=Measurement(**times), work=work)
+    monkeypatch.setattr(SubprocessExecutor, "examine", examine)
+    monkeypatch.setattr(SubprocessExecutor, "run", lambda *_: deepcopy(answer))
+
+
+class _Alike(dict[str, Fingerprint]):
+    def __missing__(self, model: str) -> Fingerprint:
+        return Fingerprint("p", "l", "s", 10)
+
+
 def answer_rates(
     monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], Yardstick]
 ) -> list[Mapping[str, float]]:
@@ -332,8 +353,7 @@ def read_rows(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "records.csv").read_text().splitlines()))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unreported")
+@pytest.mark.usefixtures("quick")
 def test_a_sweep_measures_once_and_only_where_it_runs_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,24 +369,19 @@ def test_a_sweep_measures_once_and_only_where_it_runs_something(
     assert list(read_tries(first["rate_tries"])) == [n for n in (*RATE_NAMES, CALL) if first[n]]
 
     run_sweep(tmp_path / "a", "--precision", "fp32", "bf16-amp")  # nothing is left to run
-    assert "measuring" not in capsys.readouterr().err
     run_sweep(tmp_path / "b", "--executor", "fake")
-    assert "measuring" not in capsys.readouterr().err
     run_sweep(tmp_path / "a", "--precision", "bf16")  # it goes on at once
     assert "measuring" not in capsys.readouterr().err
     assert read_rows(tmp_path / "a")[-1]["rate_copy"] == first["rate_copy"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unreported")
+@pytest.mark.usefixtures("quick")
 def test_a_collapsed_yardstick_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = Yardstick({"rate_copy": 5e9}, {}, {"rate_copy": Tries(24)})
     lost = replace(kept, collapsed={"rate_float32": COLLAPSE})
     asked = answer_rates(monkeypatch, lambda time: lost if time < 3 else kept)
-    answer = Outcome(Status.OK, measurement=Measurement(epoch_time_s=1.0, measured_time_s=1.0))
-    monkeypatch.setattr(SubprocessExecutor, "run", lambda *_: deepcopy(answer))
     run_sweep(tmp_path / "a", "--precision", "fp32")
     assert "warning: 2 threads reach 0.34 GFLOP/s in float32" in capsys.readouterr().err
     (row,) = read_rows(tmp_path / "a")
@@ -400,8 +415,7 @@ def test_the_better_of_two_measurements_counts_with_the_tries_of_both() -> None:
         }
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unreported")
+@pytest.mark.usefixtures("quick")
 def test_a_step_that_beats_the_rates_has_them_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -413,7 +427,7 @@ def test_a_step_that_beats_the_rates_has_them_measured_again(
 
     asked = answer_rates(monkeypatch, answer)
     monkeypatch.setattr("bench.sweep.loop.recall_rates", lambda *_: Yardstick())
-    run_sweep(tmp_path / "a", "--precision", "fp32", "--seed", "0", "1", "2", "--profile", "on")
+    run_sweep(tmp_path / "a", "--precision", "fp32", "--seed", "0", "1", "2")
     said = capsys.readouterr().err
     assert said.count("note: float32 products reached ") == 1
     assert said.count("measuring what the CPU can do now") == len(asked) == 2
@@ -522,13 +536,14 @@ def test_a_file_of_rates_that_cannot_be_read_is_measured_again(tmp_path: Path) -
         assert recall(here(), 0.2) == Yardstick()
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_next_sweep_takes_the_rates_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = measured()
     asked = answer_rates(monkeypatch, lambda time: found)
-    run_sweep(tmp_path / "a", "--precision", "fp32", "--steps", "2")
-    run_sweep(tmp_path / "b", "--precision", "fp32", "--steps", "2")
+    run_sweep(tmp_path / "a", "--precision", "fp32")
+    run_sweep(tmp_path / "b", "--precision", "fp32")
     said = capsys.readouterr().err
     assert said.count("measuring what the CPU can do now") == len(asked) == 1
     words = " ".join(said.split())
