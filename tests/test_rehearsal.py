@@ -123,75 +123,56 @@ def test_lists_of_mixed_dtype_are_refused(
 # ------------------------------------------------------------------------------ planted faults
 
 
+READS = {
+    "item": lambda t: t[0].item(),
+    "float": lambda t: float(t[0]),
+    "bool": lambda t: bool(t[0] > 0),
+    "nonzero": lambda t: t.nonzero(),
+    "mask": lambda t: t[t > 0],
+    "equal": lambda t: torch.equal(t, t),
+    "numpy": lambda t: t.numpy(),
+    "tolist": lambda t: t.tolist(),
+}
+COPIES = {
+    "to": lambda t: torch.zeros(10).to(CPU),
+    "to-keyword": lambda t: torch.zeros(10).to(device=CPU),
+    "to-other": lambda t: torch.zeros(10).to(t),
+    "copy_": lambda t: t.copy_(torch.ones(10)),
+    "add": lambda t: t + torch.ones(10).mul(2),
+    "index": lambda t: t[torch.arange(3)],
+    "tensor": lambda t: torch.tensor([1.0, 2.0], device=CPU),
+    "foreach": lambda t: torch._foreach_copy_([t], [torch.ones(10)]),
+    "cpu": lambda t: t.cpu(),
+    "to-cpu": lambda t: t.to("cpu"),
+}
+
+
 @pytest.mark.parametrize(
-    "fault",
-    [
-        lambda t: t.item(),
-        lambda t: float(t),
-        lambda t: bool(t > 0),
-        lambda t: t.nonzero(),
-        lambda t: t.reshape(1)[t.reshape(1) > 0],
-        lambda t: torch.equal(t, t),
-        lambda t: t.numpy(),
-        lambda t: t.tolist(),
-    ],
-    ids=["item", "float", "bool", "nonzero", "mask", "equal", "numpy", "tolist"],
+    ("rule", "name"),
+    [*((Rule.READ, name) for name in READS), *((Rule.COPY, name) for name in COPIES)],
 )
-def test_a_value_read_back_is_refused(
-    fault: Callable[[Tensor], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_for_the_device_is_refused(rule: Rule, name: str) -> None:
+    with Watch() as watch:
+        x = torch.ones(10, device=CPU)
+        watch.judge()
+        {**READS, **COPIES}[name](x)
+    (breach,) = watch.breaches
+    assert breach.rule is rule
+    assert breach.place.startswith("tests/test_rehearsal.py:")
+
+
+def test_a_value_read_back_within_the_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Training.update
 
     def update(self: Training) -> Tensor:
-        fault(self.masters[0].detach().flatten()[0])
+        self.masters[0].detach().flatten()[0].item()
         return made(self)
 
     plant(monkeypatch, update)
     breach = only(rehearse(precisions=["bf16"], compile=[False]))
     assert breach.rule is Rule.READ
     assert breach.place.startswith("tests/test_rehearsal.py:")
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        lambda t, device: torch.zeros(10).to(device),
-        lambda t, device: torch.zeros(10).to(device=device),
-        lambda t, device: torch.zeros(10).to(t),
-        lambda t, device: t.copy_(torch.ones(10)),
-        lambda t, device: t + torch.ones(10).mul(2),
-        lambda t, device: t[torch.arange(3)],
-        lambda t, device: torch.tensor([1.0, 2.0], device=device),
-        lambda t, device: torch._foreach_copy_([t], [torch.ones(10)]),
-        lambda t, device: t.cpu(),
-        lambda t, device: t.to("cpu"),
-    ],
-    ids=[
-        "to",
-        "to-keyword",
-        "to-other",
-        "copy_",
-        "add",
-        "index",
-        "tensor",
-        "foreach",
-        "cpu",
-        "to-cpu",
-    ],
-)
-def test_a_copy_between_host_and_device_is_refused(
-    fault: Callable[[Tensor, torch.device], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Training.update
-
-    def update(self: Training) -> Tensor:
-        fault(self.masters[-1].detach(), self.device)
-        return made(self)
-
-    plant(monkeypatch, update)
-    breach = only(rehearse(precisions=["bf16"], compile=[False]))
-    assert breach.rule is Rule.COPY
-    assert breach.place.startswith("tests/test_rehearsal.py:")
+    assert breach.place.endswith(" in update")
 
 
 def test_a_start_reloaded_within_the_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
