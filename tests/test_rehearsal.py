@@ -14,7 +14,7 @@ import bench.training.loop
 from bench.models import MODELS
 from bench.precision import POLICIES, PRECISIONS
 from bench.rehearsal import __main__ as rehearsal
-from bench.rehearsal.__main__ import BUDGETS, Policy, Rehearsal, main, policies, rehearse
+from bench.rehearsal.__main__ import BUDGETS, Policy, Rehearsal, main, policies, rehearse, show
 from bench.rehearsal.dispatch import (
     BLOCKS,
     CHUNK,
@@ -101,23 +101,18 @@ class EveryMaster(Training):
             self.update = mixed_update.__get__(self)  # type: ignore[method-assign]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("precision", "half"), [("fp16", "float16"), ("bf16", "bfloat16")])
-def test_lists_of_mixed_dtype_are_refused(
-    precision: str, half: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lists_of_mixed_dtype_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.training.loop, "Training", EveryMaster)
-    rows = rehearse(precisions=[precision], compile=[False])
-    for row in rows:
-        mixed = [breach for breach in row.breaches if breach.rule is Rule.MIXED]
-        assert [breach.op for breach in mixed] == ["aten::_foreach_copy_"] * 2
-        for breach in mixed:
-            assert breach.detail == f"53 tensors of {half} and float32"
-            assert breach.place.startswith("tests/test_rehearsal.py:")
-            assert breach.place.endswith(" in mixed_update")
-        # one kernel a tensor, for gradients and weights
-        assert Rule.LAUNCHES in {breach.rule for breach in row.breaches}
-        assert row.launches > 2 * 53
+    (row,) = rehearse(precisions=["bf16"], compile=[False])
+    mixed = [breach for breach in row.breaches if breach.rule is Rule.MIXED]
+    assert [breach.op for breach in mixed] == ["aten::_foreach_copy_"] * 2
+    for breach in mixed:
+        assert breach.detail == "53 tensors of bfloat16 and float32"
+        assert breach.place.startswith("tests/test_rehearsal.py:")
+        assert breach.place.endswith(" in mixed_update")
+    # one kernel a tensor, for gradients and weights
+    assert Rule.LAUNCHES in {breach.rule for breach in row.breaches}
+    assert row.launches > 2 * 53
 
 
 # ------------------------------------------------------------------------------ planted faults
@@ -269,13 +264,22 @@ def test_multi_tensor_launches_hold_what_they_can(sizes: list[int], lists: int) 
 # ------------------------------------------------------------------------------------ the command
 
 
-@pytest.mark.slow
-def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--precision", "fp16", "--compile", "off"]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
+def test_the_command_prints_a_table_and_fails_on_a_breach(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = "bench/training/loop.py:1 in update"
+    breach = Breach(Rule.READ, "aten::_local_scalar_dense", place)
+    of = [Rehearsal("dpn-small", "fp16", p, True, 5, 6, ()) for p in policies(PRECISIONS["fp16"])]
+    wrong = Rehearsal("dpn-small", "fp32", Policy(), False, 5, None, (breach,))
+    assert show(of) == 0
+    head, *rows, _ = capsys.readouterr().out.splitlines()
     assert head.split() == ["precision", "loss", "scale", "compiled", "launches", "budget"]
     assert [row[11:28].strip() for row in rows] == ["128", "128, skipping", *POLICIES]
-    assert all(row.endswith("ok") for row in rows)
+    assert all(row.split()[-4:] == ["traced", "5", "6", "ok"] for row in rows)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_: [wrong])
+    assert main([]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"refused: {Rule.READ}: aten::_local_scalar_dense at {place}, under fp32 (none)"
 
 
 def test_what_cannot_be_rehearsed_is_skipped_with_the_reason(
@@ -286,18 +290,6 @@ def test_what_cannot_be_rehearsed_is_skipped_with_the_reason(
     assert first.startswith("skipped: fp16-apex: apex needs an NVIDIA GPU")
     assert second.startswith("skipped: fp8: its kernels are torchao's")
     assert rows == []
-
-
-def test_the_command_fails_on_a_breach(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = "bench/training/loop.py:1 in update"
-    breach = Breach(Rule.READ, "aten::_local_scalar_dense", place)
-    row = Rehearsal("dpn-small", "fp32", Policy(), False, 5, None, (breach,))
-    monkeypatch.setattr(rehearsal, "rehearse", lambda *_: [row])
-    assert main([]) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"refused: {Rule.READ}: aten::_local_scalar_dense at {place}, under fp32 (none)"
 
 
 @pytest.mark.parametrize(
