@@ -166,10 +166,9 @@ def run_phase(
             entry = Entry(State.ABSENT, line=phase.absent)
         else:
             entry = phase.run(card, scale, children)
-    except UsageError as error:
-        entry = Entry(State.FAILED, line=str(error))
     except Exception as error:
-        entry = Entry(State.FAILED, line=clean(f"{type(error).__name__}: {error}"))
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        entry = Entry(State.FAILED, line=clean(f"{kind}{error}"))
     entry.seconds = time.monotonic() - start + (before.seconds if before else 0.0)
     return entry
 
