@@ -184,9 +184,7 @@ def sound() -> dict[str, list[str]]:
     return find_faults(H100)
 
 
-def test_the_committed_folder_has_only_the_fault_that_it_names(
-    sound: dict[str, list[str]],
-) -> None:
+def test_the_committed_folder_has_only_the_fault_that_it_names(sound: dict[str, list[str]]) -> None:
     assert [name for name, faults in sound.items() if faults] == ["code"]
 
 

@@ -37,13 +37,7 @@ from bench.doctor.earlier import (
 )
 from bench.doctor.judgement import Level, judge
 from bench.doctor.machine import Machine
-from bench.doctor.rates import (
-    SECONDS,
-    choose_seconds,
-    describe_rates,
-    doubt_rates,
-    measure_rates,
-)
+from bench.doctor.rates import SECONDS, choose_seconds, describe_rates, doubt_rates, measure_rates
 from bench.environment import DeviceAnswer, ProcessAnswer
 from bench.errors import UsageError
 from bench.executors.subprocess import SubprocessExecutor
@@ -149,9 +143,7 @@ class Moments(Unreadable):
 
 
 def measure_moments(
-    monkeypatch: pytest.MonkeyPatch,
-    expected: dict[str, float] | None = None,
-    **moments: Moments,
+    monkeypatch: pytest.MonkeyPatch, expected: dict[str, float] | None = None, **moments: Moments
 ) -> Yardstick:
     """Measure what takes the time of these moments, by column."""
     meters = [

@@ -122,12 +122,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_agenda(
-    card: Card,
-    scale: Scale,
-    children: Children,
-    begun: float,
-    end: float,
-    only: Sequence[str] = (),
+    card: Card, scale: Scale, children: Children, begun: float, end: float, only: Sequence[str] = ()
 ) -> None:
     """Give each phase of ``only``, or all, its turn by priority; the state is written after each.
     The time is from ``begun`` to ``end``, by time.monotonic(); the report is made after that."""

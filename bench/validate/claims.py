@@ -56,11 +56,7 @@ FORWARD_ERROR: dict[Arithmetic, tuple[float, float]] = {
 """Least and largest error that an arithmetic leaves, of all the ways that
 `bench.training.arithmetic` derives."""
 
-CIFAR10 = {
-    "dataset_fingerprint": "d519226402145e1e",
-    "train_images": 50_000,
-    "test_images": 10_000,
-}
+CIFAR10 = {"dataset_fingerprint": "d519226402145e1e", "train_images": 50_000, "test_images": 10_000}
 """Pixels and labels of CIFAR-10, whatever layout they were read from."""
 
 FLOP_PER_IMAGE = {("dpn92", "", ""): 12_250_994_688}
