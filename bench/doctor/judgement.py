@@ -163,41 +163,27 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
             f"to measure the whole card: sudo nvidia-smi -i {card.index} -mig 0",
         )
     if card.persistence_mode is False:
-        yield _note(
-            "persistence",
-            "persistence mode is off: the driver starts again for each case and loses its settings",
-            f"sudo nvidia-smi -i {card.index} -pm 1",
+        what = (
+            "persistence mode is off: the driver starts again for each case and loses its settings"
         )
+        yield _note("persistence", what, f"sudo nvidia-smi -i {card.index} -pm 1")
     if card.pcie and card.pcie.width < card.pcie.max_width:
-        yield _note(
-            "PCIe",
-            f"{card.pcie}: half the lanes or fewer, so copies to the card are slow",
-            "move the card to a slot with all lanes",
-        )
+        what = f"{card.pcie}: half the lanes or fewer, so copies to the card are slow"
+        yield _note("PCIe", what, "move the card to a slot with all lanes")
 
 
 def _judge_sharing(gpu: Gpu) -> Iterator[Remark]:
     if gpu.others is None:
-        why = gpu.lacks.get("others", "")
-        yield _note(
-            "neighbours",
-            f"other processes on the card cannot be listed ({why}), so a shared card would not "
-            "be noticed",
-            "list them on the host: nvidia-smi",
-        )
+        cannot = f"other processes on the card cannot be listed ({gpu.lacks.get('others', '')})"
+        what = f"{cannot}, so a shared card would not be noticed"
+        yield _note("neighbours", what, "list them on the host: nvidia-smi")
         return
     if computing := _name_processes(gpu.others, display=False):
-        yield _wrong(
-            "neighbours",
-            f"other processes compute on the card: {computing}",
-            "end them or wait (nvidia-smi lists them); --allow-shared measures anyway",
-        )
+        fix = "end them or wait (nvidia-smi lists them); --allow-shared measures anyway"
+        yield _wrong("neighbours", f"other processes compute on the card: {computing}", fix)
     if drawing := _name_processes(gpu.others, display=True):
-        yield _note(
-            "neighbours",
-            f"the card also drives a display: {drawing}",
-            "for steady numbers: sudo systemctl isolate multi-user.target",
-        )
+        fix = "for steady numbers: sudo systemctl isolate multi-user.target"
+        yield _note("neighbours", f"the card also drives a display: {drawing}", fix)
     if not gpu.others:
         yield _fine("neighbours", "no other process uses the card")
 
@@ -230,14 +216,12 @@ def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
             reasons.setdefault(gpu.lacks[quantity], []).append(name)
     for reason, names in reasons.items():
         also = "; energy is then integrated from power" if names == ["the energy counter"] else ""
-        yield _note(
-            "readings",
-            f"{', '.join(names)} cannot be read ({reason}){also}",
+        fix = (
             "if permission is missing: run as root; in a container: "
-            "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         )
-    read = [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]
-    if read:
+        yield _note("readings", f"{', '.join(names)} cannot be read ({reason}){also}", fix)
+    if read := [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]:
         yield _fine("readings", f"{', '.join(read)} can be read")
     if gpu.process_bytes is not None:
         yield _fine("memory", "the memory of a process can be read")
@@ -263,11 +247,9 @@ def _judge_power(gpu: Gpu) -> Iterator[Remark]:
     elif limit is not None:
         yield _fine("power limit", f"{limit:.0f} W, the default")
     if slowed := [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]:
-        yield _wrong(
-            "clocks",
-            f"the card is throttled before it has any work: {', '.join(slowed)}",
-            "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
-        )
+        what = f"the card is throttled before it has any work: {', '.join(slowed)}"
+        fix = "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
+        yield _wrong("clocks", what, fix)
     held = [name for name in gpu.throttle or () if EFFECTS.get(name) == "set"]
     clock, default = card.application_clock_mhz, card.default_application_clock_mhz
     if clock is not None and default is not None and clock != default:
@@ -307,11 +289,8 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
     if share <= OTHERS_NOTED and cpu.steal <= STEAL_NOTED:
         yield _fine("CPU", f"{cpu.name}; {used}")
     if cpu.governor is not None and cpu.governor != "performance":
-        yield _note(
-            "governor",
-            f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load",
-            "sudo cpupower frequency-set -g performance",
-        )
+        what = f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load"
+        yield _note("governor", what, "sudo cpupower frequency-set -g performance")
 
 
 def _judge_places(m: Machine) -> Iterator[Remark]:
@@ -330,12 +309,9 @@ def _judge_places(m: Machine) -> Iterator[Remark]:
         what = f"CIFAR-10 found in {m.data_dir} ({m.data_layout})"
         yield _fine("images", what, numbers=False)
     else:
-        yield _note(
-            "images",
-            f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there",
-            "give its folder with --data-dir, or use --dataset synthetic",
-            numbers=False,
-        )
+        what = f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there"
+        fix = "give its folder with --data-dir, or use --dataset synthetic"
+        yield _note("images", what, fix, numbers=False)
 
 
 def _judge_precisions(m: Machine) -> Iterator[Remark]:
@@ -358,28 +334,18 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
 def _judge_packages(m: Machine) -> Iterator[Remark]:
     # what is said of these two below and of torch says more
     if missing := [name for name in m.missing if name not in ("nvidia-ml-py", "torch")]:
-        yield _wrong(
-            "packages",
-            f"not installed: {', '.join(missing)}; nothing can be measured without",
-            describe_install(missing),
-            numbers=False,
-        )
+        what = f"not installed: {', '.join(missing)}; nothing can be measured without"
+        yield _wrong("packages", what, describe_install(missing), numbers=False)
     if _hip_build(m):
         pass  # NVML reads no AMD GPU
     elif m.nvidia_ml_py is None:
-        yield _note(
-            "NVML package",
-            "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read",
-            "pip install nvidia-ml-py",
-            numbers=bool(m.gpus) or _cuda_build(m),
-        )
+        what = "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read"
+        counts = bool(m.gpus) or _cuda_build(m)
+        yield _note("NVML package", what, "pip install nvidia-ml-py", numbers=counts)
     elif m.pynvml is not None and int(m.pynvml.partition(".")[0] or 0) < 12:
-        yield _note(
-            "NVML package",
-            f"the deprecated package pynvml {m.pynvml} overwrites nvidia-ml-py {m.nvidia_ml_py}",
-            "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py",
-            numbers=bool(m.gpus),
-        )
+        what = f"the deprecated package pynvml {m.pynvml} overwrites nvidia-ml-py {m.nvidia_ml_py}"
+        fix = "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py"
+        yield _note("NVML package", what, fix, numbers=bool(m.gpus))
     else:
         yield _fine("NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
     yield from _judge_apex(m.apex)
