@@ -533,13 +533,13 @@ def _describe_device(device: str) -> DeviceAnswer:
     build = "install a build of torch for it"
     if device == "mps":
         if not torch.backends.mps.is_available():
-            return DeviceAnswer(environment, error=_refuse(device, "finds no Apple GPU", build))
+            return DeviceAnswer(environment, error=_word_lack(device, "finds no Apple GPU", build))
         name = getattr(torch.backends.mps, "get_name", lambda: "Apple GPU")()
         memory = torch.mps.recommended_max_memory()
         return DeviceAnswer({**environment, "gpu": name, "gpu_memory_bytes": memory})
     if device == "xpu":
         if not torch.xpu.is_available():
-            return DeviceAnswer(environment, error=_refuse(device, "finds no Intel GPU", build))
+            return DeviceAnswer(environment, error=_word_lack(device, "finds no Intel GPU", build))
         card = torch.xpu.get_device_properties(0)
         environment.update(
             gpu=card.name, gpu_memory_bytes=card.total_memory, driver=card.driver_version
@@ -556,7 +556,7 @@ def _describe_device(device: str) -> DeviceAnswer:
     return DeviceAnswer(environment, fp16_native, bf16_native=bf16_native)
 
 
-def _refuse(device: str, what: str, fix: str) -> str:
+def _word_lack(device: str, what: str, fix: str) -> str:
     import torch
 
     return f"device {device}: torch {torch.__version__} {what}; {fix}, or use --device cpu"
@@ -568,14 +568,14 @@ def _use_card(environment: dict[str, Any]) -> str:
 
     hip = torch.version.hip is not None
     if torch.version.cuda is None and not hip:
-        return _refuse("cuda", "is a CPU build", "install a CUDA build of torch")
+        return _word_lack("cuda", "is a CPU build", "install a CUDA build of torch")
     with warnings.catch_warnings(record=True) as warned:  # that is where torch says why
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
         why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
         look = "rocminfo and HIP_VISIBLE_DEVICES" if hip else "nvidia-smi and CUDA_VISIBLE_DEVICES"
-        return _refuse("cuda", f"finds no usable GPU{why}", f"check {look}")
+        return _word_lack("cuda", f"finds no usable GPU{why}", f"check {look}")
     card = torch.cuda.get_device_properties(0)
     environment.update(
         gpu=card.name,
@@ -592,7 +592,7 @@ def _use_card(environment: dict[str, Any]) -> str:
     except RuntimeError as error:  # no kernels for this GPU, or another process has it alone
         why = (str(error).splitlines() or [""])[0]
         what = f"cannot compute on {card.name}: {why}"
-        return _refuse("cuda", what, "install a build of torch for this GPU")
+        return _word_lack("cuda", what, "install a build of torch for this GPU")
     return ""
 
 

@@ -163,10 +163,11 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
             f"to measure the whole card: sudo nvidia-smi -i {card.index} -mig 0",
         )
     if card.persistence_mode is False:
-        what = (
-            "persistence mode is off: the driver starts again for each case and loses its settings"
+        yield _note(
+            "persistence",
+            "persistence mode is off: the driver starts again for each case and loses its settings",
+            f"sudo nvidia-smi -i {card.index} -pm 1",
         )
-        yield _note("persistence", what, f"sudo nvidia-smi -i {card.index} -pm 1")
     if card.pcie and card.pcie.width < card.pcie.max_width:
         what = f"{card.pcie}: half the lanes or fewer, so copies to the card are slow"
         yield _note("PCIe", what, "move the card to a slot with all lanes")
