@@ -557,9 +557,9 @@ def test_tests_stop_between_two_and_go_on_with_the_rest(tmp_path: Path) -> None:
         "@pytest.fixture\ndef run(): pass\n"
         f"def see(text):\n with open({str(seen)!r}, 'a') as file: file.write(text)\n"
         f"def test_worker(run): see('w'); assert Path({str(mended)!r}).exists()\n"
+        "def test_passes(): see('p')\n"
         f"def test_fails(): see('f'); assert Path({str(mended)!r}).exists()\n"
         "def test_skips(): pytest.skip('no card')\n"
-        "def test_passes(): see('p')\n"
     )
     returncode, outcomes = run_tests(tmp_path, seconds=600)
     assert returncode == 1
@@ -567,12 +567,12 @@ def test_tests_stop_between_two_and_go_on_with_the_rest(tmp_path: Path) -> None:
         "test_worker": "failed", "test_fails": "failed", "test_skips": "skipped",
         "test_passes": "passed",
     }  # fmt: skip
-    assert seen.read_text() == "fpw", "what trains in a worker comes last"
+    assert seen.read_text() == "pfw", "what trains in a worker comes last"
     mended.touch()
     returncode, outcomes = run_tests(tmp_path, seconds=0)
     assert returncode == phases._PYTEST_INTERRUPTED
     assert (outcomes["test_fails"], outcomes["test_worker"]) == ("passed", "failed")
-    assert seen.read_text() == "fpwf", "what passed is not run again"
+    assert seen.read_text() == "pfwf", "what passed is not run again"
 
 
 def test_make_runs_the_same_tests() -> None:
