@@ -269,8 +269,8 @@ def test_the_command_prints_a_table_and_fails_on_a_breach(
 ) -> None:
     place = "bench/training/loop.py:1 in update"
     breach = Breach(Rule.READ, "aten::_local_scalar_dense", place)
-    of = [Rehearsal("dpn-small", "fp16", p, True, 5, 6, ()) for p in policies(PRECISIONS["fp16"])]
-    wrong = Rehearsal("dpn-small", "fp32", Policy(), False, 5, None, (breach,))
+    of = [Rehearsal("fp16", p, True, 5, 6, ()) for p in policies(PRECISIONS["fp16"])]
+    wrong = Rehearsal("fp32", Policy(), False, 5, None, (breach,))
     assert show(of) == 0
     head, *rows, _ = capsys.readouterr().out.splitlines()
     assert head.split() == ["precision", "loss", "scale", "compiled", "launches", "budget"]
