@@ -18,7 +18,6 @@ from bench.record import Status, flatten
 from bench.store.reader import read_records
 from bench.store.writer import Store
 from bench.wall.answer import Wall, conclude
-from bench.wall.line import MemoryLine
 from bench.wall.records import (
     Trial,
     conclude_trial,
@@ -27,7 +26,7 @@ from bench.wall.records import (
     read_trials,
     read_walls,
 )
-from bench.wall.search import Ask, Ending, Goal, Probe, Standing, decide, list_sizes
+from bench.wall.search import Ask, Ending, Goal, MemoryLine, Probe, Standing, decide, list_sizes
 from tests.planted.records import make_run
 
 SIZES = range(8, 50_001, 8)
