@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from bench.case import Case
 from bench.data import Dataset, DatasetInfo
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import (
@@ -390,14 +391,10 @@ def dataset(seed: int | None = None, images: int = 16) -> Dataset:
     return Dataset(info, x, y, x[:0], y[:0])
 
 
+SMALL = Case("test_scales:small_gradients", "synthetic", batch_size=BATCH, lr=0.01, device="cpu")
 QUESTION = Question(
-    model="test_scales:small_gradients",
-    dataset="synthetic",
+    SMALL,
     precisions=("fp16",),
-    batch_size=BATCH,
-    lr=0.01,
-    seed=0,
-    device="cpu",
     way=Way.ROUNDED,
     steps=3,
     at=(1, 3),
@@ -407,11 +404,15 @@ QUESTION = Question(
 )
 
 
-OWN = replace(QUESTION, model="test_scales:Rows", dataset="own", workload="test_scales:Rows")
+def ask_of(model: str, question: Question = QUESTION, **settings: Any) -> Question:
+    """A question about another network of this file; ``lr`` and ``device`` are of its case."""
+    of = {name: settings.pop(name) for name in ("lr", "device") if name in settings}
+    case = replace(question.case, model=f"test_scales:{model}", **of)
+    return replace(question, case=case, **settings)
 
 
 def answer(question: Question, data: Dataset | None = None) -> ScaleCase:
-    images = None if question.workload != IMAGES else data or dataset()
+    images = None if question.case.workload != IMAGES else data or dataset()
     (case,) = measure(question, images, lambda text: None)
     return case
 
@@ -443,7 +444,9 @@ def test_a_planted_window_is_found() -> None:
 
 def test_the_window_of_a_workload_is_that_of_its_gradients() -> None:
     """It has neither classes nor a count of what was right."""
-    images, rows = answer(QUESTION), answer(replace(OWN, train=("128", "dynamic")))
+    rows_case = replace(SMALL, model="test_scales:Rows", dataset="own", workload="test_scales:Rows")
+    images = answer(QUESTION)
+    rows = answer(replace(QUESTION, case=rows_case, train=("128", "dynamic")))
     assert find_window(rows) == find_window(images)
     assert rows.gradients == images.gradients
     assert [training.setting for training in rows.trainings] == ["", "128", "dynamic"]
@@ -460,8 +463,8 @@ def test_what_a_workload_keeps_in_fp32_is_not_rounded() -> None:
 
 def test_a_window_moves_with_its_gradients() -> None:
     """All gradients times 2^-10, exactly: the whole map moves by ten powers of two."""
-    one = answer(replace(QUESTION, model="test_scales:network"), dataset(1))
-    other = answer(replace(QUESTION, model="test_scales:network_of_small_gradients"), dataset(1))
+    one = answer(ask_of("network"), dataset(1))
+    other = answer(ask_of("network_of_small_gradients"), dataset(1))
     # the weights of the first step are the same; of later ones they are not
     first = {(g.scale, g.layer, g.kind): g.tally for g in one.gradients if g.step == 1}
     moved = {
@@ -496,7 +499,7 @@ def test_training_overflows_from_the_known_scale_on() -> None:
 
 def test_what_is_flushed_is_not_learnt() -> None:
     """At a scale of 0.001 most gradients are lost on the way; at 1000 hardly any."""
-    large = replace(QUESTION, model="test_scales:network_of_small_gradients", lr=5.0, steps=4)
+    large = ask_of("network_of_small_gradients", lr=5.0, steps=4)
     session = Session(large, dataset(1))
     fp32, _ = session.observe(lambda text: None)
     errors = [
@@ -507,7 +510,7 @@ def test_what_is_flushed_is_not_learnt() -> None:
 
 
 def test_every_training_draws_the_same_dropout() -> None:
-    session = Session(replace(QUESTION, model="test_scales:network_with_dropout"), dataset(1))
+    session = Session(ask_of("network_with_dropout"), dataset(1))
     fp32, _ = session.observe(lambda text: None)
     torch.rand(3)
     assert session.train("fp16", "1024").losses == pytest.approx(fp32.losses, rel=1e-4)
@@ -516,7 +519,7 @@ def test_every_training_draws_the_same_dropout() -> None:
 
 def test_the_trace_of_a_dynamic_scale() -> None:
     """0.9 x 8 overflows at 2^16, 2^15 and 2^14, and not at 2^13: three steps are skipped."""
-    question = replace(QUESTION, model="test_scales:large_gradients", steps=5, at=(1,))
+    question = ask_of("large_gradients", steps=5, at=(1,))
     training = Session(question, dataset()).train("fp16", "dynamic")
     assert training.scales == (2.0**16, 2.0**15, 2.0**14, 2.0**13, 2.0**13)
     assert training.overflowed == (True, True, True, False, False)
@@ -558,9 +561,7 @@ def test_a_planted_window_is_found_as_trained(precision: str) -> None:
 
 def test_both_ways_agree_but_for_rounding() -> None:
     """On a network without planted gradients, where the forward pass rounds too."""
-    question = replace(
-        QUESTION, model="test_scales:network", at=(1,), steps=1, scales=(1.0, 128.0, 2.0**20)
-    )
+    question = ask_of("network", at=(1,), steps=1, scales=(1.0, 128.0, 2.0**20))
     rounded, trained = (
         answer(replace(question, way=way), dataset(1)) for way in (Way.ROUNDED, Way.TRAINED)
     )
@@ -1066,7 +1067,7 @@ def test_a_training_that_diverges_in_fp32_says_nothing_of_scales(change: dict[st
 
 
 def test_too_large_a_learning_rate_is_what_is_blamed() -> None:
-    question = replace(QUESTION, model="test_scales:network", lr=1e30, steps=6, at=(1,))
+    question = ask_of("network", lr=1e30, steps=6, at=(1,))
     said = summarize_scale_map(make_map(answer(question, dataset(1))))
     assert "training in fp32 itself diverged at step 2" in said
 
@@ -1081,7 +1082,7 @@ def network_of_seven_classes() -> nn.Module:
 def test_a_network_has_as_many_classes_as_its_images() -> None:
     data = dataset(1)
     data = replace(data, info=replace(data.info, classes=7), train_labels=data.train_labels % 7)
-    question = replace(QUESTION, model="test_scales:network_of_seven_classes", train=("1024",))
+    question = ask_of("network_of_seven_classes", train=("1024",))
     for way in Way:
         case = answer(replace(question, way=way, scales=(1.0, 1024.0)), data)
         assert all(map(math.isfinite, case.training("1024").losses))  # type: ignore[union-attr]
@@ -1099,7 +1100,7 @@ class RandomNegative(Network):
 
 
 def test_python_s_random_numbers_are_the_same_too() -> None:
-    question = replace(QUESTION, model="test_scales:RandomNegative", steps=4)
+    question = ask_of("RandomNegative", steps=4)
     losses = set()
     for state in (1, 2):
         random.seed(state)
@@ -1122,7 +1123,7 @@ def moderate_gradients() -> nn.Module:
 
 def test_a_weight_s_gradient_has_lost_its_digits_before_it_is_fp32() -> None:
     """Under autocast a weight in fp32 receives one that was rounded: 0.1 x 2^-12 is subnormal."""
-    question = replace(TRAINED, model="test_scales:moderate_gradients", precisions=("fp16-amp",))
+    question = ask_of("moderate_gradients", TRAINED, precisions=("fp16-amp",))
     case = answer(question)
     assert case.share(Fate.SUBNORMAL, 1.0, Kind.WEIGHT) == 0.9
     assert case.share(Fate.SUBNORMAL, 1024.0, Kind.WEIGHT) == 0.0
@@ -1130,13 +1131,13 @@ def test_a_weight_s_gradient_has_lost_its_digits_before_it_is_fp32() -> None:
 
 def test_each_batch_is_compared_with_itself_in_fp32() -> None:
     """ReLU zeroes other values of another batch: half of these would seem flushed."""
-    question = replace(TRAINED, model="test_scales:network", at=(1, 2), scales=(1024.0,))
+    question = ask_of("network", TRAINED, at=(1, 2), scales=(1024.0,))
     case = answer(question, dataset(1))
     assert case.share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
 
 
 def test_each_pass_draws_python_s_random_numbers_of_the_fp32_pass() -> None:
-    question = replace(TRAINED, model="test_scales:RandomNegative", steps=4, at=(1, 2, 3, 4))
+    question = ask_of("RandomNegative", TRAINED, steps=4, at=(1, 2, 3, 4))
     assert answer(question, dataset(1)).share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
 
 
@@ -1154,7 +1155,7 @@ def dropped() -> nn.Module:
 
 
 def test_each_pass_drops_what_the_fp32_pass_drops() -> None:
-    case = answer(replace(TRAINED, model="test_scales:dropped"))
+    case = answer(ask_of("dropped", TRAINED))
     zeros = [g.tally.zero for g in case.gradients if g.kind is Kind.OUTPUT]
     assert all(0 < n < BATCH * 10 for n in zeros)
     assert [case.lost(scale) for scale in case.scales] == [0.0, 0.0]
