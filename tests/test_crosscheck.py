@@ -155,7 +155,7 @@ def test_verdicts_at_the_bound(ratios: list[float], verdict: Agreement) -> None:
 def test_memory_that_was_not_read_in_every_pair_is_no_agreement() -> None:
     assert judge([(1.0, 1.0), None]) == Judgement(Agreement.NOT_READ)
     unread = pair()
-    unread = replace(unread, harness=replace(unread.harness, memory_bytes=None))
+    unread = unread._replace(harness=replace(unread.harness, memory_bytes=None))
     judged = judge_all([pair(), unread])
     assert judged["tensors"].verdict is Agreement.AGREE, "torch tells them without NVML"
     assert judged["outside the allocator"].verdict is Agreement.NOT_READ

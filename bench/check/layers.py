@@ -139,8 +139,9 @@ def read_layers(training: Training, step: int) -> Iterator[Reading]:
 
 
 def _has_channels(value: object) -> TypeGuard[Tensor]:
-    floating = isinstance(value, Tensor) and value.is_floating_point()
-    return floating and value.dim() >= 2 and value.numel() > 0
+    if not isinstance(value, Tensor):
+        return False
+    return value.is_floating_point() and value.dim() >= 2 and value.numel() > 0
 
 
 @contextmanager
