@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from asked_for_tests import ask_once
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from bench.questions.loss_scales import (
     write_scale,
     write_share,
 )
-from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
+from bench.questions.scale_drawing import draw_scale_map
 from bench.rehearsal.dispatch import Rule, Watch
 from bench.render.model import Table
 from bench.scale_map import (
@@ -51,9 +52,9 @@ from bench.scale_map import (
     Way,
     find_window,
     read_scale_map,
+    write_map,
 )
-from bench.scales.__main__ import main
-from bench.scales.folder import FIGURE, PICTURE, SUMMARY, write_map
+from bench.scales.__main__ import FIGURE, PICTURE, SUMMARY, main
 from bench.scales.formats import FORMATS, Cells, Format, to_float32
 from bench.scales.gradients import (
     KINDS,
@@ -320,12 +321,9 @@ class Planted(nn.Module):
         return _Multiply.apply(self.head(ones), self.factor)  # type: ignore[no-any-return]
 
 
-def small_gradients() -> nn.Module:
-    return Planted(2.0**-20)
-
-
-def large_gradients() -> nn.Module:
-    return Planted(8.0)
+small_gradients = partial(Planted, 2.0**-20)
+moderate_gradients = partial(Planted, 2.0**-12)
+large_gradients = partial(Planted, 8.0)
 
 
 class Network(nn.Module):
@@ -344,12 +342,8 @@ class Network(nn.Module):
         return _Multiply.apply(logits, self.factor)  # type: ignore[no-any-return]
 
 
-def network() -> nn.Module:
-    return Network()
-
-
-def network_of_small_gradients() -> nn.Module:
-    return Network(2.0**-10)
+network = Network
+network_of_small_gradients = partial(Network, 2.0**-10)
 
 
 def network_with_dropout() -> nn.Module:
@@ -796,41 +790,48 @@ def test_a_broken_map_is_refused_in_a_line(
     assert len(said.splitlines()) == 1
 
 
-@pytest.mark.slow
-def test_the_figure_shows_each_case(tmp_path: Path) -> None:
+def test_the_figure_shows_each_case() -> None:
     scales = make_map(make_case(), make_case(precision="bf16"))
     svg = draw_scale_map(scales)
     assert svg.count("layer, from input to output") == 2
     assert "fp16, dpn-small, batch size 128, synthetic images: safe scales 4 to 8, use 4 (▼)" in svg
     assert svg == draw_scale_map(scales), "the same picture every time"
-    assert rasterize_scale_map(scales).startswith(b"\x89PNG")
 
 
 # ----------------------------------------------------------------------------------------- command
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def answers() -> Callable[..., object]:
+    workloads = [f"workload:test_scales:{name}" for name in ("Rows", "Row")]
+    return ask_once("test_scales:network", "dpn-small", "no_such:net", *workloads)
+
+
+@pytest.fixture
+def asked(answers: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command does not start a process to ask."""
+    monkeypatch.setattr("bench.scales.__main__.ask", answers)
+
+
+@pytest.mark.usefixtures("asked")
 def test_the_command_makes_a_map_and_shows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parent))))
     out = tmp_path / "map"
     flags = [
         *("--dataset", "synthetic", "--model", "test_scales:network", "--batch-size", "8", "16"),
-        *("--precision", "fp16", "bf16", "e5m2", "--at", "1", "2", "--device", "cpu"),
+        *("--precision", "fp16", "bf16", "--at", "1", "2", "--device", "cpu"),
         *("--scales", "1", "100", "2^10", "2^24", "--train", "128", "recommended", "dynamic"),
     ]
     assert main([*flags, "--out", str(out)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert sorted(p.name for p in out.iterdir()) == sorted(
-        [MAP, GRADIENTS, TRAININGS, SUMMARY, FIGURE, PICTURE]
-    )
+    files = [MAP, GRADIENTS, TRAININGS, SUMMARY, FIGURE, PICTURE]
+    assert sorted(p.name for p in out.iterdir()) == sorted(files)
+    assert (out / PICTURE).read_bytes().startswith(b"\x89PNG")
     scales = read_scale_map(out)
     assert scales is not None
-    assert [(c.precision, c.batch_size) for c in scales.cases] == [
-        (p, b) for b in (8, 16) for p in ("fp16", "bf16", "e5m2")
-    ]
+    found = [(c.precision, c.batch_size) for c in scales.cases]
+    assert found == [("fp16", 8), ("bf16", 8), ("fp16", 16), ("bf16", 16)]
     assert " ".join(summarize_scale_map(scales).split()) in said
     assert scales.environment["torch"] == torch.__version__
     assert json.loads((out / MAP).read_text())["cases"][0]["way"] == "rounded"
@@ -887,20 +888,18 @@ def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
 
 
-@pytest.mark.slow
-def test_the_command_takes_a_workload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parent))))
+@pytest.mark.usefixtures("asked")
+def test_the_command_takes_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--workload", "test_scales:Rows", "--batch-size", "4", "--at", "1", "--device", "cpu"]
     assert main([*flags, "--train", "--out", str(tmp_path / "map")]) == 0
     assert "scales from 2 to 2^24 are safe" in " ".join(capsys.readouterr().out.split())
-    assert main(["--workload", "test_scales:Row", "--out", str(tmp_path / "none")]) == 2
+    flags = ["--workload", "test_scales:Row", "--device", "cpu"]
+    assert main([*flags, "--out", str(tmp_path / "none")]) == 2
     assert "did you mean 'Rows'?" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -1115,10 +1114,6 @@ def test_python_s_random_numbers_are_the_same_too() -> None:
 # ------------------------------------------------------------------------- probes of a precision
 
 TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
-
-
-def moderate_gradients() -> nn.Module:
-    return Planted(2.0**-12)
 
 
 def test_a_weight_s_gradient_has_lost_its_digits_before_it_is_fp32() -> None:

@@ -15,11 +15,15 @@ from bench.errors import UsageError
 from bench.flags import command
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
-from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map
-from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
+from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
+from bench.render.markdown import escape, table_lines
+from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map, write_map
 from bench.scales.options import Options, build_parser, read_options
 from bench.sweep.folder import refuse_unwritable
 from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours
+from bench.text import replace_file
+
+SUMMARY, FIGURE, PICTURE = "scales.md", "scales.svg", "scales.png"
 
 
 @command
@@ -35,7 +39,12 @@ def main(argv: Sequence[str]) -> int:
     else:
         options = read_options(given)
         refuse_unwritable(options.out)
-        refuse_existing(options.out)
+        for name in (MAP, GRADIENTS, TRAININGS):
+            if (options.out / name).exists():
+                raise UsageError(
+                    f"--out {options.out}: holds a {name} already; choose another folder, or read "
+                    f"it with --show {options.out}"
+                )
         refuse_missing(["torch", "numpy", "pandas", "seaborn"])
         scales = measure_all(options)
         write_pages(scales)
@@ -81,6 +90,17 @@ def measure_all(options: Options) -> ScaleMap:
                 f"use a smaller --batch-size{kept}"
             ) from error
     return scales
+
+
+def write_pages(scales: ScaleMap) -> None:
+    lines = ["# Loss-scale map", ""]
+    for line in summarize_scale_map(scales).splitlines():
+        lines += [escape(line), ""]
+    for table in SCALES.lay_out(tell_scale_map(scales)):
+        lines += table_lines(table)
+    replace_file(scales.folder / SUMMARY, "\n".join(lines) + "\n")
+    replace_file(scales.folder / FIGURE, draw_scale_map(scales))
+    replace_file(scales.folder / PICTURE, rasterize_scale_map(scales))
 
 
 def show(scales: ScaleMap) -> None:
