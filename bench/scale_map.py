@@ -367,7 +367,6 @@ Row = dict[str, str]
 
 
 def _read_rows(file: Path) -> dict[str, list[Row]]:
-    """By case, as the first column numbers them."""
     groups: dict[str, list[Row]] = defaultdict(list)
     with file.open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines, strict=True):

@@ -94,10 +94,10 @@ class Standing(nn.BatchNorm2d):
 narrow = partial(Net, width=4)
 """For fp16, which a CPU emulates: a step of 32 images takes 0.03 s, of `Net` 0.3 s."""
 
-three_classes = partial(Net, 3)
+three_classes = partial(narrow, 3)
 with_dropout = partial(Net, drop=0.5)
 with_more_dropout = partial(Net, drop=0.95)  # so much that the training loss stays high
-without_norm = partial(Net, norm=nn.Identity)
+without_norm = partial(Net, norm=nn.Identity, width=8)
 with_frozen_norm = partial(Net, norm=Standing)
 
 
@@ -142,7 +142,7 @@ class Mixing(Net):
 
 
 def with_a_spare_layer() -> nn.Module:
-    net = Net()
+    net = narrow()
     net.spare = nn.Linear(4, 4)
     return net
 
@@ -168,7 +168,7 @@ keeping_detached = partial(Keeping, "detached")
 
 def dying() -> nn.Module:
     """Biases so low that no ReLU of the second layer is ever active."""
-    net = Net()
+    net = narrow()
     nn.init.constant_(net.norm2.bias, -50)
     return net
 
@@ -340,7 +340,7 @@ LEARNING = {"overfit", "first-steps", "baseline"}
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        ("Net", {"channels_last": True, "seed": 5}),
+        ("narrow", {"channels_last": True, "seed": 5}),
         ("narrow", {"precision": "bf16-amp"}),
         ("narrow", {"precision": "bf16"}),
         ("narrow", {"precision": "fp16-amp"}),
@@ -477,7 +477,8 @@ def crop_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "plant", [partial(shuffle_labels, augmented=True), mix_samples, crop_a_neighbour]
+    "plant",
+    [shuffle_labels, partial(shuffle_labels, augmented=True), mix_samples, crop_a_neighbour],
 )
 def test_a_batch_that_is_not_the_datasets(
     data: DatasetInfo, monkeypatch: pytest.MonkeyPatch, plant: Plant
@@ -486,15 +487,12 @@ def test_a_batch_that_is_not_the_datasets(
     assert failing(subject(data), "batch") == {"batch"}
 
 
-def test_shuffled_labels(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Where they are shuffled on disk the batch is the dataset's, and only learning can tell."""
+def test_labels_shuffled_on_disk(data: DatasetInfo, tmp_path: Path) -> None:
+    """Then the batch is the dataset's, and only learning can tell."""
     shuffled = np.random.default_rng(0).permutation(load(data.folder).train_labels)
     stored = subject(store_anew(data, tmp_path, shuffled, 10), "narrow")
-    assert {"baseline"} <= failing(stored, *(ALL - {"memory", "graphs"})) <= LEARNING - {"overfit"}
-    shuffle_labels(monkeypatch)
-    assert failing(subject(data, "narrow"), "batch", "baseline") == {"batch", "baseline"}
+    found = failing(stored, *LEARNING, "batch", "initial-loss", "gradients", "activations")
+    assert {"baseline"} <= found <= {"baseline", "first-steps"}
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,6 @@ def write_bounds(finding: Finding) -> str:
 
 
 def explain(found: Checked) -> str:
-    """What a failed check means, and what is at fault."""
     parts = [("", f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}")]
     if found.error:
         parts.append(("  ", found.error))

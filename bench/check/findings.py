@@ -281,7 +281,6 @@ def check_baseline(subject: Subject) -> Finding:
 
 
 def _gain(others: Sequence[float], losses: Sequence[float]) -> float:
-    """By how much ``losses`` are below the others, on average over the last third."""
     last = len(losses) // 3
     return fmean(o - own for o, own in zip(others[-last:], losses[-last:], strict=True))
 

@@ -191,6 +191,5 @@ class Ledger(TorchDispatchMode):
         return out
 
     def held(self) -> int:
-        """Bytes of those storages that something still holds."""
         self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
         return sum(size for _, size in self._made.values())

@@ -69,7 +69,6 @@ def _name_class(subject: Subject, label: Tensor) -> str:
 
 
 def _show(ax: Axes, image: Any) -> None:
-    """Draw one normalised image, float32 (3, 32, 32), as the picture it was."""
     from bench.data.batches import MEAN, STD
 
     image = image.float().cpu().permute(1, 2, 0)
@@ -117,7 +116,6 @@ def draw_losses(losses: Sequence[float], blind: Sequence[float]) -> Figure:
 
 
 def draw_predictions(predictions: Predictions, subject: Subject) -> Figure:
-    """Of a few images: the probability of every class over the steps."""
     rows = math.ceil(len(predictions.images) / 2)
     title = (
         "Predictions over the first steps, in evaluation mode: the right class is the thick line"
@@ -144,7 +142,6 @@ _MOST_NAMES = 45
 
 
 def draw_layers(first: FirstSteps) -> Figure:
-    """Activations, dead channels and gradients of every layer, in the first and the last step."""
     width = max(8.0, min(20.0, 0.19 * len(first.readings[0].gradients)))
     title = "Layers, from input to output: median (point), half (bar) and 98 % (line) of the values"
     canvas = _canvas(title, width, 11)

@@ -211,7 +211,6 @@ class Subject:
         return found
 
     def _choose_watched(self, batches: Supply) -> Batch | None:
-        """A few images to predict: of the test images where there are any."""
         if self.images is None or not isinstance(batches, Batches):
             return None
         data = self.images.data
@@ -250,7 +249,6 @@ def take_steps(training: Training, batches: Iterable[Any], steps: int) -> Tensor
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put ``model`` in evaluation mode, and every module back as it was."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

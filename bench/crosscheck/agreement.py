@@ -129,7 +129,6 @@ RESIDENT = {"memory": "memory_bytes"}
 
 
 def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judgement]:
-    """The judgements of work, time and memory, by name; of a ``rehearsal`` on a CPU."""
     same = all((p.harness.steps, p.harness.images) == (p.bare.steps, p.bare.images) for p in pairs)
     judged = {
         "work": Judgement(Agreement.AGREE if same else Agreement.DISAGREE),

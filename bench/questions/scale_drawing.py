@@ -102,7 +102,6 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
 
 
 def _mark_window(ax: Any, scales: Sequence[float], window: Window) -> None:
-    """Lines around the safe scales, and a mark over the one to use."""
     if window.low is None or window.high is None or window.use is None:
         return
     for edge in (scales.index(window.low), scales.index(window.high) + 1):

@@ -28,7 +28,6 @@ SUMMARY, FIGURE, PICTURE = "scales.md", "scales.svg", "scales.png"
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Make a map, or show one."""
     given = build_parser().parse(argv)
     if given.show is not None:
         scales = read_scale_map(given.show)

@@ -106,7 +106,6 @@ class Session:
             yield step, batch
 
     def observe(self, say: Say) -> tuple[ScaledTraining, dict[str, Observation]]:
-        """Train in fp32 and look at the gradients of every precision asked for."""
         q, training = self.question, self.prepare("fp32")
         trained = q.way is Way.TRAINED
         formats = [] if trained else [choose_format(name).name for name in q.precisions]
@@ -140,7 +139,6 @@ class Session:
         return reference, {name: read(name) for name in q.precisions}
 
     def masks(self, precision: str) -> list[tuple[int, Kind]]:
-        """The gradients that the precision rounds: layers by index, and kinds."""
         kept = list_kept(self._start, precision, self._workload.keeps_fp32)
         return [(i, k) for i in range(len(kept)) for k in KINDS if k is Kind.OUTPUT or not kept[i]]
 
@@ -176,7 +174,6 @@ class Session:
         return values.tolist(), [names[i] for i in indices.tolist()]
 
     def describe(self, precision: str, reference: ScaledTraining, seen: Observation) -> ScaleCase:
-        """The case, with the fp32 training alone."""
         q = self.question
         of = ("model", "dataset", "batch_size", "lr", "seed", "device")
         return ScaleCase(
@@ -193,7 +190,6 @@ class Session:
         )
 
     def train(self, precision: str, setting: str) -> ScaledTraining:
-        """Train under a loss scale: in the precision, or in fp32 with its gradients rounded."""
         loss_scale = parse_value("loss_scale", setting, "--train")
         rounded = self.question.way is Way.ROUNDED
         training = self.prepare("fp32" if rounded else precision, loss_scale)
@@ -211,8 +207,6 @@ class Session:
 
 
 class Observation(NamedTuple):
-    """What the gradients of one precision came to."""
-
     gradients: tuple[Gradients, ...]
     overflows: dict[float, Overflow]
     peaks: tuple[float, ...]
@@ -246,7 +240,6 @@ class Probe:
             self.training.step(batch)
 
     def read(self, peaks: Tensor) -> Observation:
-        """Fetch what was counted."""
         q, masks = self._session.question, self._session.masks(self.precision)
         fates = self.comparison.fates.tolist()
         passes = [(step, scale) for step in q.at for scale in q.scales]

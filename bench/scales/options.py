@@ -157,7 +157,6 @@ def read_options(given: argparse.Namespace) -> Options:
 
 
 def _read_subjects(given: argparse.Namespace, device: str) -> list[Case]:
-    """A case of each model or workload."""
     flags = {name: getattr(given, name) for name in ("workload", "model", "dataset")}
     refuse_beside_workload({name: value for name, value in flags.items() if value})
     workloads = [_axis("workload", name) for name in given.workload or []]

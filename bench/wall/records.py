@@ -40,7 +40,6 @@ def name_family(case: Case) -> Case:
 
 
 def make_probe(family: Case, batch_size: int, long: bool) -> Case:
-    """The case that a batch size is tried with."""
     steps = LONG_STEPS if long else SHORT_STEPS
     return replace(family, batch_size=batch_size, steps=steps)
 
@@ -124,7 +123,6 @@ class Trial:
         )
 
     def aim(self, images: int, step: int) -> Goal:
-        """The goal of the search on so many training images."""
         batchnorm = self.batchnorm
         if batchnorm is None:
             # a size that only a network without BatchNorm can train was tried for no other
@@ -198,7 +196,6 @@ def read_walls(
 
 
 def conclude_trial(trial: Trial, step: int, margin: float = MARGIN) -> Wall:
-    """What a family's probes found."""
     largest = max((probe.batch_size for probe in trial.probes), default=step)
     goal = trial.aim(trial.train_images or largest, step)
     return conclude(trial.probes, goal, margin, trial.retried)

@@ -134,8 +134,6 @@ class Ask:
 
 
 class Ending(Explained):
-    """How a search ended."""
-
     FOUND = "found", "the largest batch that trains was confirmed by a longer run"
     NO_WALL = "no_wall", "every batch up to the whole dataset trains"
     NOTHING_FITS = "nothing_fits", "not even the smallest batch trains"
@@ -302,7 +300,6 @@ class Standing:
         return (available - self.line.fixed_bytes) / self.line.bytes_per_image
 
     def ask(self) -> Ask | Ending:
-        """The next batch size, or the end."""
         refused = self.smallest_refused
         low = -1 if self.largest is None else self._at_most(self.largest)
         high = len(self._sizes) if refused is None else self._index(refused)
