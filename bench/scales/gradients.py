@@ -147,7 +147,7 @@ class Comparison:
         self._pass = -1
 
     def forget(self) -> None:
-        """Before the fp32 pass of another batch."""
+        """After the passes over a batch, before the fp32 pass of another."""
         self._known.clear()
 
     def remember(self, site: Site, gradient: Tensor) -> None:

@@ -33,7 +33,6 @@ from bench.scales.gradients import (
     KINDS,
     Comparison,
     Counter,
-    Look,
     Rounding,
     attach,
     choose_format,
@@ -121,7 +120,8 @@ class Session:
             weights = None
             if probes and step in q.at:
                 weights = {n: v.clone() for n, v in training.model.state_dict().items()}
-            ends = [attach(training.model, p.begin()) for p in probes.values() if weights]
+            seen = [probe.comparison.remember for probe in probes.values() if weights]
+            ends = [attach(training.model, remember) for remember in seen]
             set_flags(training.precision)  # building and running the probes set theirs
             losses.append(training.step(batch)[0])
             for end in ends:
@@ -223,11 +223,6 @@ class Probe:
         self.comparison = Comparison(len(session.layers), passes, format, session.device)
         attach(self.training.model, self.comparison.look)
 
-    def begin(self) -> Look:
-        """Before the fp32 pass; what is to see its gradients."""
-        self.comparison.forget()
-        return self.comparison.remember
-
     def look(self, weights: dict[str, Tensor], step: int, batch: Any) -> None:
         """One pass for each scale, over the batch that the fp32 pass has seen."""
         q = self._session.question
@@ -238,6 +233,7 @@ class Probe:
             seed_all(q.case.seed + step)
             self.comparison.begin()
             self.training.step(batch)
+        self.comparison.forget()
 
     def read(self, peaks: Tensor) -> Observation:
         q, masks = self._session.question, self._session.masks(self.precision)

@@ -130,7 +130,9 @@ def read_options(given: argparse.Namespace) -> Options:
     """Check the command line, without torch. Raises UsageError: a flag or value is wrong."""
     device = _axis("device", given.device or ("cuda" if has_cuda() else "cpu"))
     refuse_others([device], "bench.scales")
-    way = _parse_way(given.way, device)
+    way = Way.TRAINED if device == "cuda" else Way.ROUNDED
+    if given.way is not None:
+        way = choose("--way", given.way, {str(way): way for way in Way})
     scales = tuple(sorted({_parse_scale(text) for text in given.scales or []})) or POWERS
     at = tuple(sorted({_parse_step("--at", text) for text in given.at}))
     steps = _parse_step("--steps", given.steps) if given.steps else at[-1]
@@ -171,12 +173,6 @@ def _read_subjects(given: argparse.Namespace, device: str) -> list[Case]:
 
 def _axis(name: str, text: str) -> Any:
     return parse_value(name, text, axis_flag(name))
-
-
-def _parse_way(text: str | None, device: str) -> Way:
-    if text is None:
-        return Way.TRAINED if device == "cuda" else Way.ROUNDED
-    return choose("--way", text, {str(way): way for way in Way})
 
 
 def _parse_precision(text: str, way: Way) -> str:
