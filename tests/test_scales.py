@@ -814,7 +814,7 @@ def test_the_command_makes_a_map_and_shows_it(
     out = tmp_path / "map"
     flags = [
         *("--dataset", "synthetic", "--model", "test_scales:network", "--batch-size", "8", "16"),
-        *("--precision", "fp16", "bf16", "--at", "1", "2", "--device", "cpu"),
+        *("--precision", "fp16", "bf16", "e5m2", "--at", "1", "2", "--device", "cpu"),
         *("--scales", "1", "100", "2^10", "2^24", "--train", "128", "recommended", "dynamic"),
     ]
     assert main([*flags, "--out", str(out)]) == 0
@@ -825,7 +825,7 @@ def test_the_command_makes_a_map_and_shows_it(
     scales = read_scale_map(out)
     assert scales is not None
     found = [(c.precision, c.batch_size) for c in scales.cases]
-    assert found == [("fp16", 8), ("bf16", 8), ("fp16", 16), ("bf16", 16)]
+    assert found == [(p, b) for b in (8, 16) for p in ("fp16", "bf16", "e5m2")]
     assert " ".join(summarize_scale_map(scales).split()) in said
     assert scales.environment["torch"] == torch.__version__
     assert json.loads((out / MAP).read_text())["cases"][0]["way"] == "rounded"

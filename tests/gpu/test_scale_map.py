@@ -21,8 +21,9 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
 def test_a_planted_window_is_found_as_trained(precision: str) -> None:
-    question = replace(
-        ask_of("small_gradients", device="cuda"),
+    question = ask_of(
+        "small_gradients",
+        device="cuda",
         way=Way.TRAINED,
         precisions=(precision,),
         scales=tuple(2.0**k for k in range(21)),
@@ -40,10 +41,8 @@ def test_a_planted_window_is_found_by_rounding() -> None:
 
 
 def test_both_ways_agree_but_for_rounding() -> None:
-    question = replace(
-        ask_of("network", device="cuda"), at=(1,), steps=1,
-        scales=(1.0, 128.0, 2.0**20),
-    )  # fmt: skip
+    scales = (1.0, 128.0, 2.0**20)
+    question = ask_of("network", device="cuda", at=(1,), steps=1, scales=scales)
     rounded, trained = (
         answer(replace(question, way=way), dataset(1)) for way in (Way.ROUNDED, Way.TRAINED)
     )
