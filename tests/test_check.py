@@ -694,41 +694,31 @@ def test_a_training_that_stands_still_shows_nothing_of_a_seed(
     assert not check_seed(subject(data), exact=False).passed
 
 
-def evaluate_with_a_graph(self: Training, batches: object) -> tuple[float, float]:
-    self.model.eval()
-    with torch.enable_grad():
-        losses = [F.cross_entropy(self.compute(x), y) for x, y in batches]  # type: ignore[attr-defined]
-    self.model.train()
-    return float(torch.stack(losses).detach().mean()), 0.0
-
-
-@torch.no_grad()
-def evaluate_while_training(self: Training, batches: object) -> tuple[float, float]:
-    losses = [F.cross_entropy(self.compute(x), y) for x, y in batches]  # type: ignore[attr-defined]
-    return float(torch.stack(losses).detach().mean()), 0.0
-
-
-@torch.no_grad()
-def evaluate_for_good(self: Training, batches: object) -> tuple[float, float]:
-    self.model.eval()
-    return evaluate_while_training(self, batches)  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize(
-    ("fault", "word"),
+    ("evaluates", "graph", "trains_again", "word"),
     [
-        (evaluate_with_a_graph, "graph"),
-        (evaluate_while_training, "norm.running_mean"),
-        (evaluate_for_good, "leaves the network in evaluation mode"),
+        (True, True, True, "graph"),
+        (False, False, False, "norm.running_mean"),
+        (True, False, False, "leaves the network in evaluation mode"),
     ],
 )
 def test_evaluation_at_fault(
     data: DatasetInfo,
     monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[..., tuple[float, float]],
+    evaluates: bool,
+    graph: bool,
+    trains_again: bool,
     word: str,
 ) -> None:
-    monkeypatch.setattr(Training, "evaluate", fault)
+    def evaluate(self: Training, batches: Any) -> tuple[float, float]:
+        self.model.train(not evaluates)
+        with torch.set_grad_enabled(graph):
+            losses = [F.cross_entropy(self.compute(x), y) for x, y in batches]
+        if trains_again:
+            self.model.train()
+        return float(torch.stack(losses).detach().mean()), 0.0
+
+    monkeypatch.setattr(Training, "evaluate", evaluate)
     finding = CHECKS["evaluation"].run(subject(data))
     assert not finding.passed
     assert any(word in named for named in finding.named)

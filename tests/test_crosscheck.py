@@ -17,7 +17,7 @@ import pytest
 
 from bench.case import Case
 from bench.crosscheck import __main__ as crosscheck
-from bench.crosscheck import overhead
+from bench.crosscheck import bare, overhead
 from bench.crosscheck.agreement import (
     BOUND,
     JUDGED,
@@ -55,7 +55,7 @@ def pair(harness_s: float = 10.0, bare_s: float = 10.0, **unlike: int) -> Pair:
 
 @pytest.mark.slow
 def test_both_sides_do_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
-    """In bf16-amp; `test_the_bare_loop_stands_alone` trains in fp32."""
+    """In bf16-amp; `test_the_bare_loop_imports_nothing_of_the_harness` is in fp32."""
     flags = ["--pairs", "1", "--json", "--precision", "bf16-amp"]
     assert crosscheck.main(join_flags(SMALL, flags)) == 0
     said = capsys.readouterr()
@@ -87,27 +87,30 @@ def test_a_workload_is_trained_by_both_sides(capsys: pytest.CaptureFixture[str])
     assert said.err.startswith("examples.transformer:tiny, bf16-amp · batch size 16, own, ")
 
 
-@pytest.mark.parametrize(
-    ("flags", "images"),
-    [
-        ("--model dpn_small --batch-size 24 --steps 2", 40),
-        # a loss without a count of what was right, and frozen weights
-        ("--workload examples.two_losses:tiny --batch-size 16 --steps 7", 100),
-    ],
-)
-def test_the_bare_loop_stands_alone(flags: str, images: int) -> None:
-    """It imports nothing of the harness beside a workload. Its last batch is smaller, of 40 images
-    in place of 50,000 too."""
+def test_the_bare_loop_imports_nothing_of_the_harness() -> None:
+    """Its last batch is smaller: 40 images in batches of 24, in place of 50,000."""
     source = (HERE / "bare.py").read_text().replace("IMAGES = 50_000", "IMAGES = 40")
     source = source.replace("__file__", repr(str(HERE / "bare.py")))
-    words = [*flags.split(), *["--precision", "fp32", "--warmup-s", "0", "--device", "cpu"]]
-    command = [sys.executable, "-c", source, *words]
+    flags = "--model dpn_small --precision fp32 --batch-size 24 --steps 2 --warmup-s 0"
+    command = [sys.executable, "-c", source, *flags.split(), "--device", "cpu"]
     done = subprocess.run(command, input="go\n", capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout)
-    assert answer["images"] == images
+    assert answer["images"] == 40
     assert answer["shared"] == []
     assert answer["allocated_bytes"] is None, "of a CPU torch tells nothing"
     assert answer["ended"] - answer["began"] == pytest.approx(answer["seconds"], abs=0.01)
+
+
+def test_the_bare_loop_trains_a_loss_without_a_count_of_what_was_right(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And frozen weights. The last batch is smaller where 100 images are no multiple of 16."""
+    flags = "--workload examples.two_losses:tiny --precision fp32 --batch-size 16 --steps 7"
+    monkeypatch.setattr("sys.argv", ["bare.py", *flags.split(), "--warmup-s=0", "--device=cpu"])
+    monkeypatch.setattr("sys.stdin", io.StringIO("go\n"))
+    monkeypatch.setattr("sys.path", [*sys.path])  # which it adds to
+    bare.main()
+    assert json.loads(capsys.readouterr().out)["images"] == 100
 
 
 def test_a_side_that_is_a_fifth_slower_disagrees() -> None:

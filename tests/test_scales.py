@@ -1140,8 +1140,7 @@ class Dropped(Planted):
         return torch.dropout(self.head(ones).float(), 0.5, train=True)
 
 
-def dropped() -> nn.Module:
-    return Dropped(1.0)
+dropped = partial(Dropped, 1.0)
 
 
 def test_each_pass_drops_what_the_fp32_pass_drops() -> None:
