@@ -386,14 +386,17 @@ def test_classes_of_ones_own_have_their_own_first_loss(data: DatasetInfo, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # minutes where others use the cores
-def test_the_small_network_on_real_images(cifar10: Path, tmp_path: Path) -> None:
-    """Of which 2,000 are copied each time in place of 50,000. bf16 is emulated on most CPUs, and
-    took this minutes."""
+def test_real_images(cifar10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small network passes, and to learn what is on them from first steps takes it minutes, so
+    another shows that it can be learnt. 2,000 images are copied each time in place of 50,000."""
     info = prepare("cifar10", data_dir=cifar10)
     few = store_anew(info, tmp_path, load(info.folder).train_labels[:2000], 10)
-    case = Case("dpn-small", "cifar10", precision="fp32", batch_size=8, device="cpu")
-    assert failing(Subject(case, few.folder, 60)) == set()
+    case = Case("test_check:Net", "cifar10", precision="fp32", batch_size=32, device="cpu")
+    taught = {"first-steps", "baseline"}
+    assert failing(Subject(case, few.folder, 60), *taught) == set()
+    monkeypatch.setattr("bench.check.subject.PATIENCE", 1)
+    small = Subject(replace(case, model="dpn-small", batch_size=8), few.folder, LEAST_STEPS)
+    assert failing(small, *(ALL - taught)) == set()
 
 
 # ------------------------------------------------------------------------------- users' workloads
