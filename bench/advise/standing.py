@@ -27,7 +27,7 @@ from bench.verdict import (
     learnt_nothing,
     take_back,
 )
-from bench.wall.line import fit_line
+from bench.wall.search import fit_line
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,8 +21,7 @@ from bench.render.section import Column, Section, Sheet
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.text import GIB, parse_bytes, write_number
-from bench.wall.line import MemoryLine, fit_line
-from bench.wall.search import STEP
+from bench.wall.search import STEP, MemoryLine, fit_line
 
 LEAST_SIZES = 3
 """Batch sizes that a knee or a line needs: two points lie on a line whatever they are."""

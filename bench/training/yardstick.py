@@ -218,7 +218,6 @@ def _find_collapsed(meters: Sequence[Meter]) -> dict[str, Collapse]:
 
 
 def list_meters(device: torch.device, try_s: float, card: Device | None = None) -> list[Meter]:
-    """What is measured: products, on a CPU convolutions too, a copy and a call."""
     meters = []
 
     def add(column: str, make: Callable[[int], Task], **settings: Any) -> None:

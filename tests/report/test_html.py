@@ -22,8 +22,8 @@ from bench.scale_map import (
     ScaleMap,
     Tally,
     Way,
+    write_map,
 )
-from bench.scales.folder import write_map
 from tests.planted.records import REFERENCE, make_record, measured, write_sweep
 from tests.planted.sweeps import CARDS, Folders
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure as Canvas
 
 from bench.render.cells import number_cell
 from bench.render.model import Cell, Head, Table
-from bench.render.palette import COLOURS, GRID, INK
+from bench.render.palette import COLOURS, GRID, INK, STYLE
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
 from bench.report.figures.drawing import find_height, is_in_rows
@@ -33,15 +33,11 @@ WIDTH = 5  # of a panel, in inches
 COLUMNS = 3  # panels beside each other in a picture of its own
 
 _RC = {
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    **STYLE,
     "font.size": 10.5,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
     "axes.facecolor": "none",
-    "grid.color": GRID,
     "grid.linewidth": 0.7,
     "legend.frameon": False,
-    "text.parse_math": False,  # a name may hold what mathtext would obey
     "svg.fonttype": "none",  # text stays text: selectable, and in the reader's font
 }
 
