@@ -22,8 +22,8 @@ from bench.questions.reasons import name_reasons
 from bench.render.cells import (
     Row,
     mark_part,
+    number_cell,
     quantity_column,
-    ratio_cell,
     remarks,
     take_first,
     time_cell,
@@ -96,7 +96,7 @@ def speed_at_best(entry: Entry) -> Cell | None:
     if entry.best is None or entry.fp32 is None or entry.precision == "fp32":
         return None
     speed = entry.fp32.epoch_time_s / entry.best.epoch_time_s
-    return ratio_cell(speed, bool(mark_part(entry.best, entry.fp32)))
+    return number_cell(speed, write_ratio, bool(mark_part(entry.best, entry.fp32)))
 
 
 def tell_remarks(found: Cards, row: Row) -> str:

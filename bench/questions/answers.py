@@ -41,8 +41,7 @@ from bench.workloads import IMAGES, OWN
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_EFFECTS = 6
-"""Changes that are said in a sentence."""
+MOST_EFFECTS = 6  # changes that are said in a sentence
 
 _PLACE = (*summaries.SOURCE, "model", "dataset")
 

@@ -27,17 +27,10 @@ from bench.wall.search import STEP
 LEAST_SIZES = 3
 """Batch sizes that a knee or a line needs: two points lie on a line whatever they are."""
 
-NEAR = 0.05
-"""Images/s within this share of the best are as good as it."""
-
-DROP = 0.10
-"""A larger share of images/s lost from one batch size to the next is a cliff."""
-
-ROUGH = 0.05
-"""Where a batch size misses the line by more, memory is no line."""
-
-FARTHEST = 2
-"""Times the largest batch that ran up to which memory is predicted."""
+NEAR = 0.05  # images/s within this share of the best are as good as it
+DROP = 0.10  # a larger share of images/s lost from one batch size to the next is a cliff
+ROUGH = 0.05  # where a batch size misses the line by more, memory is no line
+FARTHEST = 2  # times the largest batch that ran up to which memory is predicted
 
 MIB = 2**20
 

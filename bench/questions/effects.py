@@ -12,7 +12,7 @@ from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE
 from bench.render.cells import ESTIMATE, name_case, write_ends, write_ratio, write_signed
 from bench.render.model import NOTHING, Cell
-from bench.render.section import Column, Said, Section, Sheet, set_off
+from bench.render.section import Column, Said, Section, Sheet, join
 from bench.study.axes import (
     Machines,
     find_varying,
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 
     from bench.questions.material import Material
 
-MOST_ROWS = 100
-"""Changes that are shown."""
-
-MIXED = "mixed"
-"""The verdict on a change that makes some cases faster and others not."""
+MOST_ROWS = 100  # changes that are shown
+MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 
 KINDS = ("measured", "fake", "published")
 """Where there are cases of several kinds, the effects are of the first of these."""
@@ -157,9 +154,14 @@ def _name_settings(
 
 
 def _tell_effects(found: Material) -> Iterator[Sheet]:
-    effects = found.effects
+    effects, starts = join(("", part) for _, part in groupby(found.effects, lambda e: e.axis))
+
+    def write_change(effect: Effect) -> Cell:
+        change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
+        return Cell(change, change)
+
     columns: list[Column[Effect]] = [
-        Column("change", "change", "what changes, all else equal", _write_change, wrap=True),
+        Column("change", "change", "what changes, all else equal", write_change, wrap=True),
         Column("speed", "speed", "epoch time before over after, geometric mean",
                _of_time(_write_speed), better="higher"),
         Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %",
@@ -187,7 +189,6 @@ def _tell_effects(found: Material) -> Iterator[Sheet]:
                lambda effect: ", ".join([*effect.doubts, *_tell_ends(effect.time, found)]),
                keep=8, wrap=True),
     ]  # fmt: skip
-    starts = set_off(effects, lambda effect: effect.axis)
     yield Sheet(
         "What each change does, all else equal",
         columns,
@@ -208,11 +209,6 @@ def _of_time(say: Callable[[Effect, Estimate], Said]) -> Callable[[Effect], Said
         return say(effect, time) if time is not None and time.ratio.value else None
 
     return write
-
-
-def _write_change(effect: Effect) -> Cell:
-    change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
-    return Cell(change, change)
 
 
 def _write_speed(effect: Effect, time: Estimate) -> Cell:

@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from bench.questions.material import Material
     from bench.study.sweeps import Sweep
 
-MOST_FAMILIES = 60
-"""Families that a report looks at; more would not be read."""
-
-CLOSE = 0.9
-"""A batch of this share of the largest that trained stands for it."""
+MOST_FAMILIES = 60  # families that a report looks at; more would not be read
+CLOSE = 0.9  # a batch of this share of the largest that trained stands for it
 
 EQUAL = list_equal(("batch_size", *SAME_QUESTION))
 

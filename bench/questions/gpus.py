@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 
     from bench.questions.material import Material
 
-MOST_ROWS = 60
-"""Rows of one of these tables; more would not be read."""
+MOST_ROWS = 60  # rows of one of these tables; more would not be read
 
 SPREADING = ("parallel", *FOLLOWS["parallel"])
 """Axes in which cases on several GPUs may differ from that on one."""

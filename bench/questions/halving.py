@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 CONFIRMED = 3
 """Trials that are worth repeats: the best, and those that may be better by another seed."""
 
-REPEATS = 5
-"""Runs of each of them: seeds differ by more than most settings near the best do."""
+REPEATS = 5  # runs of each of them: seeds differ by more than most settings near the best do
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ from bench.verdict import (
     take_back,
 )
 
-MARGIN = STEADY
-"""A loss or an error within this share of the other counts as equal."""
+MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
 
 LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
 

@@ -41,8 +41,7 @@ from bench.study.axes import name_axis, sort_cases
 from bench.study.summaries import list_equal
 from bench.verdict import Ratio, Verdict, compare
 
-SETTINGS = free_axes("loader")
-"""The axes in which cases of the table's sets may differ."""
+SETTINGS = free_axes("loader")  # the axes in which cases of the table's sets may differ
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from bench.text import capitalize, name_first, write_range
 if TYPE_CHECKING:
     import pandas as pd
 
-QUIETER = "Close other programs, or use --repeats 5 or more."
-"""What helps where runs differ."""
+QUIETER = "Close other programs, or use --repeats 5 or more."  # what helps where runs differ
 
 
 def warn(

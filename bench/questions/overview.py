@@ -16,7 +16,6 @@ from bench.render.cells import (
     axis_column,
     iterate,
     name_spread,
-    published_time_cell,
     quantity_column,
     remarks,
     time_cell,
@@ -32,11 +31,8 @@ from bench.text import GIB, count, write_number
 if TYPE_CHECKING:
     import pandas as pd
 
-FEW_AXES = 3
-"""Up to so many columns of axes, the overview has room for what is saved as well."""
-
-MOST_ROWS = 400
-"""Rows of one table; more would not be read."""
+FEW_AXES = 3  # up to so many columns of axes, the overview has room for what is saved as well
+MOST_ROWS = 400  # rows of one table; more would not be read
 
 HEADINGS = (MACHINE, "model", "dataset", "start")
 """Axes that are said above their rows, where others tell these apart: a path of 60 characters in a
@@ -196,7 +192,7 @@ def _tell_published(found: Material) -> Iterator[Sheet]:
             *(axis_column(axis, machines) for axis in columns),
             _time_column("epoch time (s)"),
             Column("published_epoch_time_s", "2019 epoch time (s)", "published for the RTX Titan",
-                   published_time_cell, always=True),
+                   lambda row: time_cell(row, "published_"), always=True),
             quantity_column("speedup", label="speed-up over fp32"),
             quantity_column("speedup", label="2019 speed-up", prefix="published_"),
             quantity_column("memory_bytes", keep=7),

@@ -75,8 +75,7 @@ def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profile
     return {cell: step for cell, step in steps.items() if step}
 
 
-Run = Mapping[Any, Any]
-"""What is looked at of a record, by column."""
+Run = Mapping[Any, Any]  # what is looked at of a record, by column
 
 
 def take_runs(records: pd.DataFrame) -> list[Run]:

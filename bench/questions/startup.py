@@ -26,8 +26,7 @@ from bench.verdict import Ratio, compare
 PREPARING = {"compile": "compiling", "cudnn_benchmark": "autotuning", "cuda_graphs": "capturing"}
 """Switches that trade time before the first epoch for time in each, and what takes it."""
 
-MOST_ROWS = 16
-"""Pairs of cases of which the costs of starting up are shown."""
+MOST_ROWS = 16  # pairs of cases of which the costs of starting up are shown
 
 
 @dataclass(frozen=True)

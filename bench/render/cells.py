@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import AXES, Case
-from bench.diagnosis.evidence import write_ms
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
 from bench.render.model import NOTHING, Cell
@@ -70,7 +69,9 @@ def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: boo
         low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
         if is_number(low) and is_number(high) and (ends := quantity.write_ends(low, high, value)):
             text += f" [{ends}]" if row.spread == Spread.WITHIN.value else f" ({ends})"
-    return estimate_cell(text, value, not prefix and is_estimate(quantity, row))
+    other = row.base_fraction if quantity.name == "speedup" else 1.0
+    estimated = bool(not prefix and quantity.whole and min(row.part, other) < 1)
+    return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
 
 
 def quantity_column(
@@ -86,12 +87,13 @@ def quantity_column(
     ``label`` is without its unit; ``head`` is what else is other than the quantity has it."""
     quantity = QUANTITIES[name]
     unit = f" ({quantity.unit})" if quantity.unit not in ("", "×") else ""
-
-    def say(one: Any) -> Cell:
-        return quantity_cell(quantity, take(one), prefix, spread=spread)
-
-    shown = {"help": quantity.help, "better": quantity.better, **head}
-    return Column(prefix + name, label + unit if label else quantity.title, say=say, **shown)
+    shown = {
+        "help": quantity.help,
+        "say": lambda one: quantity_cell(quantity, take(one), prefix, spread=spread),
+        "better": quantity.better,
+        **head,
+    }
+    return Column(prefix + name, label + unit if label else quantity.title, **shown)
 
 
 def axis_column(
@@ -129,16 +131,8 @@ def case_column(
     axes: Collection[str], machines: Machines, take: Callable[[Any], Row] = lambda row: row
 ) -> Column[Any]:
     """The column that names a case by some axes; ``take`` takes a row of the table to it."""
-
-    def say(one: Any) -> str:
-        return name_place(take(one), axes, machines)
-
-    return Column("case", "case", "the settings that tell it apart", say, wrap=True)
-
-
-def estimate_cell(text: str, value: float, estimated: bool) -> Cell:
-    """A number with the mark of an estimate, if it is one."""
-    return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
+    return Column("case", "case", "the settings that tell it apart",
+                  lambda one: name_place(take(one), axes, machines), wrap=True)  # fmt: skip
 
 
 def mark_part(*rows: Row) -> str:
@@ -146,30 +140,19 @@ def mark_part(*rows: Row) -> str:
     return ESTIMATE if any(row.part < 1 for row in rows) else ""
 
 
-def ms_cell(seconds: float | None, estimated: bool = False) -> Cell:
-    """Write a time in milliseconds, an estimate with its mark; nothing for none."""
-    if seconds is None:
-        return Cell(NOTHING)
-    return Cell(write_ms(seconds, estimated), seconds, estimated)
-
-
-def ratio_cell(value: float | None, estimated: bool = False) -> Cell:
-    """Write a ratio, an estimate with its mark; nothing for none."""
-    if value is None:
-        return Cell(NOTHING)
-    return estimate_cell(write_ratio(value), value, estimated)
-
-
 def write_quantity(quantity: Quantity, row: Row) -> str:
     """Write one number of a case as `quantity_cell` does, with its unit."""
     return quantity.add_unit(quantity_cell(quantity, row).text)
 
 
-def number_cell(value: float | None) -> Cell:
-    """Write a number that is no quantity of a case; nothing, if there is none."""
+def number_cell(
+    value: float | None, write: Callable[[float], str] = write_number, estimated: bool = False
+) -> Cell:
+    """Write a number that is no quantity of a case, an estimate with its mark; nothing, if there is
+    none."""
     if value is None or not is_number(value):
         return Cell(NOTHING)
-    return Cell(write_number(value), value)
+    return Cell(f"{ESTIMATE * estimated}{write(value)}", value, estimated)
 
 
 def whole_cell(number: int | None, sign: bool = False) -> Cell:
@@ -217,30 +200,19 @@ def name_spread(cases: pd.DataFrame) -> str:
     return words[kinds[0]] if kinds else ""
 
 
-def is_estimate(quantity: Quantity, row: Row) -> bool:
-    """Whether this number of a case was extrapolated."""
-    other = row.base_fraction if quantity.name == "speedup" else 1.0
-    return bool(quantity.whole and min(row.part, other) < 1)
-
-
 def outcome(status: str, inferred: bool = False) -> str:
     """Name an outcome without a time; out of memory by its meaning, others by name."""
     names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
     return names.get(status, status) + (" (inferred)" if inferred else "")
 
 
-def time_cell(row: Row, *, spread: bool = True) -> Cell:
-    """Write a case's epoch time, or the outcome that left it without one."""
-    if row.status in TIMED:
-        return quantity_cell(QUANTITIES["epoch_time_s"], row, spread=spread)
-    return Cell(outcome(row.status, bool(row.inferred)), row.status)
-
-
-def published_time_cell(row: Row) -> Cell:
-    """Write the published epoch time of a case, or its published outcome."""
-    if row.published_status and row.published_status not in TIMED:
-        return Cell(outcome(row.published_status), row.published_status)
-    return quantity_cell(QUANTITIES["epoch_time_s"], row, "published_")
+def time_cell(row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
+    """Write a case's epoch time, or the outcome that left it without one; as ``published_`` by
+    ``prefix``, that of the published case beside it."""
+    status = getattr(row, f"{prefix}status")
+    if status and status not in TIMED:
+        return Cell(outcome(status, bool(row.inferred and not prefix)), status)
+    return quantity_cell(QUANTITIES["epoch_time_s"], row, prefix, spread=spread)
 
 
 TIMED = {status.value for status in MEASURED}

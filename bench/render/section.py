@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 from bench.render.model import NOTHING, Cell, Head, Level, Table
@@ -14,8 +13,7 @@ MOST_ROWS = 40  # rows of a table, unless it says otherwise; more would not be r
 
 R = TypeVar("R")
 
-Said = Cell | str | float | None
-"""What a row says in a column: a cell, text, a number, or nothing."""
+Said = Cell | str | float | None  # what a row says in a column: a cell, text, a number, or nothing
 
 
 @dataclass(frozen=True)
@@ -123,8 +121,3 @@ def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, s
         groups[len(rows)] = heading
         rows += part
     return rows, groups
-
-
-def set_off(rows: Sequence[R], key: Callable[[R], Hashable]) -> dict[int, str]:
-    """`Sheet.groups` without headings, of rows that agree in a key."""
-    return join(("", part) for _, part in groupby(rows, key))[1]
