@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
-from bench.precision import PRECISIONS
 from bench.questions.effects import Effect
 from bench.questions.families import Family, find_bounds
 from bench.questions.material import Material
@@ -22,7 +22,6 @@ from bench.render.cells import (
     iterate,
     mark_part,
     name_case,
-    quantity_cell,
     remarks,
     take_first,
     write_ends,
@@ -75,23 +74,21 @@ def _answer_each(found: Material) -> Iterator[Answer]:
     several = len({place[2:] for place in places}) > 1
     for pair in list(found.machines)[:MOST_SECTIONS]:
         for place in [place for place in places if place[:2] == pair][:MOST_SECTIONS]:
+            model, dataset = place[2:]
             rows = measured.get(place, found.cases.head(0))
             searched = probed.get(place, found.probes.head(0))
-            here = [
-                f for f in found.families if tuple(getattr(f.first, n) for n in _PLACE) == place
-            ]
+            here = [f for f in found.families if attrgetter(*_PLACE)(f.first) == place]
             said = (
-                *(_tell_fastest(rows, named) if len(rows) else ()),
+                *_tell_fastest(rows, named),
                 _tell_largest(rows, searched),
                 _compare_largest(here),
             )
-            data = "" if place[3] == OWN else f" on {place[3]}"
-            about = found.machines[pair] + (f", {place[2]}{data}" if several else "")
+            data = "" if dataset == OWN else f" on {dataset}"
+            about = found.machines[pair] + (f", {model}{data}" if several else "")
             yield Answer(about, tuple(filter(None, said)))
 
 
 def _tell_repeats(cases: pd.DataFrame) -> Iterator[str]:
-    """What too few runs of a case leave open, said once of all cases."""
     timed = cases[doubts.trusted(cases) & (cases["kind"] == "measured")]
     few = timed["repeats"] < MIN_REPEATS
     if len(timed) > 1 and few.any():
@@ -119,7 +116,7 @@ def _summarize_effects(found: Material) -> Iterator[str]:
         told, memory = [], " memory"
         for effect in part:
             said = effect is not part[0] and effect.before == part[0].before
-            after = effect.memory.ratio.value if effect.memory else None
+            after = effect.memory and effect.memory.ratio.value
             saved = _tell_saved(math.nan if after is None else 1 - after, memory)
             memory = "" if saved else memory
             told.append(_tell_effect(effect, found.cases, said, saved))
@@ -167,12 +164,10 @@ def _tell_saved(saved: float, memory: str = " memory") -> str:
 
 
 def _tell_least_busy(compared: pd.DataFrame) -> str:
-    """Which of the cases that are compared left the GPU idle most, where any is host-bound."""
     waiting = compared[compared["host_bound"]].sort_values("busy_share")
     if not len(waiting):
         return ""
-    row = take_first(waiting)
-    named = list_naming_axes(find_varying(compared))
+    row, named = take_first(waiting), list_naming_axes(find_varying(compared))
     return f" ({name_case(row, named)} is host-bound: {_tell_busy(row)})"
 
 
@@ -186,7 +181,7 @@ def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
     timed = cases[cases["epoch_time_s"].notna()].sort_values("epoch_time_s", kind="stable")
     trusted = doubts.trusted(timed)
     good, doubted = timed[trusted], timed[~trusted]
-    if (cases["kind"] == "fake").all():
+    if (cases["kind"] == "fake").all():  # or there is none
         return
     if not len(timed):
         yield "No case was timed."
@@ -236,7 +231,7 @@ def _find_rivals(row: Row, timed: pd.DataFrame) -> list[Row]:
 def _name_doubted(rows: pd.DataFrame, axes: Iterable[str]) -> str:
     time = QUANTITIES["epoch_time_s"]
     names = [
-        f"{name_case(row, axes)}, {time.add_unit(quantity_cell(time, row, spread=False).text)}: "
+        f"{name_case(row, axes)}, {write_quantity(time, row, spread=False)}: "
         f"{remarks(row, _NOT_FATAL)}"
         for row in iterate(rows)
     ]
@@ -281,8 +276,6 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
 
 
 def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str]) -> str:
-    """Compare the fastest case with the fp32 case most like it, of which none has its settings, and
-    say in what that differs."""
     if not len(others):
         return "; there is no fp32 case here to compare it with"
     names = ("batch_size", *settings)
@@ -324,9 +317,8 @@ def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
 
 
 def _list_largest(ended: pd.DataFrame) -> Iterator[str]:
-    parts = dict(list(ended.groupby("precision")))
-    for precision in (name for name in PRECISIONS if name in parts):
-        fits, fails = find_bounds([*parts[precision].itertuples()])
+    for precision in order_values("precision", ended["precision"]):
+        fits, fails = find_bounds([*iterate(ended[ended["precision"] == precision])])
         if fits:
             yield f"{precision} {f'{fits} ({fails} does not)' if fails else f'at least {fits}'}"
         elif fails:
@@ -358,10 +350,9 @@ def _contrast_largest(largest: Match, family: Family) -> str:
         apart = f"{abs(largest.loss):.3f}"
         higher = "higher" if largest.loss > 0 else "lower"
         said += ", with the same loss" if apart == "0.000" else f", with a loss {higher} by {apart}"
-    for equal in (
-        Match(before, row) for row in family.ended if row.batch_size == before.batch_size
-    ):
-        if is_number(equal.speed):
+    for row in family.ended:
+        equal = Match(before, row)
+        if row.batch_size == before.batch_size and is_number(equal.speed):
             times = f"{mark_part(*equal)}{write_ratio(equal.speed)} times"
             said += f", and {times} with both at {before.batch_size}"
     return said

@@ -85,7 +85,6 @@ def _share(breakdown: Breakdown) -> dict[str, float]:
 
 
 def _choose_parts(shares: Iterable[dict[str, float]]) -> list[str]:
-    """The parts that are largest anywhere, the largest first."""
     largest: dict[str, float] = {}
     for share in shares:
         for name, value in share.items():

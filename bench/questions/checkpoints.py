@@ -20,8 +20,6 @@ EXACT, DIFFERS, UNKNOWN = "exact", "differs", "not known"
 
 
 def _judge(runs: pd.DataFrame) -> tuple[str, str]:
-    """Whether a resume was exact in all runs of a case, as far as it could be told; and if not why,
-    in a sentence."""
     if differences := [*filter(None, runs["resume_difference"])]:
         return DIFFERS, f"Resumed steps differ, first in {differences[0]}"
     if runs["resume_exact"].astype(bool).any():

@@ -144,7 +144,6 @@ def _describe_axis(
 def _name_settings(
     pairs: Sequence[Pair], settings: Mapping[str, Mapping[int, Any]], machines: Machines
 ) -> str:
-    """Name the settings of pairs, by axis and cell: ``fp32, fp16 · batch size 128, 256``."""
     said = []
     for axis, value_of in settings.items():
         values = order_values(axis, [value_of[pair.a] for pair in pairs])
@@ -202,8 +201,6 @@ def _tell_effects(found: Material) -> Iterator[Sheet]:
 
 
 def _of_time(say: Callable[[Effect, Estimate], Said]) -> Callable[[Effect], Said]:
-    """What there is to say of a change of the epoch time, if that has one."""
-
     def write(effect: Effect) -> Said:
         time = effect.time
         return say(effect, time) if time is not None and time.ratio.value else None

@@ -240,7 +240,6 @@ def _tell_walls(found: Material) -> Iterator[Sheet]:
 
 
 def _describe_search(search: Search) -> Row:
-    """The settings of a search as a row of the frame of cases has them."""
     axes = {name: getattr(search.family, name) for name in AXES}
     spelled = {name: "" if value is None else value for name, value in axes.items()}
     return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)

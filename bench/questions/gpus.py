@@ -76,7 +76,6 @@ class Point:
 
     @property
     def gpus(self) -> int:
-        """How many train together."""
         return int(self.row.world_size)
 
     @property
@@ -175,7 +174,6 @@ def find_lines(found: Material) -> list[Line]:
 def _gather(
     cases: pd.DataFrame, held: str, read: Callable[[Row, Row | None], Point]
 ) -> Iterator[Line]:
-    """The lines of cases that agree in ``held``, also those of one point."""
     equal = [*list_equal({*SPREADING, *SAME_QUESTION, "batch_size"}), held]
     question = number_groups(cases, equal)
     wide = (cases["world_size"] > 1).groupby(question).transform("any")
@@ -426,7 +424,6 @@ _Pair = tuple[Sequence[float], Sequence[float]]
 
 
 def _lead(pair: _Pair) -> float:
-    """The logarithm of a speed-up, of geometric means."""
     before, after = (fmean(map(math.log, times)) for times in pair)
     return before - after
 

@@ -49,7 +49,6 @@ class Trial:
 
     @property
     def last(self) -> float:
-        """The metric of its last epoch; NaN where there is none."""
         return self.curve[-1] if self.curve else math.nan
 
     @property
@@ -170,7 +169,6 @@ def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) ->
     pick, drop = (max, min) if halving.higher else (min, max)
 
     def list_values(rung: int, *, on: bool) -> list[float]:
-        """The metric of those that came to a rung, and went on or did not."""
         there = [trial for trial in trials if len(trial.curve) >= rung]
         return [trial.curve[rung - 1] for trial in there if (len(trial.curve) > rung) is on]
 
@@ -200,7 +198,6 @@ def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) ->
 
 
 def _of_each(tell: Callable[..., Iterator[Sheet]]) -> Callable[[Material], Iterator[Sheet]]:
-    """What is told of each search that a report is about."""
     return lambda found: chain.from_iterable(
         tell(sweep.records, sweep.read_epochs(), sweep.halving)
         for sweep in found.sweeps

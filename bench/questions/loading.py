@@ -87,7 +87,6 @@ class Comparison:
 
 
 def _find_loaded(found: Material) -> Iterator[Comparison]:
-    """The cases of torch's DataLoader that have one of the device's loader beside them."""
     times, cases = found.times, found.cases
     if cases["loader"].nunique() < 2:
         return

@@ -125,7 +125,6 @@ def _find_groups(
 
 
 def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines) -> dict[int, str]:
-    """The rows at which ``leading`` axes change, and their values there."""
     columns = [axes.take_values(cases, axis).tolist() for axis in leading]
     keys = list(zip(*columns, strict=True))
     return {
@@ -239,7 +238,6 @@ _ENVIRONMENT = {
 
 
 def tell_environment(found: Material) -> Sheet:
-    """One row a column of `_ENVIRONMENT`, one column a machine."""
     cases, pairs = found.cases, list(found.machines)[:MOST_SECTIONS]
     parts = [cases[(cases["sweep"] == s) & (cases["machine"] == machine)] for s, machine in pairs]
 

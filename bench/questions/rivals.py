@@ -117,8 +117,6 @@ def _write_difference(value: float) -> str:
 
 
 def _match_columns(take: Callable[[Any], Match | None]) -> list[Column[Any]]:
-    """How a case differs from the baseline; nothing for the baseline itself."""
-
     def of_match(say: Callable[[Match], Said]) -> Callable[[Any], Said]:
         return lambda row: say(match) if (match := take(row)) else None
 
@@ -276,7 +274,6 @@ def _tell_accumulated(found: Material) -> Iterator[Sheet]:
     case = partial(quantity_column, take=lambda match: match.after, spread=False)
 
     def is_known(match: Match) -> bool:
-        """Whether there is a batch in one piece, and that was trained."""
         plain, parted = match
         return plain.accumulate == 1 != parted.accumulate and plain.status in RELIABLE
 

@@ -84,7 +84,6 @@ class Price:
 
 
 def _find_prices(found: Material) -> Iterator[Price]:
-    """What each switch of `PREPARING` costs, for each pair of cases that differs in it alone."""
     pairs = [
         (effect, *pair)
         for effect in found.effects

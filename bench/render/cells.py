@@ -140,9 +140,9 @@ def mark_part(*rows: Row) -> str:
     return ESTIMATE if any(row.part < 1 for row in rows) else ""
 
 
-def write_quantity(quantity: Quantity, row: Row) -> str:
+def write_quantity(quantity: Quantity, row: Row, *, spread: bool = True) -> str:
     """Write one number of a case as `quantity_cell` does, with its unit."""
-    return quantity.add_unit(quantity_cell(quantity, row).text)
+    return quantity.add_unit(quantity_cell(quantity, row, spread=spread).text)
 
 
 def number_cell(

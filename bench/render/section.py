@@ -44,7 +44,6 @@ class Column(Generic[R]):
 
     @property
     def head(self) -> Head:
-        """What stands above it."""
         number = not self.wrap if self.number is None else self.number
         return Head(self.name, self.label, self.help, number, self.better, self.keep, self.wrap)
 

@@ -103,8 +103,6 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
 
 
 def _list_screen(report: Document, console: Console) -> list[Text]:
-    """What was measured, the answer, the next step, the table, what to doubt, what else there is.
-    The table has the room that the others leave of `LINES`."""
     width = min(console.width, WIDTH)
     # one sentence of each answer before a second of any
     turns = [[" ".join(t.words)] for t in report.opening if t.level is Level.ANSWER and t.words]
@@ -201,7 +199,6 @@ def join_doubts(notices: Sequence[Notice], width: int) -> str:
 
 
 def _cut_table(table: Table, width: int, room: int, console: Console) -> list[Text]:
-    """The rows of a table that there is room for, and how much is left out."""
     shown = fit(replace(table, rows=table.rows[:room]), width)
     blocks = list(_draw_blocks(shown, width, console))
     head, rows = [line for block in blocks[:1] for line in block], blocks[1:]
@@ -222,7 +219,6 @@ def _cut_table(table: Table, width: int, room: int, console: Console) -> list[Te
 
 
 def _wrap(text: str, width: int, console: Console) -> list[Text]:
-    """Break a sentence into lines, `SENTENCE_LINES` at most."""
     room = width * SENTENCE_LINES
     while True:
         lines = _break(_cut(text, room), width, console)
@@ -266,7 +262,6 @@ def draw_table(table: Table, console: Console, brief: bool = False) -> None:
 
 
 def _name_missing(table: Table, shown: Table) -> list[str]:
-    """Say which columns there was no room for, if any."""
     left = [head.label for head in table.heads if head not in shown.heads]
     return [f"Not shown at this width: {', '.join(left)}."] if left else []
 
