@@ -72,11 +72,10 @@ class Knee:
 def list_speeds(rows: Sequence[Row]) -> list[Speed]:
     """The speeds of rows of the frame of cases, upwards by batch size."""
     speeds = []
-    for row in rows:
-        if is_number(row.images_per_s):
-            low, high = row.images_per_s_low, row.images_per_s_high
-            ends = (low, high) if is_number(low) and is_number(high) else 2 * (row.images_per_s,)
-            speeds.append(Speed(int(row.batch_size), row.images_per_s, *ends))
+    for row in (row for row in rows if is_number(row.images_per_s)):
+        ends = row.images_per_s_low, row.images_per_s_high
+        ends = ends if all(map(is_number, ends)) else 2 * (row.images_per_s,)
+        speeds.append(Speed(int(row.batch_size), row.images_per_s, *ends))
     return sorted(speeds, key=lambda speed: speed.batch_size)
 
 
@@ -168,7 +167,7 @@ def _tell_speeds(found: Material) -> Iterator[Sheet]:
         family, knee, cliffs = row
         sizes = {knee.best, knee.batch_size, *(s.batch_size for cliff in cliffs for s in cliff)}
         rested = [row for row in family.ended if row.batch_size in sizes]
-        told = [doubt for doubt in DOUBTS.values() if doubt.name not in found.below]
+        told = (doubt for doubt in DOUBTS.values() if doubt.name not in found.below)
         return ", ".join(d.remark for d in told if any(getattr(row, d.name) for row in rested))
 
     columns: list[Column[_Speeds]] = [
@@ -219,7 +218,7 @@ def write_knee(knee: Knee, fails: int | None) -> str:
 
 def _write_cliff(cliff: Cliff) -> str:
     """``256 → 257: 23 % slower, 257 is no multiple of 8``."""
-    said = f"{' → '.join(str(speed.batch_size) for speed in cliff)}: {write_drop(cliff)}"
+    said = f"{cliff.before.batch_size} → {cliff.after.batch_size}: {write_drop(cliff)}"
     return ", ".join(filter(None, (said, cliff.misalignment)))
 
 
@@ -285,17 +284,11 @@ def fit_growth(family: Family) -> Growth | None:
     ):
         return replace(growth, holds=False)
     ends = math.inf if available is None else line.find_largest(available, STEP)
-    power = 2 ** top.bit_length()
-    more = ends > FARTHEST * top
-    known = available is not None and not (more and fails)
-    return replace(
-        growth,
-        largest=int(min(ends, FARTHEST * top)) if known else None,
-        more=more,
-        predicted={power: line.predict(power)}
-        if power <= ends and power < (fails or math.inf)
-        else {},
-    )
+    power, more = 2 ** top.bit_length(), ends > FARTHEST * top
+    largest = None if available is None or (more and fails) else int(min(ends, FARTHEST * top))
+    predicted = power <= ends and power < (fails or math.inf)
+    ahead = {power: line.predict(power)} if predicted else {}
+    return replace(growth, largest=largest, more=more, predicted=ahead)
 
 
 def _find_available(family: Family) -> float | None:
@@ -305,8 +298,7 @@ def _find_available(family: Family) -> float | None:
     rows = (*family.probes, *family.cases)
 
     def middle(name: str) -> float:
-        known = [float(v) for row in rows if is_number(v := getattr(row, name))]
-        return median(known) if known else 0.0
+        return median([float(v) for row in rows if is_number(v := getattr(row, name))] or [0.0])
 
     card, ends = middle("gpu_memory_bytes"), []
     if family.first.memory_limit:
@@ -317,7 +309,7 @@ def _find_available(family: Family) -> float | None:
         return None
     of_allocator = {"peak_reserved_bytes", "peak_allocated_bytes"}
     context = any(row.memory_measure in of_allocator for row in rows)
-    return min(ends) - (max(middle("context_bytes"), 0) if context else 0)
+    return min(ends) - context * max(middle("context_bytes"), 0)
 
 
 def _tell_growth(found: Material) -> Iterator[Sheet]:
@@ -373,11 +365,10 @@ def _write_fitting(growth: Growth) -> str:
 
 def _write_bounds(bounds: Bounds) -> str:
     """``512 fits, 640 does not``; empty where nothing ran out of memory."""
-    if bounds.fails is None:
+    fits, fails = bounds
+    if fails is None:
         return ""
-    if bounds.fits is None:
-        return f"not even {bounds.fails} fits"
-    return f"{bounds.fits} fits, {bounds.fails} does not"
+    return f"not even {fails} fits" if fits is None else f"{fits} fits, {fails} does not"
 
 
 SPEEDS = Section("batch-speed", "From which batch size on is training no faster?", _tell_speeds)

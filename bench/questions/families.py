@@ -152,17 +152,17 @@ def find_families(
     cases = cases[cases.groupby("_group")["batch_size"].transform("nunique") > 1]
     first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
     cases = keep_one(cases[cases["_family"].isin(first)], "batch_size")
-    rows = list(iterate(cases))
-    # of each family its places in the frame, upwards by batch size
-    places = {number: list(part) for number, part in cases.groupby("_family").indices.items()}
+    families: dict[int, list[Row]] = {number: [] for number in first}
+    for row in iterate(cases):  # upwards by batch size
+        families[row._family].append(row)
     return [
         Family(
-            tuple(rows[at] for at in places[number]),
-            tuple(probed.get(rows[places[number][0]]._memory, ())),
-            int(rows[places[number][0]]._group),
-            _find_wall(cases.iloc[places[number][:1]], searches) if searches else None,
+            tuple(rows),
+            tuple(probed.get(rows[0]._memory, ())),
+            int(rows[0]._group),
+            _find_wall(cases[cases["cell"] == rows[0].cell], searches) if searches else None,
         )
-        for number in first
+        for rows in families.values()
     ]
 
 
@@ -240,8 +240,7 @@ def _tell_walls(found: Material) -> Iterator[Sheet]:
 
 
 def _describe_search(search: Search) -> Row:
-    axes = {name: getattr(search.family, name) for name in AXES}
-    spelled = {name: "" if value is None else value for name, value in axes.items()}
+    spelled = {name: "" if value is None else value for name, value in vars(search.family).items()}
     return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)
 
 

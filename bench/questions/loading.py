@@ -123,9 +123,7 @@ def tell_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
         tried = [one for one in alone if one.row.pin_memory in pinned] + loaded
         tried.sort(key=lambda one: one.row.workers)
         enough = [*takewhile(lambda one: one.free is not False, reversed(tried))]
-        name = name_case(
-            tried[-1].row, [axis for axis in axes if axis not in ("loader", "workers")]
-        )
+        name = name_case(tried[-1].row, [a for a in axes if a not in ("loader", "workers")])
         certain = all(one.free for one in enough)
         few = "" if certain else ", but there are too few runs to be certain; use --repeats 5"
         if not enough:
