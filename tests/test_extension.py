@@ -42,8 +42,8 @@ SLOWEST = '''
 """Which case takes longest."""
 
 from bench.questions.material import Material
-from bench.render.cells import iterate, quantity_column
-from bench.render.section import Column, Section, Sheet
+from bench.render.cells import iterate
+from bench.render.section import Column, Section, Sheet, quantity_column
 
 
 def _tell(found: Material) -> list[Sheet]:
@@ -63,7 +63,7 @@ TWO = '''
 
 from bench.questions.material import Material
 from bench.render.cells import write_ratio
-from bench.render.section import Column, Section, Sheet
+from bench.render.section import Column, Section, Sheet, quantity_column
 from bench.study.pairs import find_changes
 
 

@@ -23,15 +23,13 @@ from bench.render.cells import (
     Row,
     mark_part,
     number_cell,
-    quantity_column,
     remarks,
     take_first,
-    time_cell,
     write_ends,
     write_ratio,
 )
 from bench.render.model import Cell, Level
-from bench.render.section import Column, Said, Section, Sheet, join
+from bench.render.section import Column, Said, Section, Sheet, join, quantity_column, time_cell
 from bench.study.estimate import TIME
 from bench.text import name_first, write_number
 from bench.verdict import Ratio

@@ -25,10 +25,10 @@ from bench.render.cells import (
     remarks,
     take_first,
     write_ends,
-    write_quantity,
     write_ratio,
 )
 from bench.render.model import MOST_SECTIONS, Answer
+from bench.render.section import write_quantity
 from bench.store.attempts import number_groups
 from bench.study import doubts, summaries
 from bench.study.axes import find_varying, list_naming_axes, name_axis, order_values
@@ -116,7 +116,7 @@ def _summarize_effects(found: Material) -> Iterator[str]:
         told, memory = [], " memory"
         for effect in part:
             said = effect is not part[0] and effect.before == part[0].before
-            after = effect.memory and effect.memory.ratio.value
+            after = effect.memory.ratio.value if effect.memory else None
             saved = _tell_saved(math.nan if after is None else 1 - after, memory)
             memory = "" if saved else memory
             told.append(_tell_effect(effect, found.cases, said, saved))

@@ -15,9 +15,9 @@ from bench.limits import MIN_REPEATS
 from bench.questions.families import Bounds, Family, list_keys, note_first
 from bench.questions.material import Material
 from bench.record import RELIABLE
-from bench.render.cells import Row, quantity_cell, write_tenths
+from bench.render.cells import Row, write_tenths
 from bench.render.model import NOTHING, Cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.section import Column, Section, Sheet, quantity_cell
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.text import GIB, parse_bytes, write_number

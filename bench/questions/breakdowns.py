@@ -14,9 +14,9 @@ from bench.diagnosis.step import Bound, Step
 from bench.questions.material import Material
 from bench.questions.profiles import Profiled
 from bench.questions.reasons import choose_pairs
-from bench.render.cells import Row, case_column, name_place, number_cell, write_tenths
+from bench.render.cells import Row, name_place, number_cell, write_tenths
 from bench.render.model import NOTHING, Cell
-from bench.render.section import Column, Section, Sheet, join
+from bench.render.section import Column, Section, Sheet, case_column, join
 from bench.text import ESTIMATE, count, say_left_out, write_number
 
 MOST_PARTS = 7  # parts of a step with a column of their own; the others are summed

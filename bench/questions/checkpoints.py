@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from bench.questions.material import Material
 from bench.record import read_missing
-from bench.render.cells import TIMED, Row, case_column, iterate, quantity_column
+from bench.render.cells import TIMED, Row, iterate
 from bench.render.model import Cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.section import Column, Section, Sheet, case_column, quantity_column
 
 if TYPE_CHECKING:
     import pandas as pd

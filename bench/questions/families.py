@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.record import REFUSED, RELIABLE, Status
-from bench.render.cells import TIMED, Row, axis_column, iterate, whole_cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.cells import TIMED, Row, iterate, whole_cell
+from bench.render.section import Column, Section, Sheet, axis_column
 from bench.store.attempts import number_groups
 from bench.store.reader import read_cases
 from bench.study.axes import Machines, find_varying, keep_main

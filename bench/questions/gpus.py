@@ -21,21 +21,25 @@ from bench.precision import PRECISIONS
 from bench.record import RELIABLE
 from bench.render.cells import (
     Row,
-    axis_column,
     iterate,
     mark_part,
     name_place,
     name_spread,
-    quantity_cell,
-    quantity_column,
     remarks,
-    time_cell,
     write_ends,
     write_ratio,
     write_tenths,
 )
 from bench.render.model import Cell
-from bench.render.section import Column, Section, Sheet, join
+from bench.render.section import (
+    Column,
+    Section,
+    Sheet,
+    axis_column,
+    join,
+    quantity_cell,
+    quantity_column,
+)
 from bench.store.attempts import number_groups
 from bench.study.axes import Machines, name_value
 from bench.study.doubts import DOUBTS, list_links, name_links
@@ -278,8 +282,8 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
         Column("batch_size", "batch size", "of each", lambda point: int(point.row.batch_size)),
         Column("global_batch", "global batch", "of all together, a step of the optimizer",
                lambda point: int(point.row.global_batch)),
-        Column(time.name, time.title + name_spread(found.cases), "of the slowest process",
-               lambda point: time_cell(point.row), better=time.better),
+        replace(quantity("epoch_time_s", spread=True, help="of the slowest process"),
+                label=time.title + name_spread(found.cases)),
         quantity("images_per_s"),
         Column("gpu_speedup", "speed-up (×)", "images/s over those of one",
                lambda point: write(point, point.speedup, write_ratio),

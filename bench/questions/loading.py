@@ -29,13 +29,11 @@ from bench.render.cells import (
     iterate,
     name_case,
     name_place,
-    quantity_column,
-    time_cell,
     write_ends,
     write_tenths,
 )
 from bench.render.model import Cell
-from bench.render.section import Column, Section, Sheet, join
+from bench.render.section import Column, Section, Sheet, join, quantity_column
 from bench.store.attempts import number_groups
 from bench.study.axes import name_axis, sort_cases
 from bench.study.summaries import list_equal
@@ -170,8 +168,7 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
             Column(axis, name_axis(axis), AXES[axis].help, partial(write_setting, axis))
             for axis in settings
         ),
-        Column("epoch_time_s", "epoch time (s)", "one training epoch",
-               lambda line: time_cell(line[1], spread=False), better="lower"),
+        case("epoch_time_s", help="one training epoch"),
         Column("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
                "take", write_share, better="lower", always=True),
         Column("interval", "95 % interval", "of that part", lambda line:

@@ -11,9 +11,9 @@ from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.explanation import Change, Explanation
 from bench.diagnosis.sentences import describe, name_part, write_beaten, write_host, write_percent
 from bench.questions.material import Material
-from bench.render.cells import Row, case_column, number_cell, write_ends, write_ratio
+from bench.render.cells import Row, number_cell, write_ends, write_ratio
 from bench.render.model import Cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.section import Column, Section, Sheet, case_column
 from bench.text import capitalize
 
 MOST_PAIRS = 4

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from statistics import fmean
@@ -20,18 +19,17 @@ from bench.questions.batch_sizes import Shape, find_knee, list_speeds
 from bench.questions.families import EQUAL, Family, keep_one, list_keys, note_first
 from bench.questions.material import Material
 from bench.record import RELIABLE
-from bench.render.cells import (
-    Row,
-    iterate,
-    mark_part,
-    name_case,
-    quantity_column,
-    time_cell,
-    write_ratio,
-    write_signed,
-)
+from bench.render.cells import Row, iterate, mark_part, name_case, write_ratio, write_signed
 from bench.render.model import Cell
-from bench.render.section import MOST_ROWS, Column, Said, Section, Sheet, join
+from bench.render.section import (
+    MOST_ROWS,
+    Column,
+    Said,
+    Section,
+    Sheet,
+    join,
+    quantity_column,
+)
 from bench.store.attempts import number_groups
 from bench.study.doubts import DOUBTS
 from bench.study.estimate import share_seeds
@@ -285,8 +283,7 @@ def _tell_accumulated(found: Material) -> Iterator[Sheet]:
                lambda match: int(match.after.batch_size)),
         Column("micro", "computed as", "micro-batches times their size", write_pieces,
                number=False),
-        replace(case("epoch_time_s", help="one training epoch"),
-                say=lambda match: time_cell(match.after, spread=False)),
+        case("epoch_time_s", help="one training epoch"),
         Column("time", "time change", "from the plain batch", write_time, better="lower"),
         case("memory_bytes", keep=7),
         Column("memory", "memory change", "from the plain batch",

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import AXES, Case
-from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
 from bench.render.model import NOTHING, Cell
-from bench.render.section import Column
-from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
+from bench.study.axes import MACHINE, Machines
 from bench.study.doubts import DOUBTS
-from bench.study.quantities import QUANTITIES, Quantity, is_number
+from bench.study.quantities import is_number
 from bench.study.spread import Spread
 from bench.text import ESTIMATE as ESTIMATE
 from bench.text import write_number
@@ -57,92 +55,9 @@ def take_first(frame: pd.DataFrame) -> Row:
     return next(iterate(frame.head(1)))
 
 
-def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
-    """Write one number of a case, the ends of its spread and an estimate's mark, without unit; of
-    less than an epoch nothing that was learnt. The ends are of repeats in parentheses, within one
-    run in brackets."""
-    value = getattr(row, prefix + quantity.name)
-    if not is_number(value) or (quantity.learnt and not prefix and row.part < 1):
-        return Cell(NOTHING)
-    text = quantity.write(value)
-    if spread and not prefix and quantity.spread:
-        low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
-        if is_number(low) and is_number(high) and (ends := quantity.write_ends(low, high, value)):
-            text += f" [{ends}]" if row.spread == Spread.WITHIN.value else f" ({ends})"
-    other = row.base_fraction if quantity.name == "speedup" else 1.0
-    estimated = bool(not prefix and quantity.whole and min(row.part, other) < 1)
-    return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
-
-
-def quantity_column(
-    name: str,
-    take: Callable[[Any], Row] = lambda row: row,
-    label: str = "",
-    prefix: str = "",
-    *,
-    spread: bool = True,
-    **head: Any,
-) -> Column[Any]:
-    """The column of one of `QUANTITIES`, of the case that ``take`` finds in a row of the table. A
-    ``label`` is without its unit; ``head`` is what else is other than the quantity has it."""
-    quantity = QUANTITIES[name]
-    unit = f" ({quantity.unit})" if quantity.unit not in ("", "×") else ""
-    shown = {
-        "help": quantity.help,
-        "say": lambda one: quantity_cell(quantity, take(one), prefix, spread=spread),
-        "better": quantity.better,
-        **head,
-    }
-    return Column(prefix + name, label + unit if label else quantity.title, **shown)
-
-
-def axis_column(
-    axis: str,
-    machines: Machines,
-    take: Callable[[Any], Row] = lambda row: row,
-    number: bool | None = None,
-) -> Column[Any]:
-    """The column of an axis, or of the machine, of the case that ``take`` finds in a row of the
-    table; it is there always. A ``number`` stands to the right, by default if it is one."""
-    # on the command line the help of an axis says images, and means items
-    told = "where it ran" if axis == MACHINE else AXES[axis].help
-
-    def say(one: Any) -> Cell:
-        row = take(one)
-        if axis == "fp8_recipe" and not PRECISIONS[row.precision].float8:
-            return Cell(NOTHING)
-        if axis == MACHINE:
-            where = machines[row.sweep, row.machine]
-            return Cell(where, where)
-        return Cell(name_value(axis, getattr(row, axis), machines), getattr(row, axis))
-
-    return Column(
-        axis,
-        name_axis(axis),
-        told.replace("images", "items"),
-        say,
-        number=axis in NUMBERS if number is None else number,
-        wrap=axis in (MACHINE, "model"),
-        always=True,
-    )
-
-
-def case_column(
-    axes: Collection[str], machines: Machines, take: Callable[[Any], Row] = lambda row: row
-) -> Column[Any]:
-    """The column that names a case by some axes; ``take`` takes a row of the table to it."""
-    return Column("case", "case", "the settings that tell it apart",
-                  lambda one: name_place(take(one), axes, machines), wrap=True)  # fmt: skip
-
-
 def mark_part(*rows: Row) -> str:
     """The mark of an estimate, where one of these cases measured less than an epoch."""
     return ESTIMATE if any(row.part < 1 for row in rows) else ""
-
-
-def write_quantity(quantity: Quantity, row: Row, *, spread: bool = True) -> str:
-    """Write one number of a case as `quantity_cell` does, with its unit."""
-    return quantity.add_unit(quantity_cell(quantity, row, spread=spread).text)
 
 
 def number_cell(
@@ -204,15 +119,6 @@ def outcome(status: str, inferred: bool = False) -> str:
     """Name an outcome without a time; out of memory by its meaning, others by name."""
     names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
     return names.get(status, status) + (" (inferred)" if inferred else "")
-
-
-def time_cell(row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
-    """Write a case's epoch time, or the outcome that left it without one; as ``published_`` by
-    ``prefix``, that of the published case beside it."""
-    status = getattr(row, f"{prefix}status")
-    if status and status not in TIMED:
-        return Cell(outcome(status, bool(row.inferred and not prefix)), status)
-    return quantity_cell(QUANTITIES["epoch_time_s"], row, prefix, spread=spread)
 
 
 TIMED = {status.value for status in MEASURED}
