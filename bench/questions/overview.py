@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
+from bench.questions import notes
 from bench.questions.material import Material
-from bench.questions.notes import name_values
 from bench.render.cells import TIMED, Row, iterate, name_spread, remarks
 from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Level
 from bench.render.section import (
@@ -207,29 +207,6 @@ def _tell_published(found: Material) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-_ENVIRONMENT = {
-    "gpu_memory_bytes": "GPU memory",
-    "gpu_uuid": "GPU UUID",
-    "capability": "compute capability",
-    "driver": "driver",
-    "cpu": "CPU",
-    "torch": "torch",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-    "hip": "HIP",
-    "miopen": "MIOpen",
-    "python": "Python",
-    "os": "operating system",
-    "host": "host",
-    "bench": "harness",
-    "commit": "commit",
-    "dataset_source": "dataset layout",
-    "dataset_fingerprint": "dataset fingerprint",
-    "flags": "flags",
-}
-"""Columns of records, and what they are called."""
-
-
 def tell_environment(found: Material) -> Sheet:
     cases, pairs = found.cases, list(found.machines)[:MOST_SECTIONS]
     parts = [cases[(cases["sweep"] == s) & (cases["machine"] == machine)] for s, machine in pairs]
@@ -238,11 +215,11 @@ def tell_environment(found: Material) -> Sheet:
         if name == "gpu_memory_bytes":
             sizes = [f"{bytes / GIB:.1f} GiB" for bytes in part[name].dropna().unique()]
             return " or ".join(sizes[:4])
-        return name_values(part, name, 4)
+        return notes.name_values(part, name, 4)
 
     rows = [
         (label, *(write(name, part) or NOTHING for part in parts))
-        for name, label in _ENVIRONMENT.items()
+        for name, label in notes.ENVIRONMENT.items()
     ]
     return Sheet(
         "Environment",

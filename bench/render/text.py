@@ -279,35 +279,30 @@ def fit(table: Table, room: int) -> Table:
 
 
 def _need_whole(table: Table) -> int:
-    return sum(_need(table)) + _gaps(table)
+    return sum(_widths(table)) + _gaps(table)
 
 
 def _gaps(table: Table) -> int:
     return _GAP * (len(table.heads) + 1)
 
 
-def _need(table: Table) -> list[int]:
-    """Characters each column needs: its cells, broken between words where it may wrap."""
-    widths = []
+def _widths(table: Table, room: int = 0) -> list[int]:
+    """Characters of each column: what it needs for its cells, broken between words where it may
+    wrap; what is left of a room goes to cells that wrap, then heads."""
+    widths, whole = [], []
     for i, head in enumerate(table.heads):
         words = max(map(cell_len, head.label.split()), default=0)
         cells = max((cell_len(row[i].text) for row in table.rows), default=0)
+        whole.append(cells)
         if head.wrap:
             longest = (cell_len(word) for row in table.rows for word in row[i].text.split())
             kept = max((length for length in longest if length <= LONGEST), default=0)
             cells = min(cells, max(WRAPPED, kept))
         widths.append(max(words, cells))
-    return widths
-
-
-def _widths(table: Table, room: int) -> list[int]:
-    """Widths that fill no more than the room: what is left goes to cells that wrap, then heads."""
-    widths = _need(table)
     left = room - sum(widths) - _gaps(table)
     for wrapping in (True, False):
         for i, head in enumerate(table.heads):
-            cells = max((cell_len(row[i].text) for row in table.rows), default=0)
-            wanted = max(cells, cell_len(head.label) if not wrapping else 0)
+            wanted = max(whole[i], cell_len(head.label) if not wrapping else 0)
             more = min(max(left, 0), max(wanted - widths[i], 0)) if head.wrap or not wrapping else 0
             widths[i] += more
             left -= more
@@ -321,7 +316,7 @@ def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Te
         return
     widths = _widths(table, width)
     room = max(width - _gaps(table), len(widths))
-    while _need_whole(table) > width and sum(widths) > room:  # it is too wide all the same
+    while sum(widths) > room:  # it is too wide all the same
         widths[widths.index(max(widths))] -= 1
     heads = [head.label for head in table.heads]
     rule = Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)))
