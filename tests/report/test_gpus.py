@@ -35,7 +35,6 @@ def take_line(made: Report, precision: str, strong: bool) -> Line:
     return line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", GRADIENTS)
 @pytest.mark.parametrize("strong", [False, True])
 def test_efficiency_is_that_of_the_steps(whole: Report, precision: str, strong: bool) -> None:
@@ -83,7 +82,7 @@ def test_the_interval_of_a_tax_covers_as_often_as_it_says() -> None:
 
     from bench.questions.gpus import _judge
 
-    draw, covered, rounds = np.random.default_rng(1), 0, 2000
+    draw, covered, rounds = np.random.default_rng(1), 0, 1000
     for _ in range(rounds):
         sets = [
             np.exp(draw.normal(math.log(mean), spread, 5)).tolist()

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bench.render.model import NOTHING, Cell, Level, Table
-from bench.render.section import Column, Section, Sheet, join, set_off
+from bench.render.section import Column, Section, Sheet, join
 from bench.report.document import SECTIONS
 
 NUMBER: Column[int] = Column("number", "number", "itself", lambda row: row)
@@ -88,9 +88,8 @@ def test_where_the_other_rows_are_is_said() -> None:
     assert fill([1, 2], file="records.csv").notes == ()
 
 
-def test_groups_begin_where_parts_or_keys_do() -> None:
+def test_groups_begin_where_parts_do() -> None:
     assert join([("a", [1, 2]), ("b", [3])]) == ([1, 2, 3], {0: "a", 2: "b"})
-    assert set_off([1, 1, 2], lambda row: row) == {0: "", 2: ""}
     assert fill([1, 1, 2], groups={0: "", 2: ""}).groups == {2: ""}, "none before the first row"
 
 
