@@ -18,7 +18,6 @@ from bench.anchors import (
     BUSY,
     CLOSE,
     AnchorVerdict,
-    Change,
     LaneReading,
     Pace,
     Session,
@@ -127,13 +126,6 @@ def test_a_change_is_different_alike_or_unknown(
         AnchorVerdict.DIFFERENT if told else AnchorVerdict.ALIKE if sure else AnchorVerdict.UNKNOWN
     )
     assert change.slower == (told and now > before)
-
-
-def test_noise_hides_a_change_and_does_not_make_one() -> None:
-    assert Change(0.05, 0.06).verdict is AnchorVerdict.UNKNOWN
-    assert Change(0.05, 0.04).verdict is AnchorVerdict.DIFFERENT
-    assert Change(0.01, 0.005).verdict is AnchorVerdict.ALIKE
-    assert Change(0.01, 0.015).verdict is AnchorVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ def pick(cases: Any, case: Case) -> Any:
 # ------------------------------------------------------------------- what becomes of a case's runs
 
 NAN = math.nan
-BESIDE_FP32 = [ran(FP32, 200, 10 * GIB), ran(FP16, 80, 6 * GIB), ran(WIDE, 70, 9 * GIB)]
 TENSORS = [ran(case, 10, (2 + gib) * GIB, peak_allocated_bytes=gib * GIB)
            for case, gib in ((FP32, 4), (FP16, 2))]  # fmt: skip
 RATED = {"energy_j": 5000.0, "flop_per_image": 1e9}
@@ -83,37 +82,19 @@ REACHED = MOVES | {
     "rate_float16": 17e12, "rate_bfloat16": 10e12, "rate_float8": 20e12, "rate_copy": 4e12
 }  # fmt: skip
 ON_H100 = MOVES | {"gpu": "NVIDIA H100 80GB HBM3", "rate_float16": 700e12, "rate_copy": 3e12}
-ENDS = ("epoch_time_s_low", "epoch_time_s", "epoch_time_s_high", "spread", "coverage", "noisy")
-
-
-def ends(*values: Any) -> dict[str, Any]:
-    return dict(zip(ENDS, values, strict=True))
 
 
 RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
     # of a case beside others, or of several alike; each of the first row's precision and batch
-    "no baseline of its own": (BESIDE_FP32, {"speedup": NAN}),
-    "over fp32": (BESIDE_FP32[1::-1], {"speedup": 2.5, "memory_saved": pytest.approx(0.4)}),
-    "no fp32 at that batch": (BESIDE_FP32[::-1], {"speedup": NAN}),
     "tensors and all memory": (TENSORS[::-1], {"memory_saved": 1 / 3, "tensors_saved": 1 / 2}),
-    # the MAD of these, which the committed CPU sweep has, is 1.55: 76.6 goes unseen in it
-    "three repeats": (
-        repeat((88.8, 76.6, 90.4)),
-        ends(76.6, 88.8, 90.4, "range", NAN, True)
-        | {"images_per_s_high": 50_000 / 76.6, "repeats": 3, "runs": 3, "seeds": 3},
-    ),
-    "five repeats": (
-        repeat((10, 12, 11, 19, 13)), ends(10, 12, 19, "prediction interval", 5 / 6, True),
-    ),
-    "thirteen repeats": (repeat(range(10, 23)), {"epoch_time_s_low": 11, "epoch_time_s_high": 21}),
-    # one run does not tell how repeats differ
-    "a single run": ([ran(FP32, 10)], ends(NAN, 10, NAN, "none", NAN, False)),
     "within a run": (
-        [ran(HALF, 10, **WITHIN)],
-        ends(9.5, 10, 10.8, "within the run", 0.95, False) | {"images_per_s_low": 50_000 / 10.8},
+        [ran(HALF, 10, **WITHIN)], {"coverage": 0.95, "images_per_s_low": 50_000 / 10.8},
     ),
     # repeats are told by each other, not by what each says of itself
-    "two runs": (repeat((10, 10.1), HALF, **WITHIN), ends(10, 10.05, 10.1, "range", NAN, False)),
+    "two runs": (
+        repeat((10, 10.1), HALF, **WITHIN),
+        {"epoch_time_s_low": 10, "epoch_time_s_high": 10.1, "coverage": NAN, "noisy": False},
+    ),
     # of an even number of repeats, the median of rates is not the rate at the median time
     "rates": (
         repeat((300, 100), **RATED),

@@ -20,7 +20,6 @@ from bench.questions.batch_sizes import (
     Speed,
     find_cliffs,
     find_knee,
-    fit_growth,
     list_speeds,
     write_knee,
 )
@@ -40,7 +39,6 @@ from bench.workloads import OWN
 from tests.planted.records import GIB, make_record, measured, write_sweep
 from tests.planted.situations.batches import line
 from tests.planted.sweeps import (
-    LINES,
     PROBES,
     SPEEDS,
     Folders,
@@ -194,18 +192,6 @@ def test_knees_and_cliffs_are_marked_in_the_figure(
 
 
 # ----------------------------------------------------------------------------------------- memory
-
-
-def test_planted_lines_are_found(scaling: Report) -> None:
-    families = find_families(scaling.cases, scaling.records.head(0))
-    for family in families:
-        fixed, image = LINES[family.first.precision]
-        growth = fit_growth(family)
-        assert growth is not None
-        assert growth.line.fixed_bytes == pytest.approx(fixed)
-        assert growth.line.bytes_per_image == pytest.approx(image)
-        assert growth.miss < 1e-9
-        assert growth.largest == (48 * GIB - fixed) // image // 8 * 8
 
 
 def make_line(folder: Path, sizes: Sequence[int], bend: float = 0, **axes: Any) -> Report:
