@@ -224,7 +224,7 @@ def _find_rivals(row: Row, timed: Sequence[Row]) -> list[Row]:
         low = low if is_number(low) else other.epoch_time_s
         if other.repeats < MIN_REPEATS:
             low = min(low, other.epoch_time_s * row.epoch_time_s_low / row.epoch_time_s)
-        return other.epoch_time_s >= row.epoch_time_s and low <= row.epoch_time_s_high
+        return bool(other.epoch_time_s >= row.epoch_time_s and low <= row.epoch_time_s_high)
 
     return [other for other in timed if other is not row and reaches(other)]
 

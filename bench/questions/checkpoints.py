@@ -48,13 +48,13 @@ def _tell_checkpoints(found: Material) -> Iterator[Sheet]:
         reasons.setdefault(judged[row.cell][1], {})[row.precision] = None
     exact = reasons.pop("", {})
     unsure = {name for names in reasons.values() for name in names}
-    notes = [f"{reason}: {', '.join(names)}." for reason, names in reasons.items()]
-    if sure := [name for name in exact if name not in unsure]:
-        notes.insert(
-            0,
-            "Training resumed in a new network takes the same next steps, bit for bit (weights, "
-            f"master weights, optimizer, loss scale, random numbers, data): {', '.join(sure)}.",
-        )
+    sure = [name for name in exact if name not in unsure]
+    told = {
+        "Training resumed in a new network takes the same next steps, bit for bit (weights, "
+        "master weights, optimizer, loss scale, random numbers, data)": sure,
+        **reasons,
+    }
+    notes = [f"{text}: {', '.join(names)}." for text, names in told.items() if names]
     yield Sheet("Checkpoints", columns, rows, notes, empty=())
 
 

@@ -42,7 +42,6 @@ class Trial:
     number: int
     case: Case
     status: Status
-    reason: str
     inferred: bool
     truncated: bool
     curve: tuple[float, ...]
@@ -77,7 +76,6 @@ def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
                 number,
                 case,
                 Status(row["status"]),
-                row["reason"],
                 bool(row["inferred"]),
                 not math.isnan(row["truncated_after"]),
                 curves.get(row["record_id"], ()),
@@ -102,13 +100,12 @@ def _describe(trial: Trial) -> str:
 
 def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
     quantity = QUANTITIES[halving.metric]
-    best = next((trial for trial in trials if trial.whole), None)
-    if best is None:
-        yield "No trial has trained all its epochs yet."
-    else:
+    if best := next((trial for trial in trials if trial.whole), None):
         value = quantity.add_unit(quantity.write(best.last))
         named = best.case.label(halving.trials[0])
         yield f"Best: {named}, {quantity.label} {value} after {count(halving.epochs, 'epoch')}."
+    else:
+        yield "No trial has trained all its epochs yet."
     spent = sum(len(trial.curve) for trial in trials)
     whole = len(trials) * halving.epochs
     yield f"{spent:,} epochs were trained where {count(len(trials), 'whole trial')} take {whole:,}"
@@ -134,10 +131,7 @@ def tell_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
     columns: list[Column[Trial]] = [
         Column("trial", "trial", "in the order in which they were drawn",
                lambda trial: trial.number),
-        *(
-            Column(name, name_axis(name), AXES[name].help, partial(write_axis, name))
-            for name in axes
-        ),
+        *(Column(n, name_axis(n), AXES[n].help, partial(write_axis, n)) for n in axes),
         Column("epochs", "epochs", f"trained, of {halving.epochs}",
                lambda trial: len(trial.curve)),
         *(

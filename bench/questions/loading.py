@@ -164,10 +164,7 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
                lambda line: Cell(line[1].loader, line[1].loader), number=False, always=True),
         Column("workers", "workers", "processes that load; 0: the training process itself",
                lambda line: int(line[1].workers) if line[2] else None, always=True),
-        *(
-            Column(axis, name_axis(axis), AXES[axis].help, partial(write_setting, axis))
-            for axis in settings
-        ),
+        *(Column(n, name_axis(n), AXES[n].help, partial(write_setting, n)) for n in settings),
         case("epoch_time_s", help="one training epoch"),
         Column("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
                "take", write_share, better="lower", always=True),

@@ -153,8 +153,8 @@ def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
         ended = f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
         lines.setdefault(ended, {})[name_case(row, axes)] = None
     for ended, cases in list(lines.items())[:8]:
-        more = f" and {len(cases) - 3:,} more cases" if len(cases) > 3 else ""
-        yield f"{'; '.join([*cases][:3])}{more}: {ended}"
+        more = " cases" if len(cases) > 3 else ""
+        yield f"{name_first([*cases], 3, '; ')}{more}: {ended}"
     if len(lines) > 8:
         yield f"{len(lines) - 8} more outcomes have reasons; --format csv has a column of them."
 

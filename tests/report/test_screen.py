@@ -224,11 +224,6 @@ def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted:
     assert steps_of(planted["profiled"]).command.startswith("python -m bench.why ")
 
 
-def test_what_few_runs_leave_open_is_said_once(tmp_path: Path) -> None:
-    said = screen_of(read(write_sweep(tmp_path / "s", SINGLE)))
-    assert said.lower().count("single") == 1
-
-
 def test_markdown_opens_with_answer_overview_and_doubts() -> None:
     step = NextStep("do it", "python -m bench.sweep")
     said = markdown.render(
