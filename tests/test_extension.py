@@ -42,8 +42,8 @@ SLOWEST = '''
 """Which case takes longest."""
 
 from bench.questions.material import Material
-from bench.render.cells import iterate, quantity_column
-from bench.render.section import Column, Section, Sheet
+from bench.render.cells import iterate
+from bench.render.section import Column, Section, Sheet, quantity_column
 
 
 def _tell(found: Material) -> list[Sheet]:
@@ -62,8 +62,8 @@ TWO = '''
 """Which of two optimizers is faster."""
 
 from bench.questions.material import Material
-from bench.render.cells import ratio_cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.cells import write_ratio
+from bench.render.section import Column, Section, Sheet, quantity_column
 from bench.study.pairs import find_changes
 
 
@@ -73,7 +73,7 @@ def _tell(found: Material) -> list[Sheet]:
     pairs = [(change.after, times[p.a] / times[p.b]) for change in changes for p in change.pairs]
     columns = [
         Column("after", "optimizer", "the second of a pair", lambda pair: pair[0], wrap=True),
-        Column("speed", "speed-up", "over the first", lambda pair: ratio_cell(pair[1])),
+        Column("speed", "speed-up", "over the first", lambda pair: pair[1], write=write_ratio),
     ]
     return [Sheet("Two optimizers", columns, pairs)]
 

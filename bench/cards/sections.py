@@ -22,16 +22,14 @@ from bench.questions.reasons import name_reasons
 from bench.render.cells import (
     Row,
     mark_part,
-    quantity_column,
-    ratio_cell,
+    number_cell,
     remarks,
     take_first,
-    time_cell,
     write_ends,
     write_ratio,
 )
 from bench.render.model import Cell, Level
-from bench.render.section import Column, Said, Section, Sheet, join
+from bench.render.section import Column, Said, Section, Sheet, join, quantity_column, time_cell
 from bench.study.estimate import TIME
 from bench.text import name_first, write_number
 from bench.verdict import Ratio
@@ -96,7 +94,7 @@ def speed_at_best(entry: Entry) -> Cell | None:
     if entry.best is None or entry.fp32 is None or entry.precision == "fp32":
         return None
     speed = entry.fp32.epoch_time_s / entry.best.epoch_time_s
-    return ratio_cell(speed, bool(mark_part(entry.best, entry.fp32)))
+    return number_cell(speed, write_ratio, bool(mark_part(entry.best, entry.fp32)))
 
 
 def tell_remarks(found: Cards, row: Row) -> str:

@@ -25,8 +25,7 @@ SWEEP, WHY, COMPARE, REPORT = (
     ["python", "-m", f"bench.{name}"] for name in ("sweep", "why", "compare", "report")
 )
 
-UNSURE = ("shared", "noisy", "trend", "unknown")
-"""Doubts that more repeats may settle."""
+UNSURE = ("shared", "noisy", "trend", "unknown")  # doubts that more repeats may settle
 
 
 def choose_next(sweeps: Sequence[Sweep], cases: pd.DataFrame) -> NextStep:
