@@ -148,7 +148,8 @@ class _Recorder(TorchDispatchMode):
             if x.dim() == n + 2:
                 about: list[Any] = [tuple(s) for s in (x.shape[1:], w.shape, out.shape[1:])]
                 about += [tuple(s * n if len(s) == 1 else s) for s in steps]
-                layer = Layer(*about, groups, transposed, tuple(padded))
+                about += [groups, transposed, tuple(padded)]
+                layer = Layer(*about)
         elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             x, w = args[-2:]
             if all(type(t) in (Tensor, nn.Parameter) for t in (x, w)):  # not one in fp8
