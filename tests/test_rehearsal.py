@@ -60,7 +60,7 @@ def test_every_precision_and_policy_passes() -> None:
 
 @pytest.mark.slow
 def test_what_is_compiled_passes() -> None:
-    """tests/test_readme.py sees it of fp32 and fp16; tf32 and bf16-amp are compiled as these are."""
+    """Of fp32 and fp16 test_readme.py sees it; tf32 and bf16-amp are compiled as these four are."""
     plain, compiled = BUDGETS["dpn-small", False], BUDGETS["dpn-small", True]
     assert len({compiled[name] - plain[name] for name in OURS}) == 1
     for row in rehearse(precisions=["fp16-amp", "bf16"], compile=[True]):
