@@ -548,7 +548,6 @@ def run_tests(folder: Path, seconds: float) -> tuple[int, dict[str, str]]:
     return done.returncode, {t.rpartition("::")[2]: outcome for t, outcome in outcomes.items()}
 
 
-@pytest.mark.slow
 def test_tests_stop_between_two_and_go_on_with_the_rest(tmp_path: Path) -> None:
     seen, mended = tmp_path / "seen", tmp_path / "mended"
     (tmp_path / "test_some.py").write_text(

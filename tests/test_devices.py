@@ -577,7 +577,6 @@ class Planted:
         self.peak = 3
 
 
-@pytest.mark.slow
 def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of this CPU is planted; what is measured is real."""
     planted = Planted()

@@ -42,7 +42,6 @@ from bench.record import COMPARABLE, MODEL_PARTS, Environment
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
 def test_what_torch_says_of_a_device() -> None:
     import torch
 
