@@ -236,6 +236,9 @@ class ScaleMap:
     cases: tuple[ScaleCase, ...]
 
 
+_TOLD = ("command", "started_at", "tolerance", "environment")  # of a map, once for all its cases
+
+
 # ------------------------------------------------------------------------------------------ judged
 
 
@@ -343,17 +346,11 @@ def read_scale_map(folder: Path) -> ScaleMap | None:
         file = folder / TRAININGS
         trainings = {n: _read_trainings(rows) for n, rows in _read_rows(file).items()}
         file = folder / MAP
-        return ScaleMap(
-            folder,
-            head["command"],
-            head["started_at"],
-            head["tolerance"],
-            head["environment"],
-            tuple(
-                _read_case(case, gradients.get(str(number), ()), trainings.get(str(number), ()))
-                for number, case in enumerate(head["cases"], 1)
-            ),
+        cases = tuple(
+            _read_case(case, gradients.get(str(number), ()), trainings.get(str(number), ()))
+            for number, case in enumerate(head["cases"], 1)
         )
+        return ScaleMap(folder, **{name: head[name] for name in _TOLD}, cases=cases)
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}; give a folder of bench.scales") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -422,14 +419,8 @@ def _read_case(
 def write_map(scales: ScaleMap) -> None:
     """Write all cases measured so far; each file is replaced whole. Raises UsageError: the folder
     cannot be written."""
-    head = {
-        "version": VERSION,
-        "command": scales.command,
-        "started_at": scales.started_at,
-        "tolerance": scales.tolerance,
-        "environment": scales.environment,
-        "cases": [_describe(case) for case in scales.cases],
-    }
+    told = {name: getattr(scales, name) for name in _TOLD}
+    head = {"version": VERSION, **told, "cases": [_describe(case) for case in scales.cases]}
     try:
         scales.folder.mkdir(parents=True, exist_ok=True)
         # the head last: it names no case whose rows are not there
