@@ -63,19 +63,12 @@ _WAYS = tuple(name for name in SPREADING if name != "world_size")
 
 @dataclass(frozen=True)
 class Point:
-    """Some GPUs of a line.
+    """Some GPUs of a line."""
 
-    Attributes:
-        row: its case.
-        base: the one on one GPU that it is compared with; None for that itself, or without one.
-        times: the epoch times of its repeats, in s.
-        ratio: of its epoch time over that of one GPU; without a value where there is no such case.
-    """
-
-    row: Row
-    base: Row | None
-    times: Sequence[float]
-    ratio: Ratio
+    row: Row  # its case
+    base: Row | None  # the one on one GPU that it is compared with; not for that itself
+    times: Sequence[float]  # epoch times of its repeats, in s
+    ratio: Ratio  # of its epoch time over that of one GPU; no value where there is no such case
 
     @property
     def gpus(self) -> int:

@@ -97,10 +97,7 @@ def _find_loaded(found: Material) -> Iterator[Comparison]:
     pairs = [(device, row) for device, others in sets for row in others]
     ratios = iter(compare([(times[a.cell], times.get(b.cell, [])) for a, b in pairs]))
     for device, others in sets:
-        loaded = []
-        for row, ratio in zip(others, ratios, strict=False):
-            known = ratio if row.cell in times else Ratio(lack="it has no time")
-            loaded.append(Loaded(row, known, min(device.part, row.part) < 1))
+        loaded = (Loaded(row, next(ratios), min(device.part, row.part) < 1) for row in others)
         yield Comparison(device, tuple(loaded))
 
 
