@@ -44,13 +44,11 @@ SETTINGS = free_axes("loader")  # the axes in which cases of the table's sets ma
 
 @dataclass(frozen=True)
 class Loaded:
-    """A case of torch's DataLoader beside that of the device's loader, equal in all else: the ratio
-    of epoch times over that of the device's loader, without a value where it ended without a time,
-    and whether either was extrapolated."""
+    """A case of torch's DataLoader beside that of the device's loader, equal in all else."""
 
     row: Row
-    ratio: Ratio
-    estimated: bool
+    ratio: Ratio  # of its epoch time over that of the device's loader; no value without a time
+    estimated: bool  # whether either was extrapolated
 
     @property
     def share(self) -> float:
