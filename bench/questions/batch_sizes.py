@@ -228,29 +228,20 @@ def _write_sizes(sizes: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Growth:
-    """Memory of a family as a line over its batch sizes, and what it predicts.
-
-    Attributes:
-        miss: the largest deviation of a batch size from the line, or of the largest from the line
-            through the others if that is more, as a share of its memory.
-        sizes: the batch sizes that the line was fitted to, upwards.
-        available: bytes up to the end of the card or the memory limit; None if unknown.
-        largest: the largest multiple of `STEP` predicted to fit, at most `FARTHEST` times the
-            largest that ran; None where `available` is, or nothing is predicted.
-        more: whether larger ones may fit too, beyond what is predicted.
-        predicted: batch sizes that did not run -> bytes: the next power of two, unless it is
-            predicted not to fit, or was found not to.
-        holds: whether what was found of the largest batch is within `ROUGH` of the prediction.
-    """
+    """Memory of a family as a line over its batch sizes, and what it predicts."""
 
     line: MemoryLine
+    # the largest deviation of a batch size from the line, or of the largest from the line through
+    # the others if that is more, as a share of its memory
     miss: float
-    sizes: tuple[int, ...]
-    available: float | None
+    sizes: tuple[int, ...]  # that the line was fitted to, upwards
+    available: float | None  # bytes up to the end of the card or the limit; None if unknown
+    # the largest multiple of `STEP` predicted to fit, at most `FARTHEST` times the largest that ran
     largest: int | None = None
-    more: bool = False
+    more: bool = False  # whether larger ones may fit too, beyond what is predicted
+    # bytes of batch sizes that did not run: of the next power of two, where it may fit
     predicted: dict[int, float] = field(default_factory=dict)
-    holds: bool = True
+    holds: bool = True  # whether what was found of the largest batch is within `ROUGH` of it
 
 
 def fit_growth(family: Family) -> Growth | None:

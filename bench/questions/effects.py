@@ -42,29 +42,19 @@ KINDS = ("measured", "fake", "published")
 
 @dataclass(frozen=True)
 class Effect:
-    """One change of one axis, with all else equal.
+    """One change of one axis, with all else equal."""
 
-    Attributes:
-        axis: an axis of `Case`, or ``machine``.
-        before: its value, for people; ``after`` is the one it changes to.
-        pairs: the ``cell`` of the case before and of the case after, of all that differ in it.
-        estimates: by the name of one of `JUDGED`, each over some of these pairs.
-        estimated: whether any of the times compared was extrapolated.
-        doubts: what speaks against the cases compared, as remarks.
-        over: at which settings of other axes times are compared, for people; empty where that is at
-            all that any change of this axis has.
-        apart: whether changes of the same baseline are compared at other settings, for want of any
-            that all have.
-    """
-
-    axis: str
-    before: str
+    axis: str  # an axis of `Case`, or ``machine``
+    before: str  # its value, for people
     after: str
-    pairs: tuple[tuple[int, int], ...]
-    estimates: dict[str, Estimate]
-    estimated: bool
-    doubts: tuple[str, ...]
+    pairs: tuple[tuple[int, int], ...]  # the ``cell`` before and after, of all that differ in it
+    estimates: dict[str, Estimate]  # by the name of one of `JUDGED`, each over some of these pairs
+    estimated: bool  # whether any of the times compared was extrapolated
+    doubts: tuple[str, ...]  # what speaks against the cases compared, as remarks
+    # at which settings of other axes times are compared, for people; empty where that is at all
+    # that any change of this axis has
     over: str = ""
+    # whether changes of the same baseline are compared at other settings, having none in common
     apart: bool = False
 
     @property

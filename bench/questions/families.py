@@ -55,18 +55,12 @@ class Family:
     """Cases of one precision that differ in nothing but their batch size.
 
     Rows, not frames: each is looked at many times, and a frame takes a millisecond to give one.
-
-    Attributes:
-        cases: one row a batch size, upwards; at least one.
-        probes: the records of probes that take as much memory, in the order in which they ran.
-        group: a number that it shares with families that differ from it in precision only.
-        wall: what a search for its largest batch found; None where there was none.
     """
 
-    cases: tuple[Row, ...]
-    probes: tuple[Row, ...]
-    group: int
-    wall: Wall | None = None
+    cases: tuple[Row, ...]  # one row a batch size, upwards; at least one
+    probes: tuple[Row, ...]  # records that take as much memory, in the order in which they ran
+    group: int  # a number that it shares with families that differ from it in precision only
+    wall: Wall | None = None  # what a search for its largest batch found, if there was one
 
     @property
     def first(self) -> Row:

@@ -63,19 +63,12 @@ _WAYS = tuple(name for name in SPREADING if name != "world_size")
 
 @dataclass(frozen=True)
 class Point:
-    """Some GPUs of a line.
+    """Some GPUs of a line."""
 
-    Attributes:
-        row: its case.
-        base: the one on one GPU that it is compared with; None for that itself, or without one.
-        times: the epoch times of its repeats, in s.
-        ratio: of its epoch time over that of one GPU; without a value where there is no such case.
-    """
-
-    row: Row
-    base: Row | None
-    times: Sequence[float]
-    ratio: Ratio
+    row: Row  # its case
+    base: Row | None  # the one on one GPU that it is compared with; not for that itself
+    times: Sequence[float]  # epoch times of its repeats, in s
+    ratio: Ratio  # of its epoch time over that of one GPU; no value where there is no such case
 
     @property
     def gpus(self) -> int:
@@ -116,14 +109,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """A case on one GPU, None where that was not measured, and the same on several, upwards by
-    their number; there may be another one on one GPU too. Where it is ``strong``, the batch of all
-    GPUs stays, and not that of each. Lines of one ``group`` differ in precision only."""
+    """A case on one GPU, and the same on several; there may be another one on one GPU too."""
 
-    strong: bool
-    base: Point | None
-    points: tuple[Point, ...]
-    group: int
+    strong: bool  # whether the batch of all GPUs stays, and not that of each
+    base: Point | None  # the one on one GPU; None where that was not measured
+    points: tuple[Point, ...]  # the others, upwards by their number
+    group: int  # a number that it shares with lines that differ from it in precision only
 
     @property
     def all(self) -> tuple[Point, ...]:
@@ -377,14 +368,12 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
 
 @dataclass(frozen=True)
 class Tax:
-    """What a precision is faster than fp32, all else equal, by the number of GPUs: at least on one
-    and on more. The ``share`` of its speed-up on one GPU is lost on the most, negative where it is
-    more there; ``ends`` are its 95 % interval, None with too few repeats."""
+    """What a precision is faster than fp32, all else equal, at least on one GPU and on more."""
 
     line: Line
-    speedups: Mapping[int, float]
-    share: float
-    ends: tuple[float, float] | None
+    speedups: Mapping[int, float]  # by the number of GPUs
+    share: float  # of the speed-up on one GPU, lost on the most; negative where it is more there
+    ends: tuple[float, float] | None  # the 95 % interval of the share; None with too few repeats
 
     @property
     def most(self) -> Point:

@@ -36,15 +36,14 @@ REPEATS = 5  # runs of each of them: seeds differ by more than most settings nea
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial as its record has it: its ``number``, from 1, in the order in which trials were
-    drawn, and the metric by epoch, NaN where it was no number."""
+    """One trial as its record has it."""
 
-    number: int
+    number: int  # from 1, in the order in which trials were drawn
     case: Case
     status: Status
     inferred: bool
     truncated: bool
-    curve: tuple[float, ...]
+    curve: tuple[float, ...]  # the metric by epoch, NaN where it was no number
 
     @property
     def last(self) -> float:

@@ -44,14 +44,13 @@ LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
 
 
 class Lesson(NamedTuple):
-    """What a change of precision does to a loss or an error: over its pairs, seed by seed. So many
-    ``pairs`` have readings on both sides, ``of`` all."""
+    """What a change of precision does to a loss or an error: over its pairs, seed by seed."""
 
     effect: Effect
     metric: Metric
     found: Equivalence
-    pairs: int
-    of: int
+    pairs: int  # that have readings on both sides
+    of: int  # all
     remarks: Sequence[str]
 
 

@@ -44,13 +44,11 @@ SETTINGS = free_axes("loader")  # the axes in which cases of the table's sets ma
 
 @dataclass(frozen=True)
 class Loaded:
-    """A case of torch's DataLoader beside that of the device's loader, equal in all else: the ratio
-    of epoch times over that of the device's loader, without a value where it ended without a time,
-    and whether either was extrapolated."""
+    """A case of torch's DataLoader beside that of the device's loader, equal in all else."""
 
     row: Row
-    ratio: Ratio
-    estimated: bool
+    ratio: Ratio  # of its epoch time over that of the device's loader; no value without a time
+    estimated: bool  # whether either was extrapolated
 
     @property
     def share(self) -> float:
@@ -97,10 +95,7 @@ def _find_loaded(found: Material) -> Iterator[Comparison]:
     pairs = [(device, row) for device, others in sets for row in others]
     ratios = iter(compare([(times[a.cell], times.get(b.cell, [])) for a, b in pairs]))
     for device, others in sets:
-        loaded = []
-        for row, ratio in zip(others, ratios, strict=False):
-            known = ratio if row.cell in times else Ratio(lack="it has no time")
-            loaded.append(Loaded(row, known, min(device.part, row.part) < 1))
+        loaded = (Loaded(row, next(ratios), min(device.part, row.part) < 1) for row in others)
         yield Comparison(device, tuple(loaded))
 
 

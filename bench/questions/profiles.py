@@ -42,15 +42,13 @@ STEP = "step_time_median_s"
 
 @dataclass(frozen=True)
 class Profiled:
-    """A case with its step: the geometric mean of its repeats' median steps, whose times in s are
-    here too, with the work of one of these. The clock is the mean of the repeats', None where it is
-    not known, and the retries are the most of any."""
+    """A case with its step, which takes the geometric mean of its repeats' median steps."""
 
     case: Case
-    step: Step
-    times: tuple[float, ...]
-    sm_clock_mhz: float | None
-    alloc_retries: int
+    step: Step  # with the work of one of the repeats
+    times: tuple[float, ...]  # of the repeats' median steps, in s
+    sm_clock_mhz: float | None  # the mean of the repeats'; None where it is not known
+    alloc_retries: int  # the most of any repeat
 
     @cached_property
     def breakdown(self) -> Breakdown | None:

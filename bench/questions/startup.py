@@ -31,15 +31,14 @@ MOST_ROWS = 16  # pairs of cases of which the costs of starting up are shown
 
 @dataclass(frozen=True)
 class Price:
-    """What a switch of `PREPARING` to a value, such as ``on`` or a mode, costs at the start of one
-    case, and what it brings in each epoch: the cases without and with it, and the ratio of their
-    epochs, as far as the repeats tell. Starts are of set-up and first steps."""
+    """What a switch of `PREPARING` costs at the start of one case, and brings in each epoch. Starts
+    are of set-up and first steps."""
 
     axis: str
-    value: str
-    off: Row
+    value: str  # to which it is switched, such as ``on`` or a mode
+    off: Row  # the case without it
     on: Row
-    ratio: Ratio
+    ratio: Ratio  # of their epochs, as far as the repeats tell
 
     @property
     def saved(self) -> float:
