@@ -27,7 +27,6 @@ from bench.diagnosis.advice import (
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.causes import find_tensor_cores
 from bench.diagnosis.ceiling import Ceiling, find_beaten
-from bench.diagnosis.evidence import write_run
 from bench.diagnosis.explanation import (
     LEFT_OVER,
     Advice,
@@ -38,7 +37,7 @@ from bench.diagnosis.explanation import (
     Side,
 )
 from bench.diagnosis.reasons import explain
-from bench.diagnosis.sentences import describe
+from bench.diagnosis.sentences import describe, write_run
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
 from bench.kernels import shorten_kernel
 from bench.questions.profiles import scale_step

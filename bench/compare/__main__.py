@@ -31,7 +31,6 @@ from bench.study.metrics import METRICS
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(
         prog="python -m bench.compare",
         description="Compare two sweeps, or two values of one axis, case by case: which differences"
@@ -143,7 +142,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _read_sides(a: Path, b: Path | None, texts: Sequence[str] | None) -> tuple[str, Side, Side]:
-    """The axis that is asked for, if any, and the two sides."""
     asked = parse_axis(texts) if texts else None
     one, two = read_side("A", a), read_side("B", b) if b else None
     if asked:

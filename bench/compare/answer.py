@@ -24,14 +24,14 @@ def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
     changes: dict[str, list[str]] = {}
     for match in comparison.matched:
         if change := comparison.change(match):
-            said = f"{comparison.label(match)} ({' → '.join(comparison.ended(match))})"
+            ended = " → ".join(end.ended for end in comparison.ends(match))
+            said = f"{comparison.label(match)} ({ended})"
             changes.setdefault(change, []).append(said)
     for change, labels in changes.items():
         yield f"{capitalize(change)}: {name_first(labels, 3, '; ')}."
 
 
 def _sum_up(metric: Metric, findings: Sequence[MetricPair], margin: float) -> str:
-    """How many cases have each verdict, and by how much they differ."""
     held: dict[Verdict, list[MetricPair]] = {}
     for finding in findings:
         held.setdefault(finding.ratio.judge(margin), []).append(finding)
@@ -66,7 +66,7 @@ def _write_size(metric: Metric, findings: Sequence[MetricPair]) -> str:
 
 
 def _write_digits(value: float) -> str:
-    """Three of them, zeros too: by them a ratio of 1.00 is told from one of 1."""
+    # zeros too: by them a ratio of 1.00 is told from one of 1
     return f"{value:#.3g}".rstrip(".")
 
 
@@ -95,10 +95,9 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
         for name in FOLLOWS.get(comparison.axis, ()):
             used, left = list_left_out(comparison, side, name)
             if used and left:
-                kept, rest = ([value or "none" for value in part] for part in (used, left))
                 yield (
-                    f"{side.title}: only {name_axis(name)} {' or '.join(kept)} is compared, "
-                    f"{', '.join(rest)} left out; --axis {name} compares one with another"
+                    f"{side.title}: only {name_axis(name)} {' or '.join(used)} is compared, "
+                    f"{', '.join(left)} left out; --axis {name} compares one with another"
                 )
     if matched := comparison.matched:
         both = f"with both values of {comparison.axis}" if comparison.axis else "in both"
@@ -127,7 +126,6 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
 
 
 def _write_common(comparison: Comparison) -> str:
-    """What all matched cases have in common."""
     hidden = {*comparison.telling, *comparison.free}
     ran = [end.case for match in comparison.matched for end in comparison.ends(match)]
     hidden |= {name for name in SAME_QUESTION if len({getattr(case, name) for case in ran}) > 1}

@@ -101,7 +101,6 @@ def _divide(timed: Timed, side: Side, clock: float) -> Iterator[tuple[Cause, flo
 
 
 def _find_whole(timed: Timed, side: Side) -> Cause | None:
-    """The cause that has all of an operation's time."""
     row, kind = timed.row, Kind(timed.row.kind)
     if cause := _WHOLLY.get(kind):
         return cause

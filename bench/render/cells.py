@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import AXES, Case
-from bench.diagnosis.evidence import write_ms
+from bench.diagnosis.sentences import write_ms
 from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
 from bench.render.model import NOTHING, Cell

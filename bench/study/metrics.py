@@ -48,7 +48,6 @@ class Metric:
 
     @property
     def column(self) -> str:
-        """The column of the records that is read."""
         return self.error_of or self.name
 
     def read(self, cell: float) -> float:
@@ -73,7 +72,6 @@ class Metric:
         }
 
     def word(self, verdict: Verdict) -> str:
-        """Name a verdict on this metric."""
         words = {Verdict.LOWER: self.lower, Verdict.HIGHER: self.higher}
         return words.get(verdict, verdict.value)
 
