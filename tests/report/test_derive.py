@@ -19,7 +19,7 @@ from bench.store.attempts import number_groups
 from bench.study import columns, doubts, quantities, summaries
 from bench.study.columns import Columns
 from bench.study.quantities import QUANTITIES
-from bench.study.sweeps import Sweep, read_sweep, read_sweeps
+from bench.study.sweeps import read_sweep, read_sweeps
 from bench.text import write_number
 from tests.planted.records import GIB, REFERENCE, make_record, measured, write_sweep
 from tests.planted.situations.notices import EACH_DOUBT
@@ -27,13 +27,19 @@ from tests.planted.situations.notices import EACH_DOUBT
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
 
 
-def sweep_of(folder: Path, records: Sequence[Record], name: str = "sweep") -> Sweep:
-    return read_sweep(write_sweep(folder / name, records))
+def frame_of(folder: Path, *records: Record) -> Any:
+    return summaries.read([read_sweep(write_sweep(folder, records))])
 
 
 def cases_of(folder: Path, *records: Record) -> Any:
-    frame = summaries.read([sweep_of(folder, records)])
-    return summaries.summarize(summaries.latest(frame))
+    return summaries.summarize(summaries.latest(frame_of(folder, *records)))
+
+
+def notices_of(frame: Any) -> dict[str, str]:
+    return {n.label: n.text for n in warn(frame, summaries.summarize(summaries.latest(frame)))}
+
+
+LOST = {"status": Status.ERROR, "reason": "boom", "gpu": "A card", "torch": "2.13"}
 
 
 def ran(case: Case, time_s: float, memory: float = GIB, **values: Any) -> Record:
@@ -89,28 +95,29 @@ def test_a_rate_agrees_with_the_time_beside_it(tmp_path: Path) -> None:
     assert math.isnan(pick(cases, FP16)["images_per_j"])
 
 
-def test_from_five_repeats_on_the_ends_are_an_interval_with_its_coverage(tmp_path: Path) -> None:
-    row = pick(cases_of(tmp_path / "5", *repeat((10, 12, 11, 19, 13))), FP32)
-    assert (row["epoch_time_s_low"], row["epoch_time_s_high"]) == (10, 19)
-    assert (row["spread"], row["coverage"]) == ("prediction interval", pytest.approx(5 / 6))
-    row = pick(cases_of(tmp_path / "13", *repeat(range(10, 23))), FP32)
-    assert (row["epoch_time_s_low"], row["epoch_time_s_high"]) == (11, 21)
-    assert row["coverage"] >= 0.95
-
-
-def test_a_single_run_has_no_spread_but_within_itself(tmp_path: Path) -> None:
-    row = pick(cases_of(tmp_path / "a", ran(FP32, 10)), FP32)
-    assert math.isnan(row["epoch_time_s_low"])
-    assert (row["repeats"], row["spread"]) == (1, "none")
+def test_ends_are_of_the_run_of_repeats_or_from_five_on_an_interval(tmp_path: Path) -> None:
+    alone, five, many = FP32, *(replace(FP32, batch_size=size) for size in (5, 13))
+    part, parts = (Case(fraction=0.5, batch_size=size) for size in (64, 65))
     within = {"epoch_time_low_s": 9.5, "epoch_time_high_s": 10.8}
-    row = pick(cases_of(tmp_path / "b", ran(Case(fraction=0.5), 10, **within)), FP32)
-    assert (row["epoch_time_s_low"], row["epoch_time_s_high"]) == (9.5, 10.8)
-    assert (row["spread"], row["coverage"]) == ("within the run", 0.95)
-    assert row["images_per_s_low"] == pytest.approx(50_000 / 10.8)
-    assert not row["noisy"]  # one run does not tell how repeats differ
+    cases = cases_of(
+        tmp_path,
+        ran(alone, 10),
+        *repeat((10, 12, 11, 19, 13), five),
+        *repeat(range(10, 23), many),
+        ran(part, 10, **within),
+        *repeat((10, 10.1), parts, **within),
+    )
+    assert math.isnan(pick(cases, alone)["epoch_time_s_low"])
+    assert pick(cases, alone)[["repeats", "spread"]].tolist() == [1, "none"]
+    names = ["epoch_time_s_low", "epoch_time_s_high", "spread", "coverage"]
+    assert pick(cases, five)[names].tolist() == [10, 19, "prediction interval", 5 / 6]
+    assert pick(cases, many)[names[:2]].tolist() == [11, 21]
+    assert pick(cases, many)["coverage"] >= 0.95
+    assert pick(cases, part)[names].tolist() == [9.5, 10.8, "within the run", 0.95]
+    assert pick(cases, part)["images_per_s_low"] == pytest.approx(50_000 / 10.8)
+    assert not pick(cases, part)["noisy"]  # one run does not tell how repeats differ
     # repeats are told by each other, not by what each says of itself
-    row = pick(cases_of(tmp_path / "c", *repeat((10, 10.1), Case(fraction=0.5), **within)), FP32)
-    assert (row["epoch_time_s_low"], row["epoch_time_s_high"]) == (10, 10.1)
+    assert pick(cases, parts)[names[:2]].tolist() == [10, 10.1]
 
 
 def test_the_share_of_tensors_stands_beside_the_memory_saved(tmp_path: Path) -> None:
@@ -124,43 +131,31 @@ def test_the_share_of_tensors_stands_beside_the_memory_saved(tmp_path: Path) -> 
     assert row["tensors_saved"] == pytest.approx(1 / 2)
 
 
-def test_repeats_that_failed_do_not_enter_the_median(tmp_path: Path) -> None:
-    failed = make_record(
-        FP32, repeat=2, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13"
-    )
-    row = pick(cases_of(tmp_path, ran(FP32, 10), failed), FP32)
-    assert (row["status"], row["epoch_time_s"], row["repeats"], row["runs"]) == ("ok", 10, 1, 2)
-
-
-def test_a_repeat_that_diverged_is_told_and_not_trusted(tmp_path: Path) -> None:
-    cases = cases_of(tmp_path, ran(FP32, 10), ran(FP32, 9, repeat=2, status=Status.DIVERGED))
-    row = pick(cases, FP32)
-    assert (row["status"], row["epoch_time_s"], row["diverged"]) == ("ok", 10, True)
-    assert not doubts.trusted(cases).any()
-
-
-def test_the_latest_attempt_counts_even_if_it_failed(tmp_path: Path) -> None:
-    again = make_record(
-        FP32, attempt=2, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13"
-    )
-    cases = cases_of(tmp_path / "a", ran(FP32, 10), again)
-    assert pick(cases, FP32)["status"] == "error"
-    first = make_record(FP32, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13")
-    cases = cases_of(tmp_path / "b", first, ran(FP32, 10, attempt=2))
-    assert pick(cases, FP32)["epoch_time_s"] == 10
-
-
-def test_sentinels_are_no_result(tmp_path: Path) -> None:
-    rows = [ran(FP32, 100), ran(FP16, 50), ran(FP32, 103, sentinel=True)]
-    cases = cases_of(tmp_path, *rows)
-    assert pick(cases, FP32)["epoch_time_s"] == 100
-
-
-def test_a_row_that_failed_before_it_knew_its_card_belongs_to_the_sweeps_only_one(
-    tmp_path: Path,
-) -> None:
-    lost = make_record(FP16, status=Status.KILLED, reason="SIGKILL")
-    assert set(cases_of(tmp_path, ran(FP32, 10), lost)["machine"]) == {"A card"}
+def test_what_counts_of_the_runs_of_a_case(tmp_path: Path) -> None:
+    cases = [replace(FP32, batch_size=64 + n) for n in range(6)]
+    repaired, sunk, mixed, diverged, marked, lost = cases
+    found = cases_of(
+        tmp_path,
+        # the latest attempt, even if it failed
+        make_record(repaired, **LOST), ran(repaired, 10, attempt=2),
+        ran(sunk, 10), make_record(sunk, attempt=2, **LOST),
+        ran(mixed, 10), make_record(mixed, repeat=2, **LOST),
+        ran(diverged, 10), ran(diverged, 9, repeat=2, status=Status.DIVERGED),
+        ran(marked, 100), ran(marked, 103, sentinel=True),
+        # before it knew its card: the sweep's only one
+        make_record(lost, status=Status.KILLED, reason="SIGKILL"),
+    )  # fmt: skip
+    names = ["status", "epoch_time_s", "repeats", "runs", "diverged"]
+    assert {case.batch_size: pick(found, case)[names].tolist() for case in cases} == {
+        64: ["ok", 10, 1, 1, False],
+        65: ["error", pytest.approx(math.nan, nan_ok=True), 1, 1, False],
+        66: ["ok", 10, 1, 2, False],
+        67: ["ok", 10, 1, 2, True],
+        68: ["ok", 100, 1, 1, False],
+        69: ["killed", pytest.approx(math.nan, nan_ok=True), 1, 1, False],
+    }
+    assert found["batch_size"][doubts.trusted(found)].tolist() == [64, 66, 68]
+    assert set(found["machine"]) == {"A card"}
 
 
 def test_quantities_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,39 +200,45 @@ def test_the_peak_is_that_of_the_most_expensive_forward_pass(
     assert row["peak_share"] == pytest.approx(8.5e12 / peak, nan_ok=True)
 
 
-@pytest.mark.slow
 def test_what_was_reached_is_held_against_what_the_device_was_measured_to_do(
     tmp_path: Path,
 ) -> None:
     rates = {"rate_float16": 17e12, "rate_bfloat16": 10e12, "rate_float8": 20e12, "rate_copy": 4e12}
     about: dict[str, Any] = {"flop_per_image": 17e9, "arithmetic": "float16", **rates}
     about |= {"step_bytes": 10**11, "step_time_median_s": 0.1}
-    row = pick(cases_of(tmp_path / "a", ran(FP16, 100, **about)), FP16)  # 8.5 TFLOP/s
-    assert row["measured_share"] == pytest.approx(0.5)
-    assert row["copy_share"] == pytest.approx(0.25)
-    mixed = ran(FP16, 100, **{**about, "arithmetic": "float8", "fp8_flop_share": 0.5})
-    row = pick(cases_of(tmp_path / "b", mixed), FP16)
-    assert row["measured_share"] == pytest.approx(8.5 / (1 / (0.5 / 20 + 0.5 / 10)))
-    fused = replace(FP16, compile="default")  # it moves less than was counted
-    assert math.isnan(pick(cases_of(tmp_path / "d", ran(fused, 100, **about)), fused)["copy_share"])
-    unknown = ran(FP16, 100, **{**about, "arithmetic": "tfloat32", "rate_copy": None})
-    row = pick(cases_of(tmp_path / "c", unknown), FP16)
-    assert math.isnan(row["measured_share"])
-    assert math.isnan(row["copy_share"])
+    plain, mixed, fused, unknown = (replace(FP16, batch_size=2 + n) for n in range(4))
+    fused = replace(fused, compile="default")  # it moves less than was counted
+    cases = cases_of(
+        tmp_path,
+        ran(plain, 100, **about),  # 8.5 TFLOP/s
+        ran(mixed, 100, **{**about, "arithmetic": "float8", "fp8_flop_share": 0.5}),
+        ran(fused, 100, **about),
+        ran(unknown, 100, **{**about, "arithmetic": "tfloat32", "rate_copy": None}),
+    )
+    shares = {case: pick(cases, case)[["measured_share", "copy_share"]].tolist()
+              for case in (plain, mixed, fused, unknown)}  # fmt: skip
+    assert shares[plain] == pytest.approx([0.5, 0.25])
+    assert shares[mixed][0] == pytest.approx(8.5 / (1 / (0.5 / 20 + 0.5 / 10)))
+    assert math.isnan(shares[fused][1])
+    assert all(map(math.isnan, shares[unknown]))
 
 
-@pytest.mark.parametrize("column", ["rate_float16", "rate_copy"])
-def test_nothing_is_held_against_a_rate_above_the_data_sheet(tmp_path: Path, column: str) -> None:
-    rates = {"rate_float16": 700e12, "rate_copy": 3e12}
-    about: dict[str, Any] = {"flop_per_image": 17e9, "arithmetic": "float16", "step_bytes": 10**11}
-    about |= {"step_time_median_s": 0.1, "gpu": "NVIDIA H100 80GB HBM3", **rates}
-    sound = pick(cases_of(tmp_path / "a", ran(FP16, 100, **about)), FP16)
-    wrong = pick(cases_of(tmp_path / "b", ran(FP16, 100, **about | {column: 5e15})), FP16)
+def test_nothing_is_held_against_a_rate_above_the_data_sheet(tmp_path: Path) -> None:
     shares = {"rate_float16": "measured_share", "rate_copy": "copy_share"}
-    for name, share in shares.items():
-        assert not math.isnan(sound[share])
-        assert math.isnan(wrong[share]) is (name == column)
-    assert (sound["wrong_rates"], wrong["wrong_rates"]) == (False, True)
+    about: dict[str, Any] = {"flop_per_image": 17e9, "arithmetic": "float16", "step_bytes": 10**11}
+    about |= {"step_time_median_s": 0.1, "gpu": "NVIDIA H100 80GB HBM3"}
+    about |= {"rate_float16": 700e12, "rate_copy": 3e12}
+    cases = {name: replace(FP16, batch_size=2 + n) for n, name in enumerate(["", *shares])}
+    rows = [
+        ran(case, 100, **about | ({name: 5e15} if name else {})) for name, case in cases.items()
+    ]
+    found = cases_of(tmp_path, *rows)
+    for wrong, case in cases.items():
+        row = pick(found, case)
+        assert row["wrong_rates"] == bool(wrong)
+        assert {name: math.isnan(row[share]) for name, share in shares.items()} == {
+            name: name == wrong for name in shares
+        }
 
 
 def test_a_schedule_of_which_only_the_beginning_ran_is_doubted(tmp_path: Path) -> None:
@@ -245,13 +246,7 @@ def test_a_schedule_of_which_only_the_beginning_ran_is_doubted(tmp_path: Path) -
     cases = cases_of(
         tmp_path, ran(part, 10), ran(whole, 10), ran(replace(part, schedule="constant"), 9)
     )
-    told = dict(
-        zip(
-            zip(cases["schedule"], cases["fraction"], strict=True),
-            cases["unscheduled"],
-            strict=True,
-        )
-    )
+    told = cases.set_index(["schedule", "fraction"])["unscheduled"].to_dict()
     assert told == {("cosine", 0.1): True, ("cosine", 1.0): False, ("constant", 0.1): False}
 
 
@@ -306,9 +301,9 @@ def test_spikes_in_rows_of_an_older_schema_are_no_trend(tmp_path: Path) -> None:
 def test_a_trend_is_said_in_numbers(tmp_path: Path) -> None:
     trend = {"step_time_first_s": 0.1, "step_time_last_s": 0.104, "measured_steps": 400}
     clock = {"sm_clock_first_mhz": 2000, "sm_clock_last_mhz": 1900}
-    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10, **trend), ran(FP16, 10, **clock)])])
-    (notice,) = warn(frame, summaries.summarize(summaries.latest(frame)))
-    assert "step times rose by 4.0 %; the SM clock fell by 5.0 %" in notice.text
+    frame = frame_of(tmp_path / "a", ran(FP32, 10, **trend), ran(FP16, 10, **clock))
+    (text,) = notices_of(frame).values()
+    assert "step times rose by 4.0 %; the SM clock fell by 5.0 %" in text
     (steps, _) = doubts.TRENDS
     for last, said in (
         ((104, 110), "rose by up to 10.0 %"),
@@ -316,7 +311,7 @@ def test_a_trend_is_said_in_numbers(tmp_path: Path) -> None:
     ):
         ends = [{**trend, "step_time_last_s": ms / 1e3} for ms in last]
         rows = [ran(case, 10, **end) for case, end in zip((FP32, FP16), ends, strict=True)]
-        frame = summaries.read([sweep_of(tmp_path / said[:4], rows)])
+        frame = frame_of(tmp_path / said[:4], *rows)
         assert steps.describe(Columns(frame)) == f"step times {said}"
 
 
@@ -335,26 +330,20 @@ def test_an_epoch_that_is_hardly_known_has_no_interval(
 ) -> None:
     steps = {"measured_steps": 40, "steps_per_epoch": 400}
     row = ran(replace(FP32, fraction=0.1, until=until), 10, **values, **steps)
-    frame = summaries.read([sweep_of(tmp_path, [row])])
+    frame = frame_of(tmp_path, row)
     cases = summaries.summarize(summaries.latest(frame))
     assert cases["unknown"].tolist() == [bool(told)]
-    said = [notice.text for notice in warn(frame, cases) if "vary too much" in notice.text]
+    said = [text for text in notices_of(frame).values() if "vary too much" in text]
     assert len(said) == bool(told)
     assert all(told in text and "a larger --fraction" in text for text in said)
     shown = cases["epoch_time_s_high"].notna().tolist()
     assert shown == ["epoch_time_high_s" in values and not told]
 
 
-def test_part_epochs_and_synthetic_images_are_doubted(tmp_path: Path) -> None:
-    case = Case(dataset="synthetic", fraction=0.1)
-    row = pick(cases_of(tmp_path, ran(case, 10)), case)
-    assert row["extrapolated"]
-    assert row["synthetic"]
-
-
 def test_what_was_interrupted_measured_no_part_of_an_epoch(tmp_path: Path) -> None:
     stopped = make_record(Case(fraction=0.01), status=Status.INTERRUPTED, gpu="A card")
-    made = build([sweep_of(tmp_path, [ran(Case(fraction=0.02), 10), stopped])])
+    sweep = read_sweep(write_sweep(tmp_path, [ran(Case(fraction=0.02), 10), stopped]))
+    made = build([sweep])
     (note,) = (note for note in made.notes if "of an epoch was measured" in note)
     assert "Only 2 % of an epoch" in note
 
@@ -382,6 +371,7 @@ def test_a_few_steps_of_an_epoch_are_a_part_of_it(tmp_path: Path) -> None:
 
 FEW = {"measured_steps": 20, "steps_per_epoch": 400}
 RISING = {"step_time_first_s": 0.1, "step_time_last_s": 0.2}
+SHORT = {"energy_j": 9.0, "measured_time_s": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -390,47 +380,29 @@ RISING = {"step_time_first_s": 0.1, "step_time_last_s": 0.2}
         ([Case(fraction=0.1)], RISING, "Trend", "Use a larger --fraction, or"),
         ([Case(steps=20)], {**FEW, **RISING}, "Trend", "Use a larger --steps, or"),
         ([Case(epochs=2)], RISING, "Trend", "Use a larger --epochs, or"),
-        (
-            [Case(fraction=0.02), Case(steps=20)],
-            {**FEW, **RISING},
-            "Trend",
-            "Use a larger --fraction or --steps, or",
-        ),
+        ([Case(fraction=0.02), Case(steps=20)], {**FEW, **RISING}, "Trend",
+         "Use a larger --fraction or --steps, or"),
         ([Case(fraction=0.1)], {}, "Extrapolated", "Use --fraction 1 to"),
         ([Case(steps=20)], FEW, "Extrapolated", "Use --steps none to"),
-        (
-            [Case(fraction=0.5, steps=20)],
-            FEW,
-            "Extrapolated",
-            "Use --fraction 1 and --steps none to",
-        ),
-        (
-            [Case(steps=20)],
-            {**FEW, "energy_j": 9.0, "measured_time_s": 1.0},
-            "Short energy",
-            "Use a larger --steps.",
-        ),
-        (
-            [Case(epochs=2)],
-            {"energy_j": 9.0, "measured_time_s": 1.0},
-            "Short energy",
-            "Use --repeats 5 or more, which",
-        ),
+        ([Case(fraction=0.5, steps=20)], FEW, "Extrapolated",
+         "Use --fraction 1 and --steps none to"),
+        ([Case(steps=20)], {**FEW, **SHORT}, "Short energy", "Use a larger --steps."),
+        ([Case(epochs=2)], SHORT, "Short energy", "Use --repeats 5 or more, which"),
     ],
-)
+)  # fmt: skip
 def test_advice_names_the_flag_that_was_used(
     tmp_path: Path, cases: list[Case], values: dict[str, Any], label: str, fix: str
 ) -> None:
-    frame = summaries.read([sweep_of(tmp_path, [ran(case, 10, **values) for case in cases])])
-    notices = {n.label: n.text for n in warn(frame, summaries.summarize(summaries.latest(frame)))}
+    notices = notices_of(frame_of(tmp_path, *(ran(case, 10, **values) for case in cases)))
     assert fix in notices[label]
 
 
 def test_mixed_environments_are_said(tmp_path: Path) -> None:
-    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10), ran(FP16, 10, torch="2.12")])])
-    warnings = warn(frame, summaries.summarize(summaries.latest(frame)))
-    assert [w.label for w in warnings] == ["Mixed environments"]
-    assert "torch 2.13 or 2.12" in warnings[0].text
+    other = ran(FP16, 10, torch="2.12", variables="CUDA_LAUNCH_BLOCKING=1")
+    notices = notices_of(frame_of(tmp_path, ran(FP32, 10), other))
+    assert list(notices) == ["Mixed environments"]
+    for said in ("torch 2.13 or 2.12", "variables none or CUDA_LAUNCH_BLOCKING=1"):
+        assert said in notices["Mixed environments"]
 
 
 def test_two_models_or_datasets_are_no_mixed_environment(tmp_path: Path) -> None:
@@ -438,21 +410,12 @@ def test_two_models_or_datasets_are_no_mixed_environment(tmp_path: Path) -> None
     small = ran(Case(model="dpn-small"), 10, **dict.fromkeys(hashes, "aaa"))
     large = ran(Case(model="dpn92"), 90, **dict.fromkeys(hashes, "bbb"))
     lost = make_record(Case(model="dpn92", batch_size=256), status=Status.ERROR, reason="boom")
-    frame = summaries.read([sweep_of(tmp_path, [small, large, lost])])
+    frame = frame_of(tmp_path / "a", small, large, lost)
     assert frame["model_source"].tolist() == ["aaa", "bbb", "bbb"]
-    notices = {notice.label for notice in warn(frame, summaries.summarize(summaries.latest(frame)))}
-    assert "Mixed environments" not in notices
+    assert "Mixed environments" not in notices_of(frame)
     edited = ran(Case(model="dpn-small", batch_size=256), 9, **dict.fromkeys(hashes, "ccc"))
-    frame = summaries.read([sweep_of(tmp_path, [small, large, edited], "edited")])
-    (mixed,) = warn(frame, summaries.summarize(summaries.latest(frame)))
-    assert "model source aaa or ccc" in mixed.text
-
-
-def test_variables_beside_none_are_a_mixed_environment(tmp_path: Path) -> None:
-    blocking = ran(Case(batch_size=256), 20, variables="CUDA_LAUNCH_BLOCKING=1")
-    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10), blocking])])
-    (mixed,) = warn(frame, summaries.summarize(summaries.latest(frame)))
-    assert "variables none or CUDA_LAUNCH_BLOCKING=1" in mixed.text
+    (text,) = notices_of(frame_of(tmp_path / "edited", small, large, edited)).values()
+    assert "model source aaa or ccc" in text
 
 
 def test_published_figures_stand_beside_what_they_match(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from bench import verdict
 from bench.case import Case
 from bench.compare.__main__ import main as compare_main
 from bench.limits import STEADY
-from bench.questions.effects import Effect
+from bench.questions.effects import EFFECTS, Effect
 from bench.record import Record
+from bench.render.text import render
 from bench.report.__main__ import main
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
@@ -51,55 +52,42 @@ def speed(effect: Effect) -> float:
     return 1 / effect.time.ratio.value
 
 
-@pytest.mark.parametrize(
-    ("axis", "before", "after"),
-    [
-        ("precision", FP32, FP16),
-        ("compile", FP32, replace(FP32, compile="default")),
-        ("batch_size", FP32, replace(FP32, batch_size=256)),
-    ],
-)
 def test_report_and_compare_say_the_same(
-    axis: str, before: Case, after: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of one change: ratio, interval, p and verdict of each metric that both judge."""
-    rows = [*ran(before, (100.0, 101.5, 99.2, 100.3)), *ran(after, (49.0, 52.0, 50.5))]
+    changed = (FP16, replace(FP32, compile="default"), replace(FP32, batch_size=256))
+    rows = ran(FP32, (100.0, 101.5, 99.2, 100.3))
+    rows += [row for case in changed for row in ran(case, (49.0, 52.0, 50.5))]
     folder = write_sweep(tmp_path, rows)
     assert main([str(folder), "--format", "json"]) == 0
-    (effect,) = json.loads(capsys.readouterr().out)["effects"]
-    values = (effect["before"], effect["after"])
-    assert compare_main([str(folder), "--axis", axis, *values, "--format", "json"]) == 0
-    compared = json.loads(capsys.readouterr().out)["metrics"]
-    shared = effect["metrics"].keys() & compared.keys()
-    assert "epoch_time_s" in shared
-    for name in shared:
-        (finding,) = compared[name]
-        told = [key for key in ("speed", "ratio", "low", "high", "p", "exact") if key in finding]
-        assert [effect["metrics"][name][key] for key in told] == [
-            pytest.approx(finding[key]) for key in told
-        ]
-        assert effect["metrics"][name]["verdict"] == finding["verdict"]
+    effects = json.loads(capsys.readouterr().out)["effects"]
+    assert {effect["axis"] for effect in effects} == {"precision", "compile", "batch_size"}
+    for effect in effects:
+        asked = ["--axis", *(effect[name] for name in ("axis", "before", "after"))]
+        assert compare_main([str(folder), *asked, "--format", "json"]) == 0
+        compared = json.loads(capsys.readouterr().out)["metrics"]
+        shared = effect["metrics"].keys() & compared.keys()
+        assert "epoch_time_s" in shared
+        for name in shared:
+            (finding,) = compared[name]
+            told = {"speed", "ratio", "low", "high", "p", "exact"} & finding.keys()
+            said = effect["metrics"][name]
+            assert [said[key] for key in told] == [pytest.approx(finding[key]) for key in told]
+            assert said["verdict"] == finding["verdict"]
 
 
-@pytest.mark.slow
 def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
-    noisy = (100, 103, 98)
     cases = [replace(FP32, batch_size=64 * 2**i) for i in range(4)]
-    report = report_of(tmp_path, *(ran(case, noisy) for case in cases))
-    ratios = [effect.time.ratio for effect in report.effects if effect.time]
-    assert len(ratios) == 3
-    assert [ratio.p for ratio in ratios] == pytest.approx([1, 1, 1])
-    tested = report_of(
-        tmp_path / "b", *(ran(c, (100 - i, 101 - i, 102 - i)) for i, c in enumerate(cases))
-    )
-    ratios = [effect.time.ratio for effect in tested.effects if effect.time]
+    rows = (ran(case, (100 - i, 101 - i, 102 - i)) for i, case in enumerate(cases))
+    ratios = [e.time.ratio for e in report_of(tmp_path, *rows).effects if e.time]
     expected = verdict.adjust([ratio.p for ratio in ratios if ratio.p is not None])
     assert [ratio.p_adjusted for ratio in ratios] == pytest.approx(expected)
+    assert len(ratios) == 3
     assert ratios[0].p_adjusted != ratios[0].p
 
 
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None)  # each makes a report: 1.4 s
+@settings(max_examples=5, deadline=None)
 @given(
     base=st.floats(1e-3, 1e5),
     factors=st.lists(st.floats(0.1, 10), min_size=1, max_size=4, unique=True),
@@ -129,78 +117,62 @@ def test_an_axis_without_effect_shows_one(
     assert effect.loss.difference == 0
     if effect.time.ratio.low is not None and effect.time.ratio.high is not None:
         assert effect.time.ratio.low <= 1 <= effect.time.ratio.high
-    (table,) = [table for table in report.tables if table.name == "effects"]
+    (table,) = EFFECTS.tabulate(report)
     (row,) = [row for row in table.rows if "channels last" in row[0].text]
     assert "1.00×" in [cell.text for cell in row]
 
 
-@pytest.mark.slow
+def learnt(case: Case, losses: Sequence[float], first: int = 0, same: bool = False) -> list[Record]:
+    """Three runs with these losses, of seeds from the first on, or of the same."""
+    rows = ran(case, (100, 101, 102))
+    for row, loss in zip(rows, losses, strict=True):
+        row.measurement.train_loss, row.run_seed = loss, 0 if same else row.run_seed + first
+    return rows
+
+
 def test_a_difference_of_loss_needs_seeds(tmp_path: Path) -> None:
     """Three repeats of one seed are one reading; three seeds are paired one by one."""
-
-    def learnt(case: Case, losses: Sequence[float], same: bool) -> list[Record]:
-        rows = ran(case, (100, 101, 102))
-        for row, loss in zip(rows, losses, strict=True):
-            row.measurement.train_loss = loss
-            row.run_seed = 0 if same else row.run_seed
-        return rows
-
     losses = ((2.0, 2.1, 2.2), (2.1, 2.21, 2.29))
     for same in (True, False):
-        rows = [learnt(c, x, same) for c, x in zip((FP32, FP16), losses, strict=True)]
-        effect = pick(report_of(tmp_path / str(same), *rows), "precision", "fp16")
-        assert effect.loss is not None
-        assert effect.loss.difference == pytest.approx(0.1)
-        assert (effect.loss.reach is None) is same
-        assert (effect.loss.ratio.judge(STEADY) is Verdict.NONE) is same
+        rows = [learnt(c, x, same=same) for c, x in zip((FP32, FP16), losses, strict=True)]
+        loss = pick(report_of(tmp_path / str(same), *rows), "precision", "fp16").loss
+        assert loss is not None
+        assert loss.difference == pytest.approx(0.1)
+        assert (loss.reach is None) is same
+        assert (loss.ratio.judge(STEADY) is Verdict.NONE) is same
     # by hand: 4.303 (t of 2 degrees of freedom) × 0.01 (deviation of 0.1, 0.11, 0.09) / sqrt(3)
-    assert effect.loss.reach == pytest.approx(4.3027 * 0.01 / math.sqrt(3), rel=1e-4)
+    assert loss.reach == pytest.approx(4.3027 * 0.01 / math.sqrt(3), rel=1e-4)
     (expected,) = verdict.compare_seeds(
         [({s: [x] for s, x in enumerate(losses[0])}, {s: [x] for s, x in enumerate(losses[1])})]
     )
-    assert effect.loss.ratio.low == pytest.approx(expected.low)
+    assert loss.ratio.low == pytest.approx(expected.low)
 
 
 def test_losses_of_other_seeds_are_not_paired(tmp_path: Path) -> None:
-    rows = []
-    for case, losses, first in ((FP32, (2.0, 2.1, 2.2), 0), (FP16, (2.1, 2.2, 2.3), 10)):
-        part = ran(case, (100, 101, 102))
-        for row, loss in zip(part, losses, strict=True):
-            row.measurement.train_loss, row.run_seed = loss, row.run_seed + first
-        rows.append(part)
+    rows = (learnt(FP32, (2.0, 2.1, 2.2)), learnt(FP16, (2.1, 2.2, 2.3), first=10))
     loss = pick(report_of(tmp_path, *rows), "precision", "fp16").loss
     assert loss is not None
     # Welch by hand: 2.776 (t of 4 degrees of freedom) × sqrt(2 × 0.01 / 3)
     assert loss.reach == pytest.approx(2.7764 * math.sqrt(0.02 / 3), rel=1e-4)
 
 
-# ------------------------------------------------------------------------------------- start-up
-
-
 # ------------------------------------------------------------------------------------- overview
 
 
-def test_by_an_axis_groups_by_it(tmp_path: Path, report: Run) -> None:
-    cases = [replace(c, batch_size=b) for c in (FP32, FP16) for b in (64, 128)]
-    folder = write_sweep(tmp_path, [row for case in cases for row in ran(case, (100,))])
+def test_by_an_axis_groups_by_it_and_where_keeps_partners(tmp_path: Path, report: Run) -> None:
+    times = {(c, b): t for c, t in ((FP32, 100), (FP16, 50)) for b in (64, 128)}
+    rows = [ran(replace(c, batch_size=b), (t,)) for (c, b), t in times.items()]
+    folder = write_sweep(tmp_path, [row for part in rows for row in part])
     _, out, _ = report(folder, "--by", "batch-size")
     lines = [line.strip() for line in out.splitlines()]
     first, second = lines.index("batch size 64"), lines.index("batch size 128")
     assert first < second
     assert [lines[first + i].split()[0] for i in (1, 2)] == ["fp32", "fp16"]
-
-
-@pytest.mark.slow
-def test_where_chooses_cases_and_keeps_their_partners(tmp_path: Path, report: Run) -> None:
-    cases = [replace(c, batch_size=b) for c in (FP32, FP16) for b in (64, 128)]
-    folder = write_sweep(
-        tmp_path, [r for c in cases for r in ran(c, (100 if c.precision == "fp32" else 50,))]
-    )
     code, out, _ = report(folder, "--format", "json", "--where", "precision=fp16", "batch-size=64")
     (case,) = json.loads(out)["cases"]
     assert code == 0
     assert (case["precision"], case["batch_size"], case["speedup"]) == ("fp16", 64, 2)
-    code, out, _ = report(folder, "--format", "json", "--where", "batch_size=64,128")
+    _, out, _ = report(folder, "--format", "json", "--where", "batch_size=64,128")
     assert len(json.loads(out)["cases"]) == 4
 
 
@@ -226,18 +198,15 @@ def test_bad_choices_are_one_line_and_rc_2(
 # -------------------------------------------------------------------------------------- 80 columns
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 60, 120])
-def test_text_is_no_wider_than_asked(
-    planted: Folders, report: Run, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = report(planted["switches"], "--full")
-    assert max(map(len, out.splitlines())) <= columns
-    assert re.search(r"NVIDIA H200 · dpn92\n", out)
-    if columns >= 80:
-        assert "60.00 (59.88–60.12)" in out
-    assert ("Not shown at this width: " in out) is (columns < 120)
+def test_text_is_no_wider_than_asked(planted: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = build(read_sweeps([planted["switches"]]))
+    for columns in (60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        out = render(made, full=True)
+        assert max(map(len, out.splitlines())) <= columns
+        assert re.search(r"NVIDIA H200 · dpn92\n", out)
+        assert "60.00 (59.88–60.12)" in out or columns < 80
+        assert ("Not shown at this width: " in out) is (columns < 120)
 
 
 # ------------------------------------------------------------------------------- what is no pair
