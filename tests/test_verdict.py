@@ -478,7 +478,6 @@ UNLIKE = 0.05 * np.exp(np.random.default_rng(1).normal(0, 1, 24))
 
 
 # so noisy that the margin of 2 % protects from nothing
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cases", "noise", "repeats"),
     [
@@ -498,7 +497,6 @@ def test_no_difference_is_seldom_called_one(
     assert wrong_rate(simulate(noise, repeats, [1.0] * cases, trials)) <= 0.05
 
 
-@pytest.mark.slow
 def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
     """Deterministic repeats: three seeds a side, each twice. Six readings would be too many."""
     rng = np.random.default_rng(11)
@@ -592,7 +590,6 @@ def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "find_seeds", lambda *_: None)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unplanned")
 @pytest.mark.parametrize("ratio", [1 + MARGIN, 1 / (1 + MARGIN)])
 @pytest.mark.parametrize(
@@ -622,7 +619,6 @@ def test_no_difference_is_seldom_called_worse() -> None:
     assert claim_rate(found, Claim.WORSE, Claim.BETTER) <= 0.03
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unplanned")
 @pytest.mark.parametrize(("noise", "paired"), [(0.01, True), (0.015, False), (0.006, True)])
 def test_the_number_of_seeds_at_a_known_spread_is_the_least(noise: float, paired: bool) -> None:
@@ -637,7 +633,6 @@ def test_the_number_of_seeds_at_a_known_spread_is_the_least(noise: float, paired
         assert claim_rate(found, Claim.EQUIVALENT) == pytest.approx(powers[seeds], abs=0.03)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "ratio"), [(0.015, 1.0), (0.02, 1.0)])
 def test_plans_from_few_seeds_tell_in_four_of_five_cases(noise: float, ratio: float) -> None:
     """Plan from five seeds, then count how often so many seeds tell; over many plans."""
@@ -660,13 +655,12 @@ def test_pairs_show_what_seeds_apart_cannot() -> None:
     assert claim_rate([[found] for found in apart], Claim.EQUIVALENT) <= 0.2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 0.2])
 def test_paired_losses_without_difference_are_seldom_called_different(shared: float) -> None:
     """24 cases, three pairs each, whether or not the seeds' losses are correlated."""
     rng = np.random.default_rng(12)
-    values = shared * rng.standard_normal((TRIALS, 24, 1, 3))
-    values = values + 0.2 * rng.standard_normal((TRIALS, 24, 2, 3))
+    values = shared * rng.standard_normal((600, 24, 1, 3))
+    values = values + 0.2 * rng.standard_normal((600, 24, 2, 3))
     sweeps = [
         compare_seeds([pair_up(a, b) for a, b in family]) for family in np.exp(values).tolist()
     ]
