@@ -86,6 +86,16 @@ def test_the_margin_decides(write: Write, machine: Callable[..., Any]) -> None:
     assert verdicts(machine(a, b, "--margin", "0.5%")) == ["slower"]
 
 
+def test_evidence_is_adjusted_over_the_cases_of_a_metric(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    cases = [replace(CASE, batch_size=2**n) for n in range(2, 6)]
+    a = write("a", [r for case in cases for r in runs(case, BASE)])
+    b = write("b", runs(cases[0], SLOWER) + [r for c in cases[1:] for r in runs(c, BASE)])
+    first = machine(a, b)["metrics"]["epoch_time_s"][0]
+    assert first["p_adjusted"] == pytest.approx(4 * first["p"])
+
+
 # -------------------------------------------------------------------- conditions and environments
 
 
