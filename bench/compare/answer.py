@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare.comparison import Comparison, MetricPair
-from bench.compare.tables import Margins, list_conditions, list_environment, write_spoilt
+from bench.compare.tables import Margins, list_differences, write_spoilt
 from bench.compare.values import explain_unmatched, list_left_out
 from bench.limits import MIN_REPEATS
 from bench.study.axes import name_axis
@@ -104,7 +104,7 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
         yield f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}"
     else:
         yield f"no case in both: {explain_unmatched(comparison)}"
-    if not any(comparison.environment()) and not comparison.differing_conditions():
+    if not any(list_differences(comparison)):
         yield "no recorded difference in what ran them"
     if spoilt := list(write_spoilt(comparison, matched)):
         yield (
@@ -146,8 +146,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
     yield from conclude(comparison, margins.verdict)
     if said := advise(comparison, margins.verdict):
         yield said
-    told = [found for found in list_environment(comparison) if found[-1]]
-    told += list_conditions(comparison)
+    told = list_differences(comparison, mandatory=True)
     if differing := [f"{name} {of_a} and {of_b}" for name, of_a, of_b, _ in told]:
         yield f"! They differ in {name_first(differing, 2, '; ')}."
     if spoilt := list(write_spoilt(comparison, matched)):
@@ -155,10 +154,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
             f"! Do not rely on these times: {name_first(spoilt, 2, '; ')}. Close other programs "
             "and run again, into a new --out."
         )
-    alone = [
-        f"{count(len(cells), 'case')} only in {side.title}"
-        for side in (a, b)
-        if (cells := comparison.alone(side))
-    ]
-    if alone:
-        yield f"! Not compared: {', '.join(alone)}."
+    alone = {side.title: len(comparison.alone(side)) for side in (a, b)}
+    if any(alone.values()):
+        told_alone = (f"{count(n, 'case')} only in {title}" for title, n in alone.items() if n)
+        yield f"! Not compared: {', '.join(told_alone)}."

@@ -54,9 +54,8 @@ def _tabulate(
 def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     """All tables, in reading order: what ran the sides comes first."""
     names = comparison.names
-    environment = [*list_environment(comparison), *list_conditions(comparison)]
-    if environment:
-        rows = ((*told, "yes" * agree) for *told, agree in environment)
+    if differing := list(list_differences(comparison)):
+        rows = ((*told, "yes" * agree) for *told, agree in differing)
         yield _tabulate("Differences in what ran them", ("what", *names, "must agree"), rows)
     outcomes = [
         (comparison.label(match), a.ended, b.ended, comparison.change(match))
@@ -77,21 +76,17 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
             yield _tabulate(f"Only in {side.title}", ["case"], [[label] for label in alone])
 
 
-Difference = tuple[str, str, str, bool]  # what differs, on A and on B, and whether it must agree
-
-
-def list_environment(comparison: Comparison) -> list[Difference]:
-    return [
-        (name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, agree)
-        for name, agree, a, b in comparison.environment()
-    ]
-
-
-def list_conditions(comparison: Comparison) -> list[Difference]:
-    return [
-        (condition.label, _write_summary(condition, a), _write_summary(condition, b), False)
-        for condition, a, b in comparison.differing_conditions()
-    ]
+def list_differences(
+    comparison: Comparison, mandatory: bool = False
+) -> Iterator[tuple[str, str, str, bool]]:
+    """What differed in what ran the sides and while they ran: what, on A and on B, and whether it
+    must agree; or of what ran them only that."""
+    for name, agree, a, b in comparison.environment():
+        if agree or not mandatory:
+            yield name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, agree
+    for condition, *both in comparison.differing_conditions():
+        of_a, of_b = (_write_summary(condition, of) for of in both)
+        yield condition.label, of_a, of_b, False
 
 
 def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
