@@ -412,35 +412,38 @@ def test_what_beats_the_yardstick_shows_that_it_is_wrong(
         assert table.notes == ()
 
 
-def test_convolutions_beyond_the_rate_of_products_leave_no_bound() -> None:
-    """On a CPU products of bfloat16 ran at 1.3 GFLOP/s, and training at 0.3 of fp32's speed."""
-    rates = Rates({"float32": 141e9, "bfloat16": 1.3e9}, 11e9, 2e-6)
+def convolve(ms: float, kind: Kind = Kind.CONVOLUTION_1X1, **convolutions: float) -> Explanation:
+    """Products of bfloat16 on a CPU that emulates them, against 30 ms of float32."""
+    rates = Rates({"float32": 141e9, "bfloat16": 1.3e9}, 11e9, 2e-6, convolutions)
     before, after = (
-        make_row(Kind.CONVOLUTION_1X1, "1×1, 64→64", ms, flop=2e9, bytes=1e7, format=format)
-        for ms, format in ((30.0, "float32"), (94.0, "bfloat16"))
+        make_row(kind, "1×1, 64→64", time, flop=2e9, bytes=1e7, format=format)
+        for time, format in ((30.0, "float32"), (ms, "bfloat16"))
     )
     precisions = ("fp32", "bf16-amp")
-    found = compare([before], [after], device="cpu", rates=rates, precisions=precisions)
-    said = write(found)
+    return compare([before], [after], device="cpu", rates=rates, precisions=precisions)
+
+
+def test_convolutions_beyond_the_rate_of_products_leave_no_bound() -> None:
+    """Products of bfloat16 ran at 1.3 GFLOP/s, and training at 0.3 of fp32's speed."""
+    said = write(convolve(94.0))
     assert "0.32× as fast" in said
     assert "At most" not in said
     assert "bfloat16 products at 1.3 GFLOP/s, but convolution 1×1, 64→64 reached at least" in said
 
 
-def test_convolutions_on_a_cpu_are_judged_by_what_convolutions_reach() -> None:
-    """Products of bfloat16 are emulated there, and its convolutions are not."""
-    convolutions = {"float32": 100e9, "bfloat16": 300e9}
-    rates = Rates({"float32": 141e9, "bfloat16": 1.3e9}, 11e9, 2e-6, convolutions)
-    for kind, cause in ((Kind.CONVOLUTION_1X1, Cause.PRODUCTS), (Kind.MATMUL, Cause.EMULATED)):
-        before, after = (
-            make_row(kind, "1×1, 64→64", ms, flop=2e9, bytes=1e7, format=format)
-            for ms, format in ((30.0, "float32"), (2000.0, "bfloat16"))
-        )
-        precisions = ("fp32", "bf16-amp")
-        found = compare([before], [after], device="cpu", rates=rates, precisions=precisions)
-        assert found.reasons[0].cause is cause
-        reach = {Cause.PRODUCTS: "convolutions reach 300", Cause.EMULATED: "products reach 1.3"}
-        assert reach[cause] in found.reasons[0].evidence
+@pytest.mark.parametrize(
+    ("kind", "cause", "reach"),
+    [
+        (Kind.CONVOLUTION_1X1, Cause.PRODUCTS, "convolutions reach 300"),
+        (Kind.MATMUL, Cause.EMULATED, "products reach 1.3"),
+    ],
+)
+def test_convolutions_on_a_cpu_are_judged_by_what_convolutions_reach(
+    kind: Kind, cause: Cause, reach: str
+) -> None:
+    reason = convolve(2000.0, kind, float32=100e9, bfloat16=300e9).reasons[0]
+    assert reason.cause is cause
+    assert reach in reason.evidence
 
 
 def test_fewer_multiplications_than_are_counted_are_no_wrong_yardstick() -> None:
@@ -591,13 +594,14 @@ def test_the_reference_is_the_committed_file() -> None:
 
 
 def test_a_gain_tells_what_remains_and_a_loss_what_it_lost_by() -> None:
-    gain = EXPLAINED.fill(tell_reasons("reasons", PLANTED["memory"][0]))
-    assert [head.label for head in gain.heads][1:] == ["fp16 (ms)", "of the step (%)"]
-    assert [row[2].text for row in gain.rows] == ["80", "20"]
     lost, *_ = PLANTED["below copies"]
-    table = EXPLAINED.fill(tell_reasons("reasons", lost))
-    assert table.heads[-1].label == "of the loss (%)"
-    assert [row[-1].text for row in table.rows] == ["100", "0", "0"]
+    for found, heads, shares in (
+        (PLANTED["memory"][0], ["fp16 (ms)", "of the step (%)"], ["80", "20"]),
+        (lost, ["fp16 (ms)", "bf16-amp (ms)", "change (ms)", "of the loss (%)"], ["100", "0", "0"]),
+    ):
+        table = EXPLAINED.fill(tell_reasons("reasons", found))
+        assert [head.label for head in table.heads][1:] == heads
+        assert [row[-1].text for row in table.rows] == shares
     assert "By cause, of the loss: 100 % memory-bound kernels" in write(lost)
     assert "within 2 %" in write(compare([MM16], [MM16], precisions=("fp16", "fp16")))
 
@@ -634,16 +638,11 @@ def test_what_compilation_put_into_other_kernels_has_neither_rate_nor_ceiling() 
     assert (found.ceiling, found.beaten) == (None, None)
 
 
-def test_a_cast_is_named_by_its_formats() -> None:
+def test_operations_are_named_by_their_formats_or_once_in_two() -> None:
     back = replace(CAST, format="float16→float32")
-    found = compare([MM32], [MM16, CAST, back])
-    assert found.reasons[0].evidence == (
-        "most in _to_copy float32→float16 5 ms, _to_copy float16→float32 5 ms."
-    )
-
-
-def test_an_operation_in_two_formats_is_named_once() -> None:
-    """fp16 copies gradients to the masters and masters to the weights, by one operation."""
+    (evidence,) = (r.evidence for r in compare([MM32], [MM16, CAST, back]).reasons[:1])
+    assert evidence == "most in _to_copy float32→float16 5 ms, _to_copy float16→float32 5 ms."
+    # fp16 copies gradients to the masters and masters to the weights, by one operation
     formats = ("float16→float32", "float32→float16")
     copies = [make_row(Kind.LOSS_SCALING, "_foreach_copy", 2.0, format=f) for f in formats]
     others = [make_row(Kind.LOSS_SCALING, name, 1.0) for name in ("mul", "ne", "abs")]
