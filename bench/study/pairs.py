@@ -18,15 +18,7 @@ from bench.axis import Trait
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, free_axes, list_affecting
 from bench.record import COMPARABLE
 from bench.store.attempts import number_groups
-from bench.study.axes import (
-    MACHINE,
-    NUMBERS,
-    Machines,
-    keep_main,
-    name_value,
-    rank,
-    take_values,
-)
+from bench.study.axes import MACHINE, NUMBERS, Machines, keep_main, name_value, rank, take_values
 from bench.study.doubts import DOUBTS, SAID_BELOW
 from bench.study.summaries import SOURCE
 from bench.workloads import IMAGES
