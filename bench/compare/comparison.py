@@ -141,8 +141,9 @@ class Comparison:
         return [(c, a, b) for c, a, b in both if a is not None or b is not None]
 
     def _summarize(self, condition: Condition, matches: Sequence[Match]) -> list[Summarized]:
-        ends = zip(*map(self.ends, matches), strict=True) if matches else ((), ())
-        return [condition.summarize([end.know(condition) for end in side]) for side in ends]
+        both = [self.ends(match) for match in matches]
+        sides = ([end[of].know(condition) for end in both] for of in (0, 1))
+        return [condition.summarize(known) for known in sides]
 
     def differing_conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
         """Those that differ by so much that it is told."""
