@@ -137,8 +137,8 @@ class Comparison:
     @cached_property
     def conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
         """What was read while the matched cases ran, on A and B, where a side knows it."""
-        both = ((c, *self._summarize(c, self.matched)) for c in CONDITIONS)
-        return [(c, a, b) for c, a, b in both if a is not None or b is not None]
+        both = ((c, self._summarize(c, self.matched)) for c in CONDITIONS)
+        return [(c, a, b) for c, (a, b) in both if a is not None or b is not None]
 
     def _summarize(self, condition: Condition, matches: Sequence[Match]) -> list[Summarized]:
         both = [self.ends(match) for match in matches]
