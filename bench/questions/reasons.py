@@ -7,9 +7,15 @@ from itertools import count
 
 from bench.case import Case
 from bench.diagnosis.ceiling import Ceiling, find_beaten, find_ceiling
-from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.explanation import Change, Explanation
-from bench.diagnosis.sentences import describe, name_part, write_beaten, write_host, write_percent
+from bench.diagnosis.sentences import (
+    describe,
+    name_part,
+    write_beaten,
+    write_host,
+    write_ms,
+    write_percent,
+)
 from bench.questions.material import Material
 from bench.render.cells import Row, number_cell, write_ends, write_ratio
 from bench.render.model import Cell

@@ -216,7 +216,6 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _say_spread(first: Columns, found: Mapping[str, Array]) -> dict[str, Array]:
-    """What the ends of each case are; single runs have those their own steps allow."""
     import numpy as np
 
     repeats, time = found["repeats"], found["epoch_time_s"]
@@ -284,7 +283,6 @@ def _pair(first: pd.DataFrame, found: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _tell_apart(cases: pd.DataFrame) -> pd.Series:
-    """What tells each case from those of the same axes that something else ran."""
     import pandas as pd
 
     cell = number_groups(cases, [*SOURCE, *AXES, "kind"])

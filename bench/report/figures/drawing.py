@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
-from bench.diagnosis.evidence import write_ms
+from bench.diagnosis.sentences import write_ms
 from bench.limits import STEADY
 from bench.precision import PRECISIONS
 from bench.render.cells import iterate, write_ratio
