@@ -20,7 +20,6 @@ WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "
 
 
 def column_names() -> list[str]:
-    """The columns, in order."""
     numbers = [
         n
         for q in QUANTITIES.values()
@@ -33,7 +32,6 @@ def column_names() -> list[str]:
 
 
 def render(report: Report) -> str:
-    """The report as CSV."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     names = column_names()

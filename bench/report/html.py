@@ -39,7 +39,6 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 def render(report: Report) -> str:
-    """The report as HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(

@@ -25,10 +25,6 @@ _COMPUTED, _DRAWS, _LATE = "card was shared", "drives a display", "came after th
 _OTHERS = re.compile(r"the CPU was shared: others used ([0-9.]+) cores")
 
 
-def _count(neighbours: str) -> int:
-    return len(re.findall(r"\bpid [0-9]+", neighbours))
-
-
 def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, str, str], str]:
     """Count the neighbours of a row that says ``sentence``, or says nothing of ``unless``. Where
     several were listed, the sentences did not always tell which was meant: then all are."""
@@ -38,7 +34,7 @@ def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, st
         if "neighbours: " in missing:
             return ""
         told = sentence in said or (unless and not any(other in said for other in unless))
-        return str(_count(neighbours) if told else 0)
+        return str(len(re.findall(r"\bpid [0-9]+", neighbours)) if told else 0)
 
     return count
 
