@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import pandas as pd
 
 from bench.axis import Trait, Value
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, list_affecting
@@ -25,9 +27,6 @@ from bench.store.attempts import number_groups
 from bench.study import doubts
 from bench.study.axes import keep_main, name_axis, name_setting, name_value
 from bench.verdict import Ratio, compare
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 BASELINES = ("fp32", "tf32")
 """What each precision is compared with, on the same card."""
