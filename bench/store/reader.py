@@ -167,9 +167,9 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
 
 def _fill_in(column: Column, table: pa.Table) -> list[str]:
     """The cells of a column that an older file lacks: migrated, the axis's default, or empty."""
-    if migrate := MIGRATIONS.get(column.name):
-        columns = (table[needed].to_pylist() for needed in migrate.needs)
-        return [migrate.fill(*cells) for cells in zip(*columns, strict=True)]
+    if column.name in MIGRATIONS:
+        needs, fill = MIGRATIONS[column.name]
+        return list(map(fill, *(table[needed].to_pylist() for needed in needs)))
     default = format_value(getattr(Case, column.name)) if _is_axis(column) else ""
     return [default] * len(table)
 
