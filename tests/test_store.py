@@ -271,15 +271,6 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
     }
 
 
-def test_opening_again_appends(tmp_path: Path) -> None:
-    write(tmp_path, make_run())
-    first = lines(tmp_path / RECORDS)
-    write(tmp_path, make_run(repeat=2))
-    assert lines(tmp_path / RECORDS)[:2] == first[:2]
-    assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
-    assert len(read_steps(tmp_path)) == 2
-
-
 def test_rows_are_on_disk_when_append_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,14 +454,11 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # -------------------------------------------------------------------------------------- the lock
 
 
-def test_a_second_writer_is_told_who_holds_the_folder(tmp_path: Path) -> None:
-    with (
-        Store(tmp_path),
-        pytest.raises(
-            UsageError, match=f"in use by pid {os.getpid()} on {socket.gethostname()}; wait"
-        ),
-    ):
-        Store(tmp_path)
+@pytest.mark.parametrize("wait_s", [0, 0.2])
+def test_a_second_writer_is_told_who_holds_the_folder(tmp_path: Path, wait_s: float) -> None:
+    holder = f"in use by pid {os.getpid()} on {socket.gethostname()}; wait"
+    with Store(tmp_path), pytest.raises(UsageError, match=holder):
+        Store(tmp_path, wait_s)
     Store(tmp_path).__exit__(None, None, None)
 
 
@@ -487,11 +475,6 @@ def test_a_second_writer_may_wait(tmp_path: Path) -> None:
         second.append(make_run(repeat=2))
     assert told == [f"pid {os.getpid()} on {socket.gethostname()}"]
     assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
-
-
-def test_waiting_ends(tmp_path: Path) -> None:
-    with Store(tmp_path), pytest.raises(UsageError, match="in use by"):
-        Store(tmp_path, wait_s=0.2)
 
 
 def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
