@@ -122,7 +122,9 @@ def test_what_may_not_be_compared_stands_apart_with_the_reason(
     folders: list[Path], tmp_path: Path
 ) -> None:
     others = [
-        write_sweep(tmp_path / f"other-{i}", list_rows(f"NVIDIA {reason}", 1.2, **about))
+        write_sweep(
+            tmp_path / f"other-{i}", list_rows(f"NVIDIA {reason}", 1.2, [(128, "off")], **about)
+        )
         for i, (reason, about) in enumerate(APART.items())
     ]
     found = build(read_sweeps([*folders, *others]), Path())

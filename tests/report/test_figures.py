@@ -114,7 +114,6 @@ def test_colours_have_contrast_on_both_papers() -> None:
         assert (luminance(dark) + 0.05) / (luminance("#12161b") + 0.05) >= 4.5
 
 
-@pytest.mark.slow
 def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
     title, frame = take(cards, "memory")[1]
     assert title == "NVIDIA RTX 6000 Ada"
@@ -125,7 +124,6 @@ def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
     assert lost["memory (GiB)"].unique() == pytest.approx([51_527_024_640 / 2**30])
 
 
-@pytest.mark.slow
 def test_memory_tells_apart_what_the_process_takes_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +143,6 @@ def test_memory_tells_apart_what_the_process_takes_at_its_start(
     assert "before the first step" in drawn.caption
 
 
-@pytest.mark.slow
 def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
     panels = take(switches, "epoch-time")
     assert [title for title, _ in panels] == [
@@ -155,7 +152,6 @@ def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> None:
     grouping = view_report(switches)
     assert grouping.baseline == "compile off, channels last off"
@@ -166,7 +162,6 @@ def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> 
         assert not frame.duplicated(["precision", "batch size"]).any()
 
 
-@pytest.mark.slow
 def test_the_baseline_is_what_most_cases_have() -> None:
     """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
     report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
@@ -207,14 +202,12 @@ def test_switches_are_shown_as_pairs(switches: Report) -> None:
     assert (pairs["off (s)"] / pairs["on (s)"]).tolist() == pytest.approx([1.25] * 16)
 
 
-@pytest.mark.slow
 def test_loss_scales_that_are_no_number_are_no_static_ones(cards: Report) -> None:
     for _, frame in take(cards, "loss-by-scale"):
         assert set(frame["precision"]) == {"fp16"}
         assert sorted(set(frame["loss scale"])) == [64.0, 128.0, 256.0]
 
 
-@pytest.mark.slow
 def test_a_single_batch_size_is_drawn_by_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +370,6 @@ def test_a_curve_is_of_the_images_of_each_published_point(tmp_path: Path) -> Non
     assert "those of 50 steps" in caption
 
 
-@pytest.mark.slow
 def test_curves_are_of_the_repeat_of_the_median_time(tmp_path: Path) -> None:
     """Three repeats of 10, 14 and 11 s, whose steps take as long: the third is drawn."""
     rows = [
@@ -426,7 +418,6 @@ def test_invalid_cases_are_not_drawn(cards: Report) -> None:
     assert 129 in set(frame["batch size"])  # diverged: its time holds
 
 
-@pytest.mark.slow
 def test_files_are_written_and_say_what_they_show(
     planted: Folders, tmp_path: Path, report: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,6 @@ def markdown_tables(text: str) -> list[list[list[str]]]:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_markdown_tables_parse_back_whole(
     hostile: Path, fake_cards: list[Path], report: Run
 ) -> None:
@@ -91,7 +90,6 @@ def test_latex_leaves_no_special_character_bare(text: str) -> None:
     assert "\n" not in escaped
 
 
-@pytest.mark.slow
 def test_latex_rows_have_as_many_cells_as_columns(hostile: Path, report: Run) -> None:
     _, out, _ = report(hostile, "--format", "latex")
     for columns, body in re.findall(
@@ -150,7 +148,6 @@ def test_every_csv_has_one_guard_against_formulas(tmp_path: Path, report: Run) -
 KEY = ("precision", "loss_scale", "batch_size")
 
 
-@pytest.mark.slow
 def test_csv_and_json_say_the_same(planted: Folders, report: Run) -> None:
     _, text, _ = report(planted["made-up"], "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -173,7 +170,6 @@ def test_csv_and_json_say_the_same(planted: Folders, report: Run) -> None:
     assert "speedup" in document["columns"]
 
 
-@pytest.mark.slow
 def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
     folder = write_sweep(tmp_path / "s", ran(Case(), (88.8, 76.6, 90.4)))
     _, text, _ = report(folder, "--format", "csv")
@@ -188,7 +184,6 @@ def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
     assert not row["coverage"]
 
 
-@pytest.mark.slow
 def test_without_a_reference_nothing_stands_beside(planted: Folders, report: Run) -> None:
     assert " 212.3 " not in report(planted["made-up"], "--reference", "none", "--full")[1]
 
