@@ -228,7 +228,6 @@ def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
 
 
 def _refuse_csv(path: Path, data: bytes, cells: int, why: str) -> NoReturn:
-    """Say on which line the CSV goes wrong."""
     lines = csv.reader(io.StringIO(data.decode(), newline=""))
     number = 0
     try:
@@ -248,7 +247,6 @@ def _refuse_csv(path: Path, data: bytes, cells: int, why: str) -> NoReturn:
 
 
 def _check_schema(path: Path, table: pa.Table) -> int:
-    """The oldest schema among the rows."""
     oldest = SCHEMA
     for text in table["schema"].unique().to_pylist():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):

@@ -63,7 +63,6 @@ Parts = Iterator[tuple[str, pd.DataFrame]]
 
 
 def _frame(columns: dict[str, Any]) -> pd.DataFrame:
-    """A frame of columns, numbered from 0."""
     return pd.DataFrame(columns).reset_index(drop=True)
 
 

@@ -97,7 +97,6 @@ def plan_figures(report: Report) -> Iterator[Figure]:
 
 
 def _plot(figure: Figure, data: pd.DataFrame, ax: Axes, entries: dict[str, Any]) -> None:
-    """Draw one panel; gather what the legend is to name."""
     figure.draw(ax, data, figure.whole, figure.value)
     sns.despine(ax=ax, left=not ax.spines["left"].get_visible())
     for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
