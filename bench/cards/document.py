@@ -156,5 +156,4 @@ def _tell_duels(entry: Entry, group: Group) -> str:
 
 
 def build(sweeps: Sequence[Sweep], home: Path, prices: Prices | None = None) -> Cards:
-    """Derive what several parts need."""
     return gather(sweeps, make=partial(Cards, home=home, prices=prices))

@@ -12,8 +12,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -66,12 +67,12 @@ def records_file(path: Path) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration in a sweep's folder; empty where none can be read."""
     file = folder / CONFIG
-    try:
+    with suppress(OSError, ValueError):
         found = file.stat()
         config = _parse_config(file.absolute(), found.st_ino, found.st_mtime_ns, found.st_size)
-    except (OSError, ValueError):
-        return {}
-    return {**config} if isinstance(config, dict) else {}
+        if isinstance(config, dict):
+            return {**config}
+    return {}
 
 
 @lru_cache(maxsize=4)
@@ -95,33 +96,19 @@ def read_records(path: Path) -> pd.DataFrame:
     return type_table(file, read_text(file, COLUMNS), COLUMNS)
 
 
-def read_steps(path: Path) -> pd.DataFrame:
-    """Read the steps beside a sweep's records, maybe none. Raises UsageError: as `read_records`."""
-    return _read_beside(path, STEPS)
-
-
-def read_epochs(path: Path) -> pd.DataFrame:
-    """The same of the epochs, which only cases of several have."""
-    return _read_beside(path, EPOCHS)
-
-
-def read_work(path: Path) -> pd.DataFrame:
-    """The same of the work of a step."""
-    return _read_beside(path, WORK)
-
-
-def read_ranks(path: Path) -> pd.DataFrame:
-    """The same of the processes, which only cases on several GPUs have."""
-    return _read_beside(path, RANKS)
-
-
-def _read_beside(path: Path, name: str) -> pd.DataFrame:
+def _read_beside(name: str, path: Path) -> pd.DataFrame:
+    """Read a table beside a sweep's records, maybe none. Raises UsageError: as `read_records`."""
     records, columns = records_file(path), TABLES[name]
     # results/reference/NAME.csv has its steps in NAME-curve.csv
     apart = name == STEPS and records.name != RECORDS
     file = records.with_name(f"{records.stem}-curve.csv" if apart else name)
     table = read_text(file, columns) if file.is_file() else _empty(columns)
     return type_table(file, table, columns)
+
+
+read_steps, read_epochs, read_work, read_ranks = (
+    partial(_read_beside, name) for name in (STEPS, EPOCHS, WORK, RANKS)
+)
 
 
 def list_work(frame: pd.DataFrame) -> list[WorkRow]:
@@ -183,9 +170,9 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
 
 def _fill_in(column: Column, table: pa.Table) -> list[str]:
     """The cells of a column that an older file lacks: migrated, the axis's default, or empty."""
-    if migrate := MIGRATIONS.get(column.name):
-        columns = (table[needed].to_pylist() for needed in migrate.needs)
-        return [migrate.fill(*cells) for cells in zip(*columns, strict=True)]
+    if column.name in MIGRATIONS:
+        needs, fill = MIGRATIONS[column.name]
+        return list(map(fill, *(table[needed].to_pylist() for needed in needs)))
     default = format_value(getattr(Case, column.name)) if _is_axis(column) else ""
     return [default] * len(table)
 
@@ -199,27 +186,18 @@ def _check_bytes(path: Path, data: bytes) -> None:
     ):
         if (at := data.find(byte)) >= 0:
             raise UsageError(f"{path}:{_place(data, at)}: {name}; {mend}")
-    if len(data) > _LONGEST_LINE:
-        _check_line_lengths(path, data)
+    for number, line in enumerate(io.BytesIO(data), 1) if len(data) > _LONGEST_LINE else ():
+        if (length := len(line.rstrip(b"\n"))) > _LONGEST_LINE:
+            raise UsageError(
+                f"{path}:{number}: character {_LONGEST_LINE + 1}: a line of {length} bytes; "
+                f"no record is longer than {_LONGEST_LINE}"
+            )
     try:
         data.decode()
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}:{_place(data, error.start)}: not UTF-8 text; save it as UTF-8"
         ) from error
-
-
-def _check_line_lengths(path: Path, data: bytes) -> None:
-    start = 0
-    while len(data) - start > _LONGEST_LINE:
-        end = data.rfind(b"\n", start, start + _LONGEST_LINE + 1)
-        if end < 0:
-            length = (data.find(b"\n", start) + 1 or len(data) + 1) - 1 - start
-            raise UsageError(
-                f"{path}:{data.count(bytes([10]), 0, start) + 1}: character {_LONGEST_LINE + 1}: "
-                f"a line of {length} bytes; no record is longer than {_LONGEST_LINE}"
-            )
-        start = end + 1
 
 
 def _place(data: bytes, at: int) -> str:
@@ -253,7 +231,6 @@ def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
 
 
 def _refuse_csv(path: Path, data: bytes, cells: int, why: str) -> NoReturn:
-    """Say on which line the CSV goes wrong."""
     lines = csv.reader(io.StringIO(data.decode(), newline=""))
     number = 0
     try:
@@ -273,7 +250,6 @@ def _refuse_csv(path: Path, data: bytes, cells: int, why: str) -> NoReturn:
 
 
 def _check_schema(path: Path, table: pa.Table) -> int:
-    """The oldest schema among the rows."""
     oldest = SCHEMA
     for text in table["schema"].unique().to_pylist():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
@@ -316,7 +292,7 @@ def type_table(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.Da
         for text in _suspects(column, distinct):
             if wrong := _wrong(column, text):
                 _refuse(path, table, name, text, wrong)
-        typed[name] = _READERS[column.type](distinct, places)
+        typed[name] = _read_cells(column.type, distinct, places)
     if not few:
         return pd.DataFrame(typed)
     # text as objects in one block: of few rows a look at a column takes a tenth of the time
@@ -342,23 +318,23 @@ def _encode(cells: pa.ChunkedArray) -> tuple[pa.Array, Places]:
     return encoded.dictionary, encoded.indices.to_numpy()
 
 
-def _suspects(column: Column, distinct: pa.Array) -> list[str]:
+def _suspects(column: Column, distinct: pa.Array) -> Any:
     """The cells worth a look one by one: of numbers, those numpy finds odd."""
     import numpy as np
     import pyarrow as pa
 
     if _is_axis(column) or column.name == "status" or column.type is bool:
-        return distinct.to_pylist()  # type: ignore[no-any-return]
+        return distinct.to_pylist()
     if column.type is str:
         return []
     try:
         numbers = _parse_numbers(distinct)
     except pa.ArrowInvalid:
-        return distinct.to_pylist()  # type: ignore[no-any-return]
+        return distinct.to_pylist()
     odd = ~(np.isfinite(numbers) & (numbers >= 0) & (numbers <= _LARGEST_INT))
     if column.type is int:
         odd |= numbers != np.floor(numbers)
-    return distinct.filter(pa.array(odd)).to_pylist()  # type: ignore[no-any-return]
+    return distinct.filter(pa.array(odd)).to_pylist()
 
 
 def _is_axis(column: Column) -> bool:
@@ -387,21 +363,22 @@ def _wrong(column: Column, text: str) -> str:
     return ""
 
 
-def _read_strings(distinct: pa.Array, places: Places) -> Any:
+def _read_cells(kind: type, distinct: pa.Array, places: Places) -> Any:
     import numpy as np
     import pyarrow.compute as pc
 
-    # pandas' methods for text took two thirds of the time of reading a short file
-    bare = pc.replace_substring_regex(distinct, "^'", "", max_replacements=1)
-    if len(places) < FEW:
-        return np.array(bare.to_pylist(), object)[places]
-    return bare.take(places).to_pandas()
-
-
-def _read_switches(distinct: pa.Array, places: Places) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.equal(distinct, "on").to_numpy(zero_copy_only=False)[places]
+    if kind is str:
+        # pandas' methods for text took two thirds of the time of reading a short file
+        bare = pc.replace_substring_regex(distinct, "^'", "", max_replacements=1)
+        if len(places) < FEW:
+            return np.array(bare.to_pylist(), object)[places]
+        return bare.take(places).to_pandas()
+    if kind is bool:
+        return pc.equal(distinct, "on").to_numpy(zero_copy_only=False)[places]
+    numbers = _parse_numbers(distinct)
+    if kind is int and not np.isnan(numbers).any():
+        numbers = numbers.astype("int64")
+    return numbers[places]
 
 
 def _parse_numbers(distinct: pa.Array) -> Any:
@@ -410,21 +387,6 @@ def _parse_numbers(distinct: pa.Array) -> Any:
 
     filled = pc.if_else(pc.equal(distinct, ""), None, distinct)
     return filled.cast(pa.float64()).to_numpy(zero_copy_only=False)
-
-
-def _read_whole_numbers(distinct: pa.Array, places: Places) -> Any:
-    import numpy as np
-
-    numbers = _parse_numbers(distinct)
-    return (numbers if np.isnan(numbers).any() else numbers.astype("int64"))[places]
-
-
-_READERS = {
-    str: _read_strings,
-    bool: _read_switches,
-    float: lambda distinct, places: _parse_numbers(distinct)[places],
-    int: _read_whole_numbers,
-}
 
 
 def read_cases(frame: pd.DataFrame) -> list[Case]:
