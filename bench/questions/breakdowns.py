@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from bench.diagnosis.breakdown import LISTED, Breakdown, Timed
-from bench.diagnosis.sentences import write_ms
 from bench.diagnosis.explanation import LEFT_OVER
 from bench.diagnosis.rates import choose_prefix, find_floor
-from bench.diagnosis.sentences import name_part
+from bench.diagnosis.sentences import name_part, write_ms
 from bench.diagnosis.step import Bound, Step
 from bench.questions.material import Material
 from bench.questions.profiles import Profiled
