@@ -38,8 +38,8 @@ def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
     if len(frame) < FEWEST and len(names) > 2:
         cells = frame[names].to_numpy(object, copy=True)
         cells[cells != cells] = None  # of two NaN, neither equals the other
-        places: dict[tuple[object, ...], int] = {}
-        numbers = [places.setdefault(row, len(places)) for row in map(tuple, cells.tolist())]
+        seen: dict[tuple[object, ...], int] = {}
+        numbers = [seen.setdefault(row, len(seen)) for row in map(tuple, cells.tolist())]
         return pd.Series(numbers, frame.index, np.int64)
     codes, levels = np.zeros(len(frame), dtype=np.int64), 1
     for name in names:
