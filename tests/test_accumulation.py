@@ -279,6 +279,7 @@ def test_every_micro_batch_shape_is_warm_before_it_is_measured(data: DatasetInfo
         case = replace(case, batch_size=batch_size, accumulate=accumulate)
         _, batches, training = set_up(case, data.folder)
         batches.images, batches.labels = batches.images[:500], batches.labels[:500]
+        batches.samples = 500
         seen: list[int] = []
         training.model.register_forward_hook(lambda m, args, out: seen.append(len(args[0])))  # noqa: B023
         warm_up_shapes(training, batches, case, lambda step, loss: None)
