@@ -600,9 +600,3 @@ def test_advice_for_a_network_of_one_s_own(
     assert {64, 128} == set(rows["batch_size"])
     assert (rows["until"] != "").all()
     assert math.isfinite(rows["epoch_time_s"].min())
-
-
-def test_a_network_that_is_not_there_costs_nothing(tmp_path: Path, capsys: Capture) -> None:
-    words = ["--model", "nowhere:nothing", "--device", "cpu", "--out", str(tmp_path / "x")]
-    assert main(words) == 2
-    assert "there is no module 'nowhere'" in capsys.readouterr().err

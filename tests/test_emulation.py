@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.doctor.rates import SECONDS
-from bench.environment import DeviceAnswer, ProcessAnswer
+from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
+from bench.executors import Lane
 from bench.executors.subprocess import SubprocessExecutor
-from bench.fingerprint import Fingerprint
+from bench.fingerprint import Fingerprint, parse_asked
 from bench.record import Outcome, Status, WorkRow
 from bench.sweep.__main__ import main as sweep
 from bench.work import Kind
@@ -123,26 +123,27 @@ def test_without_rates_there_is_no_time(
     assert foresee(capsys, "--precision", "bf16") == [emulated]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("unreported")
 def test_a_sweep_says_it_before_its_first_case(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
+    """Nothing is asked of torch, and nothing trained."""
+
     def examine(
-        self: SubprocessExecutor,
-        *asked: Any,
-        examine: Any = SubprocessExecutor.examine,
-        **timeout: float,
+        self: SubprocessExecutor, lane: Lane, devices: list[str], models: list[str], **_: object
     ) -> ProcessAnswer:
-        answer: ProcessAnswer = examine(self, *asked, **timeout)
-        devices = {
-            name: replace(device, bf16_native=False) for name, device in answer.devices.items()
-        }
-        return replace(answer, devices=devices)
+        answers = dict.fromkeys(devices, DeviceAnswer({}, bf16_native=False))
+        subjects = [parse_asked(name).subject for name in models]
+        found = dict.fromkeys(subjects, Fingerprint("a", "b", "c", work=WORK))
+        return ProcessAnswer("", answers, found, host=describe_host())
 
     monkeypatch.setenv(SECONDS, "1")
-    monkeypatch.setattr(SubprocessExecutor, "examine", examine)
-    monkeypatch.setattr(SubprocessExecutor, "rate", lambda *_: Yardstick(RATES))
-    monkeypatch.setattr(SubprocessExecutor, "run", lambda *_: Outcome(Status.OK))
+    for name, stand_in in {
+        "examine": examine,
+        "rate": lambda *_: Yardstick(RATES),
+        "run": lambda *_: Outcome(Status.OK),
+    }.items():
+        monkeypatch.setattr(SubprocessExecutor, name, stand_in)
     flags = ["--dataset", "synthetic", "--repeats", "1", "--precision", "fp32", "bf16-amp"]
     assert sweep([*CASES, *flags, "--steps", "1", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().err

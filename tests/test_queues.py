@@ -104,7 +104,6 @@ def test_the_array_makes_the_sweep(place: Path) -> None:
     assert set(merged["dataset"]) == {"synthetic"}
 
 
-@pytest.mark.slow
 def test_a_pod_makes_the_shard_of_its_index(place: Path) -> None:
     variables = {"JOB_COMPLETION_INDEX": "3", "RESULTS": "queued"}
     run(place, take_script("job"), "--dataset", "synthetic", **variables)
