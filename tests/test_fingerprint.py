@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,8 +149,14 @@ def test_one_process_tells_of_all_models_and_of_what_is_wrong_with_each(
 
 def test_a_fingerprint_is_the_same_in_any_process_and_company(answer: ProcessAnswer) -> None:
     names = [name for name in GOOD if name != "mynet:wide"]
-    assert ask([], names[::-1]).models == {name: answer.models[name] for name in names}
-    assert examine_here("mynet:build") == answer.models["mynet:build"]
+    again = ask([], names[::-1]).models
+    for name, found in [*again.items(), ("mynet:build", examine_here("mynet:build"))]:
+        before = answer.models[name]
+        if isinstance(found, Fingerprint) and isinstance(before, Fingerprint):
+            # on a busy machine the time for a sketch of its work may run out
+            work = found.work or before.work
+            found, before = (replace(f, work=f.work or work) for f in (found, before))
+        assert found == before
     assert of(answer, "mynet:build").source == of(answer, "mynet:lambdas").source
     # its module was imported by the others, in forks of their own
     assert "fails on" in str(answer.models["blocks:classify"])

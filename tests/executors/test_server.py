@@ -81,6 +81,7 @@ TIMED = "_s$|^step_time|^other_cores$|process_bytes$|^warmup_steps$|^warmup_stea
 """Columns that differ between two runs of a case."""
 
 
+@pytest.mark.timeout(600)
 def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
