@@ -48,6 +48,7 @@ from bench.gpu.opening import open_device
 from bench.gpu.peaks import list_peaks
 from bench.grid import grid
 from bench.precision import Arithmetic
+from bench.processes import run_module
 from bench.questions.notices import warn
 from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
 from bench.store.writer import Store
@@ -276,6 +277,8 @@ def test_how_long_is_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_fails_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, last = run_module("nowhere", timeout_s=60)
+    assert (said, "No module named nowhere" in (last or "")) == ("", True)
     for why, reason in (("no device", "no device"), (None, "not measured within 120 s")):
         monkeypatch.setattr("bench.doctor.rates.run_module", lambda *_, why=why, **__: ("", why))
         assert measure_rates("cpu", 0.001) == Yardstick(reasons={"rates": reason})

@@ -150,7 +150,7 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
     card = gpu.card
     facts = (
         card.name,
-        f"{card.memory_bytes / GB:.0f} GB" if card.memory_bytes else "",
+        f"{card.memory_bytes / GB:.0f} GB" if card.memory_bytes else None,
         card.capability and f"compute capability {_dots(card.capability)}",
         {True: "ECC on", False: "ECC off", None: None}[card.ecc],
     )
