@@ -418,7 +418,7 @@ def stand_in(command: str) -> str:
         out = "" if "--out" in command else " --out results/scales"
         return put_flags(command, f"{small} --scales 1 128{out}")
     if "bench.check" in command:
-        slow = "initial-loss overfit first-steps baseline activations memory graphs"
+        slow = "initial-loss overfit first-steps baseline seed activations memory graphs evaluation"
         # one linear layer; tests/test_check.py checks networks that are worth it
         small = "" if "--workload" in command else f"--model {LINEAR} "
         # and there is nothing to download from
@@ -487,7 +487,7 @@ def run(
     return run
 
 
-LONG = re.compile(r"bench\.(check|crosscheck|export|scales)\b|make sweep|--format html")
+LONG = re.compile(r"bench\.(check|crosscheck|export|rehearsal|scales)\b|make sweep|--format html")
 """Commands that take more than two seconds of a core."""
 
 
