@@ -596,3 +596,17 @@ def test_a_compiled_case_has_a_cache_of_its_own(
     assert executor.choose_cache(Job(Case(compile="default"), "")) == one
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert executor.choose_cache(Job(Case(compile="default"), "")) == {}
+
+
+def test_a_worker_compiles_as_it_trains_eagerly(tmp_path: Path) -> None:
+    """By inductor, and within the process of the case."""
+    flags = [*FLAGS.split(), "--model", model("good"), "--compile", "off", "on"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "print_report", lambda *folders: None)
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+        assert sweep.main([*flags, "--out", str(tmp_path / "out")]) == 0
+    assert [*(tmp_path / "cache").rglob("*.so")], "code was compiled"
+    eager, compiled = (row for _, row in read_records(tmp_path / "out").iterrows())
+    assert (eager["compile"], compiled["compile"]) == ("off", "default")
+    assert (compiled["status"], compiled["arithmetic"]) == ("ok", "float32")
+    assert compiled["train_loss"] == pytest.approx(eager["train_loss"], rel=1e-5)
