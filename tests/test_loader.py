@@ -21,6 +21,7 @@ import torch
 from loads_for_tests import ITEM_S, PIDS
 from torch import nn
 from training_for_tests import CPU, run_case
+from workers_for_tests import gone
 
 from bench.case import Case
 from bench.data import DatasetInfo, loader, prepare
@@ -530,13 +531,6 @@ class Hurried:
         return time.monotonic() + 3600 * self._hangs()
 
 
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.mark.slow
 def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, started = tmp_path / "pids", time.monotonic()
@@ -565,7 +559,7 @@ def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "spoil" in log, "where the worker itself hangs; others write between the words"
     workers = [int(line) for line in place.read_text().split()]
     assert len(set(workers)) >= 2
-    assert not any(map(runs, set(workers)))
+    assert gone(workers)
 
 
 HANGS = """
@@ -594,7 +588,4 @@ def test_a_worker_that_hangs_ends_with_a_killed_parent(
         assert process.poll() is None, "its worker did not load"
         process.kill()
     (worker,) = {int(line) for line in place.read_text().split()}
-    deadline = time.monotonic() + 60
-    while runs(worker) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not runs(worker)
+    assert gone([worker], within_s=60)
