@@ -345,7 +345,6 @@ def test_opt_levels_are_planned_for_apex_alone() -> None:
         grid({**axes, "skip_overflow": [False, True]})
 
 
-@pytest.mark.slow
 def test_a_sweep_goes_on_without_apex(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

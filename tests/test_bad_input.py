@@ -389,7 +389,6 @@ def test_flags_of_the_report(capsys: Capture, good: Path, flags: list[str], part
     expect(capsys, report.main, [str(good), *flags], part)
 
 
-@pytest.mark.slow
 def test_steps_with_a_line_that_cannot_be(capsys: Capture, good: Path) -> None:
     file = good / STEPS
     file.write_bytes(file.read_bytes().replace(b"2.25", b"nan"))

@@ -390,7 +390,6 @@ def list_rates(value: Any) -> Iterator[tuple[float, str]]:
             yield float(amount.replace(",", "").rstrip(".")) * {"T": 1e12, "G": 1e9}[prefix], unit
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [why, report], ids=["why", "report"])
 def test_nothing_that_is_printed_of_the_h100_is_above_its_data_sheet(
     command: Any, capsys: Printed

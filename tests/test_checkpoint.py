@@ -606,7 +606,6 @@ def test_apex_says_why_it_has_no_checkpoint(
 # ------------------------------------------------------------------------------ through processes
 
 
-@pytest.mark.slow
 def test_a_stopped_worker_is_gone_on_from(whole: Finished, tmp_path: Path) -> None:
     """As Ctrl-C stops it, within the second epoch."""
     case = make_case(**THREE)

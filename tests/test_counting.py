@@ -317,7 +317,6 @@ def test_dpn92_moves_what_was_computed_for_it() -> None:
         assert work[kind].bytes == pytest.approx(1e9 * gigabytes, rel=0.03)
 
 
-@pytest.mark.slow
 def test_a_row_has_the_traffic_of_its_step() -> None:
     case = replace(grid(ROWS)[0], batch_size=20, fraction=0.5)
     found = run_case(case)

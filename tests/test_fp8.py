@@ -83,7 +83,6 @@ def run() -> Callable[..., Finished]:
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", FP8_RECIPES)
 def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Finished]) -> None:
     found = run(precision="fp8", fp8_recipe=recipe)
@@ -161,7 +160,6 @@ def test_micro_batches_sum_to_the_batch() -> None:
     assert float((one - other).norm() / one.norm()) < 0.1
 
 
-@pytest.mark.slow
 def test_it_can_be_compiled() -> None:
     """Traced whole; inductor's part, which takes half a minute, is left out."""
     small = transformer.NextToken(vocabulary=16, length=16, width=16, heads=1, depth=1)
@@ -450,7 +448,6 @@ def test_a_map_of_loss_scales_has_none_to_look_for(capsys: pytest.CaptureFixture
 # ------------------------------------------------------------------------------------ the report
 
 
-@pytest.mark.slow
 def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where: dict[str, Any] = {"gpu": "NVIDIA H200", "torch": "2.13"}
     converted: dict[str, Any] = {"fp8_layers": "8 of 9 linear layers: a.*", "fp8_flop_share": 0.75}
@@ -482,7 +479,6 @@ def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert float(fp8["fp8_flop_share"]) == 0.75
 
 
-@pytest.mark.slow
 def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By its worker, whose log stays empty, to the report."""
     out = str(tmp_path / "out")

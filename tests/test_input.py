@@ -135,7 +135,6 @@ def test_commands_for_images_of_cifar_say_so(
     assert line.endswith("leave it out")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [check, crosscheck, scales])
 def test_commands_that_take_a_workload_refuse_one_that_is_none(
     command: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path

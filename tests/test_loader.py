@@ -269,7 +269,6 @@ def test_a_part_of_an_epoch_is_closed_and_then_gives_nothing() -> None:
         next(divided.parts)
 
 
-@pytest.mark.slow
 def test_the_loader_alone_is_as_fast_as_its_data() -> None:
     """Slow items, of which two come at a time."""
     for workers, known in ((0, 1 / ITEM_S), (2, 2 / ITEM_S)):
@@ -531,7 +530,6 @@ class Hurried:
         return time.monotonic() + 3600 * self._hangs()
 
 
-@pytest.mark.slow
 def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, started = tmp_path / "pids", time.monotonic()
 

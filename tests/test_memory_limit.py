@@ -69,7 +69,6 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.slow
 @linux
 def test_what_a_process_holds_ends_at_the_limit() -> None:
     """Within a block of 1 MiB, and 8 MiB that mappings hold and do not touch."""
@@ -160,7 +159,6 @@ def execute(data: DatasetInfo, model: str, **axes: Any) -> Outcome:
 
 
 @linux
-@pytest.mark.slow
 def test_every_way_to_run_into_a_limit(data: DatasetInfo) -> None:
     """Out of memory is a row with its reason, at any size; a crash under a limit is suspected."""
     limit = "1300MiB"
@@ -285,7 +283,6 @@ def test_a_limit_above_the_device_is_refused() -> None:
     assert card.refuse_limit("21GiB") == ""
 
 
-@pytest.mark.slow
 def test_a_sweep_refuses_it_before_it_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

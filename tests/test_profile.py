@@ -285,7 +285,6 @@ def test_a_trace_is_read_once_without_zipping_it_or_collecting_garbage(
     assert read_trace(kept).operators
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16-amp"])
 def test_next_to_nothing_of_a_dpn_is_unnamed(precision: str) -> None:
     line = run(Small(), 32, precision=precision)
@@ -296,7 +295,6 @@ def test_next_to_nothing_of_a_dpn_is_unnamed(precision: str) -> None:
     assert 0.8 <= line.busy_s / line.step_s <= 1.0
 
 
-@pytest.mark.slow
 def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
     workload = Planted(Elementwise)
     (case,) = grid({"workload": [TINY], "device": ["cpu"], "compile": ["default"]})
@@ -432,7 +430,6 @@ def test_a_trace_is_kept_beside_the_records(
     assert set(work["kernels"]) == {""}
 
 
-@pytest.mark.slow
 def test_a_case_is_the_same_question_with_and_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

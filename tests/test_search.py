@@ -661,7 +661,6 @@ def test_nobody_is_asked_after_the_last_epoch() -> None:
     assert [row.epoch for row in channel.told] == [0, 1, 2]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute alone; two minutes were seen on a busy machine
 def test_a_real_search_is_stopped_and_continued(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture

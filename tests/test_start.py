@@ -304,7 +304,6 @@ def test_a_sweep_over_starts_and_freezes(here: Path, capsys: pytest.CaptureFixtu
     )
 
 
-@pytest.mark.slow
 def test_what_cannot_start_is_refused_before_any_case(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -556,7 +556,6 @@ def test_a_workload_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [s.loss for s in found.steps] == pytest.approx([s.loss for s in plain.steps], rel=0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -72,7 +72,6 @@ def test_every_precision_has_a_colour_and_a_marker() -> None:
     assert set(palette.COLOURS) == set(palette.MARKERS) == set(PRECISIONS)
 
 
-@pytest.mark.slow
 def test_a_new_precision_needs_one_entry(planted: Folders) -> None:
     """Registered where the others are, before anything is drawn; then reported with a figure."""
     code = (

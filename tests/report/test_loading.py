@@ -88,7 +88,6 @@ def test_a_case_without_a_time_was_not_tried() -> None:
 TRIES = 3  # a busy machine may stop a step anywhere
 
 
-@pytest.mark.slow
 def test_a_planted_loader_bound_share_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

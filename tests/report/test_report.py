@@ -83,7 +83,6 @@ def test_output_goes_to_the_file(tmp_path: Path, report: Run) -> None:
     assert (tmp_path / "r.md").read_text(encoding="utf-8") == printed
 
 
-@pytest.mark.slow
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m bench.report {REFERENCE} --format csv | head -c 1"
     run = subprocess.run(
@@ -92,7 +91,6 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
-@pytest.mark.slow
 def test_watch_redraws_until_interrupted(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", ran(Case(batch_size=128), (10,)))
     command = [sys.executable, "-m", "bench.report", str(tmp_path / "sweep"), "--watch"]
