@@ -45,7 +45,7 @@ def drawn():
 def raises(): raise ValueError("no\\nluck")
 def exits(): import os; os._exit(9)
 def crashes():
-    import os, resource, signal
+    import faulthandler, os, resource, signal; faulthandler.disable()  # pytest's prints a stack
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.kill(os.getpid(), signal.SIGSEGV)
 def leaves(): raise SystemExit("bye")
