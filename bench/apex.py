@@ -39,8 +39,7 @@ class Apex:
     interfaces: tuple[Interface, ...] = ()
 
 
-# What NVIDIA's setup.py builds beside the package, as top-level modules.
-_CUDA_EXTENSIONS = ("amp_C",)
+# Top-level modules that NVIDIA's setup.py builds beside the package, as it does amp_C.
 _CONTRIB_EXTENSIONS = (
     "bnp",
     "cudnn_gbn_lib",
@@ -75,10 +74,6 @@ def find_apex(path: Sequence[str] | None = None) -> Apex | None:
     spec = look("apex")
     if spec is None or not spec.submodule_search_locations:
         return None
-
-    def built(names: Sequence[str]) -> bool:
-        return any(look(name) for name in names)
-
     folders = [Path(folder) for folder in spec.submodule_search_locations]
 
     def holds(file: str) -> bool:
@@ -91,8 +86,8 @@ def find_apex(path: Sequence[str] | None = None) -> Apex | None:
     return Apex(
         number,
         holds("optimizers/__init__.py"),
-        built(_CUDA_EXTENSIONS),
-        built(_CONTRIB_EXTENSIONS),
+        look("amp_C") is not None,
+        any(map(look, _CONTRIB_EXTENSIONS)),
         tuple(interface for interface, file in _FILES.items() if holds(file)),
     )
 
@@ -129,23 +124,16 @@ def choose_interface(apex: Apex | None, opt_level: str | None) -> Interface:
     return Interface.CONTRIB
 
 
-_ON_A_CPU = {
-    level: f"; {precision} is the same recipe on a CPU" if precision else ""
-    for level, precision in {
-        None: "fp16",  # FP16_Optimizer
-        "O0": "fp32",
-        "O1": "fp16-amp",
-        "O2": "fp16",
-        "O3": None,  # all of it in fp16, without master weights
-    }.items()
-}
-"""What to train instead, by opt level."""
+_ON_A_CPU = {None: "fp16", "O0": "fp32", "O1": "fp16-amp", "O2": "fp16"}
+"""What to train instead, by opt level; none is as O3, all of it in fp16 without masters."""
 
 
 def refuse_apex(apex: Apex | None, opt_level: str | None, device: str) -> str:
     """Say why a case cannot be trained with apex here, and what to do; empty where it can."""
     if device != "cuda":
-        return f"NVIDIA apex needs an NVIDIA GPU{_ON_A_CPU.get(opt_level, '')}"
+        instead = _ON_A_CPU.get(opt_level)
+        alike = f"; {instead} is the same recipe on a CPU" if instead else ""
+        return f"NVIDIA apex needs an NVIDIA GPU{alike}"
     try:
         choose_interface(apex, opt_level)
     except UnsupportedError as error:

@@ -22,15 +22,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryFile
 from typing import IO, Any, TextIO
 
@@ -38,7 +37,7 @@ from bench.data import DatasetInfo
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, split_subject
 from bench.gpu.build import has_amd, name_uuid, read_build
-from bench.gpu.cards import Card, find_card, find_cards
+from bench.gpu.cards import find_card, find_cards
 from bench.gpu.kinds import DEVICES, refuse_others
 from bench.plain import read_value
 from bench.precision import EMULATE_FP8, Arithmetic, Precision, emulates_fp8
@@ -60,27 +59,23 @@ class Platform:
 
     def refuse(self, precision: Precision) -> str:
         """Say why the device cannot run ``precision`` at all; empty where it can."""
-        old = (self._capability or (0, 0)) < precision.min_capability
-        if precision.arithmetic == "tfloat32" and old:
-            return f"{precision.name} needs an NVIDIA GPU of Ampere or later; this is {self.name}"
-        if precision.float8 and old and not (self.environment.gpu is None and emulates_fp8()):
-            least = ".".join(map(str, precision.min_capability))
-            return (
-                f"{precision.name} needs an NVIDIA GPU of compute capability {least} or later; "
-                f"this is {self.name}"
-            )
-        return ""
+        if (self._capability or (0, 0)) >= precision.min_capability:
+            return ""
+        least = "Ampere" if precision.arithmetic == "tfloat32" else ""
+        if precision.float8 and not (self.environment.gpu is None and emulates_fp8()):
+            least = "compute capability " + ".".join(map(str, precision.min_capability))
+        needs = f"{precision.name} needs an NVIDIA GPU of {least} or later; this is {self.name}"
+        return needs if least else ""
 
     def find_emulation(self, precision: Precision) -> str:
         """Say why ``precision`` would run but measure an emulation; empty where it would not."""
         if self._capability is not None:
             old = self._capability < precision.min_capability
             return f"{self.name} has no {precision.arithmetic} arithmetic" if old else ""
-        where = self.environment.gpu or "this CPU"
-        if precision.arithmetic == "float16" and not self.fp16_native:
-            return f"{where} has no fp16 arithmetic"
-        if precision.arithmetic == "bfloat16" and not self.bf16_native:
-            return f"{where} has no bf16 arithmetic"
+        halves = {"float16": ("fp16", self.fp16_native), "bfloat16": ("bf16", self.bf16_native)}
+        half, native = halves.get(precision.arithmetic, ("", True))
+        if not native:
+            return f"{self.environment.gpu or 'this CPU'} has no {half} arithmetic"
         if self.environment.gpu is None and precision.float8:
             return f"{precision.name} is emulated on a CPU"
         return ""
@@ -155,12 +150,10 @@ class ProcessAnswer:
         broken, or cannot use the device."""
         if why := self.error or self.devices[device].error:
             raise UsageError(why)
-        environment = describe_host() if self.host is None else copy(self.host)
-        for name, value in self.devices[device].environment.items():
-            setattr(environment, name, value)
-        if environment.gpu_uuid is not None and self.host is None:
-            describe_card(environment, find_card(environment.gpu_uuid, find_cards()[0]))
         answer = self.devices[device]
+        environment = replace(self.host or describe_host(), **answer.environment)
+        if environment.gpu_uuid is not None and self.host is None:
+            environment = replace(environment, **_describe_card(environment.gpu_uuid))
         return Platform(environment, answer.fp16_native, answer.bf16_native)
 
     def fingerprint(self, model: str) -> Fingerprint:
@@ -262,11 +255,13 @@ def with_inputs(
     environment: Environment, data: DatasetInfo, model: Fingerprint | None
 ) -> Environment:
     """A copy of ``environment`` that names the dataset and the model; None if not examined."""
-    inputs = copy(environment)
-    inputs.dataset_fingerprint = data.fingerprint
-    inputs.dataset_source = data.source
-    inputs.train_images = data.train_images
-    inputs.test_images = data.test_images
+    inputs = replace(
+        environment,
+        dataset_fingerprint=data.fingerprint,
+        dataset_source=data.source,
+        train_images=data.train_images,
+        test_images=data.test_images,
+    )
     if model is not None:
         inputs.model_parameters = model.parameters
         inputs.model_structure = model.structure
@@ -278,27 +273,18 @@ def with_inputs(
     return inputs
 
 
-def describe_card(environment: Environment, card: Card | None) -> None:
-    """Fill in what NVML says of the card that torch uses; nothing where it does not know it."""
+def _describe_card(uuid: str) -> dict[str, Any]:
+    """What NVML says of a card, by fields of `Environment`; nothing where it does not know it."""
+    card = find_card(uuid, find_cards()[0])
     if card is None:
-        return
-
-    def state(on: bool | None) -> str | None:
-        return None if on is None else "on" if on else "off"
-
-    environment.driver = card.driver
-    environment.persistence_mode = state(card.persistence_mode)
-    environment.ecc = state(card.ecc)
-    environment.mig = state(card.mig)
-    environment.pcie = None if card.pcie is None else str(card.pcie)
+        return {}
+    words = {None: None, True: "on", False: "off"}
+    states = {name: words[getattr(card, name)] for name in ("persistence_mode", "ecc", "mig")}
+    return {"driver": card.driver, "pcie": card.pcie and str(card.pcie), **states}
 
 
 def describe_host() -> Environment:
     """What is known without torch: host, operating system, CPU, this harness and its commit."""
-    try:
-        installed = version("gpu-precision-bench")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        installed = None
     cpu = _look_up_cpu("model name")
     cpu = platform.processor() if cpu is None else cpu or platform.machine()
     return Environment(
@@ -306,7 +292,7 @@ def describe_host() -> Environment:
         python=platform.python_version(),
         os=platform.platform(),
         host=socket.gethostname(),
-        bench=installed,
+        bench=find_version("gpu-precision-bench"),  # not of a checkout that is not installed
         commit=_read_commit(),
         code=hash_code(),
         variables=" ".join(f"{name}={value}" for name, value in find_variables().items()) or None,
@@ -446,10 +432,15 @@ def _read_commit() -> str | None:
 @cache
 def hash_code() -> str:
     """First 12 hex digits of the SHA-256 over the harness's own Python source."""
+    files = sorted(_ROOT.rglob("*.py"))
+    return _hash((path.relative_to(_ROOT), path.read_bytes()) for path in files)
+
+
+def _hash(files: Iterable[tuple[PurePath, bytes]]) -> str:
     digest = sha256()
-    for path in sorted(_ROOT.rglob("*.py")):
-        digest.update(path.relative_to(_ROOT).as_posix().encode())
-        digest.update(path.read_bytes())
+    for path, content in files:
+        digest.update(path.as_posix().encode())
+        digest.update(content)
     return digest.hexdigest()[:12]
 
 
@@ -461,31 +452,28 @@ def hash_commit(commit: str) -> str | None:
         archive = subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    digest = sha256()
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         files = {PurePosixPath(member.name): member for member in tar if member.isfile()}
-        for path in sorted(path for path in files if path.suffix == ".py"):
-            digest.update(path.as_posix().encode())
-            digest.update(tar.extractfile(files[path]).read())  # type: ignore[union-attr]
-    return digest.hexdigest()[:12]
+        code = sorted(path for path in files if path.suffix == ".py")
+        return _hash((p, tar.extractfile(files[p]).read()) for p in code)  # type: ignore[union-attr]
 
 
-PACKAGES: dict[str, str] = {
-    "torch": "torch",
-    "numpy": "numpy",
-    "nvidia-ml-py": "pynvml",
-    "pandas": "pandas",
-    "pyarrow": "pyarrow",
-    "pillow": "PIL",
-    "rich": "rich",
-    "psutil": "psutil",
-    "filelock": "filelock",
-    "tenacity": "tenacity",
-    "seaborn": "seaborn",
-    "scipy": "scipy",
-    "jinja2": "jinja2",
+_MODULES = {"nvidia-ml-py": "pynvml", "pillow": "PIL"}
+PACKAGES = {
+    package: _MODULES.get(package, package)
+    for package in (
+        *("torch", "numpy", "nvidia-ml-py", "pandas", "pyarrow", "pillow", "rich", "psutil"),
+        *("filelock", "tenacity", "seaborn", "scipy", "jinja2"),
+    )
 }
 """The packages that this harness needs, and the module that each is imported as."""
+
+
+def find_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
@@ -535,15 +523,16 @@ def _describe_device(device: str) -> DeviceAnswer:
     }
     if device == "cuda":
         return DeviceAnswer(environment, error=_use_card(environment))
+    build = "install a build of torch for it"
     if device == "mps":
         if not torch.backends.mps.is_available():
-            return DeviceAnswer(environment, error=_lack(device, "Apple"))
+            return DeviceAnswer(environment, error=_word_lack(device, "finds no Apple GPU", build))
         name = getattr(torch.backends.mps, "get_name", lambda: "Apple GPU")()
         memory = torch.mps.recommended_max_memory()
         return DeviceAnswer({**environment, "gpu": name, "gpu_memory_bytes": memory})
     if device == "xpu":
         if not torch.xpu.is_available():
-            return DeviceAnswer(environment, error=_lack(device, "Intel"))
+            return DeviceAnswer(environment, error=_word_lack(device, "finds no Intel GPU", build))
         card = torch.xpu.get_device_properties(0)
         environment.update(
             gpu=card.name, gpu_memory_bytes=card.total_memory, driver=card.driver_version
@@ -560,13 +549,10 @@ def _describe_device(device: str) -> DeviceAnswer:
     return DeviceAnswer(environment, fp16_native, bf16_native=bf16_native)
 
 
-def _lack(device: str, whose: str) -> str:
+def _word_lack(device: str, what: str, fix: str) -> str:
     import torch
 
-    return (
-        f"device {device}: torch {torch.__version__} finds no {whose} GPU; install a build of "
-        "torch for it, or use --device cpu"
-    )
+    return f"device {device}: torch {torch.__version__} {what}; {fix}, or use --device cpu"
 
 
 def _use_card(environment: dict[str, Any]) -> str:
@@ -575,20 +561,14 @@ def _use_card(environment: dict[str, Any]) -> str:
 
     hip = torch.version.hip is not None
     if torch.version.cuda is None and not hip:
-        return (
-            f"device cuda: torch {torch.__version__} is a CPU build; install a CUDA build of "
-            "torch, or use --device cpu"
-        )
+        return _word_lack("cuda", "is a CPU build", "install a CUDA build of torch")
     with warnings.catch_warnings(record=True) as warned:  # that is where torch says why
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
         why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
-        return (
-            f"device cuda: torch {torch.__version__} finds no usable GPU{why}; check "
-            + ("rocminfo and HIP_VISIBLE_DEVICES" if hip else "nvidia-smi and CUDA_VISIBLE_DEVICES")
-            + ", or use --device cpu"
-        )
+        look = "rocminfo and HIP_VISIBLE_DEVICES" if hip else "nvidia-smi and CUDA_VISIBLE_DEVICES"
+        return _word_lack("cuda", f"finds no usable GPU{why}", f"check {look}")
     card = torch.cuda.get_device_properties(0)
     environment.update(
         gpu=card.name,
@@ -598,17 +578,14 @@ def _use_card(environment: dict[str, Any]) -> str:
         capability=card.gcnArchName.partition(":")[0] if hip else f"{card.major}.{card.minor}",
         **{"miopen" if hip else "cudnn": str(torch.backends.cudnn.version())},
     )
-    described = Environment()
-    describe_card(described, find_card(environment["gpu_uuid"], find_cards()[0]))
-    environment.update({n: v for n, v in asdict(described).items() if v is not None})
+    known = _describe_card(environment["gpu_uuid"])
+    environment.update({name: value for name, value in known.items() if value is not None})
     try:
         torch.ones(2, device="cuda").sum().item()
     except RuntimeError as error:  # no kernels for this GPU, or another process has it alone
         why = (str(error).splitlines() or [""])[0]
-        return (
-            f"device cuda: torch {torch.__version__} cannot compute on {card.name}: {why}; install "
-            "a build of torch for this GPU, or use --device cpu"
-        )
+        what = f"cannot compute on {card.name}: {why}"
+        return _word_lack("cuda", what, "install a build of torch for this GPU")
     return ""
 
 

@@ -190,20 +190,15 @@ def classify_death(
     if returncode in (-signal.SIGKILL, -signal.SIGTERM):
         return Fault(Status.KILLED, f"{signal.Signals(-returncode).name} from outside the sweep")
     if returncode < 0:
-        reason = f"the worker crashed with {name_signal(-returncode)}"
+        known = -returncode in [*signal.Signals]
+        name = signal.Signals(-returncode).name if known else f"signal {-returncode}"
+        reason = f"the worker crashed with {name}"
     else:
         reason = f"the worker exited with code {returncode} and reported no result"
     if case and case.memory_limit and case.device == "cpu" and trained and returncode:
         why = f"{reason}, under a memory limit of {case.memory_limit}; the log may say why"
         return Fault(Status.OOM_SUSPECTED, why)
     return Fault(Status.ERROR, reason)
-
-
-def name_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def count_oom_kills() -> int:

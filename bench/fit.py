@@ -12,15 +12,24 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.axis import Value
 from bench.case import Case, format_value, telling_axes
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import list_devices
 from bench.errors import UsageError
-from bench.flags import Parser, add_axes, command, describe, parse_percent, parse_whole, read_axes
+from bench.flags import (
+    Parser,
+    add_axes,
+    add_flag,
+    command,
+    describe,
+    parse_percent,
+    parse_whole,
+    read_axes,
+)
 from bench.grid import AUTO
 from bench.preset import Preset
 from bench.render.cells import whole_cell
@@ -49,28 +58,15 @@ def build_parser() -> Parser:
         usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
         description=describe(__doc__),
     )
-    what = parser.add_argument_group("what to find")
-    what.add_argument(
-        "--step",
-        type=lambda text: parse_whole("--step", text, 1, 10_000),
-        default=STEP,
-        metavar="N",
-        help=f"find the largest batch size to N images, or items of a --workload ({STEP})",
-    )
-    what.add_argument(
-        "--margin",
-        type=_parse_margin,
-        default=MARGIN,
-        metavar="P%",
-        help=f"recommend a batch size that leaves so much memory free ({100 * MARGIN:g}%%)",
-    )
-    what.add_argument(
-        "--probes",
-        type=lambda text: parse_whole("--probes", text, 1, 10_000),
-        metavar="N",
-        help="end each search after N runs; the same command goes on (default: as needed)",
-    )
-    what.add_argument("--json", action="store_true", help="print JSON on standard output")
+    group = parser.add_argument_group("what to find")
+    add, whole = partial(add_flag, group), partial(parse_whole, least=1, most=10_000)
+    largest = "find the largest batch size to N images, or items of a --workload"
+    add("--step", "N", f"{largest} ({STEP})", whole, STEP)
+    free = "recommend a batch size that leaves so much memory free"
+    add("--margin", "P%", f"{free} ({100 * MARGIN:g}%%)", _parse_margin, MARGIN)
+    runs = "end each search after N runs; the same command goes on (default: as needed)"
+    add("--probes", "N", runs, whole)
+    group.add_argument("--json", action="store_true", help="print JSON on standard output")
     names = {device: " ".join(known) for device, known in PRECISIONS.items()}
     add_axes(
         parser,
@@ -92,10 +88,7 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().parse(argv)
     step, options = given.step, _read_options(given)
     walls, stopped, out = find(options, step, given.margin, given.probes)
-    if given.json:
-        print(json.dumps(describe_walls(walls, step), indent=2))
-    else:
-        print_walls(walls, step)
+    print_walls(walls, step, given.json)
     if stopped or any(wall.ending is None for wall in walls.values()):
         print(f"not finished; to go on: {options.resume(out)}", file=sys.stderr)
     if stopped:
@@ -104,10 +97,10 @@ def main(argv: Sequence[str]) -> int:
     return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
 
 
-def _parse_margin(text: str) -> float:
-    margin = parse_percent(f"--margin {text!r}", text)
+def _parse_margin(flag: str, text: str) -> float:
+    margin = parse_percent(f"{flag} {text!r}", text)
     if margin >= 1:
-        raise UsageError(f"--margin {text!r}: nothing fits then; give less than 100%")
+        raise UsageError(f"{flag} {text!r}: nothing fits then; give less than 100%")
     return margin
 
 
@@ -142,22 +135,22 @@ def find(
     return walls, stopped(), out
 
 
-def describe_walls(walls: Mapping[Case, Wall], step: int) -> list[dict[str, Any]]:
-    """What was found, as JSON: memory in bytes, batch sizes in images or items."""
-    axes = telling_axes(walls, but="batch_size")
-    return [
-        {name: text for name in axes if (text := format_value(getattr(family, name)))}
-        | asdict(wall)
-        | {"off": wall.off, "step": step}
-        for family, wall in walls.items()
-    ]
-
-
-def print_walls(walls: Mapping[Case, Wall], step: int) -> None:
+def print_walls(walls: Mapping[Case, Wall], step: int, as_json: bool) -> None:
+    """Print a table, or JSON: memory in bytes, batch sizes in images or items."""
     from rich.console import Console
 
     from bench.render.text import draw_table
 
+    if as_json:
+        axes = telling_axes(walls, but="batch_size")
+        told = [
+            {name: text for name in axes if (text := format_value(getattr(family, name)))}
+            | asdict(wall)
+            | {"off": wall.off, "step": step}
+            for family, wall in walls.items()
+        ]
+        print(json.dumps(told, indent=2))
+        return
     console = Console(highlight=False)
     if not (console.is_terminal or os.environ.get("COLUMNS")):
         console.width = _WIDTH
@@ -194,20 +187,17 @@ def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
 def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...]:
     ending, known = wall.ending, [format_value(getattr(family, name)) or NOTHING for name in axes]
     remark = "the search has not ended" if ending is None else ending.meaning
-    if ending is Ending.FOUND:
-        remark = ""
+    remark = "" if ending is Ending.FOUND else remark
     if wall.largest is not None and not wall.confirmed:
         remark = f"not confirmed: {remark}"
     fixed, each = Cell(NOTHING), Cell(NOTHING)
     if line := wall.line:
         fixed = Cell(f"{line.fixed_bytes / _MIB:,.0f}", line.fixed_bytes)
         each = Cell(f"{line.bytes_per_image / _MIB:.3g}", line.bytes_per_image)
+    sizes = (wall.largest, wall.smallest_failing, wall.thrashes_from, wall.recommended)
     return (
         *map(Cell, known),
-        whole_cell(wall.largest),
-        whole_cell(wall.smallest_failing),
-        whole_cell(wall.thrashes_from),
-        whole_cell(wall.recommended),
+        *map(whole_cell, sizes),
         fixed,
         each,
         whole_cell(wall.probes),

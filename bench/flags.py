@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -192,6 +193,22 @@ def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
                 )
 
 
+def add_flag(
+    group: argparse._ActionsContainer,
+    flag: str,
+    metavar: str,
+    help: str,
+    read: Callable[[str, str], Any] | None = None,
+    default: Any = None,
+    dest: str | None = None,
+) -> None:
+    """Add a flag with one value, of which ``read`` makes what it is: of the flag and its text, as
+    `parse_whole` and `parse_number` do."""
+    kind = partial(read, flag) if read else str
+    dest = dest or flag.removeprefix("--").replace("-", "_")
+    group.add_argument(flag, metavar=metavar, help=help, type=kind, default=default, dest=dest)
+
+
 def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
     """Add ``--where``, whose values `bench.study.filters.parse_filter` reads."""
     parser.add_argument(
@@ -230,44 +247,45 @@ def hold(lock: Path, busy: str) -> Iterator[None]:
     """Do what one process at a time may do; a second one ends with the UsageError ``busy``."""
     from filelock import FileLock, Timeout
 
-    held = FileLock(lock)
     try:
-        held.acquire(timeout=0)
+        held = FileLock(lock).acquire(timeout=0)
     except Timeout:
         raise UsageError(busy) from None
-    try:
+    with held:
         yield
-    finally:
-        held.release()
 
 
 def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    """Make the `main` of a command of what its command line does, run by `run_command`."""
-    return lambda argv=None: run_command(run, argv)
+    """Make the `main` of a command of what its command line does.
 
-
-def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Run a command; its return code. A `UsageError` becomes one line on standard error and 2, a
-    `StoreError` 1.
-
-    If the reader of standard output has gone, as with ``| head``, it ends with the return code that
-    a shell gives for SIGPIPE, and without a traceback.
+    A `UsageError` becomes one line on standard error and the return code 2, a `StoreError` 1. If
+    the reader of standard output has gone, as with ``| head``, it ends with the return code that a
+    shell gives for SIGPIPE, and without a traceback.
     """
-    try:
-        code = command(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()  # here, where a closed pipe is caught, and not as Python ends
-        return code
-    except (UsageError, StoreError) as error:
-        print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold anything
-        return 2 if isinstance(error, UsageError) else 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 130
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        try:
+            code = run(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()  # here, where a closed pipe is caught, and not as Python ends
+            return code
+        except (UsageError, StoreError) as error:
+            print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold anything
+            return 2 if isinstance(error, UsageError) else 1
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+        except KeyboardInterrupt:
+            return 130
+
+    return main
 
 
-def parse_number(flag: str, text: str, right: str, fits: Callable[[float], bool]) -> float:
+def parse_number(
+    flag: str,
+    text: str,
+    right: str,
+    fits: Callable[[float], bool] = lambda value: 0 < value < math.inf,
+) -> float:
     """Read a number that a flag gave; UsageError, with what is ``right``, unless it ``fits``."""
     try:
         value = float(text)

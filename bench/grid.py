@@ -179,8 +179,7 @@ def go_together(case: Case) -> bool:
 
 
 def check_axes(case: Case) -> None:
-    """Refuse settings that do not go together. Raises UsageError: it says which, and what to leave
-    out."""
+    """Refuse settings that do not go together. Raises UsageError: it says what to leave out."""
     check_division(case)
     check_settings(case)
 
@@ -205,78 +204,65 @@ def check_division(case: Case) -> None:
 
 def check_settings(case: Case) -> None:
     """Refuse what does not go together at any batch size. Raises UsageError."""
+    if why := next(_find_conflicts(case), ""):
+        raise UsageError(why)
+
+
+def _find_conflicts(case: Case) -> Iterator[str]:
+    precision, cpu = PRECISIONS[case.precision], case.device == "cpu"
     cut = case.fraction < 1 or case.steps is not None or case.until is not None
     if case.epochs > 1 and cut:
-        raise UsageError(
+        yield (
             f"--epochs {case.epochs} trains whole epochs; leave out --fraction, --steps and --until"
         )
     if case.dataset == OWN and case.workload == IMAGES:
-        raise UsageError(f"--dataset {OWN} is that of a --workload; give one, or another dataset")
+        yield f"--dataset {OWN} is that of a --workload; give one, or another dataset"
     if case.optimizer == OWN and case.workload == IMAGES:
-        raise UsageError(f"--optimizer {OWN} is that of a --workload; give one, or leave it out")
+        yield f"--optimizer {OWN} is that of a --workload; give one, or leave it out"
     if case.schedule == "onecycle" and case.lr_warmup != "0":
-        raise UsageError("--schedule onecycle has its own warm-up; leave out --lr-warmup")
+        yield "--schedule onecycle has its own warm-up; leave out --lr-warmup"
     for name, axis in AXES.items():
         if axis.applies and (value := getattr(case, name)) != axis.default:
+            flag = axis_flag(name)
             for rule in (rule for rule in axis.applies if not rule.holds(case)):
-                flag = axis_flag(name)
                 text = f"{flag} {format_value(value)}: {rule.lack}"
-                raise UsageError(f"{text}; give {rule.mend}, or leave out {flag}")
-    _check_devices(case)
-    if case.accumulate > 1 and case.compile in OWN_GRAPHS and case.device != "cpu":
-        raise UsageError(  # pytorch issue 169545
+                yield f"{text}; give {rule.mend}, or leave out {flag}"
+    if case.parallel == "dp" and cpu:
+        yield "--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes"
+    if case.sync_bn and cpu:
+        yield "--sync-bn needs GPUs, as torch's SyncBatchNorm does; leave it out"
+    if case.parallel != Case.parallel and precision.apex:
+        leave = f"leave out --parallel {case.parallel}"
+        yield f"--precision {case.precision} trains on one GPU; {leave}"
+    if case.parallel == "dp" and precision.float8:
+        yield "--precision fp8 with --parallel dp is not measured; give --parallel ddp"
+    if case.pin_memory and cpu:
+        yield "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"
+    if case.accumulate > 1 and case.compile in OWN_GRAPHS and not cpu:  # pytorch issue 169545
+        yield (
             f"--accumulate {case.accumulate} with --compile {case.compile} fails in torch: its "
             "graphs write over the gradients that are summed; give --compile default"
         )
-    if case.cuda_graphs:
-        _check_capture(case)
+    if case.cuda_graphs and cpu:
+        yield "--cuda-graphs with --device cpu cannot be: a CPU has none"
+    if case.cuda_graphs and is_dynamic(case.loss_scale):
+        yield (
+            f"--cuda-graphs with --loss-scale {case.loss_scale} cannot be, because that scale is "
+            "kept on the host; give one such as 128"
+        )
+    if case.cuda_graphs and case.optimizer in (OWN, "lars"):
+        yield (
+            f"--cuda-graphs with --optimizer {case.optimizer} cannot be: torch captures fused "
+            "steps; give sgd or adamw"
+        )
     for name, axis in AXES.items():
         for other, values in axis.beside.items():
             if getattr(case, name) != axis.default and (held := getattr(case, other)) in values:
-                text = format_value(getattr(case, name))
-                raise UsageError(
-                    f"{axis_flag(name)} {text} with {axis_flag(other)} {format_value(held)} is not "
-                    "measured; leave out one"
-                )
-    if PRECISIONS[case.precision].apex and case.optimizer != "sgd":
-        raise UsageError(f"--precision {case.precision} trains with SGD only; give --optimizer sgd")
-
-
-def _check_devices(case: Case) -> None:
-    """Refuse what needs a GPU, or several, and has not. Raises UsageError: it says what."""
-    precision, cpu = PRECISIONS[case.precision], case.device == "cpu"
-    if case.parallel == "dp" and cpu:
-        raise UsageError("--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes")
-    if case.sync_bn and cpu:
-        raise UsageError("--sync-bn needs GPUs, as torch's SyncBatchNorm does; leave it out")
-    if case.parallel != Case.parallel and precision.apex:
-        raise UsageError(
-            f"--precision {case.precision} trains on one GPU; leave out --parallel {case.parallel}"
-        )
-    if case.parallel == "dp" and precision.float8:
-        raise UsageError("--precision fp8 with --parallel dp is not measured; give --parallel ddp")
-    if case.pin_memory and cpu:
-        raise UsageError(
-            "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"
-        )
-
-
-def _check_capture(case: Case) -> None:
-    """Refuse what a step cannot have that is captured as a CUDA graph. Raises UsageError: it says
-    what."""
-    if case.device == "cpu":
-        why = "--device cpu cannot be: a CPU has none"
-    elif is_dynamic(case.loss_scale):
-        why = (
-            f"--loss-scale {case.loss_scale} cannot be, because that scale is kept on the host; "
-            "give one such as 128"
-        )
-    elif case.optimizer in (OWN, "lars"):
-        why = f"--optimizer {case.optimizer} cannot be: torch captures fused steps; "
-        why += "give sgd or adamw"
-    else:
-        return
-    raise UsageError(f"--cuda-graphs with {why}")
+                text = f"{axis_flag(name)} {format_value(getattr(case, name))}"
+                there = f"{axis_flag(other)} {format_value(held)}"
+                yield f"{text} with {there} is not measured; leave out one"
+    if precision.apex and case.optimizer != "sgd":
+        yield f"--precision {case.precision} trains with SGD only; give --optimizer sgd"
 
 
 def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
@@ -292,15 +278,11 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
     if case.world_size > 1:
         if why := _refuse_shares(case, train_images, batchnorm):
             near = (case.batch_size + sign * by for by in range(1, 100) for sign in (-1, 1))
-            works = (
-                n
-                for n in near
-                if n >= case.accumulate
-                and go_together(other := replace(case, batch_size=n))
-                and not _refuse_shares(other, train_images, batchnorm)
-            )
-            advice = f"; {n} should work" if (n := next(works, 0)) else ""
-            raise UsageError(f"{why}{advice}")
+            others = (replace(case, batch_size=n) for n in near if n >= case.accumulate)
+            for other in filter(go_together, others):
+                if not _refuse_shares(other, train_images, batchnorm):
+                    raise UsageError(f"{why}; {other.batch_size} should work")
+            raise UsageError(why)
         count_warmup_steps(case.lr_warmup, case.epochs * math.ceil(train_images / whole))
         return
     if case.batch_size > train_images:

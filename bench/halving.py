@@ -74,7 +74,7 @@ def read_halving(told: object) -> Halving | None:
     least = {"epochs": 2, "grace": 1, "reduction": 2}
     numbers: dict[str, Any] = {name: told.get(name) for name in least}
     trials, combinations = told.get("trials"), told.get("combinations")
-    if not (isinstance(trials, list) and all(_is_settings(one) for one in trials)):
+    if not (isinstance(trials, list) and all(map(_is_settings, trials))):
         return None
     if any(type(numbers[name]) is not int or numbers[name] < least[name] for name in least):
         return None

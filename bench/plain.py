@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -28,18 +28,21 @@ def _make_reader(kind: Any) -> Reader:
     if kind is Any:
         return lambda value: value
     if is_dataclass(kind):
-        return _read_fields(kind)
+        hints = get_type_hints(kind)
+        readers = {field.name: _make_reader(hints[field.name]) for field in fields(kind)}
+        return partial(_read_fields, kind, readers)
     if origin is Literal:
-        return lambda value: _choose(value, options)
+        return partial(_choose, options)
     if origin in (Union, UnionType):
-        return _read_union([_make_reader(one) for one in options if one is not NoneType])
+        return partial(_try, [_make_reader(one) for one in options if one is not NoneType])
     if origin is dict:
         reader = _make_reader(options[1])
         return lambda table: {k: _within(k, reader, v) for k, v in _expect(dict, table).items()}
     if origin in (list, tuple):
         number = None if origin is list or Ellipsis in options else len(options)
-        return _read_list(origin, _make_reader(options[0]), number)  # all of a tuple are alike
-    return kind if issubclass(kind, Enum) else lambda value: _expect(kind, value)
+        # all of a tuple are alike
+        return partial(_read_list, origin, _make_reader(options[0]), number)
+    return kind if issubclass(kind, Enum) else partial(_expect, kind)
 
 
 def _expect(kind: type, value: Any) -> Any:
@@ -51,7 +54,7 @@ def _expect(kind: type, value: Any) -> Any:
     return value
 
 
-def _choose(value: Any, options: tuple[Any, ...]) -> Any:
+def _choose(options: tuple[Any, ...], value: Any) -> Any:
     if value not in options:
         raise ValueError(f"{value!r} is none of {', '.join(options)}")
     return value
@@ -64,40 +67,26 @@ def _within(place: str, reader: Reader, value: Any) -> Any:
         raise ValueError(f"{place}: {error}") from None
 
 
-def _read_list(kind: type, reader: Reader, number: int | None) -> Reader:
-    def read(values: Any) -> Any:
-        if len(_expect(list, values)) != (len(values) if number is None else number):
-            raise ValueError(f"{len(values)} values in place of {number}")
-        return kind(map(reader, values))
-
-    return read
+def _read_list(kind: type, reader: Reader, number: int | None, values: Any) -> Any:
+    if len(_expect(list, values)) != (len(values) if number is None else number):
+        raise ValueError(f"{len(values)} values in place of {number}")
+    return kind(map(reader, values))
 
 
-def _read_union(readers: list[Reader]) -> Reader:
-    def read(value: Any) -> Any:
-        if value is None:
-            return None
-        for reader in readers[:-1]:
-            with suppress(ValueError):
-                return reader(value)
-        return readers[-1](value)
-
-    return read
+def _try(readers: list[Reader], value: Any) -> Any:
+    if value is None:
+        return None
+    for reader in readers[:-1]:
+        with suppress(ValueError):
+            return reader(value)
+    return readers[-1](value)
 
 
-def _read_fields(kind: Any) -> Reader:
-    hints = get_type_hints(kind)
-    readers = {field.name: _make_reader(hints[field.name]) for field in fields(kind)}
-
-    def read(value: Any) -> Any:
-        if isinstance(value, list):
-            if len(value) != len(readers):
-                raise ValueError(f"{len(value)} values, where {kind.__name__} has {len(readers)}")
-            return kind(
-                *(reader(cell) for reader, cell in zip(readers.values(), value, strict=True))
-            )
-        if unknown := sorted(_expect(dict, value).keys() - readers.keys()):
-            raise ValueError(f"no field {unknown[0]!r}; right values: {', '.join(sorted(readers))}")
-        return kind(**{name: _within(name, readers[name], one) for name, one in value.items()})
-
-    return read
+def _read_fields(kind: Any, readers: dict[str, Reader], value: Any) -> Any:
+    if isinstance(value, list):
+        if len(value) != len(readers):
+            raise ValueError(f"{len(value)} values, where {kind.__name__} has {len(readers)}")
+        return kind(*(reader(cell) for reader, cell in zip(readers.values(), value, strict=True)))
+    if unknown := sorted(_expect(dict, value).keys() - readers.keys()):
+        raise ValueError(f"no field {unknown[0]!r}; right values: {', '.join(sorted(readers))}")
+    return kind(**{name: _within(name, readers[name], one) for name, one in value.items()})

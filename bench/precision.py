@@ -220,7 +220,6 @@ def emulates_fp8() -> bool:
 
 
 def refuse_fp8(network: str) -> str:
-    """Say that fp8 has nothing to convert in ``network``, such as ``dpn92``."""
     return (
         f"no layer of {network} is a matrix product whose dimensions are both multiples of 16 "
         "(its head is left out); fp8 has nothing to convert"

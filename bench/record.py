@@ -341,7 +341,6 @@ PROVEN = (
 )
 """Columns that the proof fills, and says why where it cannot."""
 
-
 BESIDE: dict[str, str] = {
     f.name: f.metadata["beside"] for f in fields(Measurement) if "beside" in f.metadata
 }
@@ -586,31 +585,31 @@ class Outcome:
     awaited: bool = False
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Record:
     """One row. Identity, the case's axes, the outcome, the measurement, the environment."""
 
-    record_id: str
+    record_id: str = column("joins a row to its steps")
     case: Case
-    repeat: int
-    run_seed: int
-    sentinel: bool
-    probe: bool
-    anchor: str
-    lane: str
-    lanes_beside: int | None
-    attempt: int
-    status: Status
-    reason: str
-    inferred: bool
-    executor: str
-    started_at: str
-    finished_at: str
-    retries: int
-    log: str
+    repeat: int = column("1 for the first run of a case, 2 for the second, …")
+    run_seed: int = column("the seed of this run: repeats differ in it, see --same-seed", since=2)
+    sentinel: bool = column("the first case run again at the end, to show drift")
+    probe: bool = column("run to find the largest batch that fits", since=4)
+    anchor: str = column("run to compare lanes: alone, busy or close", since=5)
+    lane: str = column("the lane that it ran on; empty where there was one", since=5)
+    lanes_beside: int | None = column("other lanes that ran a case meanwhile, at most", since=5)
+    session: str = column("which start of the sweep wrote the row", "", since=6)
+    attempt: int = column("1, or more where an earlier attempt failed")
+    status: Status = column("; ".join(f"{s}: {s.meaning}" for s in Status))  # noqa: RUF009
+    reason: str = column("one line on the status")
+    inferred: bool = column("not run: concluded from another case's outcome")
+    executor: str = column("what ran it; 'fake' rows are not measurements")
+    started_at: str = column("UTC")
+    finished_at: str = column("UTC")
+    retries: int = column("transient failures retried")
+    log: str = column("the worker's log, beside the records")
     measurement: Measurement
     environment: Environment
-    session: str = ""
 
 
 @dataclass(frozen=True)
@@ -622,31 +621,6 @@ class Column:
     since: int = 1  # the schema that brought it; older files lack it
 
 
-_IDENTITY = (
-    Column("schema", int, "version of this table"),
-    Column("record_id", str, "joins a row to its steps"),
-)
-_OUTCOME = (
-    Column("repeat", int, "1 for the first run of a case, 2 for the second, …"),
-    Column("run_seed", int, "the seed of this run: repeats differ in it, see --same-seed", since=2),
-    Column("sentinel", bool, "the first case run again at the end, to show drift"),
-    Column("probe", bool, "run to find the largest batch that fits", since=4),
-    Column("anchor", str, "run to compare lanes: alone, busy or close", since=5),
-    Column("lane", str, "the lane that it ran on; empty where there was one", since=5),
-    Column("lanes_beside", int, "other lanes that ran a case meanwhile, at most", True, since=5),
-    Column("session", str, "which start of the sweep wrote the row", since=6),
-    Column("attempt", int, "1, or more where an earlier attempt failed"),
-    Column("status", str, "; ".join(f"{s}: {s.meaning}" for s in Status)),
-    Column("reason", str, "one line on the status"),
-    Column("inferred", bool, "not run: concluded from another case's outcome"),
-    Column("executor", str, "what ran it; 'fake' rows are not measurements"),
-    Column("started_at", str, "UTC"),
-    Column("finished_at", str, "UTC"),
-    Column("retries", int, "transient failures retried"),
-    Column("log", str, "the worker's log, beside the records"),
-)
-
-
 def make_axis_column(axis: Axis) -> Column:
     """Describe the column that an axis has in a records file."""
     # what may be empty is text: a loss scale is a number, the name of a rule or nothing
@@ -656,10 +630,11 @@ def make_axis_column(axis: Axis) -> Column:
 
 def _columns(kind: type) -> Iterator[Column]:
     for f in fields(kind):
-        name, empty, _ = str(f.type).partition(" | None")
-        (type_,) = (t for t in (bool, float, int, str) if t.__name__ == name)
-        optional = bool(empty) or f.metadata.get("optional", False)
-        yield Column(f.name, type_, f.metadata["help"], optional, f.metadata.get("since", 1))
+        if text := f.metadata.get("help"):
+            name, empty, _ = str(f.type).partition(" | None")
+            type_ = {"bool": bool, "float": float, "int": int}.get(name, str)
+            optional = bool(empty) or f.metadata.get("optional", False)
+            yield Column(f.name, type_, text, optional, f.metadata.get("since", 1))
 
 
 def _by_name(*columns: Column) -> dict[str, Column]:
@@ -671,10 +646,13 @@ def _join(kind: type, what: str) -> dict[str, Column]:
     return _by_name(Column("record_id", str, f"the record {what} belongs to"), *_columns(kind))
 
 
+_record_id, *_outcome = _columns(Record)
+
 COLUMNS: dict[str, Column] = _by_name(
-    *_IDENTITY,
+    Column("schema", int, "version of this table"),
+    _record_id,
     *map(make_axis_column, AXES.values()),
-    *_OUTCOME,
+    *_outcome,
     *_columns(Measurement),
     *_columns(Environment),
 )
@@ -690,15 +668,14 @@ _OWNERS = {
     "start": ("start",),
 }
 
-COMPARABLE: dict[str, tuple[str, ...]] = {
+COMPARABLE = {
     f.name: _OWNERS[f.metadata["comparable"]]
     for f in fields(Environment)
     if "comparable" in f.metadata
 }
 """Environment columns on which rows of one sweep must agree, as far as they agree on these axes."""
 
-
-MODEL_PARTS: dict[str, str] = {
+MODEL_PARTS = {
     "model_parameters": "parameters",
     "model_structure": "layers",
     "model_source": "source files",
@@ -706,11 +683,10 @@ MODEL_PARTS: dict[str, str] = {
 }
 """Environment columns that say which network a model's name stood for, and what each is of."""
 
-
 _list_cells = attrgetter(
     "record_id",
     *(f"case.{name}" for name in AXES),
-    *(column.name for column in _OUTCOME),
+    *(column.name for column in _outcome),
     *(f"measurement.{f.name}" for f in fields(Measurement)),
     *(f"environment.{f.name}" for f in fields(Environment)),
 )

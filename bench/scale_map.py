@@ -1,4 +1,4 @@
-"""The loss-scale map that `python -m bench.scales` stores: its parts, read and judged.
+"""The loss-scale map that `python -m bench.scales` stores: its parts, judged, read and written.
 
 A map says, for each precision, what a range of loss scales does to the gradients of a training.
 """
@@ -9,17 +9,19 @@ import csv
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from bench.case import format_value
 from bench.errors import UsageError
 from bench.precision import PRECISIONS
-from bench.text import Explained
+from bench.store.cells import write_lines
+from bench.text import Explained, replace_file
 
 MAP, GRADIENTS, TRAININGS = "scales.json", "gradients.csv", "trainings.csv"
 """The files of a map: what was asked for and what ran it; counts of gradient values; losses."""
@@ -234,6 +236,9 @@ class ScaleMap:
     cases: tuple[ScaleCase, ...]
 
 
+_TOLD = ("command", "started_at", "tolerance", "environment")  # of a map, once for all its cases
+
+
 # ------------------------------------------------------------------------------------------ judged
 
 
@@ -341,17 +346,11 @@ def read_scale_map(folder: Path) -> ScaleMap | None:
         file = folder / TRAININGS
         trainings = {n: _read_trainings(rows) for n, rows in _read_rows(file).items()}
         file = folder / MAP
-        return ScaleMap(
-            folder,
-            head["command"],
-            head["started_at"],
-            head["tolerance"],
-            head["environment"],
-            tuple(
-                _read_case(case, gradients.get(str(number), ()), trainings.get(str(number), ()))
-                for number, case in enumerate(head["cases"], 1)
-            ),
+        cases = tuple(
+            _read_case(case, gradients.get(str(number), ()), trainings.get(str(number), ()))
+            for number, case in enumerate(head["cases"], 1)
         )
+        return ScaleMap(folder, **{name: head[name] for name in _TOLD}, cases=cases)
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}; give a folder of bench.scales") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -365,7 +364,6 @@ Row = dict[str, str]
 
 
 def _read_rows(file: Path) -> dict[str, list[Row]]:
-    """By case, as the first column numbers them."""
     groups: dict[str, list[Row]] = defaultdict(list)
     with file.open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines, strict=True):
@@ -413,3 +411,51 @@ def _read_case(
         "peaks": tuple(math.nan if peak is None else peak for peak in head["peaks"]),
     }
     return ScaleCase(**{**head, **parsed}, gradients=gradients, trainings=trainings)
+
+
+# ------------------------------------------------------------------------------------------- write
+
+
+def write_map(scales: ScaleMap) -> None:
+    """Write all cases measured so far; each file is replaced whole. Raises UsageError: the folder
+    cannot be written."""
+    told = {name: getattr(scales, name) for name in _TOLD}
+    head = {"version": VERSION, **told, "cases": [_describe(case) for case in scales.cases]}
+    try:
+        scales.folder.mkdir(parents=True, exist_ok=True)
+        # the head last: it names no case whose rows are not there
+        replace_file(scales.folder / GRADIENTS, write_lines(_gradients(scales)))
+        replace_file(scales.folder / TRAININGS, write_lines(_trainings(scales)))
+        text = json.dumps(head, indent=2, allow_nan=False) + "\n"
+        replace_file(scales.folder / MAP, text)
+    except OSError as error:
+        raise UsageError(f"--out {scales.folder}: {error.strerror}; choose another") from error
+
+
+def _describe(case: Any) -> dict[str, Any]:
+    plain = {f.name: getattr(case, f.name) for f in fields(case)}
+    del plain["gradients"], plain["trainings"]
+    return {
+        **plain,
+        "overflows": {repr(s): asdict(first) for s, first in case.overflows.items()},
+        "peaks": [peak if math.isfinite(peak) else None for peak in case.peaks],
+    }
+
+
+def _gradients(scales: ScaleMap) -> Iterator[tuple[Any, ...]]:
+    counts = [f.name for f in fields(Tally)]
+    yield "case", "step", "scale", "layer", "gradient", *counts
+    for number, case in enumerate(scales.cases, 1):
+        for row in case.gradients:
+            tally = (getattr(row.tally, name) for name in counts)
+            yield number, row.step, row.scale, row.layer, row.kind.value, *tally
+
+
+def _trainings(scales: ScaleMap) -> Iterator[tuple[Any, ...]]:
+    yield "case", "loss_scale", "step", "loss", "scale", "overflowed"
+    for number, case in enumerate(scales.cases, 1):
+        for training in case.trainings:
+            rows = zip(training.losses, training.scales, training.overflowed, strict=True)
+            for step, (loss, scale, overflowed) in enumerate(rows, 1):
+                shown = format_value(loss) if math.isfinite(loss) else None
+                yield number, training.setting, step, shown, scale, overflowed

@@ -442,28 +442,17 @@ def judge_equivalences(
     results: list[Equivalence] = []
     tested: dict[int, _Difference] = {}
     for index, pair in enumerate(family):
-        a, b = _average(pair[0]), _average(pair[1])
+        a, b = map(_average, pair)
         case = _subtract_seeds(a, b, names)
         if isinstance(case, str):
             results.append(replace(unclear, lack=case))
             continue
-        result = replace(
-            unclear,
-            ratio=_exp(case.shift),
-            seeds=min(case.a.number, case.b.number),
-            paired=bool(case.pairs),
-        )
-        if _equal(a, b) or (case.pairs >= MIN_SEEDS and not case.error):
-            value = 1.0 if _equal(a, b) else _exp(case.shift)
-            result = replace(
-                result,
-                verdict=_place(case.shift, limit),
-                ratio=value,
-                low=value,
-                high=value,
-                seeds=len(a.keys() & b.keys()),
-                paired=True,
-            )
+        seeds, value = min(case.a.number, case.b.number), _exp(case.shift)
+        result = replace(unclear, ratio=value, seeds=seeds, paired=bool(case.pairs))
+        if (equal := _equal(a, b)) or (case.pairs >= MIN_SEEDS and not case.error):
+            value, seeds = 1.0 if equal else value, len(a.keys() & b.keys())
+            claim = _place(case.shift, limit)
+            result = Equivalence(claim, margin, value, value, value, seeds=seeds, paired=True)
         elif result.seeds < MIN_SEEDS:
             few = f"{result.seeds} seed{'s' * (result.seeds > 1)}, needs {MIN_SEEDS}"
             result = replace(result, lack=few)

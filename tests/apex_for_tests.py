@@ -7,12 +7,13 @@ fp16_utils and amp step all the same, and that of contrib skips.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -60,6 +61,13 @@ def install(folder: Path, generation: str, extensions: bool = True) -> Path:
         if extensions:
             (folder / "amp_C.py").write_text("")
     return folder
+
+
+def install_here(monkeypatch: pytest.MonkeyPatch, folder: Path, generation: str) -> None:
+    """`install`, and have this process import that copy."""
+    monkeypatch.syspath_prepend(str(install(folder, generation)))
+    for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 class _Scaler:
@@ -137,14 +145,6 @@ class Fp16UtilsOptimizer:
         for master, weight in self.pairs:
             weight.copy_(master)
 
-    def zero_grad(self, set_grads_to_None: bool = False) -> None:  # noqa: N803
-        for pair in self.pairs:
-            for tensor in pair:
-                if set_grads_to_None:
-                    tensor.grad = None
-                elif tensor.grad is not None:
-                    tensor.grad.zero_()
-
 
 class FirstFp16UtilsOptimizer(Fp16UtilsOptimizer):
     """That of April to August 2018, which takes fewer arguments."""
@@ -156,9 +156,6 @@ class FirstFp16UtilsOptimizer(Fp16UtilsOptimizer):
         dynamic_loss_scale: bool = False,
     ) -> None:
         super().__init__(optimizer, static_loss_scale, dynamic_loss_scale)
-
-    def zero_grad(self) -> None:  # type: ignore[override]
-        super().zero_grad()
 
 
 class FusedSGD(torch.optim.Optimizer):
@@ -242,10 +239,6 @@ class ContribOptimizer:
             self.cur_scale = max(self.cur_scale / 2, 1)
         elif self.dynamic and self.good % 1000 == 0:
             self.cur_scale *= 2
-
-    def zero_grad(self, set_grads_to_None: bool = True) -> None:  # noqa: N803
-        for weight in chain.from_iterable(self.weights):
-            weight.grad = None
 
 
 class _Amp:

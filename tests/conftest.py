@@ -22,6 +22,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # two threads that wait for each other make a busy machine's training many times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# the harness and the networks of the tests are found by what a test starts, wherever that runs
+ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+
 # hundreds of sweeps that measure the same machine; tests of this set it themselves
 os.environ.setdefault("BENCH_YARDSTICK_S", "0")
 
@@ -37,8 +41,6 @@ with suppress(ImportError):  # the tests for a card need pytest alone
     )
     settings.load_profile("tests")
 
-ROOT = Path(__file__).parents[1]
-
 
 @cache
 def why_no_cuda() -> str:
@@ -52,36 +54,45 @@ def why_no_cuda() -> str:
 
 LONGEST = (
     "test_card.py",
-    "test_readme.py",
-    "test_golden.py",
-    "test_server.py",
-    "test_asv_site.py",
-    "test_cluster.py",
-    "test_compare.py",
-    "test_sharing.py",
-    "test_lanes.py",
-    "test_parallel.py",
-    "test_search.py",
     "test_check.py",
-    "test_workload.py",
-    "test_subprocess.py",
-    "test_checkpoint.py",
+    "test_readme.py",
     "test_html.py",
-    "test_sweep.py",
+    "test_ray.py",
+    "test_asv_site.py",
+    "test_parallel.py",
+    "test_golden.py",
+    "test_subprocess.py",
     "test_fingerprint.py",
-    "test_scales.py",
-    "test_memory_limit.py",
-    "test_extension.py",
+    "test_cluster.py",
     "test_crosscheck.py",
-    "test_derive.py",
-    "test_profile.py",
-    "test_merge.py",
-    "test_worker.py",
-    "test_figures.py",
+    "test_lanes.py",
+    "test_server.py",
+    "test_extension.py",
     "test_asv.py",
+    "test_sweep.py",
+    "test_merge.py",
+    "test_profile.py",
+    "test_workload.py",
+    "test_verdict.py",
+    "test_export.py",
+    "test_checkpoint.py",
+    "test_fit.py",
+    "test_loader.py",
+    "test_why.py",
+    "test_input.py",
+    "test_advise.py",
+    "test_yardstick.py",
+    "test_scales.py",
+    "test_train.py",
+    "test_compare.py",
+    "test_search.py",
+    "test_rehearsal.py",
+    "test_apex.py",
+    "test_queues.py",
+    "test_figures.py",
 )
-"""Files that take minutes or nearly half of one. Each is for one of the processes that share the
-tests, so they go first: with test_card.py among the last, one core was idle for minutes."""
+"""Files that take more than 14 s, the longest first. Each is for one of the processes that share
+the tests: with test_card.py among the last, one core was idle for minutes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +62,13 @@ class SlowRows(Rows):
 
 
 class Slow(Loads):
+    """Without workers a batch of four takes twice as long to load as to train."""
+
     batches = SlowRows
 
     def compute_loss(self, network: Network, batch: Any) -> torch.Tensor | Loss:
         time.sleep(STEP_S)
         return super().compute_loss(network, batch)
-
-
-def slow() -> Workload:
-    """Without workers a batch of four takes twice as long to load as to train."""
-    return Slow()
 
 
 def in_worker() -> bool:
@@ -134,32 +132,10 @@ def make(rows: type[Rows]) -> Workload:
     return workload
 
 
-def good() -> Workload:
-    return make(Rows)
-
-
-def raising() -> Workload:
-    return make(RaisingRows)
-
-
-def drawing() -> Workload:
-    return make(DrawingRows)
-
-
-def dying() -> Workload:
-    return make(DyingRows)
-
-
-def hanging() -> Workload:
-    return make(HangingRows)
-
-
-def full() -> Workload:
-    return make(FullRows)
-
-
-def bus() -> Workload:
-    return make(BusRows)
+good, raising, drawing, dying, hanging, full, bus = (
+    partial(make, rows)
+    for rows in (Rows, RaisingRows, DrawingRows, DyingRows, HangingRows, FullRows, BusRows)
+)
 
 
 class Bare(Loads):
@@ -167,7 +143,3 @@ class Bare(Loads):
 
     def build_dataset(self) -> None:
         return None
-
-
-def bare() -> Workload:
-    return Bare()

@@ -125,23 +125,6 @@ def gradients(group: Group) -> dict[str, Any]:
     return found
 
 
-def unweighted(group: Group) -> float:
-    """By how much gradients of an uneven batch are off where each process counts the same."""
-
-    class Naive(Exchange):
-        def begin(self, batch: Any) -> float:
-            super().begin(batch)
-            return 1.0
-
-    case = replace(CASE, world_size=group.size)
-    training = Exact()
-    training.exchange = Naive(training, case, group)
-    for batch in open_data(21, case, Share(group.rank, group.size)).divide():
-        training.step(batch)
-    last = train(21, case, None)[0].seen[-1]
-    return float((training.seen[-1] - last).norm() / last.norm())
-
-
 def compressed(group: Group) -> dict[str, Any]:
     """Gradients that were exchanged in half precision: their errors, bytes and buckets."""
     found = {}
@@ -310,7 +293,6 @@ SCENARIOS: dict[str, Callable[[Group], Any]] = {
     one.__name__: one
     for one in (
         gradients,
-        unweighted,
         compressed,
         divided_first,
         overflow,

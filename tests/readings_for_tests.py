@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import IO, Any
 
-from bench.gpu.device import READINGS, Depth, Device, Process, Reading
+from bench.gpu.device import Depth, Process, Reading
 
 
 class Replay:
@@ -44,32 +42,3 @@ class Replay:
         return self._why.get(quantity, "")
 
     def close(self) -> None: ...
-
-
-class Recorder:
-    def __init__(self, device: Device, file: IO[str]) -> None:
-        self._device = device
-        self._file = file
-        self._rows: list[dict[str, Any]] = []
-        self.total_bytes = device.total_bytes
-        self.watch = device.watch
-        self.why = device.why
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return self._device.notes
-
-    def read(self, depth: Depth) -> Sequence[Reading]:
-        readings = self._device.read(depth)
-        for reading in readings:
-            row = {name: value for name, value in asdict(reading).items() if value is not None}
-            self._rows.append(row)
-        if readings and depth == Depth.EDGE:
-            self._rows[-1]["edge"] = True
-        return readings
-
-    def close(self) -> None:
-        why = {quantity: self.why(quantity) for quantity in READINGS if self.why(quantity)}
-        head = {"total_bytes": self.total_bytes, "why": why, "notes": list(self.notes)}
-        self._device.close()
-        self._file.writelines(json.dumps(row) + "\n" for row in (head, *self._rows))

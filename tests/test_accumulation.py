@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +19,7 @@ from training_for_tests import (
     distance,
     in_parts,
     list_batches,
+    run_case,
     small,
     training,
 )
@@ -32,8 +32,6 @@ from bench.rehearsal.dispatch import Watch
 from bench.training.loop import Training, train_epoch
 from bench.training.loss_scale import DynamicScale
 from bench.training.timing import StepClock
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 
 IMAGES, BATCH = 61, 22  # batches of 22, 22 and 17
@@ -281,6 +279,7 @@ def test_every_micro_batch_shape_is_warm_before_it_is_measured(data: DatasetInfo
         case = replace(case, batch_size=batch_size, accumulate=accumulate)
         _, batches, training = set_up(case, data.folder)
         batches.images, batches.labels = batches.images[:500], batches.labels[:500]
+        batches.samples = 500
         seen: list[int] = []
         training.model.register_forward_hook(lambda m, args, out: seen.append(len(args[0])))  # noqa: B023
         warm_up_shapes(training, batches, case, lambda step, loss: None)
@@ -307,7 +306,7 @@ def test_a_measurement_in_micro_batches(data: DatasetInfo) -> None:
             lr_warmup="2",
             schedule="linear",
         )
-        found = measure(Assignment(case, data.folder, time.monotonic()), Channel())
+        found = run_case(case, data.folder)
         m, rows[accumulate] = found.measurement, found.steps
         assert m.measured_steps == 6
         assert m.measured_images == 6 * 512

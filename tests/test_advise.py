@@ -43,6 +43,9 @@ from bench.record import Status
 from bench.store.reader import read_records
 from benchmarks.advice import Grid, advise, find_regret, follow, list_grids
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 GRIDS = {grid.name: grid for grid in list_grids()}
 
 Loss = Callable[[Case, int], float]
@@ -110,11 +113,11 @@ def test_of_equal_settings_the_present_one_stays_the_advice(
         for size in sizes
     }
     changed = 0
-    for seed in range(40):
+    for seed in range(20):
         grid = Grid("", now, times, noise=noise, start_s=6.0 + seed / 100)
         chosen, _ = advise(grid, budget_s, seed)
         changed += chosen != now
-    assert changed <= 4
+    assert changed <= 2
 
 
 def test_what_is_seen_to_be_better_is_advised_beside_what_may_be_better_still() -> None:
@@ -412,7 +415,7 @@ FIXED = ["--cuda-graphs", "off", "--channels-last", "off", "--cudnn-benchmark", 
 
 
 @pytest.fixture(autouse=True)
-def _plain_fake(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_fake(monkeypatch: Patch) -> None:
     monkeypatch.delenv(fake.ANSWERS, raising=False)
     monkeypatch.delenv(fake.MEMORY, raising=False)
 
@@ -422,9 +425,7 @@ def run(out: Path, *flags: str, rc: int = 0) -> None:
     assert main(words) == rc
 
 
-def test_the_command_says_what_to_train_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) -> None:
     """The fake takes 10 s and 1000 s over the batch size, in any precision."""
     run(tmp_path, "--budget", "1m")
     told = capsys.readouterr()
@@ -446,7 +447,7 @@ def test_the_command_says_what_to_train_with(
 
 
 def test_the_command_runs_as_much_of_an_epoch_as_takes_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Of the first run nothing is known: it is the shortest there is."""
     monkeypatch.setattr("bench.advise.standing.MOST_S", {Aim.LOOK: 0.5, Aim.MEASURE: 1.0})
@@ -460,9 +461,7 @@ def test_the_command_runs_as_much_of_an_epoch_as_takes_seconds(
     assert len(looked) > 1 < len(measured)
 
 
-def test_doubts_are_of_the_runs_that_were_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doubts_are_of_the_runs_that_were_compared(tmp_path: Path, capsys: Capture) -> None:
     """Of a run with which another program computed, of looks, and of rows that are not compared."""
     run(tmp_path, "--budget", "1m")
     told = capsys.readouterr().out
@@ -481,9 +480,7 @@ def test_doubts_are_of_the_runs_that_were_compared(
     assert json.loads(capsys.readouterr().out)["doubts"] == {"not measured": runs, "shared": 1}
 
 
-def test_json_has_the_setting_and_what_is_known_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_setting_and_what_is_known_of_it(tmp_path: Path, capsys: Capture) -> None:
     run(tmp_path, "--format", "json", "--now", "precision=fp16,batch_size=128")
     told = json.loads(capsys.readouterr().out)
     assert told["setting"]["batch_size"] == "256"
@@ -494,9 +491,7 @@ def test_json_has_the_setting_and_what_is_known_of_it(
     assert told["learning"] is None
 
 
-def test_what_does_not_fit_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_is_named(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.ANSWERS, "batch_size=256:oom")
     run(tmp_path)
     out = capsys.readouterr().out
@@ -506,25 +501,21 @@ def test_what_does_not_fit_is_named(
 
 
 def test_where_nothing_could_be_measured_there_is_no_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(fake.ANSWERS, "precision=fp32:oom precision=fp16:error")
     run(tmp_path, rc=3)
     assert capsys.readouterr().out.startswith("No advice: no setting could be measured.")
 
 
-def test_a_budget_for_one_run_gives_no_advice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_budget_for_one_run_gives_no_advice(tmp_path: Path, capsys: Capture) -> None:
     run(tmp_path, "--budget", "0.01s", rc=3)
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first.startswith("No advice: only what you have now (fp32, batch size 128) was measured")
     assert last.startswith("Next: python -m bench.advise ")
 
 
-def test_what_is_not_measured_cannot_be_small(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_measured_cannot_be_small(tmp_path: Path, capsys: Capture) -> None:
     """The fake has no energy: one run says so, and no more are made."""
     run(tmp_path, "--for", "energy", rc=3)
     assert capsys.readouterr().out.startswith("No advice: the energy of an epoch is not measured")
@@ -538,13 +529,13 @@ def test_a_loss_scale_that_is_given_is_that_of_fp16(tmp_path: Path) -> None:
     assert set(rows["loss_scale"][rows["precision"] == "fp32"]) == {""}
 
 
-def test_a_price_buys_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_price_buys_images(tmp_path: Path, capsys: Capture) -> None:
     run(tmp_path, "--for", "images-per-price", "--price", "2")
     bought = 50_000 * 3600 / (10 + 1000 / 256) / 2
     assert f"{bought:,.0f} images for a price of 1" in capsys.readouterr().out
 
 
-def test_memory_can_be_what_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_can_be_what_counts(tmp_path: Path, capsys: Capture) -> None:
     """The fake takes a MiB an image."""
     run(tmp_path, "--for", "memory", "--batch-size", "64", "128")
     assert capsys.readouterr().out.startswith("Train with fp32, batch size 64: ")
@@ -573,7 +564,7 @@ def test_memory_can_be_what_counts(tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_a_wrong_word_is_refused_in_one_line(
-    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], said: str, tmp_path: Path, capsys: Capture
 ) -> None:
     run(tmp_path / "out", *flags, rc=2)
     error = capsys.readouterr().err
@@ -583,16 +574,18 @@ def test_a_wrong_word_is_refused_in_one_line(
 
 
 def test_a_budget_is_a_time() -> None:
-    assert [parse_budget(text) for text in ("90s", "10m", "1.5 h")] == [90, 600, 5400]
+    assert [parse_budget("--budget", text) for text in ("90s", "10m", "1.5 h")] == [90, 600, 5400]
     with pytest.raises(UsageError, match="--budget"):
-        parse_budget("-1s")
+        parse_budget("--budget", "-1s")
 
 
 @pytest.mark.slow
 def test_advice_for_a_network_of_one_s_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """Real training, of some seconds: an answer, rows that say how they were measured."""
+    monkeypatch.setattr("bench.advise.policy.MOST_REPEATS", 1)
+    monkeypatch.setattr("bench.advise.policy.MIN_REPEATS", 1)
     tests = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tests.parent, tests))))
     words = ["--model", "models_for_tests:good", "--dataset", "synthetic", "--device", "cpu"]
@@ -607,11 +600,3 @@ def test_advice_for_a_network_of_one_s_own(
     assert {64, 128} == set(rows["batch_size"])
     assert (rows["until"] != "").all()
     assert math.isfinite(rows["epoch_time_s"].min())
-
-
-def test_a_network_that_is_not_there_costs_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--model", "nowhere:nothing", "--device", "cpu", "--out", str(tmp_path / "x")]
-    assert main(words) == 2
-    assert "there is no module 'nowhere'" in capsys.readouterr().err

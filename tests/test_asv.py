@@ -7,8 +7,11 @@ import importlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -23,7 +26,7 @@ pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 from asv.results import Results
 from asv_runner.discovery import disc_benchmarks
 
-from bench import asv_import
+from bench import asv_import, overhead
 from bench.asv import host as asv_host
 from bench.asv.host import describe_grid, expand, lay_out, place
 from bench.case import Case
@@ -94,16 +97,15 @@ def test_every_outcome_has_a_number_of_its_own() -> None:
     assert [track("status", status=status) for status in STATUSES] == list(range(len(STATUSES)))
 
 
-@pytest.mark.parametrize("status", STATUSES)
-def test_only_what_was_measured_is_a_number(status: str) -> None:
-    value = track("epoch_time", status=status)
-    if status in MEASURED:
-        assert value == 20
-    elif status in ABSENT:
-        assert value is not None
-        assert math.isnan(value)
-    else:
-        assert value is None  # asv's word for failed
+def test_only_what_was_measured_is_a_number() -> None:
+    for status in STATUSES:
+        value = track("epoch_time", status=status)
+        if status in MEASURED:
+            assert value == 20
+        elif status in ABSENT:
+            assert math.isnan(value)
+        else:
+            assert value is None  # asv's word for failed
 
 
 @given(st.sampled_from(FIGURES), st.sampled_from([math.inf, -math.inf, math.nan]))
@@ -124,17 +126,13 @@ def test_a_batch_size_that_is_yet_to_be_found_is_no_parameter() -> None:
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_every_case_of_a_preset_has_a_place_of_its_own(name: str) -> None:
+def test_every_case_of_a_preset_has_a_place_of_its_own_and_a_commit_is_told_it(name: str) -> None:
     cases = expand(load_preset(name))
     laid = lay_out(cases)
     places = [tuple(case["values"]) for case in laid["cases"]]
     assert len(set(places)) == len(cases)
     assert set(places) <= set(product(*laid["params"]))
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_a_commit_is_told_the_case_meant(name: str) -> None:
-    for case in expand(load_preset(name)):
+    for case in cases:
         (told,) = (c["axes"] for c in lay_out([case])["cases"])
         lines = "".join(f"{axis} = {json.dumps(value)}\n" for axis, value in told.items())
         preset = parse_preset(f"[[grid]]\n{lines}".encode(), "told")
@@ -167,18 +165,18 @@ def test_an_axis_that_varies_is_a_parameter() -> None:
     assert laid["params"][3:] == [[0.01, 0.1], ["off", "on"]]
     # the mode as commits that knew one alone call it, which all read
     assert {case["axes"].get("compile") for case in laid["cases"]} == {"on", None}
-
-
-def test_place_spells_dynamic_and_none() -> None:
-    names = ["precision", "loss_scale", "batch_size"]
-    assert place(Case(precision="fp16-amp", loss_scale="dynamic"), names)[1] == "dynamic"
-    assert place(Case(), names) == ["fp32", "none", 128]
+    dynamic = Case(precision="fp16-amp", loss_scale="dynamic")
+    assert place(dynamic, ["precision", "loss_scale"]) == ["fp16-amp", "dynamic"]
 
 
 def test_the_preset_is_the_user_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(asv_host, "has_cuda", lambda: False)
     monkeypatch.delenv("BENCH_PRESET", raising=False)
-    assert Path(asv_host.choose_preset().name).stem == "cpu"
+    small = asv_host.choose_preset()
+    assert Path(small.name).stem == "cpu"
+    cases = small.cases({}, {"device": ["cpu"]})
+    assert 2 <= len(cases) <= 4
+    assert {case.dataset for case in cases} == {"synthetic"}
     monkeypatch.setattr(asv_host, "has_cuda", lambda: True)
     assert asv_host.choose_preset().name == "rtx-titan"
     monkeypatch.setenv("BENCH_PRESET", "precision")
@@ -189,16 +187,19 @@ def test_the_preset_is_the_user_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert Path(asv_host.choose_preset().name).stem == "mine"
 
 
-def test_a_wrong_preset_is_one_line_of_asv_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_PRESET", "rtx-titn")
-    with pytest.raises(asv_host.UserError, match="did you mean 'rtx-titan'"):
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("BENCH_PRESET", "rtx-titn", "did you mean 'rtx-titan'"),
+        ("BENCH_TIMEOUT", "soon", "give a number of seconds"),
+    ],
+)
+def test_a_wrong_variable_is_one_line_of_asv_s(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(asv_host.UserError, match=said):
         asv_host.setup()
-
-
-def test_the_small_grid_is_small() -> None:
-    cases = asv_host.load_config(asv_host.SMALL).cases({}, {"device": ["cpu"]})
-    assert 2 <= len(cases) <= 4
-    assert {case.dataset for case in cases} == {"synthetic"}
 
 
 # -------------------------------------------------------------------------- one training per case
@@ -282,11 +283,20 @@ def test_every_benchmark_runs(
     cases: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Found by asv's own rules and run as asv runs them, but small, and in one process."""
+    run = subprocess.run
+
+    def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if "bench.overhead" not in command:
+            return run(command, **options)
+        code = overhead.main(["--overhead", *command[3:]])  # whose workers need not import torch
+        return subprocess.CompletedProcess(command, code, capsys.readouterr().out, "")
+
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
     monkeypatch.setitem(cases.GRID, "flags", ["--executor", "fake"])  # the sweep is a real one
     tiny = "--device=cpu --model=models_for_tests:good --batch-size=16 --steps=1 --pairs=1"
     monkeypatch.setattr("benchmarks.overhead.GRID", {})
     monkeypatch.setattr("benchmarks.overhead.SMALL", tiny.split())
+    monkeypatch.setattr("benchmarks.overhead.subprocess.run", run_here)
     few = {"few": (400, 5)}
     monkeypatch.setattr("benchmarks.report_scale.SWEEPS", few)
     monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", (tuple(few), ("text",)))
@@ -357,8 +367,7 @@ def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
     assert host.run(["-c", code], cwd=str(elsewhere)).strip() == "commit"
 
 
-@pytest.mark.slow
-def test_launches_are_tracked_for_every_precision() -> None:
+def test_launches_are_tracked_for_every_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.precision import PRECISIONS
     from bench.rehearsal.__main__ import rehearse, skip
     from benchmarks import rehearsal
@@ -371,6 +380,7 @@ def test_launches_are_tracked_for_every_precision() -> None:
     assert track.unit == "launches"
     assert track.version
     assert track.pretty_source
+    monkeypatch.setattr(rehearsal, "PRECISIONS", ("fp32", "fp16"))
     launches = rehearsal.setup_cache()
     # the most of any loss scaling: lower is better
     expected = max(row.launches for row in rehearse(precisions=["fp16"], compile=[False]))
@@ -394,40 +404,80 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of one commit with this project's asv files."""
-    folder = tmp_path / "project"
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of one commit with this project's asv files, and a sweep by the fake executor
+    whose records say that they are measurements of that commit."""
+    folder = tmp_path_factory.mktemp("swept") / "project"
     (folder / "benchmarks").mkdir(parents=True)
     for name in ("__init__.py", "cases.py", "figures.py", "cpu.toml"):
         (folder / "benchmarks" / name).write_bytes((ROOT / "benchmarks" / name).read_bytes())
     (folder / "asv.conf.json").write_bytes((ROOT / "asv.conf.json").read_bytes())
-    git(tmp_path, "init", "--quiet", str(folder))
+    git(folder.parent, "init", "--quiet", str(folder))
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "-m", "one")
+    config = '[[grid]]\ndataset = "synthetic"\nbatch_size = [64, 128]\n'
+    (folder / "grid.toml").write_text(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv(fake.ANSWERS, "")
+        patch.setattr("bench.sweep.__main__.print_report", lambda out: None)
+        flags = "--config grid.toml --out results/mine --repeats 3 --executor fake"
+        assert run_sweep(flags.split()) == 0
+    head = git(folder, "rev-parse", "--short=12", "HEAD")
+    edit(folder / "results" / "mine", lambda row: {"executor": "subprocess", "commit": head})
+    return folder
+
+
+def edit(sweep: Path, *changes: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    """Set cells of every row; by several changes, as many rows are made of each, as --mix does."""
+    records = sweep / "records.csv"
+    with records.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with records.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row | change(row) for change in changes for row in rows)
+
+
+@pytest.fixture
+def project(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = Path(shutil.copytree(swept, tmp_path / "project"))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(tmp_path))
     return folder
 
 
-def sweep(project: Path, *flags: str, commit: str | None = None, answers: str = "") -> Path:
-    """Sweep with the fake executor, and have the records say they are a commit's measurements."""
-    out = project / "results" / "mine"
-    config = project / "grid.toml"
-    config.write_text('[[grid]]\ndataset = "synthetic"\nbatch_size = [64, 128]\n')
+@pytest.fixture(scope="module", autouse=True)
+def discover_once() -> Iterator[None]:
+    """asv looks for the benchmarks of a grid in a process of its own: once for each grid."""
+    found: dict[str, Any] = {}
+    discover = asv_import._discover
+
+    def find(config: Any, grid: Any) -> Any:
+        if (key := json.dumps(grid)) not in found:
+            found[key] = discover(config, grid)
+        return deepcopy(found[key])
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(fake.ANSWERS, answers)
-        patch.setattr("bench.sweep.__main__.print_report", lambda out: None)
-        command = ["--config", str(config), "--out", str(out), *flags, "--executor", "fake"]
-        assert run_sweep(command) == 0
-    records = out / "records.csv"
-    text = records.read_text().replace(",fake,", ",subprocess,")
-    header, *rows = (line.split(",") for line in text.splitlines() if line)
-    at = header.index("commit") - len(header)
-    for row in rows:
-        row[at] = git(project, "rev-parse", "--short=12", "HEAD") if commit is None else commit
-    records.write_text("".join(",".join(line) + "\n" for line in [header, *rows]))
-    return out
+        patch.setattr(asv_import, "_discover", find)
+        yield
+
+
+def add(project: Path, *changes: Callable[[dict[str, str]], dict[str, str]]) -> int:
+    """Import the sweep with other cells; what the command returns."""
+    out = project / "results" / "mine"
+    if changes:
+        edit(out, *changes)
+    return asv_import.main([str(out)])
+
+
+def add_another(project: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> int:
+    """Import the sweep, and then another one."""
+    other = shutil.copytree(project / "results" / "mine", project / "results" / "other")
+    assert add(project) == 0
+    edit(Path(other), change)
+    return asv_import.main([str(other)])
 
 
 def imported(project: Path) -> list[Results]:
@@ -435,12 +485,10 @@ def imported(project: Path) -> list[Results]:
     return [Results.load(str(file)) for file in files]
 
 
-@pytest.mark.slow
-def test_a_sweep_becomes_results_of_its_commit(
+def test_a_sweep_becomes_results_of_its_commit_once(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = sweep(project, "--repeats", "3", answers="batch_size=128:oom")
-    assert asv_import.main([str(out)]) == 0
+    assert add(project, lambda row: {"status": "oom"} if row["batch_size"] == "128" else {}) == 0
     (result,) = imported(project)
     assert result.commit_hash == git(project, "rev-parse", "HEAD")
     assert result.params["preset"] == "grid"
@@ -451,36 +499,16 @@ def test_a_sweep_becomes_results_of_its_commit(
     assert seconds[0] == 10 + 1000 / 64
     assert math.isnan(seconds[1])  # n/a, not a number and not a failure
     assert result.get_result_value("cases.track_status", params) == [0, STATUSES.index("oom")]
-
-
-@pytest.mark.slow
-def test_results_already_there_are_not_averaged(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = sweep(project)
-    assert asv_import.main([str(out)]) == 0
     before = [file.read_bytes() for file in (project / ".asv").rglob("*.json")]
-    assert asv_import.main([str(out)]) == 2
+    assert add(project) == 2, "results that are there are not averaged with others"
     assert "asv has results of commit" in capsys.readouterr().err
     assert before == [file.read_bytes() for file in (project / ".asv").rglob("*.json")]
 
 
-def mix(records: Path, before: dict[str, str], after: dict[str, str]) -> None:
-    """Set cells of every row, and add a copy of each with others, as --mix does."""
-    with records.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    with records.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row | cells for cells in (before, after) for row in rows)
-
-
-@pytest.mark.slow
 def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None:
-    out = sweep(project, "--repeats", "3")
+    fast = {"gpu": "X", "torch": "2.13.0"}
     slow = {"gpu": "Y", "torch": "2.13.0", "epoch_time_s": "500", "attempt": "2"}
-    mix(out / "records.csv", {"gpu": "X", "torch": "2.13.0"}, slow)
-    assert asv_import.main([str(out)]) == 0
+    assert add(project, lambda row: fast, lambda row: slow) == 0
     seconds = {}
     for result in imported(project):
         params = result.get_result_params("cases.track_epoch_time")
@@ -488,60 +516,36 @@ def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None
     assert seconds == {"X": [10 + 1000 / 64, 10 + 1000 / 128], "Y": [500, 500]}
 
 
-@pytest.mark.slow
-def test_rows_asv_cannot_tell_apart_are_refused(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = sweep(project)
-    edited = {"model_source": "edited", "attempt": "2"}
-    mix(out / "records.csv", {"model_source": "first"}, edited)
-    assert asv_import.main([str(out)]) == 2
-    assert "differ in model_source, which asv cannot tell apart" in capsys.readouterr().err
-    assert imported(project) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("commit", "reason"),
+    ("cells", "reason"),
     [
-        ("0123456789ab+dirty", "edited source"),
-        ("", "no known commit"),
-        ("0123456789ab", "not in this repository"),
+        ([{"commit": "0123456789ab+dirty"}], "edited source"),
+        ([{"commit": ""}], "no known commit"),
+        ([{"commit": "0123456789ab"}], "not in this repository"),
+        ([{"executor": "fake"}], "fake executor"),
+        (
+            [{"model_source": "first"}, {"model_source": "edited", "attempt": "2"}],
+            "differ in model_source, which asv cannot tell apart",
+        ),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_records_without_a_commit_are_refused(
-    project: Path, capsys: pytest.CaptureFixture[str], commit: str, reason: str
+def test_records_that_cannot_be_results_are_refused(
+    project: Path, capsys: pytest.CaptureFixture[str], cells: list[dict[str, str]], reason: str
 ) -> None:
-    assert asv_import.main([str(sweep(project, commit=commit))]) == 2
+    assert add(project, *(lambda row, given=given: given for given in cells)) == 2
     assert reason in capsys.readouterr().err
     assert imported(project) == []
 
 
-@pytest.mark.slow
-def test_the_fake_executor_s_records_are_refused(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = sweep(project)
-    records = out / "records.csv"
-    records.write_text(records.read_text().replace(",subprocess,", ",fake,"))
-    assert asv_import.main([str(out)]) == 2
-    assert "fake executor" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_flags_make_it_another_grid_than_the_preset_s(project: Path) -> None:
-    assert asv_import.main([str(sweep(project, "--fraction", "0.5"))]) == 0
+    assert add(project, lambda row: {"fraction": "0.5"}) == 0
     (result,) = imported(project)
     assert result.params["preset"] == "mine"  # a line of its own, by the folder's name
 
 
-@pytest.mark.slow
 def test_another_grid_widens_what_asv_shows(project: Path) -> None:
-    assert asv_import.main([str(sweep(project))]) == 0
-    out = project / "results" / "mine"
-    out.rename(project / "results" / "first")
-    more = sweep(project, "--batch-size", "32", "--precision", "bf16")
-    assert asv_import.main([str(more)]) == 0
+    assert add_another(project, lambda row: {"batch_size": "32", "precision": "bf16"}) == 0
     benchmarks = json.loads((project / ".asv" / "results" / "benchmarks.json").read_text())
     assert benchmarks["cases.track_status"]["params"] == [
         ["'fp32'", "'bf16'"],
@@ -550,13 +554,11 @@ def test_another_grid_widens_what_asv_shows(project: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_a_grid_of_other_parameters_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert asv_import.main([str(sweep(project))]) == 0
-    (project / "results" / "mine").rename(project / "results" / "first")
-    assert asv_import.main([str(sweep(project, "--lr", "0.1", "0.2"))]) == 2
+    lrs = {"64": "0.1", "128": "0.2"}
+    assert add_another(project, lambda row: {"lr": lrs[row["batch_size"]]}) == 2
     assert "one site cannot show both" in capsys.readouterr().err
 
 
@@ -566,9 +568,3 @@ def test_importing_elsewhere_is_one_line(
     monkeypatch.chdir(tmp_path)
     assert asv_import.main(["results/none"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_deadline_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_TIMEOUT", "soon")
-    with pytest.raises(UsageError, match="seconds"):
-        describe_grid("one", [Case()])

@@ -36,7 +36,7 @@ precision = ["fp32", "bf16-amp"]
 batch_size = [64, 128]
 """
 COMPARED = "track_(epoch_time|status)"
-SHOWN = "track_(epoch_time|status|train_loss|peak_memory|energy)"
+SHOWN = "track_(epoch_time|status|train_loss|peak_memory)"
 ANSWERS = "precision=bf16-amp:diverged"
 # What becomes of bf16-amp at 128 in the first commit and in the second.
 FULL = """
@@ -183,13 +183,10 @@ def site(project: Project) -> Path:
 def test_one_training_per_case_and_commit_by_its_own_harness(project: Project) -> None:
     trained = project.trained()
     assert len(trained) == 2 * 4
-    assert set(trained.values()) == {1}, "five figures, one wait for what hangs"
+    assert set(trained.values()) == {1}, "four figures, one wait for what hangs"
     assert {line.split()[0] for line in trained} == {"first", "second"}  # not the working tree's
-
-
-def test_nothing_was_installed(project: Project) -> None:
-    assert not list((project.folder / ".asv").rglob("site-packages"))
-    assert not list((project.folder / ".asv").rglob("*.whl"))
+    for installed in ("site-packages", "*.whl"):
+        assert not list((project.folder / ".asv").rglob(installed))
 
 
 def test_outcomes_are_numbers_only_where_measured(project: Project) -> None:
@@ -200,10 +197,7 @@ def test_outcomes_are_numbers_only_where_measured(project: Project) -> None:
     assert seconds == [15 + 1000 / 64, 15 + 1000 / 128, 15 + 1000 / 64, None]
     assert str(project.result("HEAD~1", "cases.track_epoch_time")[3]) == "nan"
     assert str(project.result("HEAD", "cases.track_train_loss")[2]) == "nan"
-
-
-def test_what_hangs_is_ended(project: Project) -> None:
-    with pytest.raises(ProcessLookupError):
+    with pytest.raises(ProcessLookupError):  # what hung was ended
         os.kill(int(Path(f"{project.log}.pid").read_text()), 0)
 
 
@@ -352,6 +346,10 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
         "batch_size-128; precision-fp32": [17.8125, 22.8125],
     }
     assert browser.ink("#main-graph") > 500
+
+    if base.startswith("http"):
+        assert browser.wrong == []
+        return  # the rest is the same script with the same data
 
     # precision, a string, on the x-axis: asv itself draws nothing here for two or more series
     page = browser.open(f"{base}/asv/index.html#cases.track_epoch_time?x-axis=precision")

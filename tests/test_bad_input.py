@@ -23,11 +23,14 @@ from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from tests.planted.records import make_run
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     """In an empty folder, so that whatever is created shows."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
@@ -35,10 +38,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def expect(
-    capsys: pytest.CaptureFixture[str],
-    main: Callable[[Sequence[str]], int],
-    arguments: Sequence[str],
-    *parts: str,
+    capsys: Capture, main: Callable[[Sequence[str]], int], arguments: Sequence[str], *parts: str
 ) -> None:
     __tracebackhide__ = True
     before = set(Path().rglob("*"))
@@ -129,12 +129,12 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("flags", "parts"), [(f, p) for f, *p in FLAGS], ids=lambda v: str(v)[:40])
-def test_flags(capsys: pytest.CaptureFixture[str], flags: list[str], parts: list[str]) -> None:
+def test_flags(capsys: Capture, flags: list[str], parts: list[str]) -> None:
     twice = "given twice" in parts[0]
     expect(capsys, sweep.main, [*FAKE, *flags] if twice else join_flags(FAKE, flags), *parts)
 
 
-def test_places_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_places_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         expect(capsys, sweep.main, [*FAKE, "--out", str(out)], f"--out {out}: ", "choose a folder")
@@ -147,11 +147,7 @@ def test_places_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_p
     [("batch_size=64:om", "did you mean 'oom'?"), ("colour=red:ok", "no axis 'colour'")],
 )
 def test_answers_of_the_fake(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    rules: str,
-    part: str,
+    capsys: Capture, tmp_path: Path, monkeypatch: Patch, rules: str, part: str
 ) -> None:
     monkeypatch.setenv(fake.ANSWERS, rules)
     expect(capsys, sweep.main, [*FAKE, "--out", str(tmp_path / "out")], fake.ANSWERS, part)
@@ -194,9 +190,7 @@ PRESETS = [
 @pytest.mark.parametrize(
     ("text", "parts"), [(t, p) for t, *p in PRESETS], ids=lambda v: str(v)[:50]
 )
-def test_presets(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: bytes, parts: list[str]
-) -> None:
+def test_presets(capsys: Capture, tmp_path: Path, text: bytes, parts: list[str]) -> None:
     file = tmp_path / "mine.toml"
     file.write_bytes(text)
     flags = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic"]
@@ -277,9 +271,9 @@ DATASETS = [
 
 @pytest.mark.parametrize(("make", "parts"), [(m, p) for m, *p in DATASETS])
 def test_datasets(
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     make: Callable[[Path], object],
     parts: list[str],
 ) -> None:
@@ -292,12 +286,7 @@ def test_datasets(
 
 
 @pytest.mark.parametrize("url", ["ftp://x/y.tar.gz", "file:///etc/passwd", "y.tar.gz"])
-def test_addresses(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    url: str,
-) -> None:
+def test_addresses(capsys: Capture, tmp_path: Path, monkeypatch: Patch, url: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flags = ["--executor", "fake", "--device", "cpu", "--dataset", "cifar10", "--precision", "fp32"]
     expect(
@@ -364,11 +353,7 @@ def good(tmp_path: Path) -> Path:
     ("change", "parts"), [(c, p) for c, *p in RECORDS_FILES], ids=[p for _, p, *_ in RECORDS_FILES]
 )
 def test_records(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    good: Path,
-    change: Callable[[bytes], bytes],
-    parts: list[str],
+    capsys: Capture, tmp_path: Path, good: Path, change: Callable[[bytes], bytes], parts: list[str]
 ) -> None:
     """Whoever reads them: the report, a comparison, or a sweep that would add to them."""
     file = good / RECORDS
@@ -386,10 +371,7 @@ def test_records(
 
 @pytest.mark.parametrize("main", [report.main, __main__.main])
 def test_no_records(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    good: Path,
-    main: Callable[[Sequence[str]], int],
+    capsys: Capture, tmp_path: Path, good: Path, main: Callable[[Sequence[str]], int]
 ) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         expect(capsys, main, [str(good), str(path)], f"{path}: no records there; give a folder")
@@ -403,14 +385,11 @@ def test_no_records(
         (["--reference", "absent.csv"], "absent.csv: no records there"),
     ],
 )
-def test_flags_of_the_report(
-    capsys: pytest.CaptureFixture[str], good: Path, flags: list[str], part: str
-) -> None:
+def test_flags_of_the_report(capsys: Capture, good: Path, flags: list[str], part: str) -> None:
     expect(capsys, report.main, [str(good), *flags], part)
 
 
-@pytest.mark.slow
-def test_steps_with_a_line_that_cannot_be(capsys: pytest.CaptureFixture[str], good: Path) -> None:
+def test_steps_with_a_line_that_cannot_be(capsys: Capture, good: Path) -> None:
     file = good / STEPS
     file.write_bytes(file.read_bytes().replace(b"2.25", b"nan"))
     expect(capsys, report.main, [str(good), "--format", "html"], f"{file}:2: column 'loss': 'nan'")

@@ -102,32 +102,43 @@ def test_cards_of_one_recipe_stand_together_the_fastest_first(found: Cards) -> N
     assert first.tell_apart(first) == []
 
 
-@pytest.mark.parametrize(
-    ("about", "reason"),
-    [
-        ({"torch": "3.0.0"}, "torch 3, not 2"),
-        ({"code": "ba9876543210"}, "code ba98765, not 0123456"),
-        ({"code": ""}, "code unknown (other), not 0123456"),
-        ({"lr": 0.1}, "lr 0.1, not 0.01"),
-        ({"optimizer": "adamw"}, "optimizer adamw, not sgd"),
-        ({"model": "dpn-small"}, "model dpn-small, not dpn92"),
-        ({"memory_limit": "8GiB"}, "memory limit 8GiB, not none"),
-        ({"executor": "fake"}, "not measured (fake executor), not measured"),
-        ({"dataset_fingerprint": "beef"}, "other images"),
-        ({"model_structure": "other"}, "perhaps other layers"),
-        ({"train_images": 10000}, "other number of images"),
-    ],
-)
+APART: dict[str, dict[str, Any]] = {
+    "torch 3, not 2": {"torch": "3.0.0"},
+    "code ba98765, not 0123456": {"code": "ba9876543210"},
+    "code unknown (other-2), not 0123456": {"code": ""},
+    "lr 0.1, not 0.01": {"lr": 0.1},
+    "optimizer adamw, not sgd": {"optimizer": "adamw"},
+    "model dpn-small, not dpn92": {"model": "dpn-small"},
+    "memory limit 8GiB, not none": {"memory_limit": "8GiB"},
+    "not measured (fake executor), not measured": {"executor": "fake"},
+    "other images": {"dataset_fingerprint": "beef"},
+    "perhaps other layers": {"model_structure": "other"},
+    "other number of images": {"train_images": 10000},
+}
+"""What other cards differ in, by the reason why they stand apart."""
+
+
 def test_what_may_not_be_compared_stands_apart_with_the_reason(
-    about: dict[str, Any], reason: str, folders: list[Path], tmp_path: Path
+    folders: list[Path], tmp_path: Path
 ) -> None:
-    other = write_sweep(tmp_path / "other", list_rows("NVIDIA D", 1.2, **about))
-    found = build(read_sweeps([*folders, other]), Path())
-    assert [group.cards for group in found.groups] == [[*CARDS], ["NVIDIA D"]]
-    assert reason in found.groups[1].tell_apart(found.groups[0])
-    assert reason in list(found.tables[0].groups.values())[-1]
-    assert not found.groups[1].duels
-    assert not any("NVIDIA D" in duel.fast.card for duel in found.groups[0].duels)
+    others = [
+        write_sweep(
+            tmp_path / f"other-{i}", list_rows(f"NVIDIA {reason}", 1.2, [(128, "off")], **about)
+        )
+        for i, (reason, about) in enumerate(APART.items())
+    ]
+    found = build(read_sweeps([*folders, *others]), Path())
+    first, *apart = found.groups
+    assert first.cards == [*CARDS]
+    assert len(first.duels) == 9
+    assert sorted(group.cards for group in apart) == sorted([f"NVIDIA {r}"] for r in APART)
+    headings = [*found.tables[0].groups.values()]
+    for group in apart:
+        reason = group.cards[0].removeprefix("NVIDIA ")
+        assert reason in group.tell_apart(first)
+        (heading,) = (said for said in headings if f"NVIDIA {reason} · " in said)
+        assert reason in heading.partition("apart from 1: ")[2]
+        assert not group.duels
 
 
 def test_another_patch_of_torch_or_another_driver_may_be_compared(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.axis import COMPILES
+from bench.axis import COMPILES, Value
 from bench.case import (
     AXES,
     NAMED,
@@ -89,8 +89,11 @@ def test_every_axis_is_a_field_with_its_own_help_and_parser() -> None:
             assert parse_value(name, axis.default, name) == axis.default
 
 
-def test_a_case_takes_no_hash_to_another_process() -> None:
+def test_a_case_is_a_key_and_takes_no_hash_to_another_process() -> None:
     case = Case(lr=0.25)
+    assert {case: 1}[Case(lr=0.25)] == 1
+    with pytest.raises(AttributeError):
+        case.batch_size = 32  # type: ignore[misc]
     assert {case: 1}[pickle.loads(pickle.dumps(case))] == 1
     assert vars(case).keys() - vars(pickle.loads(pickle.dumps(case))).keys() == {"_hash"}
 
@@ -100,13 +103,6 @@ def test_cases_are_spelled_as_each_of_their_values_is(cases: list[Case]) -> None
     spelled = [{name: format_value(getattr(case, name)) for name in AXES} for case in cases]
     assert spell_cases(cases) == spelled
     assert parse_cases({name: [texts[name] for texts in spelled] for name in AXES}) == cases
-
-
-def test_a_case_is_a_key() -> None:
-    case = Case(batch_size=64)
-    assert {case: 1}[Case(batch_size=64)] == 1
-    with pytest.raises(AttributeError):
-        case.batch_size = 32  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -139,34 +135,22 @@ def test_values(axis: str, text: str, value: object) -> None:
     ("axis", "text", "right"),
     [
         ("batch_size", "0.5", "at least 1"),
-        ("batch_size", "0", "at least 1"),
-        ("batch_size", "-8", "at least 1"),
         ("batch_size", "64.5", "whole number"),
         ("batch_size", "9" * 5000, "whole number"),
-        ("lr", "0", "above 0"),
         ("lr", "nan", "finite"),
         ("lr", "-0.1", "above 0"),
-        ("fraction", "1.01", "at most 1"),
-        ("fraction", "0", "above 0"),
-        ("loss_scale", "inf", "'dynamic'"),
         ("loss_scale", "-1", "above 0"),
         ("loss_scale", "auto", "'none'"),
         ("loss_scale", "dynamic-torch", "'dynamic-apex-amp'"),
         ("opt_level", "O4", "right values: O0"),
         ("opt_level", "2", "right values: O0, O1, O2, O3, none"),
-        ("seed", "-1", "from 0 to 2147483647"),
         ("seed", "2147483648", "from 0 to 2147483647"),
         ("seed", "²", "from 0 to 2147483647"),
         ("seed", "٣", "from 0 to 2147483647"),
-        ("evaluate", "1", "'on' or 'off'"),
-        ("precision", "fp61", "did you mean 'fp16'?"),
         ("precision", "posit", "right values: fp32, tf32"),
-        ("model", "dpn29", "did you mean"),
-        ("model", "no module:f", "package.module:factory"),
         ("model", "a.b:", "package.module:factory"),
         ("model", "a..b:c", "package.module:factory"),
         ("dataset", "cifar100", "did you mean 'cifar10'?"),
-        ("device", "gpu", "cuda"),
     ],
 )
 def test_wrong_values_say_what_would_be_right(axis: str, text: str, right: str) -> None:
@@ -188,24 +172,10 @@ def test_the_batch_size_varies_fastest_and_the_rest_in_the_order_of_the_axes() -
     ]
 
 
-def test_a_loss_scale_applies_where_one_is_used() -> None:
-    cases = grid({"precision": ["fp32", "fp16", "bf16"], "loss_scale": [1.0, "dynamic"]})
-    assert [(c.precision, c.loss_scale) for c in cases] == [
-        ("fp32", None),
-        ("fp16", 1.0),
-        ("fp16", "dynamic"),
-        ("bf16", None),
-    ]
-
-
-def test_overflows_are_skipped_with_static_loss_scales_alone() -> None:
-    cases = grid(
-        {
-            "precision": ["fp32", "fp16"],
-            "loss_scale": ["dynamic", 128.0],
-            "skip_overflow": [False, True],
-        }
-    )
+def test_a_loss_scale_applies_where_one_is_used_and_skips_overflows_if_static() -> None:
+    switches = [False, True]
+    scales: list[Value] = ["dynamic", 128.0]
+    cases = grid({"precision": ["fp32", "fp16"], "loss_scale": scales, "skip_overflow": switches})
     assert [(c.precision, c.loss_scale, c.skip_overflow) for c in cases] == [
         ("fp32", None, False),
         ("fp16", "dynamic", False),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apex_for_tests import install
+from asked_for_tests import PATH, ask_once
 from torch import Tensor, nn
 
 from bench.case import Case
@@ -29,8 +30,8 @@ from bench.check.findings import check_seed
 from bench.check.layers import Ledger, dead_share, spread
 from bench.check.pictures import draw_batch, draw_pictures
 from bench.check.subject import Retained, Subject
-from bench.data import DatasetInfo, load
-from bench.data.batches import Batches, Divided, stream
+from bench.data import DatasetInfo, load, prepare
+from bench.data.batches import Batches, Divided, _Augmentation, stream
 from bench.flags import join_flags
 from bench.sweep.options import parse_arguments as parse_sweep
 from bench.sweep.options import plan_cases as plan_sweep
@@ -39,8 +40,13 @@ from bench.workloads import Loss, Network, Workload
 
 ROOT = Path(__file__).parents[1]
 
+Plant = Callable[[pytest.MonkeyPatch], None]
+Run = Callable[..., int]
+
 ALL = set(CHECKS)
+HELD = ("memory", "graphs")
 STEPS = 20
+PICTURES = ["batch.png", "losses.png", "predictions.png", "layers.png"]
 
 
 # ---------------------------------------------------------------------------------- the networks
@@ -50,7 +56,11 @@ class Net(nn.Module):
     """Two convolutions with BatchNorm and a head of ten classes; ``prepare`` sees the images."""
 
     def __init__(
-        self, classes: int = 10, norm: type[nn.Module] = nn.BatchNorm2d, width: int = 16
+        self,
+        classes: int = 10,
+        norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+        width: int = 16,
+        drop: float = 0.0,
     ) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, width, 3, 2, 1, bias=False)
@@ -58,7 +68,7 @@ class Net(nn.Module):
         self.second = nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False)
         self.norm2 = norm(2 * width)
         self.head = nn.Linear(2 * width * 4 * 4, classes)
-        self.drop: nn.Module = nn.Identity()
+        self.drop = nn.Dropout(drop)
 
     def prepare(self, x: Tensor) -> Tensor:
         return x
@@ -68,74 +78,6 @@ class Net(nn.Module):
         x = F.relu(self.norm2(self.second(x)))
         logits: Tensor = self.head(self.drop(F.max_pool2d(x, 2).flatten(1)))
         return logits
-
-
-def sound() -> nn.Module:
-    return Net()
-
-
-def narrow() -> nn.Module:
-    """For fp16, which a CPU emulates: a step of 32 images takes 0.03 s, of `sound` 0.3 s."""
-    return Net(width=4)
-
-
-def three_classes() -> nn.Module:
-    return Net(3)
-
-
-def with_dropout() -> nn.Module:
-    net = Net()
-    net.drop = nn.Dropout(0.5)
-    return net
-
-
-def with_more_dropout() -> nn.Module:
-    """So much of it that the training loss stays high."""
-    net = Net()
-    net.drop = nn.Dropout(0.95)
-    return net
-
-
-class Masking(Net):
-    """Dropout from a generator that starts anew in each process, not by the seed."""
-
-    masks = torch.Generator()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            x = x * (torch.rand(x.shape, generator=self.masks) < 0.5)
-        return super().forward(x)
-
-
-def masking() -> nn.Module:
-    return Masking()
-
-
-def with_frozen_backbone() -> nn.Module:
-    """A linear head on fixed random features."""
-    net = Net().requires_grad_(False)
-    net.head.requires_grad_(True)
-    return net
-
-
-def without_norm() -> nn.Module:
-    return Net(norm=nn.Identity)
-
-
-def with_frozen_stem() -> nn.Module:
-    """As in fine-tuning: the first convolution and its BatchNorm are not to be trained."""
-    net = Net(norm=nn.BatchNorm2d)
-    net.norm = Standing(16)
-    for parameter in (*net.first.parameters(), *net.norm.parameters()):
-        parameter.requires_grad_(False)
-    return net
-
-
-def starting_at_zero() -> nn.Module:
-    """The head starts at zero: in the first step nothing behind it receives a gradient."""
-    net = Net()
-    nn.init.zeros_(net.head.weight)
-    return net
 
 
 class Standing(nn.BatchNorm2d):
@@ -149,68 +91,41 @@ class Standing(nn.BatchNorm2d):
         return super().train(False)
 
 
-def with_frozen_norm() -> nn.Module:
-    return Net(norm=Standing)
+narrow = partial(Net, width=4)
+"""For fp16, which a CPU emulates: a step of 32 images takes 0.03 s, of `Net` 0.3 s."""
+
+three_classes = partial(narrow, 3)
+with_dropout = partial(Net, drop=0.5)
+with_more_dropout = partial(Net, drop=0.95)  # so much that the training loss stays high
+without_norm = partial(Net, norm=nn.Identity, width=8)
+with_frozen_norm = partial(Net, norm=Standing)
 
 
-class Mixing(Net):
-    def prepare(self, x: Tensor) -> Tensor:
-        return x.view(3, len(x), 32, 32).permute(1, 0, 2, 3)  # x was (N, 3, 32, 32) already
-
-
-def mixing() -> nn.Module:
-    return Mixing()
-
-
-def with_a_spare_layer() -> nn.Module:
-    net = Net()
-    net.spare = nn.Linear(4, 4)
+def with_frozen_backbone() -> nn.Module:
+    """A linear head on fixed random features."""
+    net = Net().requires_grad_(False)
+    net.head.requires_grad_(True)
     return net
 
 
-class Keeping(Net):
-    """Keeps the logits of every step, graph and all."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = super().forward(x)
-        self.__dict__.setdefault("history", []).append(logits)
-        return logits
-
-
-def keeping() -> nn.Module:
-    return Keeping()
+def intended() -> nn.Module:
+    """As in fine-tuning the first convolution and its BatchNorm are not to be trained, and the head
+    starts at zero: in the first step nothing behind it receives a gradient. And dropout."""
+    net = with_dropout()
+    net.norm = Standing(16)
+    for parameter in (*net.first.parameters(), *net.norm.parameters()):
+        parameter.requires_grad_(False)
+    nn.init.zeros_(net.head.weight)
+    return net
 
 
-class Recording(Net):
-    """Keeps the logits of every step, detached: ten numbers an image."""
+class Masking(Net):
+    """Dropout from a generator that starts anew in each process, not by the seed."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits = super().forward(x)
-        self.__dict__.setdefault("history", []).append(logits.detach())
-        return logits
-
-
-def recording() -> nn.Module:
-    return Recording()
-
-
-class Hoarding(Net):
-    """Keeps the images of every step."""
+    masks = torch.Generator()
 
     def prepare(self, x: Tensor) -> Tensor:
-        self.__dict__.setdefault("history", []).append(x)
-        return x
-
-
-def hoarding() -> nn.Module:
-    return Hoarding()
-
-
-def dying() -> nn.Module:
-    """Biases so low that no ReLU of the second layer is ever active."""
-    net = Net()
-    nn.init.constant_(net.norm2.bias, -50)
-    return net
+        return x * (torch.rand(x.shape, generator=self.masks) < 0.5) if self.training else x
 
 
 class Drawing(Net):
@@ -221,8 +136,41 @@ class Drawing(Net):
         return x + noise.to(x) if self.training else x
 
 
-def drawing() -> nn.Module:
-    return Drawing()
+class Mixing(Net):
+    def prepare(self, x: Tensor) -> Tensor:
+        return x.view(3, len(x), 32, 32).permute(1, 0, 2, 3)  # x was (N, 3, 32, 32) already
+
+
+def with_a_spare_layer() -> nn.Module:
+    net = narrow()
+    net.spare = nn.Linear(4, 4)
+    return net
+
+
+class Keeping(Net):
+    """Keeps something of every step: its images, or its logits with their graph or detached."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.history = what, list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        kept = {"images": x, "logits": logits, "detached": logits.detach()}
+        self.history.append(kept[self.what])
+        return logits
+
+
+keeping_images = partial(Keeping, "images")
+keeping_logits = partial(Keeping, "logits")
+keeping_detached = partial(Keeping, "detached")
+
+
+def dying() -> nn.Module:
+    """Biases so low that no ReLU of the second layer is ever active."""
+    net = narrow()
+    nn.init.constant_(net.norm2.bias, -50)
+    return net
 
 
 def trained() -> nn.Module:
@@ -364,14 +312,14 @@ def describe_data(folder: Path, info: DatasetInfo) -> DatasetInfo:
 @pytest.fixture(autouse=True)
 def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread, as several wait for each other; and these networks for a process that asks."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
+    monkeypatch.setenv("PYTHONPATH", PATH)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-def subject(data: DatasetInfo, model: str = "sound", **settings: object) -> Subject:
+def subject(data: DatasetInfo, model: str = "Net", **settings: object) -> Subject:
     settings = {"batch_size": 32, "lr": 0.005, **settings}
     case = Case(model=f"test_check:{model}", dataset="synthetic", device="cpu", **settings)  # type: ignore[arg-type]
     return Subject(case, data.folder, STEPS)
@@ -386,54 +334,69 @@ def failing(subject: Subject, *names: str) -> set[str]:
 
 # ----------------------------------------------------------------------------- what is sound passes
 
+LEARNING = {"overfit", "first-steps", "baseline"}
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize(
-    ("model", "precision"),
-    [("sound", "fp32"), ("sound", "bf16-amp"), ("sound", "bf16"), ("narrow", "fp16-amp")],
+    ("model", "settings"),
+    [
+        ("narrow", {"channels_last": True, "seed": 5}),
+        ("narrow", {"precision": "bf16-amp"}),
+        ("narrow", {"precision": "bf16"}),
+        ("narrow", {"precision": "fp16-amp"}),
+        ("without_norm", {}),
+        ("intended", {}),
+    ],
 )
-def test_a_sound_training_passes(data: DatasetInfo, model: str, precision: str) -> None:
-    assert failing(subject(data, model, precision=precision)) == set()
+def test_a_sound_training_passes(
+    data: DatasetInfo, model: str, settings: dict[str, object]
+) -> None:
+    assert failing(subject(data, model, **settings)) == set()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", ["with_dropout", "without_norm", "with_frozen_stem", "starting_at_zero"]
-)
-def test_what_is_meant_that_way_passes(data: DatasetInfo, model: str) -> None:
-    assert failing(subject(data, model)) == set()
+def test_a_batch_of_two_is_a_poor_one_to_learn_from_and_not_unsound(data: DatasetInfo) -> None:
+    assert failing(subject(data, batch_size=2), *(ALL - LEARNING)) == set()
 
 
 def test_frozen_parts_are_named(data: DatasetInfo) -> None:
-    frozen = subject(data, "with_frozen_stem")
+    frozen = subject(data, "intended")
     finding = CHECKS["gradients"].run(frozen)
     assert finding.data["frozen"] == ["first.weight", "norm.weight", "norm.bias"]
     assert "3 frozen" in finding.unit
     assert CHECKS["batchnorm"].run(frozen).data["frozen"] == ["norm"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"channels_last": True}, {"batch_size": 2}, {"seed": 5}])
-def test_other_settings_pass(data: DatasetInfo, settings: dict[str, object]) -> None:
-    """A batch of two is a poor one to learn from, and not unsound in any other respect."""
-    learning = {"overfit", "first-steps", "baseline"} if "batch_size" in settings else set()
-    assert failing(subject(data, **settings)) <= learning
+def store_anew(data: DatasetInfo, folder: Path, labels: np.ndarray, classes: int) -> DatasetInfo:
+    """The first training images with other labels, of which those below ``classes`` are kept."""
+    whole, few = load(data.folder), labels < classes
+    store(folder, train_images=whole.train_images[: len(few)][few], train_labels=labels[few])
+    store(folder, test_images=whole.test_images[:0], test_labels=whole.test_labels[:0])
+    info = replace(data, classes=classes, train_images=int(few.sum()), test_images=0)
+    return describe_data(folder, info)
 
 
-@pytest.mark.slow
 def test_classes_of_ones_own_have_their_own_first_loss(data: DatasetInfo, tmp_path: Path) -> None:
     """Three classes: guessing has a loss of ln 3, and the training takes three logits."""
-    whole = load(data.folder)
-    few = whole.train_labels < 3
-    images, labels = whole.train_images[few], whole.train_labels[few]
-    store(tmp_path, train_images=images, train_labels=labels, test_images=images[:0])
-    store(tmp_path, test_labels=labels[:0])
-    info = replace(data, classes=3, train_images=len(labels), test_images=0)
-    three = subject(describe_data(tmp_path, info), "three_classes")
+    info = store_anew(data, tmp_path, load(data.folder).train_labels, 3)
+    three = subject(info, "three_classes")
     finding = CHECKS["initial-loss"].run(three)
     assert finding.passed
     assert (finding.low + finding.high) / 2 == pytest.approx(math.log(3))
     assert failing(three) == set()
+
+
+@pytest.mark.slow
+def test_real_images(cifar10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small network passes, and to learn what is on them from first steps takes it minutes, so
+    another shows that it can be learnt. 2,000 images are copied each time in place of 50,000."""
+    info = prepare("cifar10", data_dir=cifar10)
+    few = store_anew(info, tmp_path, load(info.folder).train_labels[:2000], 10)
+    case = Case("test_check:Net", "cifar10", precision="fp32", batch_size=32, device="cpu")
+    taught = {"first-steps", "baseline"}
+    assert failing(Subject(case, few.folder, 60), *taught) == set()
+    monkeypatch.setattr("bench.check.subject.PATIENCE", 1)
+    small = Subject(replace(case, model="dpn-small", batch_size=8), few.folder, LEAST_STEPS)
+    assert failing(small, *(ALL - taught)) == set()
 
 
 # ------------------------------------------------------------------------------- users' workloads
@@ -455,35 +418,27 @@ def own(workload: str, lr: float = 0.05, **settings: object) -> Subject:
 IMAGES, CLASSES = "no images of --dataset", "no number of classes"
 
 
-HELD = ("memory", "graphs")  # a look at all that Python holds takes long
-
-
 @pytest.mark.parametrize(
     ("workload", "lr", "lacking"),
     [
         ("Summing", 0.05, {"batch": IMAGES, "initial-loss": CLASSES}),
         ("Following", 0.5, {"batch": IMAGES, "initial-loss": CLASSES}),
-        pytest.param("Pictures", 0.01, {"batch": IMAGES}, marks=pytest.mark.slow),
+        ("Pictures", 0.01, {"batch": IMAGES}),
     ],
 )
 def test_a_sound_workload_passes_what_it_has_the_data_for(
     workload: str, lr: float, lacking: dict[str, str]
 ) -> None:
+    """Nor does torch's mse_loss retain anything, though its result is in the memory of all
+    elements' losses."""
     checked = own(workload, lr)
-    answers = {c.name: answer(c, checked) for c in CHECKS.values() if c.name not in HELD}
+    answers = {name: answer(check, checked) for name, check in CHECKS.items()}
     assert {name for name, a in answers.items() if a.result is Result.FAIL} == set()
     found = {name: a.lacks for name, a in answers.items() if a.result is Result.SKIPPED}
     assert found.keys() == lacking.keys()
     for name, what in lacking.items():
         assert what in found[name], "it says what is missing"
         assert len(describe(answers[name])) <= 80
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workload", ["Summing", "Following"])
-def test_a_step_of_a_workload_retains_nothing(workload: str) -> None:
-    """Nor does torch's mse_loss, whose result is in the memory of all elements' losses."""
-    assert failing(own(workload), *HELD) == set()
 
 
 @pytest.mark.parametrize(
@@ -499,21 +454,6 @@ def test_what_only_whole_numbers_enter_cannot_be_followed() -> None:
     found = answer(CHECKS["own-pixels"], own("Coded", 0.5))
     assert found.result is Result.SKIPPED
     assert found.lacks == "the network has no float inputs and no nn.Embedding"
-
-
-@pytest.mark.slow
-def test_the_command_takes_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--workload", "test_check:Summing", "--lr", "0.05", "--batch-size", "32"]
-    flags += ["--device", "cpu", "--steps", str(LEAST_STEPS), "--out", str(tmp_path / "out")]
-    assert main(flags) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("test_check:Summing, fp32 · batch size 32, on cpu\n")
-    assert "12 of 12 checks passed" in said
-    assert re.search(r"^batch +skipped the workload has no images", said, re.MULTILINE)
-    (case,) = json.loads((tmp_path / "out" / "check.json").read_text())["cases"]
-    assert [Path(picture).name for picture in case["pictures"]] == ["losses.png", "layers.png"]
-    assert case["environment"]["unit"] == "sums"
-    assert case["checks"][0]["lacks"] == "the workload has no images of --dataset"
 
 
 # ------------------------------------------------------------------------ what is planted is caught
@@ -532,57 +472,72 @@ def shuffle_labels(monkeypatch: pytest.MonkeyPatch, augmented: bool = False) -> 
     monkeypatch.setattr(Batches, "divide", shuffled)
 
 
-@pytest.mark.slow
-def test_shuffled_labels(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    shuffle_labels(monkeypatch)
-    assert failing(subject(data), "batch", "overfit", "first-steps", "baseline") >= {
-        "batch",
-        "baseline",
-    }
-
-
-@pytest.mark.slow
-def test_labels_shuffled_on_disk(data: DatasetInfo, tmp_path: Path) -> None:
-    """Then the batch is the dataset's, and only learning can tell."""
-    whole = load(data.folder)
-    shuffled = np.random.default_rng(0).permutation(whole.train_labels)
-    store(tmp_path, train_images=whole.train_images, train_labels=shuffled)
-    store(tmp_path, test_images=whole.test_images, test_labels=whole.test_labels)
-    found = failing(subject(describe_data(tmp_path, data)))
-    assert {"baseline"} <= found <= {"baseline", "first-steps"}
-
-
-def test_labels_that_augmentation_shuffles(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without augmentation each image has its label."""
-    shuffle_labels(monkeypatch, augmented=True)
-    assert failing(subject(data), "batch") == {"batch"}
-
-
-def test_samples_mixed_by_the_network(data: DatasetInfo) -> None:
-    assert "own-pixels" in failing(subject(data, "mixing"), "own-pixels", "batch")
-
-
-def test_samples_mixed_on_their_way(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def mix_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     normalise = Batches._normalise
 
     def mixed(self: Batches, x: Tensor) -> Tensor:
         return normalise(self, x).view(3, len(x), 32, 32).permute(1, 0, 2, 3).contiguous()
 
     monkeypatch.setattr(Batches, "_normalise", mixed)
-    assert "batch" in failing(subject(data), "batch")
 
 
-def test_a_crop_of_another_image(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Augmentation that hands over a neighbour's pixels; without it the batch is right."""
-    from bench.data.batches import _Augmentation
-
+def crop_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Augmentation hands over a neighbour's pixels; without it the batch is right."""
     made = _Augmentation.__call__
     monkeypatch.setattr(
         _Augmentation, "__call__", lambda self, x, c, f: made(self, x, c, f).roll(1, 0)
     )
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [shuffle_labels, partial(shuffle_labels, augmented=True), mix_samples, crop_a_neighbour],
+)
+def test_a_batch_that_is_not_the_datasets(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch, plant: Plant
+) -> None:
+    plant(monkeypatch)
     assert failing(subject(data), "batch") == {"batch"}
+
+
+def test_labels_shuffled_on_disk(data: DatasetInfo, tmp_path: Path) -> None:
+    """Then the batch is the dataset's, and only learning can tell."""
+    shuffled = np.random.default_rng(0).permutation(load(data.folder).train_labels)
+    stored = subject(store_anew(data, tmp_path, shuffled, 10), "narrow")
+    found = failing(stored, *LEARNING, "batch", "initial-loss", "gradients", "activations")
+    assert {"baseline"} <= found <= {"baseline", "first-steps"}
+
+
+@pytest.mark.parametrize(
+    ("model", "checks", "caught"),
+    [
+        ("Mixing", ("own-pixels", "batch"), {"own-pixels"}),
+        ("Drawing", ("seed", "own-pixels"), {"seed"}),
+        ("trained", ("initial-loss", "seed"), {"initial-loss"}),
+        ("with_frozen_norm", ("batchnorm", "gradients"), {"batchnorm": ("norm", "norm2")}),
+        ("with_a_spare_layer", ALL, {"gradients": ("spare.weight", "spare.bias")}),
+        ("keeping_logits", HELD, {"graphs", "memory"}),
+        ("keeping_detached", HELD, {"memory"}),
+        ("keeping_images", HELD, {"memory"}),
+    ],
+)
+def test_a_network_at_fault(
+    data: DatasetInfo, model: str, checks: Sequence[str], caught: Collection[str]
+) -> None:
+    faulty = subject(data, model)
+    assert failing(faulty, *checks) == set(caught)
+    for name, layers in caught.items() if isinstance(caught, dict) else ():
+        assert CHECKS[name].run(faulty).named == layers
+    # without a graph, only the bytes tell: float32, of 32 images or of their logits
+    kept = {"keeping_detached": 10, "keeping_images": 3 * 32 * 32}.get(model)
+    if kept is not None:
+        assert CHECKS["memory"].run(faulty).value == pytest.approx(4 * 32 * kept, abs=100)
+
+
+def test_dead_layers_are_named(data: DatasetInfo) -> None:
+    dead = subject(data, "dying")
+    assert failing(dead, "activations", "gradients") == {"activations", "gradients"}
+    assert "head (100% dead)" in CHECKS["activations"].run(dead).named
 
 
 def test_a_summed_loss(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,11 +602,10 @@ def test_a_frozen_backbone(data: DatasetInfo) -> None:
     assert "6 weights are frozen; --skip overfit if that is intended" in said
 
 
-@pytest.mark.parametrize("name", ["own-pixels", "gradients", "averaging", "activations"])
-def test_a_scale_that_starts_far_too_large(data: DatasetInfo, name: str) -> None:
+def test_a_scale_that_starts_far_too_large(data: DatasetInfo) -> None:
     """apex's first rule starts at 2^32: the first eighteen steps or so overflow."""
     scaled = subject(data, "narrow", precision="fp16", loss_scale="dynamic-apex")
-    assert failing(scaled, name) == set()
+    assert failing(scaled, "own-pixels", "gradients", "averaging", "activations") == set()
 
 
 def test_a_scale_that_only_a_whole_batch_bears(data: DatasetInfo) -> None:
@@ -660,78 +614,54 @@ def test_a_scale_that_only_a_whole_batch_bears(data: DatasetInfo) -> None:
     assert failing(bold, "own-pixels") == set()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("generation", ["2018", "2019", "today"])
+@pytest.mark.parametrize(
+    ("generation", "checks"), [("2018", ALL - LEARNING), ("2019", ALL - LEARNING), ("today", ALL)]
+)
 def test_apex_passes(
-    generation: str, data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generation: str,
+    checks: set[str],
+    data: DatasetInfo,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a stand-in of each FP16_Optimizer."""
     monkeypatch.syspath_prepend(str(install(tmp_path, generation)))
     for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
         monkeypatch.delitem(sys.modules, name)
-    assert failing(subject(data, "narrow", precision="fp16-apex", loss_scale=128.0)) == set()
+    apex = subject(data, "narrow", precision="fp16-apex", loss_scale=128.0)
+    assert failing(apex, *checks) == set()
 
 
-def test_frozen_batchnorm(data: DatasetInfo) -> None:
-    frozen = subject(data, "with_frozen_norm")
-    assert failing(frozen, "batchnorm", "gradients") == {"batchnorm"}
-    assert CHECKS["batchnorm"].run(frozen).named == ("norm", "norm2")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lr", [20.0, 1e6])
-def test_an_exploding_learning_rate(data: DatasetInfo, lr: float) -> None:
-    found = failing(subject(data, lr=lr), "overfit", "first-steps", "baseline", "initial-loss")
-    assert {"overfit", "first-steps"} <= found
-    assert "initial-loss" not in found
-
-
-@pytest.mark.slow
-def test_a_vanishing_learning_rate(data: DatasetInfo) -> None:
-    found = failing(subject(data, lr=1e-7), "overfit", "first-steps", "baseline")
-    assert found == {"overfit", "first-steps", "baseline"}
-
-
-def keep_the_loss(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The classic: the loss that the loop collects is not detached."""
-    x, y = batch
-    loss = F.cross_entropy(self.compute(x), y)
-    self.loss_scale.scale(loss).backward()
-    return loss, (y == 0).sum(), self.update()
-
-
-def keep_the_graph(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """And backward does not free what the graph has saved."""
-    x, y = batch
-    loss = F.cross_entropy(self.compute(x), y)
-    self.loss_scale.scale(loss).backward(retain_graph=True)
-    return loss, (y == 0).sum(), self.update()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "caught"), [(keep_the_loss, {"graphs"}), (keep_the_graph, {"graphs", "memory"})]
+    ("lr", "least"), [(20.0, {"overfit", "first-steps"}), (1e6, LEARNING), (1e-7, LEARNING)]
 )
-def test_a_kept_graph(
-    data: DatasetInfo,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[..., tuple[Tensor, Tensor, Tensor]],
-    caught: set[str],
+def test_a_learning_rate_at_fault(
+    data: DatasetInfo, tmp_path: Path, lr: float, least: set[str]
 ) -> None:
-    monkeypatch.setattr(Training, "step", fault)
-    assert failing(subject(data), "memory", "graphs") == caught
+    """A training that has gone to NaN is drawn as far as it goes."""
+    faulty = subject(data, "narrow", lr=lr)
+    assert least <= failing(faulty, *LEARNING, "initial-loss") <= LEARNING
+    assert math.isfinite(faulty.first_steps.losses[-1]) == (lr != 1e6)
+    if lr == 1e6:
+        assert faulty.batch is not None
+        assert [file.name for file in draw_pictures(faulty, tmp_path)] == PICTURES
 
 
-@pytest.mark.slow
-def test_a_network_that_keeps_its_logits(data: DatasetInfo) -> None:
-    assert failing(subject(data, "keeping"), "memory", "graphs") == {"graphs", "memory"}
+@pytest.mark.parametrize(("retain", "caught"), [(False, {"graphs"}), (True, {"graphs", "memory"})])
+def test_a_kept_graph(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch, retain: bool, caught: set[str]
+) -> None:
+    """The classic: the loss that the loop collects is not detached. Or backward does not free what
+    the graph has saved, either."""
 
+    def step(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x, y = batch
+        loss = F.cross_entropy(self.compute(x), y)
+        self.loss_scale.scale(loss).backward(retain_graph=retain)
+        return loss, (y == 0).sum(), self.update()
 
-@pytest.mark.slow
-def test_a_network_that_keeps_its_logits_detached(data: DatasetInfo) -> None:
-    recording = subject(data, "recording", batch_size=64)
-    assert failing(recording, "memory", "graphs") == {"memory"}
-    assert CHECKS["memory"].run(recording).value == pytest.approx(4 * 64 * 10, abs=64)
+    monkeypatch.setattr(Training, "step", step)
+    assert failing(subject(data), *HELD) == caught
 
 
 def test_what_a_step_keeps_on_purpose_fits_a_card(data: DatasetInfo) -> None:
@@ -741,32 +671,6 @@ def test_what_a_step_keeps_on_purpose_fits_a_card(data: DatasetInfo) -> None:
     assert failing(plain, "memory") == {"memory"}
     plain.device = torch.device("cuda")
     assert failing(plain, "memory") == set()
-
-
-@pytest.mark.slow
-def test_a_network_that_keeps_its_images(data: DatasetInfo) -> None:
-    """Without a graph, and on every step: only the bytes tell."""
-    hoarding = subject(data, "hoarding")
-    assert failing(hoarding, "memory", "graphs") == {"memory"}
-    # float32, of 32 images
-    assert CHECKS["memory"].run(hoarding).value == pytest.approx(4 * 32 * 3 * 32 * 32, abs=100)
-
-
-@pytest.mark.slow
-def test_a_layer_never_used(data: DatasetInfo) -> None:
-    spare = subject(data, "with_a_spare_layer")
-    assert failing(spare) == {"gradients"}
-    assert CHECKS["gradients"].run(spare).named == ("spare.weight", "spare.bias")
-
-
-def test_dead_layers_are_named(data: DatasetInfo) -> None:
-    dead = subject(data, "dying")
-    assert {"activations", "gradients"} <= failing(dead, "activations", "gradients")
-    assert "head (100% dead)" in CHECKS["activations"].run(dead).named
-
-
-def test_random_numbers_that_no_seed_reaches(data: DatasetInfo) -> None:
-    assert failing(subject(data, "drawing"), "seed", "own-pixels") == {"seed"}
 
 
 def test_nearly_the_same_again(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -788,7 +692,7 @@ def test_nearly_the_same_again(data: DatasetInfo, monkeypatch: pytest.MonkeyPatc
     assert "with other batches" in near.unit
 
 
-@pytest.mark.parametrize("model", ["drawing", "masking"])
+@pytest.mark.parametrize("model", ["Drawing", "Masking"])
 def test_random_numbers_that_no_seed_reaches_on_a_card(data: DatasetInfo, model: str) -> None:
     """They make more than a tenth of what other batches make."""
     found = check_seed(subject(data, model, precision="bf16-amp"), exact=False)
@@ -803,45 +707,31 @@ def test_a_training_that_stands_still_shows_nothing_of_a_seed(
     assert not check_seed(subject(data), exact=False).passed
 
 
-def test_a_network_that_is_sure_already(data: DatasetInfo) -> None:
-    assert failing(subject(data, "trained"), "initial-loss", "seed") == {"initial-loss"}
-
-
-def evaluate_with_a_graph(self: Training, batches: object) -> tuple[float, float]:
-    self.model.eval()
-    with torch.enable_grad():
-        losses = [F.cross_entropy(self.compute(x), y) for x, y in batches]  # type: ignore[attr-defined]
-    self.model.train()
-    return float(torch.stack(losses).detach().mean()), 0.0
-
-
-@torch.no_grad()
-def evaluate_while_training(self: Training, batches: object) -> tuple[float, float]:
-    losses = [F.cross_entropy(self.compute(x), y) for x, y in batches]  # type: ignore[attr-defined]
-    return float(torch.stack(losses).detach().mean()), 0.0
-
-
-@torch.no_grad()
-def evaluate_for_good(self: Training, batches: object) -> tuple[float, float]:
-    self.model.eval()
-    return evaluate_while_training(self, batches)  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize(
-    ("fault", "word"),
+    ("evaluates", "graph", "trains_again", "word"),
     [
-        (evaluate_with_a_graph, "graph"),
-        (evaluate_while_training, "norm.running_mean"),
-        (evaluate_for_good, "leaves the network in evaluation mode"),
+        (True, True, True, "graph"),
+        (False, False, False, "norm.running_mean"),
+        (True, False, False, "leaves the network in evaluation mode"),
     ],
 )
 def test_evaluation_at_fault(
     data: DatasetInfo,
     monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[..., tuple[float, float]],
+    evaluates: bool,
+    graph: bool,
+    trains_again: bool,
     word: str,
 ) -> None:
-    monkeypatch.setattr(Training, "evaluate", fault)
+    def evaluate(self: Training, batches: Any) -> tuple[float, float]:
+        self.model.train(not evaluates)
+        with torch.set_grad_enabled(graph):
+            losses = [F.cross_entropy(self.compute(x), y) for x, y in batches]
+        if trains_again:
+            self.model.train()
+        return float(torch.stack(losses).detach().mean()), 0.0
+
+    monkeypatch.setattr(Training, "evaluate", evaluate)
     finding = CHECKS["evaluation"].run(subject(data))
     assert not finding.passed
     assert any(word in named for named in finding.named)
@@ -894,17 +784,6 @@ def test_the_ledger_sees_what_only_a_graph_holds() -> None:
 
 
 # ------------------------------------------------------------------------------------ the pictures
-
-
-@pytest.mark.slow
-def test_pictures_of_what_is_not_finite(data: DatasetInfo, tmp_path: Path) -> None:
-    """A training that has gone to NaN is drawn as far as it goes."""
-    exploded = subject(data, lr=1e6)
-    assert not CHECKS["baseline"].run(exploded).passed
-    assert not math.isfinite(exploded.first_steps.losses[-1])
-    names = ["batch.png", "losses.png", "predictions.png", "layers.png"]
-    assert exploded.batch is not None
-    assert [file.name for file in draw_pictures(exploded, tmp_path)] == names
 
 
 def test_nothing_is_trained_for_a_picture(
@@ -973,78 +852,94 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.slow
-def test_a_terminal_shows_which_check_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def answers() -> Callable[..., object]:
+    models = [f"test_check:{name}" for name in ("Net", "with_a_spare_layer", "three_classes")]
+    return ask_once(*models, "workload:test_check:Summing")
+
+
+@pytest.fixture
+def asked(answers: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command does not start a process to ask."""
+    monkeypatch.setattr("bench.check.__main__.ask", answers)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the synthetic images are made, once."""
+    return tmp_path_factory.mktemp("images")
+
+
+@pytest.fixture
+def run(asked: None, images: Path, tmp_path: Path) -> Run:
+    def run(*flags: str, model: str = "test_check:Net") -> int:
+        common = ["--device", "cpu", "--batch-size", "16", "--steps", str(LEAST_STEPS)]
+        common += ["--data-dir", str(images), "--out", str(tmp_path / "out")]
+        own = ["--model", model, "--dataset", "synthetic"] if model else []
+        return main(join_flags(common, own, flags))
+
+    return run
+
+
+def test_the_command_takes_a_workload(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = ["--model", "test_check:sound", "--dataset", "synthetic", "--precision", "fp32"]
-    chosen = [*model, "--skip", *(name for name in CHECKS if name != "averaging")]
-    assert run(tmp_path, tmp_path / "pipe", *chosen) == 0
-    assert capsys.readouterr().err == "", "nothing in a pipe"
+    assert run("--workload", "test_check:Summing", "--lr", "0.05", model="") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("test_check:Summing, fp32 · batch size 16, on cpu\n")
+    assert "12 of 12 checks passed" in said
+    assert re.search(r"^batch +skipped the workload has no images", said, re.MULTILINE)
+    (case,) = json.loads((tmp_path / "out" / "check.json").read_text())["cases"]
+    assert [Path(picture).name for picture in case["pictures"]] == ["losses.png", "layers.png"]
+    assert case["environment"]["unit"] == "sums"
+    assert case["checks"][0]["lacks"] == "the workload has no images of --dataset"
+
+
+def test_a_terminal_shows_which_check_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    assert run(tmp_path, tmp_path / "terminal", *chosen) == 0
+    assert run("--skip", *sorted(ALL - {"averaging"})) == 0
     shown = screen.getvalue()
     assert "\raveraging …" in shown
     assert "\n" not in shown, "on one line"
     assert shown.endswith("\r"), "which is empty again"
 
 
-def run(data_dir: Path, out: Path, *flags: str) -> int:
-    common = ["--device", "cpu", "--batch-size", "16", "--steps", str(LEAST_STEPS)]
-    return main(join_flags(common, ["--data-dir", str(data_dir), "--out", str(out)], flags))
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two precisions of a user's own model: table, file and pictures."""
-    model = ["--model", "test_check:sound", "--dataset", "synthetic"]
-    # of so few images of this dataset little can be learnt
-    model += ["--skip", "memory", "overfit", "first-steps", "baseline"]
-    out = tmp_path / "out"
-    assert run(tmp_path, out, *model, "--lr", "0.005", "--precision", "fp32", "bf16-amp") == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_command(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two precisions of a user's own model: table and file, and no picture of what was skipped."""
+    skipped = sorted(ALL - {"batch", "own-pixels", "evaluation"})
+    assert run("--precision", "fp32", "bf16-amp", "--skip", *skipped) == 0
+    said = capsys.readouterr()
+    assert said.err == "", "nothing runs in a line of its own where there is no terminal"
+    lines = said.out.splitlines()
     assert all(len(line) <= 80 for line in lines if not line.startswith("figures and pictures"))
     assert sum(line.startswith("own-pixels    pass") for line in lines) == 2
     assert sum(line.startswith("memory        skipped") for line in lines) == 2
-    report = json.loads((out / "check.json").read_text())
+    report = json.loads((tmp_path / "out" / "check.json").read_text())
     assert [case["case"]["precision"] for case in report["cases"]] == ["fp32", "bf16-amp"]
     for case in report["cases"]:
         assert [one["name"] for one in case["checks"]] == list(CHECKS)
         assert case["environment"]["torch"] == torch.__version__
-        named = [Path(picture).name for picture in case["pictures"]]
-        assert named == ["batch.png", "losses.png", "predictions.png", "layers.png"]
-        for picture in case["pictures"]:
-            assert (out / picture).read_bytes().startswith(b"\x89PNG")
+        assert [Path(picture).name for picture in case["pictures"]] == ["batch.png"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # minutes where others use the cores
-def test_the_small_network_on_real_images(
-    cifar10: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # bf16 is emulated on most CPUs, and took this minutes
-    flags = ["--precision", "fp32", "--batch-size", "8", "--device", "cpu"]
-    flags += ["--dataset", "cifar10"]
-    assert main([*flags, "--data-dir", str(cifar10), "--out", str(tmp_path)]) == 0
-    assert "14 of 14 checks passed" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_the_command_fails_where_a_check_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = ["--model", "test_check:with_a_spare_layer", "--dataset", "synthetic", "--json"]
-    skipped = [name for name in CHECKS if name not in ("gradients", "batchnorm")]
-    assert run(tmp_path, tmp_path / "out", *model, "--skip", *skipped) == 1
+    skipped = sorted(ALL - {"gradients", "batchnorm"})
+    assert run("--json", "--skip", *skipped, model="test_check:with_a_spare_layer") == 1
     said = capsys.readouterr()
     (case,) = json.loads(said.out)["cases"]
     results = {one["name"]: one["result"] for one in case["checks"]}
     assert results["gradients"] == "FAIL"
     assert results["batchnorm"] == "pass"
     assert "spare.weight; spare.bias" in said.err
+    assert [Path(picture).name for picture in case["pictures"]] == PICTURES
+    for picture in case["pictures"]:
+        assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -1054,28 +949,24 @@ def test_the_command_fails_where_a_check_does(
         (["--precision", "fp61"], "did you mean 'fp16'?"),
         (["--device", "cpu", "cuda"], "give one"),
         (["--precision", "fp16-apex", "--opt-level", "O1"], "check the precision without opt"),
-        (["--precision", "tf32", "--dataset", "synthetic"], "needs an NVIDIA GPU"),
-        (["--model", "test_check:three_classes", "--dataset", "synthetic"], "one logit for each"),
+        (["--precision", "fp16-apex"], "fp16-apex: NVIDIA apex needs an NVIDIA GPU"),
+        (["--precision", "tf32"], "needs an NVIDIA GPU"),
+        (["--model", "test_check:three_classes"], "one logit for each"),
+        (["--out", __file__], "choose a place that can be written"),
     ],
 )
 def test_bad_input_is_refused_before_training(
-    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = [] if "--device" in flags else ["--device", "cpu"]
-    assert main([*flags, *device, "--out", str(tmp_path / "out")]) == 2
+    monkeypatch.setattr(Subject, "__init__", lambda *_: pytest.fail("trained"))
+    usual = ["--model", "test_check:Net", "--dataset", "synthetic", "--device", "cpu"]
+    assert main(join_flags(usual, ["--out", str(tmp_path / "out")], flags)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_an_out_that_is_a_file_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    flags = ["--dataset", "synthetic", "--device", "cpu", "--out", str(file)]
-    assert main(flags) == 2
-    assert "choose a place that can be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -1090,14 +981,3 @@ def test_the_network_and_the_images_are_those_of_a_sweep(
     first, *_ = plan_sweep(parse_sweep(["--device", device])).cases
     assert (case.model, case.dataset) == (first.model, first.dataset)
     assert case.dataset == {"cpu": "synthetic", "cuda": "cifar10"}[device]
-
-
-@pytest.mark.slow
-def test_a_precision_that_cannot_run_here_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    flags = ["--precision", "fp16-apex", "--model", "dpn-small", "--dataset", "synthetic"]
-    assert main([*flags, "--device", "cpu", "--out", str(out)]) == 2
-    assert "--precision fp16-apex: NVIDIA apex needs an NVIDIA GPU" in capsys.readouterr().err
-    assert not out.exists()

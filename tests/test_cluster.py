@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 HERE = Path(__file__).parent
 KILLS = max(3, int(os.environ.get("BENCH_CHAOS", "3")) // 3)
-CASES = 20 * KILLS + 60  # there is work to do until the last kill, also on a busy machine
+CASES = 20 * KILLS + 30  # there is work to do until the last kill, also on a busy machine
 PATIENCE_S = 240.0  # of a machine with other things to do
 FLAGS = "--executor ray --device cpu --dataset synthetic --model dpn-small --precision fp32 "
 FLAGS += "--batch-size 8 --steps 1 --repeats 1 --no-anchors"
@@ -115,7 +115,7 @@ def test_nodes_actors_and_driver_are_killed(cluster: Any, tmp_path: Path) -> Non
     def add_node() -> Any:
         return cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
 
-    nodes = [add_node(), add_node()]
+    nodes = [add_node()]
     sweep = start(tmp_path, CASES, "--address", cluster.address)
     said = ""
     for kind in itertools.islice(itertools.cycle(["node", "actor", "driver"]), KILLS):
@@ -149,7 +149,7 @@ def test_nodes_actors_and_driver_are_killed(cluster: Any, tmp_path: Path) -> Non
     for _, rows_of_case in frame.groupby("seed"):
         assert sorted(rows_of_case["attempt"]) == list(range(1, len(rows_of_case) + 1))
     lanes = set(frame["lane"])
-    assert len(lanes) >= 3, "each node had one"
+    assert len(lanes) >= 2, "each node had one"
     assert "lost" in set(frame["status"]), "no kill hit a case; the test has lost its teeth"
     wait_for(lambda: not find_actors(cluster.folder))
     print(f"{KILLS} kills, {(frame['status'] == 'lost').sum()} rows lost, {CASES} cases, {lanes}")
@@ -186,5 +186,5 @@ def test_ctrl_c(times: int, local: bool, tmp_path: Path, request: pytest.Fixture
         wait_for(lambda: not Path(folder).exists())
     statuses = list(read_records(tmp_path)["status"])
     assert set(statuses) <= {"ok", "interrupted"}
-    lanes = 1 if local else 3
+    lanes = 1 if local else 2
     assert statuses.count("interrupted") <= lanes

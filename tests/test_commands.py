@@ -12,6 +12,9 @@ import pytest
 
 from bench import __main__ as listing
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 ROOT = Path(__file__).parents[1]
 INTERNAL = {
     "executors.ray.caretaker",
@@ -45,7 +48,7 @@ def test_every_command_is_listed_once() -> None:
     assert len(listed()) == len(set(listed()))
 
 
-def test_the_list_shows_the_line_of_each_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_shows_the_line_of_each_docstring(capsys: Capture) -> None:
     assert listing.main([]) == 0
     out = capsys.readouterr().out
     for name in listed():
@@ -58,22 +61,7 @@ def test_the_list_shows_the_line_of_each_docstring(capsys: pytest.CaptureFixture
     assert max(map(len, out.splitlines())) <= 80, "it should fit a terminal of 80 columns"
 
 
-@pytest.mark.parametrize(
-    "module", ["asv_import", "card.__main__", "crosscheck.__main__", "publish.__main__"]
-)
-def test_a_help_describes_in_plain_sentences(
-    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        import_module(f"bench.{module}").main(["--help"])
-    _, description, *_ = capsys.readouterr().out.split("\n\n")
-    assert description[0].isupper()
-    assert "`" not in description
-    assert "python -m" not in description
-
-
-def write_help(module: str, flag: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def write_help(module: str, flag: str, capsys: Capture) -> list[str]:
     with pytest.raises(SystemExit) as end:
         import_module(f"bench.{module}").main([flag])
     assert end.value.code == 0
@@ -87,18 +75,22 @@ def write_help(module: str, flag: str, capsys: pytest.CaptureFixture[str]) -> li
         for name in listed()
     ],
 )
-def test_a_help_fits_a_screen(
-    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_help_fits_a_screen_and_describes_in_plain_sentences(
+    module: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     lines = write_help(module, "--help", capsys)
     assert len(lines) <= (45 if module.startswith("sweep") else 55)
     assert max(map(len, lines)) <= 100
+    _, description, *_ = "\n".join(lines).split("\n\n")
+    assert description[0].isupper()
+    assert "`" not in description
+    assert "python -m" not in description
 
 
 @pytest.mark.parametrize("module", ["sweep", "search", "fit", "check", "crosscheck"])
 def test_all_settings_are_in_the_long_help(
-    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    module: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     place = module if module == "fit" else f"{module}.__main__"
@@ -110,9 +102,7 @@ def test_all_settings_are_in_the_long_help(
     assert len(flags[1]) > 1.5 * len(flags[0])
 
 
-def test_a_command_without_its_line_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_without_its_line_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(listing, "_ROOT", tmp_path)
     (tmp_path / "thing.py").write_text('"""Does things."""\n')
     with pytest.raises(ValueError, match=r"thing.py: .* begin with: `python -m bench.thing`"):
@@ -129,9 +119,7 @@ def test_a_command_without_its_line_is_named(
         (["swep"], "unknown command 'swep'; did you mean 'sweep'?"),
     ],
 )
-def test_a_command_given_as_a_word(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_given_as_a_word(words: list[str], said: str, capsys: Capture) -> None:
     assert listing.main(words) == 2
     assert said in capsys.readouterr().err
 

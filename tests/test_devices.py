@@ -286,33 +286,6 @@ def test_the_doctor_says_once_what_is_not_read(rocm: None) -> None:
     assert not any(line.endswith("; ") for line in write_warnings(machine))
 
 
-def test_a_case_on_rocm_runs_without_readings_and_says_so(
-    rocm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    about = Environment(**describe("cuda").environment)
-    outcome = run(Case(), about.gpu_uuid, monkeypatch)
-    m = outcome.measurement
-    assert (outcome.status, outcome.retries) == (Status.OK, 0)
-    assert {name: getattr(m, name) for name in UNREAD} == dict.fromkeys(UNREAD)
-    why = read_missing(m.missing or "")
-    assert {why[name] for name in UNREAD} == {why["temperature_c"]}
-    assert why["temperature_c"].startswith("amdsmi is not installed: pip install")
-    assert (m.notes or "").count("are not read") == 1
-    row = make_record(Case(), measurement=m, environment=about)
-    write_sweep(tmp_path / "out", [row])
-    (read,) = read_records(tmp_path / "out").to_dict("records")
-    assert (read["hip"], read["miopen"], read["cuda"]) == (about.hip, "3005000", "")
-    assert report([str(tmp_path / "out"), "--full"]) == 0
-    said = capsys.readouterr().out
-    flat = " ".join(said.split())
-    assert "AMD Instinct MI300X (191.7 GiB)" in flat
-    assert "HIP 7.0.51831-7c9236b16" in flat
-    assert "MIOpen 3005000" in flat
-    assert "cuDNN 3" not in flat
-    assert flat.count("are not read") == 1
-    assert "4.00" in flat.split(), "what the allocator held stands for the memory"
-
-
 def test_its_gpus_cannot_be_told_apart(rocm: None) -> None:
     executor = SubprocessExecutor(Settings())
     assert find_cards()[0] == []
@@ -367,13 +340,10 @@ def test_amd_smi_reads_a_gpu_in_si_units() -> None:
     named = gpu.read(Depth.SLOW)[-1].throttle
     assert named == ("software power cap", "hardware thermal slowdown")
     assert {EFFECTS[name] for name in named} == {"capped", "slowed"}
+    assert set(_RESIDENCIES.values()) <= EFFECTS.keys()
     fake.asked.clear()
     gpu.read(Depth.FAST)
     assert fake.asked == ["amdsmi_get_gpu_memory_usage"]
-
-
-def test_its_names_are_those_that_nvml_has() -> None:
-    assert set(_RESIDENCIES.values()) <= EFFECTS.keys()
 
 
 @pytest.mark.parametrize("call", ["amdsmi_get_gpu_enumeration_info", "amdsmi_get_gpu_asic_info"])
@@ -468,30 +438,36 @@ def arc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda device: card)
 
 
+# names, GiB, and why they are not read
 GPUS = {
-    "mps": ("apple", "Apple M3 Max", 48.0, "powermetrics"),
-    "xpu": ("arc", "Intel(R) Arc(TM) B580 Graphics", 11.3, "of an Intel GPU nothing"),
+    "cuda": ("AMD Instinct MI300X", 191.7, "amdsmi is not installed: pip install"),
+    "mps": ("Apple M3 Max", 48.0, "of an Apple GPU powermetrics"),
+    "xpu": ("Intel(R) Arc(TM) B580 Graphics", 11.3, "of an Intel GPU nothing"),
 }
 
 
-@pytest.mark.parametrize("device", GPUS)
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    """A machine with a GPU of that name, by torch."""
+    request.getfixturevalue({"cuda": "rocm", "mps": "apple", "xpu": "arc"}[request.param])
+    return str(request.param)
+
+
 def test_a_machine_without_the_gpu_says_so_in_a_line(
-    device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--device", device, "--dataset", "synthetic", "--repeats", "1"]
+    flags = ["--device", "mps", "--dataset", "synthetic", "--repeats", "1"]
     assert sweep([*flags, "--out", str(tmp_path / "out")]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"error: device {device}: torch ")
-    assert said.endswith("install a build of torch for it, or use --device cpu")
     assert not (tmp_path / "out").exists()
+    for device, line in (("mps", said), ("xpu", f"error: {describe('xpu').error}")):
+        assert line.startswith(f"error: device {device}: torch ")
+        assert line.endswith("install a build of torch for it, or use --device cpu")
 
 
-@pytest.mark.parametrize("device", GPUS)
-def test_the_doctor_names_it(
-    device: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fixture, name, _, reason = GPUS[device]
-    request.getfixturevalue(fixture)
+@pytest.mark.parametrize("device", ["mps", "xpu"], indirect=True)
+def test_the_doctor_names_it(device: str) -> None:
+    name, _, reason = GPUS[device]
     answers = {kind: describe(kind) for kind in ("cuda", device, "cpu")}
     machine = examine(ProcessAnswer(devices=answers), "cuda", device, "cpu")
     assert machine.device == device
@@ -507,28 +483,33 @@ def test_the_doctor_names_it(
     assert rest.endswith("cannot run tf32, fp16-apex, fp8")
 
 
-@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("device", GPUS, indirect=True)
 def test_a_case_on_it_runs_without_readings_and_says_so(
-    device: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fixture, name, gib, reason = GPUS[device]
-    request.getfixturevalue(fixture)
+    name, gib, reason = GPUS[device]
     about = Environment(**describe(device).environment)
     case = Case(device=device)
-    m = run(case, about.gpu_uuid, monkeypatch).measurement
+    outcome = run(case, about.gpu_uuid, monkeypatch)
+    m = outcome.measurement
+    assert (outcome.status, outcome.retries) == (Status.OK, 0)
     assert {column: getattr(m, column) for column in UNREAD} == dict.fromkeys(UNREAD)
     why = read_missing(m.missing or "")
     assert {why[column] for column in UNREAD} == {why["temperature_c"]}
-    assert reason in why["temperature_c"]
+    assert why["temperature_c"].startswith(reason)
+    assert (m.notes or "").count("are not read") == 1
     write_sweep(tmp_path / "out", [make_record(case, measurement=m, environment=about)])
     assert report([str(tmp_path / "out"), "--full"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"{name} ({gib} GiB)" in said
     assert said.count("are not read") == 1
+    assert "4.00" in said.split(), "what the allocator held stands for the memory"
+    if device == "cuda":
+        (read,) = read_records(tmp_path / "out").to_dict("records")
+        assert (read["hip"], read["miopen"], read["cuda"]) == (about.hip, "3005000", "")
+        assert "HIP 7.0.51831-7c9236b16" in said
+        assert "MIOpen 3005000" in said
+        assert "cuDNN 3" not in said
 
 
 def test_what_it_can_do_is_not_taken_for_what_the_cpu_can() -> None:
@@ -573,8 +554,8 @@ class Planted:
         self.did: list[str] = []
         self.peak = 7
 
-    def note(self, what: str) -> Callable[..., None]:
-        return lambda *_: self.did.append(what)
+    def note(self, what: str, value: Any = None) -> Callable[..., Any]:
+        return lambda *_: self.did.append(what) or value
 
     def make_event(self) -> Any:
         event = SimpleNamespace(moment=0.0, query=lambda: True)
@@ -588,7 +569,6 @@ class Planted:
         return event
 
     def read_stats(self, device: torch.device) -> dict[str, int]:
-        self.did.append("read")
         kinds = {"allocated": self.peak * 10**9, "reserved": (self.peak + 1) * 10**9}
         return {f"{kind}_bytes.all.peak": size for kind, size in kinds.items()}
 
@@ -596,12 +576,7 @@ class Planted:
         self.did.append("reset")
         self.peak = 3
 
-    def read_random(self, device: torch.device) -> torch.Tensor:
-        self.did.append("random")
-        return torch.get_rng_state()
 
-
-@pytest.mark.slow
 def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of this CPU is planted; what is measured is real."""
     planted = Planted()
@@ -612,7 +587,7 @@ def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> Non
         read_stats=planted.read_stats,
         reset_peaks=planted.reset,
         held_bytes=lambda: 5,
-        get_random=planted.read_random,
+        get_random=planted.note("random", torch.get_rng_state()),
         set_random=planted.note("set random"),
     )
     monkeypatch.setitem(ACCELERATORS, "cpu", found)
@@ -620,8 +595,8 @@ def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> Non
     stand_in = SimpleNamespace(perf_counter=lambda: planted.did.append("clock") or clock())
     monkeypatch.setattr(measurement_epochs, "time", stand_in)
     case = Case(
-        model="dpn-small", dataset="synthetic", device="cpu", batch_size=32, steps=3,
-        fraction=0.01, checkpoint=True,
+        model="tests.models_for_tests:good", dataset="synthetic", device="cpu", batch_size=32,
+        steps=3, fraction=0.01, checkpoint=True,
     )  # fmt: skip
     data = prepare("synthetic", data_dir=None)
     m = measure(Assignment(case, data.folder, monotonic()), Channel()).measurement

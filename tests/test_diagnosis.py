@@ -27,7 +27,6 @@ from bench.diagnosis.advice import (
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.causes import find_tensor_cores
 from bench.diagnosis.ceiling import Ceiling, find_beaten
-from bench.diagnosis.evidence import write_run
 from bench.diagnosis.explanation import (
     LEFT_OVER,
     Advice,
@@ -38,7 +37,7 @@ from bench.diagnosis.explanation import (
     Side,
 )
 from bench.diagnosis.reasons import explain
-from bench.diagnosis.sentences import describe
+from bench.diagnosis.sentences import describe, write_run
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
 from bench.kernels import shorten_kernel
 from bench.questions.profiles import scale_step
@@ -83,53 +82,56 @@ def test_a_step_is_limited_by_what_most_of_it_is(step: Step, bound: Bound) -> No
     assert share > 0.75
 
 
-def test_a_step_limited_by_several_things_lists_their_shares() -> None:
-    rows = [replace(TRAFFIC, time_s=6e-3), replace(PRODUCTS, time_s=2e-3)]
-    breakdown = divided(make_step(10.0, rows))
+SEVERAL = [replace(TRAFFIC, time_s=6e-3), replace(PRODUCTS, time_s=2e-3)]
+
+
+@pytest.mark.parametrize(
+    ("step", "verdict"),
+    [
+        (make_step(10.0, SEVERAL),
+         "mixed (60 % memory-bound, 20 % compute-bound, 20 % launch-bound)"),
+        # without measured rates there are shares of waits alone
+        (make_step(20.0, [TRAFFIC], rates=Rates()), "mixed (50 % launch-bound, 50 % not known)"),
+        (make_step(10.0, [TRAFFIC], rates=Rates()), ""),
+        # of recurrent layers torch does not tell the FLOP
+        (make_step(12.0, [make_row(Kind.RECURRENT, "_cudnn_rnn", 10.0, bytes=36e9)]),
+         "mixed (17 % launch-bound, 83 % not known)"),
+    ],
+)  # fmt: skip
+def test_a_step_limited_by_several_things_lists_their_shares(step: Step, verdict: str) -> None:
+    breakdown = divided(step)
     assert breakdown.bound is None
-    assert breakdown.verdict == "mixed (60 % memory-bound, 20 % compute-bound, 20 % launch-bound)"
-
-
-def test_a_step_without_measured_rates_has_shares_of_waits_alone() -> None:
-    step = make_step(20.0, [TRAFFIC], rates=Rates())
-    assert divided(step).bounds == {Bound.LAUNCH: pytest.approx(0.5)}
-    assert divided(step).verdict == "mixed (50 % launch-bound, 50 % not known)"
-    assert divided(make_step(10.0, [TRAFFIC], rates=Rates())).verdict == ""
+    assert breakdown.verdict == verdict
 
 
 def test_without_a_profile_there_is_no_breakdown() -> None:
     assert divide(Step(1.0, [TRAFFIC], RATES, "cuda")) is None
 
 
-def test_idle_time_of_a_gpu_is_that_of_the_step_without_a_profiler() -> None:
-    """The profiler doubled the gaps: half of what it saw of waiting for batches is left."""
-    step = make_step(14.0, [TRAFFIC], profiled_ms=18.0, input_wait=6.0)
+@pytest.mark.parametrize(
+    ("step", "parts"),
+    [
+        # the profiler doubled the gaps: half of what it saw of waiting for batches is left
+        (make_step(14.0, [TRAFFIC], profiled_ms=18.0, input_wait=6.0),
+         {Kind.ELEMENTWISE: 10, Wait.INPUT: 3, Wait.IDLE: 1}),
+        # on a CPU all is stretched alike
+        (make_step(10.0, [TRAFFIC], device="cpu", profiled_ms=12.5),
+         {Kind.ELEMENTWISE: 8, Wait.IDLE: 2}),
+        # overlapping kernels share the time in which any ran
+        (Step(14e-3, [TRAFFIC, PRODUCTS], RATES, "cuda", profile=Profile(14e-3, 12e-3)),
+         {Kind.ELEMENTWISE: 6, Kind.MATMUL: 6, Wait.IDLE: 2}),
+        # kernels that take longer than the step are left over
+        (Step(9e-3, [TRAFFIC], RATES, "cuda", profile=Profile(12e-3, 10e-3)),
+         {Kind.ELEMENTWISE: 10, LEFT_OVER: -1}),
+    ],
+)  # fmt: skip
+def test_the_time_of_a_step_is_divided_as_the_profile_says(
+    step: Step, parts: dict[str, float]
+) -> None:
     breakdown = divided(step)
-    assert breakdown.find_time(Kind.ELEMENTWISE) == pytest.approx(10e-3)
-    assert breakdown.find_time(Wait.INPUT) == pytest.approx(3e-3)
-    assert breakdown.find_time(Wait.IDLE) == pytest.approx(1e-3)
-
-
-def test_on_a_cpu_all_is_stretched_alike() -> None:
-    step = make_step(10.0, [TRAFFIC], device="cpu", profiled_ms=12.5)
-    breakdown = divided(step)
-    assert breakdown.find_time(Kind.ELEMENTWISE) == pytest.approx(8e-3)
-    assert breakdown.find_time(Wait.IDLE) == pytest.approx(2e-3)
-    assert breakdown.left_over_s == pytest.approx(0.0)
-
-
-def test_overlapping_kernels_share_the_time_in_which_any_ran() -> None:
-    profile = Profile(14e-3, 12e-3)
-    step = Step(14e-3, [TRAFFIC, PRODUCTS], RATES, "cuda", profile=profile)
-    breakdown = divided(step)
-    assert breakdown.find_time(Kind.ELEMENTWISE) == pytest.approx(6e-3)
-    assert breakdown.find_time(Wait.IDLE) == pytest.approx(2e-3)
-
-
-def test_kernels_that_take_longer_than_the_step_are_left_over() -> None:
-    step = Step(9e-3, [TRAFFIC], RATES, "cuda", profile=Profile(12e-3, 10e-3))
-    assert divided(step).left_over_s == pytest.approx(-1e-3)
-    assert divided(step).find_time(Wait.IDLE) == 0
+    found = {part.name: 1e3 * part.time_s for part in breakdown.parts}
+    found |= {LEFT_OVER: 1e3 * breakdown.left_over_s}
+    assert found == pytest.approx({LEFT_OVER: 0, **parts})
 
 
 # ---------------------------------------------------------------------------------------- reasons
@@ -319,10 +321,8 @@ def test_another_operation_or_kernel_for_the_same_work_is_named_with_both_rates(
     assert "compile" not in write(found)
     norms = [run_by(replace(NORM16, time_s=t), k) for t, k in ((5e-3, "fast<4>"), (9e-3, "slow"))]
     (swap,) = compare([MM16, norms[0]], [MM16, norms[1]], precisions=("fp16", "fp16")).swaps
-    assert (swap.before.name, swap.after.name) == (
-        "cudnn_batch_norm by fast",
-        "cudnn_batch_norm by slow",
-    )
+    names = [swap.before.name, swap.after.name]
+    assert names == ["cudnn_batch_norm by fast", "cudnn_batch_norm by slow"]
     # a cast to another format is the same operation
     casts = [
         replace(CAST, time_s=t, format=f)
@@ -386,24 +386,15 @@ def test_what_a_cache_made_faster_than_copies_has_its_own_time_in_the_bound() ->
 @pytest.mark.parametrize(
     ("row", "rates", "said"),
     [
-        (
-            replace(MM16, time_s=0.5e-3),
-            RATES,
-            "float16 products at 600 TFLOP/s, but mm reached at least 1,200 TFLOP/s",
-        ),
-        (
-            replace(RELU16, time_s=3e-3),
-            RATES,
-            "copies at 4 TB/s, but relu reached at least 4.86 TB/s",
-        ),
+        (replace(MM16, time_s=0.5e-3), RATES,
+         "float16 products at 600 TFLOP/s, but mm reached at least 1,200 TFLOP/s"),
+        (replace(RELU16, time_s=3e-3), RATES,
+         "copies at 4 TB/s, but relu reached at least 4.86 TB/s"),
         # float32 fell to 0.1 GFLOP/s beside another program
-        (
-            replace(MM32, time_s=20e-3),
-            replace(RATES, products={"float32": 1e8, "float16": 6e14}),
-            "float32 products at 0.1 GFLOP/s, but mm reached at least 30 TFLOP/s",
-        ),
+        (replace(MM32, time_s=20e-3), replace(RATES, products={"float32": 1e8, "float16": 6e14}),
+         "float32 products at 0.1 GFLOP/s, but mm reached at least 30 TFLOP/s"),
     ],
-)
+)  # fmt: skip
 def test_what_beats_the_yardstick_shows_that_it_is_wrong(
     row: WorkRow, rates: Rates, said: str
 ) -> None:
@@ -421,35 +412,38 @@ def test_what_beats_the_yardstick_shows_that_it_is_wrong(
         assert table.notes == ()
 
 
-def test_convolutions_beyond_the_rate_of_products_leave_no_bound() -> None:
-    """On a CPU products of bfloat16 ran at 1.3 GFLOP/s, and training at 0.3 of fp32's speed."""
-    rates = Rates({"float32": 141e9, "bfloat16": 1.3e9}, 11e9, 2e-6)
+def convolve(ms: float, kind: Kind = Kind.CONVOLUTION_1X1, **convolutions: float) -> Explanation:
+    """Products of bfloat16 on a CPU that emulates them, against 30 ms of float32."""
+    rates = Rates({"float32": 141e9, "bfloat16": 1.3e9}, 11e9, 2e-6, convolutions)
     before, after = (
-        make_row(Kind.CONVOLUTION_1X1, "1×1, 64→64", ms, flop=2e9, bytes=1e7, format=format)
-        for ms, format in ((30.0, "float32"), (94.0, "bfloat16"))
+        make_row(kind, "1×1, 64→64", time, flop=2e9, bytes=1e7, format=format)
+        for time, format in ((30.0, "float32"), (ms, "bfloat16"))
     )
     precisions = ("fp32", "bf16-amp")
-    found = compare([before], [after], device="cpu", rates=rates, precisions=precisions)
-    said = write(found)
+    return compare([before], [after], device="cpu", rates=rates, precisions=precisions)
+
+
+def test_convolutions_beyond_the_rate_of_products_leave_no_bound() -> None:
+    """Products of bfloat16 ran at 1.3 GFLOP/s, and training at 0.3 of fp32's speed."""
+    said = write(convolve(94.0))
     assert "0.32× as fast" in said
     assert "At most" not in said
     assert "bfloat16 products at 1.3 GFLOP/s, but convolution 1×1, 64→64 reached at least" in said
 
 
-def test_convolutions_on_a_cpu_are_judged_by_what_convolutions_reach() -> None:
-    """Products of bfloat16 are emulated there, and its convolutions are not."""
-    convolutions = {"float32": 100e9, "bfloat16": 300e9}
-    rates = Rates({"float32": 141e9, "bfloat16": 1.3e9}, 11e9, 2e-6, convolutions)
-    for kind, cause in ((Kind.CONVOLUTION_1X1, Cause.PRODUCTS), (Kind.MATMUL, Cause.EMULATED)):
-        before, after = (
-            make_row(kind, "1×1, 64→64", ms, flop=2e9, bytes=1e7, format=format)
-            for ms, format in ((30.0, "float32"), (2000.0, "bfloat16"))
-        )
-        precisions = ("fp32", "bf16-amp")
-        found = compare([before], [after], device="cpu", rates=rates, precisions=precisions)
-        assert found.reasons[0].cause is cause
-        reach = {Cause.PRODUCTS: "convolutions reach 300", Cause.EMULATED: "products reach 1.3"}
-        assert reach[cause] in found.reasons[0].evidence
+@pytest.mark.parametrize(
+    ("kind", "cause", "reach"),
+    [
+        (Kind.CONVOLUTION_1X1, Cause.PRODUCTS, "convolutions reach 300"),
+        (Kind.MATMUL, Cause.EMULATED, "products reach 1.3"),
+    ],
+)
+def test_convolutions_on_a_cpu_are_judged_by_what_convolutions_reach(
+    kind: Kind, cause: Cause, reach: str
+) -> None:
+    reason = convolve(2000.0, kind, float32=100e9, bfloat16=300e9).reasons[0]
+    assert reason.cause is cause
+    assert reach in reason.evidence
 
 
 def test_fewer_multiplications_than_are_counted_are_no_wrong_yardstick() -> None:
@@ -514,11 +508,8 @@ def test_tf32_in_the_baseline_is_told_and_its_rate_is_not_float32s() -> None:
         [MM32], [replace(SMALL32, time_s=4e-3)], precisions=("fp32", "tf32"), device="cuda"
     )
     b = replace(tf32.b, step=replace(tf32.b.step, arithmetic="tfloat32"))
-    (reason,) = [
-        one
-        for one in explain("precision", tf32.a, b, 128, tf32.speedup).reasons
-        if one.cause is Cause.PRODUCTS
-    ]
+    reasons = {one.cause: one for one in explain("precision", tf32.a, b, 128, tf32.speedup).reasons}
+    reason = reasons[Cause.PRODUCTS]
     assert "400 TFLOP/s in tfloat32" in reason.evidence
     assert "float32 " not in reason.evidence.replace("tfloat32", "")
     assert "TF32" not in write(tf32)
@@ -603,13 +594,14 @@ def test_the_reference_is_the_committed_file() -> None:
 
 
 def test_a_gain_tells_what_remains_and_a_loss_what_it_lost_by() -> None:
-    gain = EXPLAINED.fill(tell_reasons("reasons", PLANTED["memory"][0]))
-    assert [head.label for head in gain.heads][1:] == ["fp16 (ms)", "of the step (%)"]
-    assert [row[2].text for row in gain.rows] == ["80", "20"]
     lost, *_ = PLANTED["below copies"]
-    table = EXPLAINED.fill(tell_reasons("reasons", lost))
-    assert table.heads[-1].label == "of the loss (%)"
-    assert [row[-1].text for row in table.rows] == ["100", "0", "0"]
+    for found, heads, shares in (
+        (PLANTED["memory"][0], ["fp16 (ms)", "of the step (%)"], ["80", "20"]),
+        (lost, ["fp16 (ms)", "bf16-amp (ms)", "change (ms)", "of the loss (%)"], ["100", "0", "0"]),
+    ):
+        table = EXPLAINED.fill(tell_reasons("reasons", found))
+        assert [head.label for head in table.heads][1:] == heads
+        assert [row[-1].text for row in table.rows] == shares
     assert "By cause, of the loss: 100 % memory-bound kernels" in write(lost)
     assert "within 2 %" in write(compare([MM16], [MM16], precisions=("fp16", "fp16")))
 
@@ -646,21 +638,11 @@ def test_what_compilation_put_into_other_kernels_has_neither_rate_nor_ceiling() 
     assert (found.ceiling, found.beaten) == (None, None)
 
 
-def test_what_limits_recurrent_layers_is_not_known() -> None:
-    row = make_row(Kind.RECURRENT, "_cudnn_rnn", 10.0, bytes=36e9)
-    assert divided(make_step(10.5, [row])).bounds.keys() == {Bound.LAUNCH}
-
-
-def test_a_cast_is_named_by_its_formats() -> None:
+def test_operations_are_named_by_their_formats_or_once_in_two() -> None:
     back = replace(CAST, format="float16→float32")
-    found = compare([MM32], [MM16, CAST, back])
-    assert found.reasons[0].evidence == (
-        "most in _to_copy float32→float16 5 ms, _to_copy float16→float32 5 ms."
-    )
-
-
-def test_an_operation_in_two_formats_is_named_once() -> None:
-    """fp16 copies gradients to the masters and masters to the weights, by one operation."""
+    (evidence,) = (r.evidence for r in compare([MM32], [MM16, CAST, back]).reasons[:1])
+    assert evidence == "most in _to_copy float32→float16 5 ms, _to_copy float16→float32 5 ms."
+    # fp16 copies gradients to the masters and masters to the weights, by one operation
     formats = ("float16→float32", "float32→float16")
     copies = [make_row(Kind.LOSS_SCALING, "_foreach_copy", 2.0, format=f) for f in formats]
     others = [make_row(Kind.LOSS_SCALING, name, 1.0) for name in ("mul", "ne", "abs")]
@@ -680,10 +662,8 @@ def test_operations_that_no_kind_names_are_not_explained() -> None:
     strange = make_row(Kind.OTHER, "mystery", 4.0, flop=None, bytes=None, **FP16)
     found = compare([MM32], [MM16, strange])
     assert found.unexplained_s == pytest.approx((0, 4e-3))
-    (row,) = [
-        r for r in EXPLAINED.fill(tell_reasons("r", found)).rows if r[0].text == "not explained"
-    ]
-    assert row[-1].text == "80"
+    rows = EXPLAINED.fill(tell_reasons("reasons", found)).rows
+    assert {row[0].text: row[-1].text for row in rows}["not explained"] == "80"
 
 
 # ------------------------------------------------------------------------------------- properties

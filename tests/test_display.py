@@ -13,6 +13,9 @@ from bench.sweep.display import Display, write_curve
 from bench.worker.messages import PhaseEntered, StepTaken
 from tests.planted.records import make_record
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 CASE = Case(precision="fp16", loss_scale=128.0, batch_size=512, fraction=0.2, dataset="synthetic")
 
 
@@ -30,9 +33,7 @@ def record(status: Status = Status.OK, reason: str = "", executor: str = "subpro
     )
 
 
-def test_plain_lines_where_there_is_no_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Patch) -> None:
     clock = [0.0]
     monkeypatch.setattr("bench.sweep.display.time.monotonic", lambda: clock[0])
     with Display(Path("results/x"), runs=2, done=7) as display:
@@ -53,7 +54,7 @@ def test_plain_lines_where_there_is_no_terminal(
     ]
 
 
-def test_progress_says_which_of_several_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_says_which_of_several_epochs(capsys: Capture) -> None:
     with Display(Path("x"), 1, 0) as display:
         display.begin(replace(CASE, epochs=3), 1, False)
         for event in (
@@ -85,7 +86,7 @@ def test_the_curve_begins_anew_with_each_epoch() -> None:
     assert len(write_curve(steps[:4], 4, every=2)) == 2
 
 
-def test_lines_name_every_axis_that_varies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_name_every_axis_that_varies(capsys: Capture) -> None:
     cases = [CASE, replace(CASE, compile="default"), replace(CASE, model="dpn-small", lr=0.1)]
     with Display(Path("x"), 3, 0, telling_axes(cases)) as display:
         for case in cases:
@@ -104,7 +105,7 @@ def test_lines_name_every_axis_that_varies(capsys: pytest.CaptureFixture[str]) -
     assert lines[2::2] == [f"[{i}/3] {name}" for i, name in enumerate(names, 1)]
 
 
-def test_a_line_says_what_speaks_against_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_says_what_speaks_against_it(capsys: Capture) -> None:
     with Display(Path("x"), 3, 0) as display:
         for found in ({"warmup_steady": False}, {"other_cores": 0.9}, {"other_cores": 0.1}):
             row = record()
@@ -118,7 +119,7 @@ def test_a_line_says_what_speaks_against_it(capsys: pytest.CaptureFixture[str]) 
     assert fine.endswith("synthetic images")
 
 
-def test_what_is_no_measurement_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_measurement_says_so(capsys: Capture) -> None:
     with Display(Path("x"), 2, 0) as display:
         display.begin(CASE, 1, False)
         display.end(record(executor="fake"))
@@ -130,9 +131,7 @@ def test_what_is_no_measurement_says_so(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J\x1b[31mgone", "[bold]x[/bold]", "a\rb"])
-def test_hostile_text_does_not_drive_the_terminal(
-    hostile: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_text_does_not_drive_the_terminal(hostile: str, capsys: Capture) -> None:
     with Display(Path("x"), 1, 0) as display:
         display.begin(CASE, 1, False)
         display.end(record(Status.ERROR, hostile))
@@ -154,7 +153,7 @@ def test_curve_in_the_form_of_2019() -> None:
     assert write_curve(steps[-1:], 391, every=101) == ["101 391 Loss: nan | Acc: 0.000% (0/40)"]
 
 
-def test_a_terminal_gets_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_live_line(monkeypatch: Patch) -> None:
     """Through a real terminal: case, phase, step, loss and memory stand in one line."""
     import os
     import pty

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.doctor.rates import SECONDS
-from bench.environment import DeviceAnswer, ProcessAnswer
+from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
+from bench.executors import Lane
 from bench.executors.subprocess import SubprocessExecutor
-from bench.fingerprint import Fingerprint
-from bench.record import WorkRow
+from bench.fingerprint import Fingerprint, parse_asked
+from bench.record import Outcome, Status, WorkRow
 from bench.sweep.__main__ import main as sweep
 from bench.work import Kind
 from bench.yardstick import Collapse, Yardstick
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 WORK = (WorkRow(Kind.CONVOLUTION, "", "float32", 9, 1e9, 1e3),)
 RATES = {"rate_float32": 1e11, "rate_bfloat16": 1e9, "rate_float16": 1e9, "rate_copy": 1e10}
@@ -24,7 +27,7 @@ CASES = ["--device", "cpu", "--model", "dpn-small", "--fraction", "0.008", "--ba
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def measured(monkeypatch: Patch) -> dict[str, Any]:
     """What a CPU that emulates both halves is asked in a dry run, and answers."""
     said: dict[str, Any] = {"yardstick": Yardstick(RATES), "native": False}
 
@@ -43,14 +46,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return said
 
 
-def foresee(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
+def foresee(capsys: Capture, *flags: str) -> list[str]:
     """The warnings of a dry run."""
     assert sweep([*CASES, *flags, "--dry-run"]) == 0
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
 
 
 def test_a_dry_run_says_what_is_emulated_and_for_how_long(
-    capsys: pytest.CaptureFixture[str], measured: dict[str, Any]
+    capsys: Capture, measured: dict[str, Any]
 ) -> None:
     # 4 steps and 4 of warm-up, of 100 images of 1 GFLOP
     assert foresee(capsys, "--precision", "fp32", "bf16", "bf16-amp") == [
@@ -64,7 +67,7 @@ def test_a_dry_run_says_what_is_emulated_and_for_how_long(
 
 
 def test_a_plan_says_how_many_repeats_the_predicted_time_allows(
-    capsys: pytest.CaptureFixture[str], measured: dict[str, Any]
+    capsys: Capture, measured: dict[str, Any]
 ) -> None:
     """A pass takes 13 minutes in bf16 and 8 s in fp32; repeats take five minutes at most."""
     why = ", as estimated from the rates of this machine; fewer where the repeats would take more"
@@ -84,18 +87,14 @@ def test_a_plan_says_how_many_repeats_the_predicted_time_allows(
     assert "runs: at most 3 of 1 case, each twice, and the first once" in capsys.readouterr().out
 
 
-def test_convolutions_count_at_their_own_rate(
-    capsys: pytest.CaptureFixture[str], measured: dict[str, Any]
-) -> None:
+def test_convolutions_count_at_their_own_rate(capsys: Capture, measured: dict[str, Any]) -> None:
     measured["yardstick"] = Yardstick({**RATES, "rate_conv_bfloat16": 2e10})
     (line,) = foresee(capsys, "--precision", "bf16-amp")
     assert "takes at least 40 s, and fp32 8 s" in line
 
 
 def test_what_is_not_emulated_is_not_said(
-    capsys: pytest.CaptureFixture[str],
-    measured: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture, measured: dict[str, Any], monkeypatch: Patch
 ) -> None:
     assert foresee(capsys, "--precision", "fp32") == []
     assert foresee(capsys, "--precision", "fp32", "bf16", "--executor", "fake") == []
@@ -113,9 +112,7 @@ def test_what_is_not_emulated_is_not_said(
 
 
 def test_without_rates_there_is_no_time(
-    capsys: pytest.CaptureFixture[str],
-    measured: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture, measured: dict[str, Any], monkeypatch: Patch
 ) -> None:
     collapse = Collapse(1e8, 1e11, 2)
     measured["yardstick"] = Yardstick(collapsed=dict.fromkeys(RATES, collapse))
@@ -126,25 +123,27 @@ def test_without_rates_there_is_no_time(
     assert foresee(capsys, "--precision", "bf16") == [emulated]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("unreported")
 def test_a_sweep_says_it_before_its_first_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
+    """Nothing is asked of torch, and nothing trained."""
+
     def examine(
-        self: SubprocessExecutor,
-        *asked: Any,
-        examine: Any = SubprocessExecutor.examine,
-        **timeout: float,
+        self: SubprocessExecutor, lane: Lane, devices: list[str], models: list[str], **_: object
     ) -> ProcessAnswer:
-        answer: ProcessAnswer = examine(self, *asked, **timeout)
-        devices = {
-            name: replace(device, bf16_native=False) for name, device in answer.devices.items()
-        }
-        return replace(answer, devices=devices)
+        answers = dict.fromkeys(devices, DeviceAnswer({}, bf16_native=False))
+        subjects = [parse_asked(name).subject for name in models]
+        found = dict.fromkeys(subjects, Fingerprint("a", "b", "c", work=WORK))
+        return ProcessAnswer("", answers, found, host=describe_host())
 
     monkeypatch.setenv(SECONDS, "1")
-    monkeypatch.setattr(SubprocessExecutor, "examine", examine)
-    monkeypatch.setattr(SubprocessExecutor, "rate", lambda *_: Yardstick(RATES))
+    for name, stand_in in {
+        "examine": examine,
+        "rate": lambda *_: Yardstick(RATES),
+        "run": lambda *_: Outcome(Status.OK),
+    }.items():
+        monkeypatch.setattr(SubprocessExecutor, name, stand_in)
     flags = ["--dataset", "synthetic", "--repeats", "1", "--precision", "fp32", "bf16-amp"]
     assert sweep([*CASES, *flags, "--steps", "1", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().err

@@ -22,6 +22,7 @@ from bench.environment import (
     DeviceAnswer,
     Platform,
     ProcessAnswer,
+    ask,
     describe_host,
     find_missing,
     has_cuda,
@@ -41,19 +42,22 @@ from bench.record import COMPARABLE, MODEL_PARTS, Environment
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
-def test_probe_of_the_cpu_knows_torch_and_host() -> None:
+def test_what_torch_says_of_a_device() -> None:
     import torch
 
-    found = probe("cpu").environment
+    answer = ask(["cpu", "cuda"])
+    found = answer.platform("cpu").environment
     assert found.torch == str(torch.__version__)
-    assert found.torch_threads is not None
-    assert found.torch_threads >= 1
+    assert (found.torch_threads or 0) >= 1
     assert found.torch_interop_threads is not None
     assert found.gpu is None
     assert found.host
     assert found.code == hash_code()
     assert "cores" in (found.cpu or "")
+    if torch.version.cuda is None:
+        refused = r"is a CPU build; install a CUDA build of torch, or use"
+        with pytest.raises(UsageError, match=refused):
+            answer.platform("cuda")
 
 
 def test_packages_are_those_declared() -> None:
@@ -82,16 +86,6 @@ def test_a_cuda_build_is_known_without_importing_it(
     assert has_cuda.__wrapped__() is expected
 
 
-@pytest.mark.slow
-def test_cuda_asked_of_a_cpu_build_is_refused(tmp_path: Path) -> None:
-    import torch
-
-    if torch.version.cuda is not None:
-        pytest.skip("this torch is no CPU build")
-    with pytest.raises(UsageError, match=r"is a CPU build; install a CUDA build of torch, or use"):
-        probe("cuda")
-
-
 def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}")
@@ -106,23 +100,17 @@ def test_the_card_described_is_the_one_torch_uses(monkeypatch: pytest.MonkeyPatc
         Card("GPU-bb", "NVIDIA H200", 1, driver="2.0", mig=False, pcie=Link(4, 8, 5, 16)),
     ]
     monkeypatch.setattr(environment, "find_cards", lambda: (cards, ""))
-    answer = ProcessAnswer(
-        devices={"cuda": DeviceAnswer({"gpu": "NVIDIA H200", "gpu_uuid": "GPU-bb"})}
-    )
-    found = answer.platform("cuda").environment
-    assert (found.driver, found.mig, found.ecc, found.persistence_mode) == (
-        "2.0",
-        "off",
-        None,
-        None,
-    )
+
+    def find(uuid: str) -> Environment:
+        answer = DeviceAnswer({"gpu": "NVIDIA H200", "gpu_uuid": uuid})
+        return ProcessAnswer(devices={"cuda": answer}).platform("cuda").environment
+
+    found = find("GPU-bb")
+    states = (found.driver, found.mig, found.ecc, found.persistence_mode)
+    assert states == ("2.0", "off", None, None)
     assert found.pcie == "gen 4 x8, at most gen 5 x16"
-    first = ProcessAnswer(
-        devices={"cuda": DeviceAnswer({"gpu": "NVIDIA T4", "gpu_uuid": "GPU-aa"})}
-    )
-    assert first.platform("cuda").environment.ecc == "on"
-    gone = ProcessAnswer(devices={"cuda": DeviceAnswer({"gpu": "NVIDIA T4", "gpu_uuid": "GPU-cc"})})
-    assert gone.platform("cuda").environment.driver is None
+    assert find("GPU-aa").ecc == "on"
+    assert find("GPU-cc").driver is None
 
 
 def test_variables_and_governor_are_of_the_host(

@@ -42,8 +42,8 @@ SLOWEST = '''
 """Which case takes longest."""
 
 from bench.questions.material import Material
-from bench.render.cells import iterate, quantity_column
-from bench.render.section import Column, Section, Sheet
+from bench.render.cells import iterate
+from bench.render.section import Column, Section, Sheet, quantity_column
 
 
 def _tell(found: Material) -> list[Sheet]:
@@ -62,8 +62,8 @@ TWO = '''
 """Which of two optimizers is faster."""
 
 from bench.questions.material import Material
-from bench.render.cells import ratio_cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.cells import write_ratio
+from bench.render.section import Column, Section, Sheet, quantity_column
 from bench.study.pairs import find_changes
 
 
@@ -73,7 +73,7 @@ def _tell(found: Material) -> list[Sheet]:
     pairs = [(change.after, times[p.a] / times[p.b]) for change in changes for p in change.pairs]
     columns = [
         Column("after", "optimizer", "the second of a pair", lambda pair: pair[0], wrap=True),
-        Column("speed", "speed-up", "over the first", lambda pair: ratio_cell(pair[1])),
+        Column("speed", "speed-up", "over the first", lambda pair: pair[1], write=write_ratio),
     ]
     return [Sheet("Two optimizers", columns, pairs)]
 
@@ -103,6 +103,25 @@ class EchoExecutor(Executor):
 '''
 
 
+RUN_ALL = """
+import contextlib, importlib, io, json, sys
+told = []
+for command in sys.argv[1:]:
+    name, *words = command.split()
+    place = importlib.util.find_spec(name)
+    main = ".__main__" if place.submodule_search_locations else ""
+    module = importlib.import_module(name + main)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = module.main(words)
+        except SystemExit as end:
+            code = end.code
+    told.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(told))
+"""
+
+
 class Copy:
     """A copy of the package, to be extended, and its commands."""
 
@@ -122,18 +141,21 @@ class Copy:
     def write(self, file: str, text: str) -> None:
         (self.folder / "bench" / file).write_text(text.lstrip())
 
-    def run(self, *arguments: str, refused: bool = False) -> str:
-        """Run a command of the copy; what it prints, or says where it is to refuse."""
+    def run(self, *commands: str, refused: bool = False) -> list[str]:
+        """Run commands of the copy, in one process; what each prints, or says where all are to
+        refuse."""
+        environment = {**os.environ, "PYTHONPATH": str(self.folder), "COLUMNS": "200"}
         done = subprocess.run(
-            [sys.executable, "-m", *arguments],
+            [sys.executable, "-c", RUN_ALL, *commands],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(self.folder), "COLUMNS": "200"},
+            env=environment,
             capture_output=True,
             text=True,
-            check=False,
+            check=True,
         )
-        assert done.returncode == (2 if refused else 0), done.stderr
-        return done.stderr if refused else done.stdout
+        told = json.loads(done.stdout)
+        assert [code for code, _, _ in told] == [2 * refused] * len(commands), told
+        return [said if refused else printed for _, printed, said in told]
 
     def records(self, sweep: str) -> list[dict[str, str]]:
         with (self.folder / sweep / "records.csv").open() as file:
@@ -167,29 +189,14 @@ def add_output(copy: Copy) -> None:
     copy.write("report/list.py", LIST)
 
 
-def add_section(copy: Copy, name: str = "SLOWEST", text: str = SLOWEST) -> None:
+def add_section(copy: Copy, name: str, text: str) -> None:
     file = name.lower()
     copy.insert("report/document.py", "    EFFECTS,", f"    {name},")
     copy.insert("report/document.py", "SECTIONS", f"from bench.questions.{file} import {name}")
     copy.write(f"questions/{file}.py", text)
 
 
-FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--out", "out"]
-
-
-@pytest.mark.slow
-def test_an_axis(copy: Copy) -> None:
-    about = '0.9, parse_number("a momentum", 0), "SGD momentum", since=3'
-    add_axis(copy, f"    momentum: float = describe_axis({about})")
-    assert "--momentum" in copy.run("bench.sweep", "--help-all")
-    axes = ["--precision", "fp32", "--batch-size", "64", "--momentum", "0.5", "0.9"]
-    text = copy.run("bench.sweep", *FAKE, *axes)
-    assert [row["momentum"] for row in copy.records("out")] == ["0.5", "0.9"]
-    assert re.search(r"^ momentum .*\n ─+\n +0.5 .*\n +0.9 ", text, re.MULTILINE)
-    page = copy.run("bench.report", "out", "--format", "html")
-    assert ">momentum</th>" in page
-    (copy.folder / "mine.toml").write_text("[[grid]]\nmomentum = [0.25]\n")
-    assert "momentum 0.25" in copy.run("bench.sweep", "--config", "mine.toml", "--dry-run")
+FAKE = "bench.sweep --executor fake --device cpu --dataset synthetic --out out"
 
 
 ROUNDING = """
@@ -203,47 +210,69 @@ from bench.study.pairs import list_free
 from bench.sweep.anchors import make_anchor
 from bench.sweep.sharing import _AXES
 from bench.wall.records import APART
-case = Case(precision="fp16", loss_scale=128.0, rounding="up")
-names = [APART, _AXES["proof"], list_free("precision")]
-print(make_anchor(case).rounding, *("rounding" in held for held in names))
+
+
+def main(argv):
+    case = Case(precision="fp16", loss_scale=128.0, rounding="up")
+    names = [APART, _AXES["proof"], list_free("precision")]
+    print(make_anchor(case).rounding, *("rounding" in held for held in names))
+    return 0
 """
 
 
-@pytest.mark.slow
-def test_an_axis_of_some_cases(copy: Copy) -> None:
+def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     """All that is said at its field holds everywhere: it is named in no other place."""
+    about = '0.9, parse_number("a momentum", 0), "SGD momentum", since=3'
+    add_axis(copy, f"    momentum: float = describe_axis({about})")
     add_axis(copy, ROUNDING)
-    fp32, both = ["--precision", "fp32"], ["--precision", "fp32", "fp16"]
-    axes = ["--batch-size", "64", "--rounding", "up", "even", "odd"]
-    said = copy.run("bench.sweep", *FAKE, *fp32, *axes, refused=True)
-    assert "error: --rounding is given, but none of the precisions measured scales a loss" in said
-    said = copy.run("bench.sweep", *FAKE, *both, *axes, "--evaluate", refused=True)
-    assert "--rounding up with --evaluate on is not measured; leave out one" in said
-    text = copy.run("bench.sweep", *FAKE, *both, *axes)
+    axes = "--batch-size 64 --rounding up even odd"
+    absent = {
+        "check": "because its bounds are of one rounding",
+        "crosscheck": "because the bare loop supports --model",
+        "fit": "because it chooses what its runs measure",
+    }
+    lacks, beside, *others = copy.run(
+        f"{FAKE} --precision fp32 {axes}",
+        f"{FAKE} --precision fp32 fp16 {axes} --evaluate",
+        *(f"bench.{command} --rounding up" for command in absent),
+        refused=True,
+    )
+    assert "error: --rounding is given, but none of the precisions measured scales a loss" in lacks
+    assert "--rounding up with --evaluate on is not measured; leave out one" in beside
+    for said, (command, why) in zip(others, absent.items(), strict=True):
+        assert f"--rounding: bench.{command} does not take it, {why}" in said
+    own = "[[grid]]\nprecision = 'fp16'\nrounding = 'odd'\nmomentum = 0.25\n"
+    (copy.folder / "mine.toml").write_text(own)
+    (copy.folder / "ask.py").write_text(ASK)
+    whole, plain, page, text, full, plan, *sides, asked = copy.run(
+        "bench.sweep --help-all",
+        f"{FAKE}put --precision fp32 --batch-size 64 --momentum 0.5 0.9",
+        "bench.report output --format html",
+        f"{FAKE} --precision fp32 fp16 {axes}",
+        "bench.report out --full",
+        "bench.sweep --config mine.toml --dry-run",
+        "bench.compare out --axis rounding even up",
+        "bench.compare out --axis precision fp32 fp16",
+        "ask",
+    )
     ran = [(row["precision"], row["rounding"]) for row in copy.records("out")]
     assert sorted({*ran}) == [("fp16", "even"), ("fp16", "odd"), ("fp16", "up"), ("fp32", "even")]
     assert re.findall(r"^ +(?:fp\d+ +)?(odd|even|up) ", text, re.MULTILINE) == [
         *("even", "odd", "even", "up")
     ]
-    text = copy.run("bench.report", "out", "--full")
-    assert re.findall(r"rounding: (.*?) +≈1.00×.* –  not measured", text) == [
+    assert re.findall(r"rounding: (.*?) +≈1.00×.* –  not measured", full) == [
         *("even → odd", "even → up")  # with no losses, which matter to it, of a part of an epoch
     ]
-    (copy.folder / "mine.toml").write_text("[[grid]]\nprecision = 'fp16'\nrounding = 'odd'\n")
-    assert "rounding odd" in copy.run("bench.sweep", "--config", "mine.toml", "--dry-run")
-    for axis in (["rounding", "even", "up"], ["precision", "fp32", "fp16"]):
-        text = copy.run("bench.compare", "out", "--axis", *axis)
-        assert "in out: 1 case in both" in text
-        assert "Not compared" not in text
-    for command, why in {
-        "check": "because its bounds are of one rounding",
-        "crosscheck": "because the bare loop supports --model",
-        "fit": "because it chooses what its runs measure",
-    }.items():
-        said = copy.run(f"bench.{command}", "--rounding", "up", refused=True)
-        assert f"--rounding: bench.{command} does not take it, {why}" in said
-    (copy.folder / "ask.py").write_text(ASK)
-    assert copy.run("ask") == "even True False True\n"
+    assert "--momentum" in whole
+    assert [row["momentum"] for row in copy.records("output")] == ["0.5", "0.9"]
+    assert re.search(r"^ momentum .*\n ─+\n +0.5 .*\n +0.9 ", plain, re.MULTILINE)
+    assert ">momentum</th>" in page
+    assert "rounding odd" in plan
+    assert "--momentum 0.25" in plan
+    for side in sides:
+        assert "in out: 1 case in both" in side
+        assert "Not compared" not in side
+    assert asked == "even True False True\n"
 
 
 @pytest.mark.slow
@@ -255,60 +284,50 @@ def test_an_executor(copy: Copy) -> None:
         '    "echo": Kind("bench.executors.echo:EchoExecutor"),',
     )
     copy.write("executors/echo.py", ECHO)
-    flags = ["--executor", "echo", *FAKE[2:], "--precision", "fp32", "--batch-size", "64", "128"]
-    copy.run("bench.sweep", *flags, "--repeats", "1")
+    flags = f"{FAKE.replace('fake', 'echo')} --precision fp32 --batch-size 64 128"
+    copy.run(f"{flags} --repeats 1")
     rows = copy.records("out")
     assert [(row["executor"], float(row["epoch_time_s"])) for row in rows] == [
         *(("echo", 64.0), ("echo", 128.0))
     ]
     assert rows[0]["torch"]
-    said = copy.run("bench.sweep", *flags, "--lanes", "2", refused=True)
+    (said,) = copy.run(f"{flags} --lanes 2", refused=True)
     assert "--lanes 2: this executor has one lane; leave it out" in said
 
 
-@pytest.mark.slow
-def test_an_output_and_a_section(copy: Copy) -> None:
-    """One file and one entry each; a section's table is cut and laid out as all others are."""
+FORMATS = [f"bench.report out --format {format}" for format in ("text --full", "md", "html")]
+
+
+def test_an_output_and_sections(copy: Copy) -> None:
+    """One file and one entry each; a section's table is cut and laid out as all others are. Of two
+    optimizers with all else equal, each batch size is a pair, told in every format."""
     add_output(copy)
-    add_section(copy)
-    copy.run("bench.sweep", *FAKE, "--precision", "fp32", "--batch-size", "64", "128")
-    names = copy.run("bench.report", "out", "--format", "list")
-    assert names == "fp32: dpn-small\n" * 2
-    for format in ("text --full", "md", "html"):
-        said = copy.run("bench.report", "out", "--format", *format.split())
-        for words in ("The slowest of all", "slow network", "1 more row is left out"):
-            assert words in said, format
-        assert "never shown" not in said, format
-    told = json.loads(copy.run("bench.report", "out", "--format", "json"))
-    tables = told["tables"]
-    assert [table["name"] for table in tables][:2] == ["overview", "slowest"]
-    assert tables[1]["question"] == "Which case takes longest?"
-    assert tables[1]["level"] == "detail"
-    ((_, time),) = tables[1]["rows"]
-    assert time["value"] == max(case["epoch_time_s"] for case in told["cases"])
-
-
-@pytest.mark.slow
-def test_a_question_of_pairs(copy: Copy) -> None:
-    """Two optimizers with all else equal: each batch size is a pair, told in every format."""
+    add_section(copy, "SLOWEST", SLOWEST)
     add_section(copy, "TWO", TWO)
     times = {("adamw", 64): 90.0, ("sgd", 64): 60.0, ("adamw", 128): 80.0, ("sgd", 128): 40.0}
-    cases = [Case(optimizer=name, batch_size=size) for name, size in times]
-    rows = [
-        row for case, time in zip(cases, times.values(), strict=True) for row in ran(case, (time,))
-    ]
-    write_sweep(copy.folder / "out", rows)
-    told = json.loads(copy.run("bench.report", "out", "--format", "json"))
-    (table,) = [table for table in told["tables"] if table["name"] == "optimizers"]
-    assert [[cell["text"] for cell in row] for row in table["rows"]] == [
-        ["sgd", "1.50"],
-        ["sgd", "2.00"],
-    ]
-    for format in ("text --full", "md", "html"):
-        said = copy.run("bench.report", "out", "--format", *format.split())
+    cases = {Case(optimizer=name, batch_size=n): time for (name, n), time in times.items()}
+    write_sweep(copy.folder / "out", [row for c, time in cases.items() for row in ran(c, (time,))])
+    *reports, names, told = copy.run(
+        *(f"bench.report out --format {format}" for format in ("text --full", "md", "html")),
+        "bench.report out --format list",
+        "bench.report out --format json",
+    )
+    assert names == "fp32: dpn92\n" * 4
+    for said in reports:
+        for words in ("The slowest of all", "slow network", "3 more rows are left out"):
+            assert words in said
+        assert "never shown" not in said
         _, found, rest = said.partition("Two optimizers")
-        assert found, format
-        assert re.search(r"sgd.*?1\.50.*?sgd.*?2\.00", rest, re.DOTALL), format
+        assert found
+        assert re.search(r"sgd.*?1\.50.*?sgd.*?2\.00", rest, re.DOTALL)
+    tables = {table["name"]: table for table in json.loads(told)["tables"]}
+    assert [*tables][:3] == ["overview", "slowest", "optimizers"]
+    slowest = tables["slowest"]
+    assert (slowest["question"], slowest["level"]) == ("Which case takes longest?", "detail")
+    ((_, time),) = slowest["rows"]
+    assert time["value"] == 90.0
+    pairs = [[cell["text"] for cell in row] for row in tables["optimizers"]["rows"]]
+    assert pairs == [["sgd", "1.50"], ["sgd", "2.00"]]
 
 
 @pytest.mark.slow
@@ -316,12 +335,15 @@ def test_a_model_and_a_precision_are_trained(copy: Copy) -> None:
     """Through a real worker, to the page."""
     add_model(copy)
     add_precision(copy)
-    assert "fp32-wide" in copy.run("bench.sweep", "--list")
-    axes = ["--model", "tiny", "--precision", "fp32-wide", "--batch-size", "64"]
-    how = ["--dataset", "synthetic", "--device", "cpu", "--fraction", "0.01", "--repeats", "1"]
-    copy.run("bench.sweep", *axes, *how, "--out", "out")
+    axes = "--model tiny --precision fp32-wide --batch-size 64"
+    how = "--dataset synthetic --device cpu --fraction 0.01 --repeats 1"
+    listed, _, page = copy.run(
+        "bench.sweep --list",
+        f"bench.sweep {axes} {how} --out out",
+        "bench.report out --format html",
+    )
+    assert "fp32-wide" in listed
     (row,) = copy.records("out")
     assert (row["status"], row["arithmetic"]) == ("ok", "float32")
-    page = copy.run("bench.report", "out", "--format", "html")
     assert "tiny" in page
     assert "fp32-wide" in page

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from bench import failure
 from bench.case import Case
-from bench.failure import NEARLY_FULL, RULES, classify, classify_death, count_oom_kills
+from bench.failure import (
+    NEARLY_FULL,
+    RULES,
+    Fault,
+    classify,
+    classify_death,
+    count_oom_kills,
+    list_kinds,
+)
 from bench.record import Status
 from bench.worker.__main__ import read_free_share
 
@@ -29,16 +37,6 @@ CUDA_HINT = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
     "below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
 )
-
-
-def kinds(error: BaseException) -> list[str]:
-    return [kind.__name__ for kind in type(error).__mro__]
-
-
-def catch(provoke: Callable[[], object]) -> BaseException:
-    with pytest.raises(BaseException) as caught:
-        provoke()
-    return caught.value
 
 
 class NVMLError(Exception):
@@ -199,11 +197,26 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("error", OOM, ids=str)
-def test_out_of_memory(error: BaseException) -> None:
-    for share in (None, FULL, ROOMY):
-        fault = classify(kinds(error), str(error), share)
-        assert (fault.status, fault.transient) == (Status.OOM, False)
+EVERY = (None, FULL, ROOMY)
+MEANINGS = [
+    *((error, EVERY, Fault(Status.OOM, "")) for error in OOM),
+    *((error, (FULL,), Fault(Status.OOM_SUSPECTED, "")) for error in SUSPECTED),
+    *((error, (None, ROOMY, NEARLY_FULL * 1.01), Fault(Status.ERROR, "")) for error in SUSPECTED),
+    *((error, EVERY, Fault(Status.UNSUPPORTED, "")) for error in UNSUPPORTED),
+    *((error, EVERY, Fault(Status.ERROR, "", transient=True)) for error in TRANSIENT),
+    *((error, EVERY, Fault(Status.ERROR, "", peer=True)) for error in PEERS),
+    *((error, EVERY, Fault(Status.ERROR, "")) for error in ERRORS),
+]
+"""What exceptions mean, by the free share of the memory, without the reason."""
+
+
+@pytest.mark.parametrize(("error", "shares", "fault"), MEANINGS, ids=str)
+def test_what_an_exception_means(
+    error: BaseException, shares: Sequence[float | None], fault: Fault
+) -> None:
+    for share in shares:
+        found = classify(list_kinds(error), str(error), share)
+        assert replace(found, reason="") == fault
 
 
 LIMIT = Case(device="cpu", memory_limit="900MiB")
@@ -211,33 +224,27 @@ LIMIT = Case(device="cpu", memory_limit="900MiB")
 
 @pytest.mark.parametrize("error", LIMITED, ids=str)
 def test_a_library_under_a_limit_ran_out_of_memory(error: Exception) -> None:
-    fault = classify(kinds(error), str(error), None, LIMIT)
+    fault = classify(list_kinds(error), str(error), None, LIMIT)
     assert fault.status is Status.OOM
     assert fault.reason == "needs more than 900 MiB of host memory"
     for case in (None, replace(LIMIT, memory_limit=None), replace(LIMIT, device="cuda")):
-        assert classify(kinds(error), str(error), None, case).status is Status.ERROR
+        assert classify(list_kinds(error), str(error), None, case).status is Status.ERROR
 
 
 @pytest.mark.parametrize("error", OOM, ids=str)
 def test_out_of_memory_names_the_limit(error: BaseException) -> None:
-    fault = classify(kinds(error), str(error), None, replace(LIMIT, device="cuda"))
+    fault = classify(list_kinds(error), str(error), None, replace(LIMIT, device="cuda"))
     assert fault.reason.startswith("needs more than 900 MiB of GPU memory")
-    unlimited = classify(kinds(error), str(error), None, Case())
-    assert unlimited == classify(kinds(error), str(error))
+    unlimited = classify(list_kinds(error), str(error), None, Case())
+    assert unlimited == classify(list_kinds(error), str(error))
     assert "needs more" not in unlimited.reason
 
 
 @pytest.mark.parametrize("error", [*ERRORS, *UNSUPPORTED], ids=str)
 def test_a_limit_explains_nothing_else(error: BaseException) -> None:
-    assert classify(kinds(error), str(error), None, LIMIT) == classify(kinds(error), str(error))
-
-
-@pytest.mark.parametrize("error", SUSPECTED, ids=str)
-def test_suspected_while_memory_is_nearly_full_and_an_error_otherwise(error: Exception) -> None:
-    assert classify(kinds(error), str(error), FULL).status is Status.OOM_SUSPECTED
-    for share in (None, ROOMY, NEARLY_FULL * 1.01):
-        assert classify(kinds(error), str(error), share).status is Status.ERROR
-    assert not classify(kinds(error), str(error), FULL).transient
+    assert classify(list_kinds(error), str(error), None, LIMIT) == classify(
+        list_kinds(error), str(error)
+    )
 
 
 NO_ENGINE = "GET was unable to find an engine to execute this computation"
@@ -282,39 +289,13 @@ def test_a_device_that_answers_nothing_says_nothing(monkeypatch: pytest.MonkeyPa
     assert read_free_share(Case(device="cuda")) is None
 
 
-@pytest.mark.parametrize("error", UNSUPPORTED, ids=str)
-def test_unsupported(error: BaseException) -> None:
-    fault = classify(kinds(error), str(error), ROOMY)
-    assert (fault.status, fault.transient) == (Status.UNSUPPORTED, False)
-
-
-@pytest.mark.parametrize("error", TRANSIENT, ids=str)
-def test_transient(error: BaseException) -> None:
-    fault = classify(kinds(error), str(error))
-    assert (fault.status, fault.transient) == (Status.ERROR, True)
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=str)
-def test_errors(error: BaseException) -> None:
-    for share in (None, FULL, ROOMY):
-        fault = classify(kinds(error), str(error), share)
-        assert (fault.status, fault.transient) == (Status.ERROR, False)
-
-
 @pytest.mark.parametrize(("error", "status", "said"), LOADING, ids=str)
 def test_what_a_loader_says_of_its_workers(error: Exception, status: Status, said: str) -> None:
     for case in (None, LIMIT):
-        fault = classify(kinds(error), str(error), FULL, case)
+        fault = classify(list_kinds(error), str(error), FULL, case)
         assert fault.status is status
         assert said in fault.reason
         assert "limit is" not in fault.reason, "its memory is not what is limited"
-
-
-@pytest.mark.parametrize("error", PEERS, ids=str)
-def test_what_follows_from_the_end_of_a_peer_says_so(error: BaseException) -> None:
-    fault = classify(kinds(error), str(error))
-    assert fault.status is Status.ERROR
-    assert fault.peer
 
 
 def test_memory_that_ran_out_in_a_library_of_peers_is_its_own() -> None:
@@ -328,12 +309,12 @@ def test_every_rule_has_its_exception() -> None:
     loading = [error for error, _, _ in LOADING]
     cases = [*OOM, *LIMITED, *SUSPECTED, *UNSUPPORTED, *TRANSIENT, *PEERS, *loading]
     cases.append(RayOutOfMemory())
-    outcomes = [classify(kinds(e), str(e), FULL, LIMIT) for e in cases]
+    outcomes = [classify(list_kinds(e), str(e), FULL, LIMIT) for e in cases]
     for rule in RULES:
         rest = tuple(other for other in RULES if other is not rule)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(failure, "RULES", rest)
-            assert outcomes != [classify(kinds(e), str(e), FULL, LIMIT) for e in cases], rule
+            assert outcomes != [classify(list_kinds(e), str(e), FULL, LIMIT) for e in cases], rule
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -352,8 +333,9 @@ def test_every_rule_has_its_exception() -> None:
 def test_what_is_raised_here(provoke: Callable[[], object], status: Status) -> None:
     if status is Status.UNSUPPORTED and torch.version.cuda is not None:
         pytest.skip("needs a CPU build of torch")
-    error = catch(provoke)
-    assert classify(kinds(error), str(error)).status is status
+    with pytest.raises(BaseException) as caught:
+        provoke()
+    assert classify(list_kinds(caught.value), str(caught.value)).status is status
 
 
 def test_the_reason_is_one_line_with_the_class() -> None:
@@ -402,24 +384,16 @@ def test_deaths(ends: str, oom_kills: int, status: Status, reason: str) -> None:
         assert limited == fault
 
 
-def test_the_kernel_says_how_many_it_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "kills"), [("oom_kill_x 9\noom_kill 7\nx 1\n", 7), ("", 0), (None, 0)]
+)
+def test_the_kernel_says_how_many_it_killed(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, kills: int
+) -> None:
     assert count_oom_kills() >= 0
-    monkeypatch.setattr("pathlib.Path.read_text", lambda path: "oom_kill_x 9\noom_kill 7\nx 1\n")
-    assert count_oom_kills() == 7
-    monkeypatch.setattr("pathlib.Path.read_text", lambda path: "")
-    assert count_oom_kills() == 0
-
-
-def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: object) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr("pathlib.Path.read_text", refuse)
-    assert count_oom_kills() == 0
-
-
-def test_signals_have_names() -> None:
-    assert failure.name_signal(signal.SIGSEGV) == "SIGSEGV"
+    answer = Mock(side_effect=FileNotFoundError) if text is None else Mock(return_value=text)
+    monkeypatch.setattr("pathlib.Path.read_text", answer)
+    assert count_oom_kills() == kills
 
 
 def test_host_memory_that_ray_kept_free_is_not_the_gpus() -> None:
@@ -427,7 +401,7 @@ def test_host_memory_that_ray_kept_free_is_not_the_gpus() -> None:
     exceptions = pytest.importorskip("ray.exceptions")
     killed = exceptions.OutOfMemoryError("1 worker was killed, the node was running low on memory")
     refused = exceptions.RayTaskError("f", "", torch.OutOfMemoryError("CUDA out of memory"))
-    assert kinds(killed) == kinds(RayOutOfMemory())
-    assert classify(kinds(killed), str(killed)).status is Status.KILLED
+    assert list_kinds(killed) == list_kinds(RayOutOfMemory())
+    assert classify(list_kinds(killed), str(killed)).status is Status.KILLED
     wrapped = refused.as_instanceof_cause()
-    assert classify(kinds(wrapped), str(wrapped)).status is Status.OOM
+    assert classify(list_kinds(wrapped), str(wrapped)).status is Status.OOM

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +45,7 @@ def drawn():
 def raises(): raise ValueError("no\\nluck")
 def exits(): import os; os._exit(9)
 def crashes():
-    import os, resource, signal
+    import faulthandler, os, resource, signal; faulthandler.disable()  # pytest's prints a stack
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.kill(os.getpid(), signal.SIGSEGV)
 def leaves(): raise SystemExit("bye")
@@ -104,12 +107,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return move_into(tmp_path, monkeypatch)
 
 
+GOOD = ["mynet:build", "mynet:wide", "dpn92", "mynet:lambdas", "mynet:drawn", "blocks:classify"]
+
+
 @pytest.fixture(scope="module")
-def unedited(tmp_path_factory: pytest.TempPathFactory) -> Fingerprint:
-    """What mynet:build is as it was written."""
+def answer(tmp_path_factory: pytest.TempPathFactory) -> ProcessAnswer:
+    """What one process tells of all models, as they were written."""
     with pytest.MonkeyPatch.context() as patch:
         move_into(tmp_path_factory.mktemp("unedited"), patch)
-        return examine_here("mynet:build")
+        return ask([], [*BROKEN, *GOOD])
+
+
+@pytest.fixture
+def unedited(answer: ProcessAnswer) -> Fingerprint:
+    return of(answer, "mynet:build")
 
 
 def examine_here(name: str) -> Fingerprint:
@@ -118,38 +129,37 @@ def examine_here(name: str) -> Fingerprint:
     return found
 
 
-def examine(*names: str) -> ProcessAnswer:
-    return ask([], names)
-
-
 def of(answer: ProcessAnswer, name: str) -> Fingerprint:
     found = answer.models[name]
     assert isinstance(found, Fingerprint), found
     return found
 
 
-@pytest.mark.slow
-def test_one_process_tells_of_all_models_and_of_what_is_wrong_with_each() -> None:
-    good = ["mynet:build", "mynet:wide", "dpn92"]
-    answer = examine(*BROKEN, *good)
+def test_one_process_tells_of_all_models_and_of_what_is_wrong_with_each(
+    answer: ProcessAnswer,
+) -> None:
     assert answer.error == ""
     for name, message in BROKEN.items():
         found = answer.models[name]
         assert isinstance(found, str), name
         assert message in found
         assert "\n" not in found
-    assert [of(answer, name).outputs for name in good] == [10, 100, None]
+    assert [of(answer, name).outputs for name in GOOD[:3]] == [10, 100, None]
 
 
-@pytest.mark.slow
-def test_a_fingerprint_is_the_same_in_any_process_and_company() -> None:
-    names = ["mynet:build", "mynet:lambdas", "mynet:drawn", "blocks:classify", "dpn-small"]
-    together, reversed_ = examine(*names), examine(*names[::-1])
-    assert together.models == reversed_.models
-    assert examine_here("mynet:build") == together.models["mynet:build"]
-    assert of(together, "mynet:build").source == of(together, "mynet:lambdas").source
+def test_a_fingerprint_is_the_same_in_any_process_and_company(answer: ProcessAnswer) -> None:
+    names = [name for name in GOOD if name != "mynet:wide"]
+    again = ask([], names[::-1]).models
+    for name, found in [*again.items(), ("mynet:build", examine_here("mynet:build"))]:
+        before = answer.models[name]
+        if isinstance(found, Fingerprint) and isinstance(before, Fingerprint):
+            # on a busy machine the time for a sketch of its work may run out
+            work = found.work or before.work
+            found, before = (replace(f, work=f.work or work) for f in (found, before))
+        assert found == before
+    assert of(answer, "mynet:build").source == of(answer, "mynet:lambdas").source
     # its module was imported by the others, in forks of their own
-    assert "fails on" in str(together.models["blocks:classify"])
+    assert "fails on" in str(answer.models["blocks:classify"])
 
 
 def write(file: str, old: str, new: str) -> None:
@@ -158,7 +168,6 @@ def write(file: str, old: str, new: str) -> None:
     Path(file).write_text(text.replace(old, new))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new", "changed"),
     [
@@ -186,11 +195,10 @@ def test_what_a_model_does_on_the_meta_device_is_no_fault(monkeypatch: pytest.Mo
     """Custom kernels may do anything there; then its work is not known, and no more."""
     monkeypatch.setattr(fingerprint, "_SKETCH_S", 1.0)
     for name in ("mynet:odd_exit", "mynet:odd_leave", "mynet:odd_crash", "mynet:odd_sleep"):
-        found = read_value(Fingerprint, examine_in_fork(name))
+        found = examine_here(name)
         assert (found.outputs, found.work) == (10, ())
 
 
-@pytest.mark.slow
 def test_a_model_that_hangs_is_ended_with_all_it_started() -> None:
     answer = ask([], ["mynet:sleeps"], timeout_s=4)
     assert answer.error == "model mynet:sleeps: not built and run within 4 s; raise --timeout"
@@ -226,29 +234,22 @@ def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
     return line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "message", "dry"),
+    ("flags", "message"),
     [
-        ("mynte:build", "no module 'mynte'", []),
-        ("mynet:wide", "gives (2, 100) for 2 images; it must", ["--dry-run"]),
+        (["mynte:build"], "no module 'mynte'"),
+        (["mynte:build", "--executor", "fake"], "no module 'mynte'"),
+        (["mynte:build", "--executor", "fake", "--dry-run"], "no module 'mynte'"),
+        (["mynet:wide", "--dry-run"], "gives (2, 100) for 2 images; it must"),
     ],
-    ids=["run", "dry"],
+    ids=["run", "fake", "dry fake", "dry"],
 )
 def test_a_broken_model_is_refused_before_any_case(
-    name: str, message: str, dry: list[str], capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(["--model", "dpn-small", name, "--out", "out", *dry], capsys)
+    said = refused(["--out", "out", "--model", "dpn-small", *flags], capsys)
     assert said.startswith("error: ")
     assert message in said
-
-
-def test_the_fake_executor_refuses_a_missing_module_too(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    fake = ["--executor", "fake", "--model", "mynte:build"]
-    for dry in ([], ["--dry-run"]):
-        assert "no module 'mynte'" in refused([*fake, *dry], capsys)
 
 
 def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +262,6 @@ def test_a_dry_run_of_built_in_networks_asks_no_process(monkeypatch: pytest.Monk
     assert sweep.main(join_flags(CPU, flags)) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_an_edited_model_is_not_mixed_with_what_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     """The whole story: run, edit, run again, run another model there, and mix after all."""
@@ -293,11 +293,7 @@ def test_an_edited_model_is_not_mixed_with_what_it_was(capsys: pytest.CaptureFix
     assert set(frame["torch_threads"]) == {1}
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_a_model_that_hangs(here: Path) -> None:
-    import subprocess
-    import sys
-
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from bench.sweep.__main__ import main; sys.exit(main())"

@@ -6,10 +6,8 @@ A CPU emulates it, as the variable `EMULATE_FP8` permits.
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
+import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from training_for_tests import CPU, run_case
 
 from bench.case import Case, list_micro_batches, telling_axes
 from bench.data import DatasetInfo
@@ -44,22 +43,19 @@ from bench.sweep.preflight import Inputs
 from bench.training import float8
 from bench.training.arithmetic import name_arithmetic
 from bench.training.building import make_training
-from bench.training.float8 import Conversion, convert, find_products
+from bench.training.float8 import Conversion, Product, convert, find_products
 from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import Proof, Setting, prove
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Finished
 from bench.workloads import Workload
 from examples import transformer
 from tests.planted.records import make_record, measured, write_sweep
 
 pytest.importorskip("torchao")
 
-CPU = torch.device("cpu")
 FP8 = PRECISIONS["fp8"]
 TINY = "examples.transformer:tiny"
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,13 +77,12 @@ def run() -> Callable[..., Finished]:
         (case,) = grid({"workload": [TINY], "device": ["cpu"], "batch_size": [16]})
         case = replace(case, steps=5, **settings)
         if case not in done:
-            done[case] = measure(Assignment(case, "", time.monotonic()), Channel())
+            done[case] = run_case(case)
         return done[case]
 
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", FP8_RECIPES)
 def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Finished]) -> None:
     found = run(precision="fp8", fp8_recipe=recipe)
@@ -165,7 +160,6 @@ def test_micro_batches_sum_to_the_batch() -> None:
     assert float((one - other).norm() / one.norm()) < 0.1
 
 
-@pytest.mark.slow
 def test_it_can_be_compiled() -> None:
     """Traced whole; inductor's part, which takes half a minute, is left out."""
     small = transformer.NextToken(vocabulary=16, length=16, width=16, heads=1, depth=1)
@@ -230,20 +224,8 @@ def test_what_a_workload_keeps_in_fp32_is_left_alone() -> None:
 
 
 def test_many_names_are_cut() -> None:
-    class Many(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for letter in "abcdefghijk":
-                self.add_module(letter, nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)]))
-            self.head = nn.Linear(16, 16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.flatten(1)[:, :16]
-            for name, part in self.named_children():
-                x = self.head(x) if name == "head" else part[1](part[0](x))  # type: ignore[index]
-            return x
-
-    assert str(convert(Many(), Images16(), "tensorwise", CPU)) == (
+    layers = [Product(f"{a}.{n}", nn.Linear(16, 16)) for a in "abcdefghijk" for n in range(2)]
+    assert str(Conversion(tuple(layers), 23, None, 3, emulated=False, padded=False)) == (
         "22 of 23 linear layers: a.*, b.*, c.*, d.*, e.*, f.*, g.*, h.* and 3 more"
     )
 
@@ -466,7 +448,6 @@ def test_a_map_of_loss_scales_has_none_to_look_for(capsys: pytest.CaptureFixture
 # ------------------------------------------------------------------------------------ the report
 
 
-@pytest.mark.slow
 def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where: dict[str, Any] = {"gpu": "NVIDIA H200", "torch": "2.13"}
     converted: dict[str, Any] = {"fp8_layers": "8 of 9 linear layers: a.*", "fp8_flop_share": 0.75}
@@ -498,7 +479,6 @@ def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert float(fp8["fp8_flop_share"]) == 0.75
 
 
-@pytest.mark.slow
 def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By its worker, whose log stays empty, to the report."""
     out = str(tmp_path / "out")
@@ -515,14 +495,7 @@ def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert (row["log"], "BENCH_EMULATE_FP8=1" in row["variables"]) == ("", True)
 
 
-@pytest.mark.slow
 def test_torchao_is_imported_for_fp8_alone() -> None:
-    code = "import sys, bench.training.loop, bench.training.proof; print('torchao' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "False\n"
+    """By no module as it is imported itself."""
+    files = (Path(__file__).parents[1] / "bench").rglob("*.py")
+    assert not [f for f in files if re.search(r"^(from|import) torchao", f.read_text(), re.M)]

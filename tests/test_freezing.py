@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from apex_for_tests import install
+from apex_for_tests import install_here
 from torch import Tensor, nn
-from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts, small, training
+from training_for_tests import (
+    CPU,
+    LR,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    batch,
+    compile_lightly,
+    in_parts,
+    run_case,
+    small,
+    training,
+)
 
 from bench.case import Case, parse_value
 from bench.errors import UsageError
@@ -33,8 +43,7 @@ from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import find_layers
 from bench.worker.epochs import evaluate
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Finished
 from bench.workloads import Workload, load_workload
 from bench.workloads.images import Images
 
@@ -58,18 +67,13 @@ class Fine(Workload):
         return self.make_batch(size, device, torch.Generator(device).manual_seed(first))
 
 
-def fine() -> Workload:
-    return Fine()
-
-
 def trained(model: nn.Module) -> list[str]:
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
-def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:fine") -> Finished:
+def run(frozen: str, precision: str = "fp32", workload: str = f"{__name__}:Fine") -> Finished:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "precision": [precision]})
-    case = replace(case, batch_size=8, freeze=frozen, evaluate=True)
-    return measure(Assignment(case, "", time.monotonic()), Channel())
+    return run_case(replace(case, batch_size=8, freeze=frozen, evaluate=True))
 
 
 def unkept() -> nn.Module:
@@ -79,7 +83,7 @@ def unkept() -> nn.Module:
 
 
 def test_a_batch_of_one_needs_no_batchnorm_that_is_frozen() -> None:
-    name = f"{__name__}:fine"
+    name = f"{__name__}:Fine"
     found = examine(name, "workload", freezes=("bn", "0", "backbone"))
     found = read_value(Fingerprint, json.loads(json.dumps(asdict(found))))
     assert (found.batchnorm, found.still) == (True, ("bn", "backbone"))
@@ -270,11 +274,7 @@ def test_frozen_weights_and_statistics_stay_and_the_others_go_on(
 def test_apex_trains_what_is_left(
     generation: str, level: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
-    monkeypatch.syspath_prepend(str(install(tmp_path, generation)))
-    for name in [n for n in sys.modules if n.split(".")[0] == "apex"]:
-        monkeypatch.delitem(sys.modules, name)
+    install_here(monkeypatch, tmp_path, generation)
     case = Case(precision="fp16-apex", loss_scale=128.0, opt_level=level, device="cpu")
     set_flags(find_formats(case.precision, case.opt_level))
     ours = make_training(replace(case, freeze="backbone"), small(), CPU)
@@ -293,9 +293,9 @@ def test_a_workload_that_freezes_by_itself_freezes_more() -> None:
     assert trained(ours.model) == ["what.weight", "what.bias", "where.weight", "where.bias"]
 
 
-@pytest.mark.slow
-def test_compiled_in_channels_last_it_is_the_same() -> None:
+def test_compiled_in_channels_last_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after an evaluation, whose end puts the network in training mode."""
+    compile_lightly(monkeypatch)
     plain, compiled = (
         training("fp32", frozen="bn", compile=mode, channels_last=mode != "off")
         for mode in ("off", "default")
@@ -369,7 +369,7 @@ def test_a_case_says_what_was_not_computed(precision: str) -> None:
 
 
 def test_a_network_is_the_same_network_when_it_is_frozen() -> None:
-    name = f"{__name__}:fine"
+    name = f"{__name__}:Fine"
     found = examine(name, "workload", freezes=["backbone", "bn", "3"])
     # what is frozen says no more than which freezes leave BatchNorm still
     assert set(found.still) == {"backbone", "bn"}
@@ -384,14 +384,10 @@ class Needy(Fine):
         return torch.optim.SGD([p for p in parameters if p.shape[1:] == (3, 3, 3)], lr)
 
 
-def needy() -> Workload:
-    return Needy()
-
-
 def test_a_freeze_is_tried_before_any_case() -> None:
-    examine(f"{__name__}:needy", "workload", freezes=["bn"])
+    examine(f"{__name__}:Needy", "workload", freezes=["bn"])
     with pytest.raises(UsageError, match="in fp32 with --freeze 0 fails: ValueError: optimizer"):
-        examine(f"{__name__}:needy", "workload", freezes=["0"])
+        examine(f"{__name__}:Needy", "workload", freezes=["0"])
     with pytest.raises(UsageError, match=r"model 'dpn26': --freeze stme: no layer .* stem"):
         examine("dpn26", freezes=["stme"])
 

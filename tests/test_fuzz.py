@@ -81,7 +81,6 @@ def test_bytes(tmp_path: Path, data: bytes) -> None:
     check(tmp_path, data)
 
 
-@pytest.mark.slow
 @FUZZ
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_bytes_behind_a_right_header(

@@ -1,6 +1,5 @@
 """The card is a fake pynvml that raises the real exceptions of nvidia-ml-py."""
 
-import io
 import json
 import os
 import subprocess
@@ -10,12 +9,12 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from readings_for_tests import Recorder, Replay
+from readings_for_tests import Replay
 
 from bench.gpu.cards import Card, Link, find_card, find_cards, select_visible
-from bench.gpu.device import READINGS, Depth, Host, Process, Reading, Several, Unreadable
+from bench.gpu.device import Depth, Host, Process, Reading, Several, Unreadable
 from bench.gpu.monitor import Monitor
 from bench.gpu.nvml import (
     EFFECTS,
@@ -66,12 +65,10 @@ def memory(fake, handle, version=None):
     )
 
 
-def compute(fake, handle):
-    return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in fake.compute]
-
-
-def graphics(fake, handle):
-    return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in fake.graphics]
+def list_processes(kind):
+    return lambda fake, handle: [
+        SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in getattr(fake, kind)
+    ]
 
 
 ANSWERS = {  # a handle is its UUID
@@ -114,9 +111,9 @@ ANSWERS = {  # a handle is its UUID
     "nvmlDeviceGetTemperatureV": lambda fake, h, sensor: 32,
     "nvmlDeviceGetCurrentClocksEventReasons": lambda fake, h: fake.reasons,
     "nvmlDeviceGetCurrentClocksThrottleReasons": lambda fake, h: fake.reasons,
-    "nvmlDeviceGetComputeRunningProcesses": compute,
-    "nvmlDeviceGetComputeRunningProcesses_v2": compute,
-    "nvmlDeviceGetGraphicsRunningProcesses": graphics,
+    "nvmlDeviceGetComputeRunningProcesses": list_processes("compute"),
+    "nvmlDeviceGetComputeRunningProcesses_v2": list_processes("compute"),
+    "nvmlDeviceGetGraphicsRunningProcesses": list_processes("graphics"),
 }
 
 
@@ -160,6 +157,19 @@ def child():
 def read(device, depth=Depth.EDGE):
     (reading,) = device.read(depth)
     return reading
+
+
+def watch(*compute, **fail):
+    """A card on which these processes compute, watched for this one."""
+    nvml = FakeNvml(**fail)
+    nvml.compute = [*compute]
+    device = Nvml(GPU, nvml)
+    device.watch(os.getpid())
+    return nvml, device
+
+
+def list_others(device):
+    return [process.pid for process in read(device).others]
 
 
 def test_a_full_reading_in_si_units():
@@ -230,25 +240,18 @@ def test_a_driver_that_does_not_start(code, reason, lack):
     assert find_neighbours(GPU, nvml) is None
 
 
-def test_an_unknown_uuid_is_unseen_and_nvml_is_shut_down():
+def test_a_card_that_cannot_be_opened_is_unseen_and_nvml_is_shut_down():
     nvml = FakeNvml()
     device = open_device(OTHER, nvml)
     assert isinstance(device, Unreadable)
     assert device.why("energy_j") == f"NVML cannot open {OTHER}: Not Found"
     assert nvml.open == 0
-
-
-def test_a_card_without_permission_is_unseen():
     device = open_device(GPU, FakeNvml(nvmlDeviceGetHandleByUUID=error("NO_PERMISSION")))
     assert "Insufficient Permissions" in device.why("energy_j")
 
 
-@pytest.mark.parametrize("uuid", [GPU, GPU.removeprefix("GPU-")])
-def test_a_uuid_is_found_with_or_without_its_prefix(uuid):
-    assert isinstance(open_device(uuid, FakeNvml()), Nvml)
-
-
-def test_no_uuid_is_the_host():
+def test_a_uuid_is_found_with_or_without_its_prefix():
+    assert all(isinstance(open_device(u, FakeNvml()), Nvml) for u in (GPU, GPU[4:]))
     assert type(open_device(None)) is Host
 
 
@@ -264,10 +267,7 @@ CALLS = {
         "nvmlDeviceGetCurrentClocksEventReasons",
         "nvmlDeviceGetCurrentClocksThrottleReasons",
     ],
-    "others": [
-        "nvmlDeviceGetComputeRunningProcesses",
-        "nvmlDeviceGetComputeRunningProcesses_v2",
-    ],
+    "others": ["nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"],
 }
 
 
@@ -303,19 +303,14 @@ def test_an_older_call_stands_in(quantity):
     assert nvml.called(newer) <= 1
 
 
-def test_memory_is_v1_throughout_where_v2_is_lacking():
+@pytest.mark.parametrize("lacking", [True, False])
+def test_memory_never_changes_version_half_way(lacking):
     nvml = FakeNvml()
-    nvml.without_v2 = True
+    nvml.without_v2 = lacking
     device = Nvml(GPU, nvml)
-    assert [read(device, Depth.FAST).device_bytes for _ in range(2)] == [648_000_000] * 2
-
-
-def test_memory_never_changes_version_half_way():
-    nvml = FakeNvml()
-    device = Nvml(GPU, nvml)
-    assert read(device, Depth.FAST).device_bytes == 3_000_000
+    assert read(device, Depth.FAST).device_bytes == (648_000_000 if lacking else 3_000_000)
     nvml.without_v2 = True
-    assert read(device, Depth.FAST).device_bytes is None
+    assert read(device, Depth.FAST).device_bytes == (648_000_000 if lacking else None)
 
 
 @pytest.mark.parametrize("code", ["GPU_IS_LOST", "UNKNOWN", "TIMEOUT", "INSUFFICIENT_SIZE"])
@@ -349,20 +344,6 @@ def test_a_card_lost_for_a_while_does_not_end_the_sampling():
     assert (seen.notes, seen.verdict, nvml.open) == ([], "", 0)
 
 
-@pytest.mark.parametrize(
-    ("mask", "names"),
-    [
-        (0, ()),
-        (0x1, ()),
-        (0x1 | 0x4, ("software power cap",)),
-        (0x8 | 0x40, ("hardware slowdown", "hardware thermal slowdown")),
-        (0x800, ("reason 0x800",)),
-    ],
-)
-def test_throttle_reasons_are_named(mask, names):
-    assert throttle_names(mask) == names
-
-
 def test_throttle_bits_are_those_of_nvml():
     for name, bit in vars(pynvml).items():
         if name.startswith("nvmlClocksThrottleReason") and not name.endswith(("None", "All")):
@@ -375,63 +356,47 @@ def test_throttle_bits_are_those_of_nvml():
         pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
     }
     assert len(EFFECTS) == len(THROTTLES)
+    assert throttle_names(0x1 | 0x4) == ("software power cap",)
+    named = ("hardware slowdown", "hardware thermal slowdown", "reason 0x800")
+    assert throttle_names(0x8 | 0x40 | 0x800) == named
 
 
 class TestProcesses:
     def test_the_worker_is_told_from_a_neighbour(self):
-        nvml = FakeNvml()
-        nvml.compute = [(os.getpid(), 2_000), (1, 5_000)]
-        device = Nvml(GPU, nvml)
-        device.watch(os.getpid())
+        _, device = watch((os.getpid(), 2_000), (1, 5_000))
         reading = read(device)
         assert reading.process_bytes == 2_000
         assert [(p.pid, p.bytes, p.display) for p in reading.others] == [(1, 5_000, False)]
         assert reading.others[0].name
 
-    def test_descendants_are_the_worker_too(self, child):
-        nvml = FakeNvml()
-        device = Nvml(GPU, nvml)
-        device.watch(os.getpid())
+    def test_descendants_are_the_worker_too(self, request):
+        """Also one that comes later, and once it has ended."""
+        nvml, device = watch()
+        child = request.getfixturevalue("child")
         nvml.compute = [(os.getpid(), 2_000), (child.pid, 500)]
         assert (read(device).process_bytes, read(device).others) == (2_500, ())
         child.kill()
         child.wait()
-        assert read(device).others == ()  # also once it has ended
+        assert (read(device).others, device.notes) == ((), ())
 
-    def test_a_descendant_that_comes_later_is_the_worker_too(self, request):
-        nvml = FakeNvml()
-        device = Nvml(GPU, nvml)
-        device.watch(os.getpid())
-        child = request.getfixturevalue("child")
-        nvml.compute = [(child.pid, 500)]
-        assert (read(device).process_bytes, device.notes) == (500, ())
-
-    @pytest.mark.parametrize("size", [None, 0])
-    def test_memory_the_driver_does_not_tell_is_none_never_zero(self, size):
-        nvml = FakeNvml()
-        nvml.compute = [(os.getpid(), size)]
-        device = Nvml(GPU, nvml)
-        device.watch(os.getpid())
+    @pytest.mark.parametrize(
+        ("compute", "why"),
+        [
+            ([(os.getpid(), None)], "the driver does not tell a process's memory"),
+            ([(os.getpid(), 0)], "the driver does not tell a process's memory"),
+            ([], "the card did not list it"),
+        ],
+    )
+    def test_memory_the_driver_does_not_tell_is_none_never_zero(self, compute, why):
+        _, device = watch(*compute)
         assert read(device).process_bytes is None
-        assert device.why("process_bytes") == "the driver does not tell a process's memory"
-
-    def test_a_worker_not_on_the_card(self):
-        device = Nvml(GPU, FakeNvml())
-        device.watch(os.getpid())
-        assert read(device).process_bytes is None
-        assert device.why("process_bytes") == "the card did not list it"
+        assert device.why("process_bytes") == why
 
     def test_a_desktop_draws(self):
-        nvml = FakeNvml()
-        nvml.graphics = [(1, 100)]
-        assert [p.display for p in read(Nvml(GPU, nvml)).others] == [True]
-
-    def test_a_windows_desktop_computes_too_with_memory_unknown(self):
-        nvml = FakeNvml()
-        nvml.graphics = [(1, None), (2, None)]
-        nvml.compute = [(1, None), (3, 5)]
-        others = read(Nvml(GPU, nvml)).others
-        assert {p.pid: p.display for p in others} == {1: True, 2: True, 3: False}
+        """On Windows it computes too, with its memory unknown."""
+        nvml, device = watch((1, None), (3, 5))
+        nvml.graphics = [(1, None), (2, 100)]
+        assert {p.pid: p.display for p in read(device).others} == {1: True, 2: True, 3: False}
 
     def test_a_worker_under_a_host_pid_is_recognised_and_a_second_stranger_is_not(self):
         nvml = FakeNvml()
@@ -440,42 +405,32 @@ class TestProcesses:
         assert len(read(device).others) == 1  # here before the worker: a neighbour
         device.watch(os.getpid())
         nvml.compute.append((GONE, 2_000))
-        reading = read(device)
-        assert reading.process_bytes == 2_000
-        assert [p.pid for p in reading.others] == [GONE + 1]
+        assert read(device).process_bytes == 2_000
+        assert list_others(device) == [GONE + 1]
         assert str(GONE) in device.notes[0]
         nvml.compute.append((GONE + 2, 1))
-        assert [p.pid for p in read(device).others] == [GONE + 1, GONE + 2]
+        assert list_others(device) == [GONE + 1, GONE + 2]
 
     def test_once_the_worker_is_listed_itself_a_stranger_is_a_neighbour(self):
-        nvml = FakeNvml()
-        device = Nvml(GPU, nvml)
-        device.watch(os.getpid())
-        nvml.compute = [(GONE, 5), (os.getpid(), 2_000)]
-        assert [p.pid for p in read(device).others] == [GONE]
+        nvml, device = watch((GONE, 5), (os.getpid(), 2_000))
+        assert list_others(device) == [GONE]
         nvml.compute = [(GONE, 5)]
-        assert [p.pid for p in read(device).others] == [GONE]
+        assert list_others(device) == [GONE]
         assert device.notes == ()
 
     @pytest.mark.parametrize("pids", [(1,), (GONE, GONE + 1)], ids=["known here", "two at once"])
     def test_strangers_that_cannot_be_the_worker(self, pids):
-        nvml = FakeNvml()
-        device = Nvml(GPU, nvml)
-        device.watch(os.getpid())
-        nvml.compute = [(pid, 5) for pid in pids]
-        assert tuple(p.pid for p in read(device).others) == pids
+        _, device = watch(*((pid, 5) for pid in pids))
+        assert list_others(device) == [*pids]
         assert read(device).process_bytes is None
 
-    def test_a_neighbour_of_another_container_is_not_taken_for_this_process(self):
-        nvml = FakeNvml()
-        nvml.compute = [(GONE, 5)]
-        assert find_neighbours(GPU, nvml) == (Process(GONE, 5),)
-
     def test_neighbours_before_a_sweep(self):
+        """One of another container is not taken for this process."""
         nvml = FakeNvml()
         assert find_neighbours(GPU, nvml) == ()
-        nvml.compute = [(os.getpid(), 3), (GONE, 2_100)]
-        assert find_neighbours(GPU, nvml) == (Process(GONE, 2_100),)
+        for ours in ([], [(os.getpid(), 3)]):
+            nvml.compute = [*ours, (GONE, 2_100)]
+            assert find_neighbours(GPU, nvml) == (Process(GONE, 2_100),)
         assert str(Process(GONE, 2_100)) == f"pid {GONE}: 2100 B"
         assert nvml.open == 0
 
@@ -507,12 +462,14 @@ class TestMig:
             assert "MIG" in device.why(quantity)
 
     def test_a_divided_card_is_offered_as_its_instances(self):
-        nvml = FakeNvml(mig=True)
-        cards, _ = find_cards(nvml, {})
-        assert [card.uuid for card in cards] == [MIG]
-        assert cards[0].name == "NVIDIA H200 MIG 1g.18gb"
-        assert cards[0].memory_bytes == 20_000_000_000
-        assert cards[0].power_limit_w is None
+        """Told of their card, but not of its power and clocks."""
+        ((card,), _) = find_cards(FakeNvml(mig=True), {})
+        assert (card.uuid, card.name) == (MIG, "NVIDIA H200 MIG 1g.18gb")
+        assert card.memory_bytes == 20_000_000_000
+        assert (card.mig, card.ecc, card.persistence_mode) == (True, True, True)
+        assert card.pcie == Link(4, 16, 5, 16)
+        assert card.power_limit_w is card.default_power_limit_w is None
+        assert card.application_clock_mhz is None
 
     @pytest.mark.parametrize(
         ("visible", "uuid"),
@@ -577,25 +534,14 @@ class TestCards:
         divided, _ = find_cards(FakeNvml(mig=True), {})
         assert find_card(MIG.replace("MIG-", "GPU-"), divided) is divided[0]
 
-    def test_an_instance_is_told_of_its_card_but_not_of_its_power(self):
-        ((card,), _) = find_cards(FakeNvml(mig=True), {})
-        assert (card.mig, card.ecc, card.persistence_mode) == (True, True, True)
-        assert card.pcie == Link(4, 16, 5, 16)
-        assert card.power_limit_w is card.default_power_limit_w is None
-        assert card.application_clock_mhz is None
-
     def test_a_card_kept_from_this_user_is_passed_over(self):
         cards, _ = find_cards(FakeNvml(cards=(None, GPU)), {})
         assert [card.uuid for card in cards] == [GPU]
 
-    def test_none_there(self):
+    def test_none_there_or_visible(self):
         assert find_cards(FakeNvml(cards=()), {}) == ([], "no GPU is there")
-
-    def test_none_visible(self):
-        assert find_cards(FakeNvml(), {"CUDA_VISIBLE_DEVICES": "-1"}) == (
-            [],
-            "CUDA_VISIBLE_DEVICES='-1' names no card",
-        )
+        hidden = find_cards(FakeNvml(), {"CUDA_VISIBLE_DEVICES": "-1"})
+        assert hidden == ([], "CUDA_VISIBLE_DEVICES='-1' names no card")
 
 
 FOUR = [
@@ -644,41 +590,6 @@ def test_indices_are_taken_in_order_up_to_the_first_that_is_none(indices, data):
 def test_any_text_chooses_cards_once(text):
     chosen = select_visible(FOUR, text)
     assert len({card.uuid for card in chosen}) == len(chosen)
-
-
-names = st.sampled_from([name for name in EFFECTS if name != "idle"])
-sizes = st.none() | st.integers(0, 2**40)
-rates = st.none() | st.floats(0, 1e6)
-readings = st.builds(
-    Reading,
-    time_ns=st.integers(0, 2**60),
-    device_bytes=sizes,
-    process_bytes=sizes,
-    energy_j=rates,
-    power_w=rates,
-    throttle=st.none() | st.lists(names, unique=True).map(tuple),
-    others=st.none()
-    | st.lists(st.builds(Process, st.integers(1, 2**22), sizes, st.none() | st.text())).map(tuple),
-)
-
-
-@settings(max_examples=25)
-@given(st.lists(readings, min_size=1, max_size=3))
-def test_a_recording_is_read_back_as_it_was(made):
-    class Script(Unreadable):
-        def read(self, depth):
-            return made if depth == Depth.EDGE else ()
-
-    file = io.StringIO()
-    recorder = Recorder(Script("no card", total_bytes=5, notes=("a note",)), file)
-    recorder.read(Depth.EDGE)
-    recorder.close()
-    replay = Replay(file.getvalue().splitlines())
-    assert replay.read(Depth.FAST) == []
-    assert replay.read(Depth.EDGE) == made
-    assert replay.read(Depth.EDGE) == []
-    assert (replay.total_bytes, list(replay.notes)) == (5, ["a note"])
-    assert {replay.why(quantity) for quantity in READINGS} == {"no card"}
 
 
 def test_a_host_without_a_worker_and_after_it(child):
@@ -804,19 +715,14 @@ def test_several_cards_are_read_as_one():
     assert cards.notes == ["one"]
 
 
-def test_each_of_several_cards_knows_its_own_process():
+def test_each_of_several_cards_knows_its_own_process(child):
     """A worker's process on the second card is nobody else's there."""
     fakes = [FakeNvml(cards=(GPU, OTHER)) for _ in range(2)]
     cards = Several([Nvml(uuid, fake) for uuid, fake in zip((GPU, OTHER), fakes, strict=True)])
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        cards.pids = [os.getpid(), child.pid]
-        fakes[0].compute, fakes[1].compute = [(os.getpid(), 10)], [(child.pid, 20)]
-        cards.watch(os.getpid())
-        (reading,) = cards.read(Depth.SLOW)
-        assert reading.others == ()
-        assert reading.process_bytes == 10
-    finally:
-        child.communicate()
+    cards.pids = [os.getpid(), child.pid]
+    fakes[0].compute, fakes[1].compute = [(os.getpid(), 10)], [(child.pid, 20)]
+    cards.watch(os.getpid())
+    reading = read(cards, Depth.SLOW)
+    assert (reading.others, reading.process_bytes) == ((), 10)
     cards.close()
     assert [fake.open for fake in fakes] == [0, 0]

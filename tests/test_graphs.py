@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training_for_tests import CPU, batch, training
+from training_for_tests import CPU, batch, run_case, training
 
 from bench.axis import Value
 from bench.case import Case
@@ -23,8 +22,6 @@ from bench.training import graphs
 from bench.training.graphs import WARMUP_STEPS
 from bench.training.loop import Epoch, Training, train_epoch
 from bench.training.timing import StepClock
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel
 
 
 class Played:
@@ -145,10 +142,7 @@ def test_the_worker_captures_once_in_the_warm_up(monkeypatch: pytest.MonkeyPatch
         batch_size=4, steps=3, evaluate=True, schedule="cosine", device="cpu",
     )  # fmt: skip
     folder = prepare("synthetic", data_dir=None).folder
-    plain, found = (
-        measure(Assignment(replace(case, cuda_graphs=on), folder, time.monotonic()), Channel())
-        for on in (False, True)
-    )
+    plain, found = (run_case(replace(case, cuda_graphs=on), folder) for on in (False, True))
     assert len(made) == 1
     assert made[0].replays >= 3
     assert [replace(step, time_s=None) for step in found.steps] == [

@@ -7,7 +7,6 @@ and reported by.
 from __future__ import annotations
 
 import csv
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from training_for_tests import list_batches
+from training_for_tests import CPU, list_batches, run_case
 
 from bench.case import Case
 from bench.check import __main__ as check
@@ -35,12 +34,8 @@ from bench.training.flop import count_flop
 from bench.verdict import learnt_nothing
 from bench.wall.records import Trial, name_family
 from bench.wall.search import Probe
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel
 from bench.workloads import OWN, Workload
 from bench.workloads.images import Images
-
-CPU = torch.device("cpu")
 
 
 def pooled() -> nn.Module:
@@ -140,7 +135,6 @@ def test_commands_for_images_of_cifar_say_so(
     assert line.endswith("leave it out")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [check, crosscheck, scales])
 def test_commands_that_take_a_workload_refuse_one_that_is_none(
     command: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -160,12 +154,8 @@ def test_commands_that_take_a_workload_refuse_one_that_is_none(
     ],
 )
 def test_what_does_not_fit_is_refused_before_any_case(
-    flags: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{Path(__file__).parents[1]}")
     assert sweep(["--input", "3x16x16", "--classes", "20", "--dry-run", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
@@ -258,10 +248,6 @@ class Last(nn.Module):
         return result
 
 
-def sequences() -> Workload:
-    return Sequences()
-
-
 class Undivided(Sequences):
     def open_batches(self, **settings: Any) -> Supply:
         settings = {**settings, "micro_batch": settings["batch_size"]}
@@ -284,19 +270,15 @@ class Wrapped:
         return self.supply.evaluation(batch_size)
 
 
-def undivided() -> Workload:
-    return Undivided()
-
-
 def run(workload: str, **settings: Any) -> Any:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "batch_size": [8]} | settings)
-    return measure(Assignment(case, "", time.monotonic()), Channel())
+    return run_case(case)
 
 
 def test_a_supply_that_does_not_divide_its_batches_is_refused() -> None:
-    assert run(f"{__name__}:undivided").measurement.measured_images == 24
+    assert run(f"{__name__}:Undivided").measurement.measured_images == 24
     with pytest.raises(UsageError, match="a micro-batch of 8 items where 4 were asked for"):
-        run(f"{__name__}:undivided", accumulate=[2])
+        run(f"{__name__}:Undivided", accumulate=[2])
 
 
 class Given(Wrapped):
@@ -334,5 +316,5 @@ def test_a_users_batches_are_counted(batches: list[Any], message: str) -> None:
 
 
 def test_recurrent_layers_are_said_not_to_be_probed() -> None:
-    m = run(f"{__name__}:sequences").measurement
+    m = run(f"{__name__}:Sequences").measurement
     assert m.proof_notes == "recurrent layers (LSTM) were not probed for their arithmetic"

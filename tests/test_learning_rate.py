@@ -13,7 +13,6 @@ from training_for_tests import CPU, batch, training
 from bench.case import Case
 from bench.errors import UsageError
 from bench.grid import check_batches
-from bench.optimization import SCHEDULES
 from bench.training.building import make_training
 from bench.training.loop import train_epoch
 from bench.training.schedule import learning_rates
@@ -47,6 +46,7 @@ def test_every_step_is_the_formula(name: str, steps: int, warmup: int, lr: float
     rates = learning_rates(case, steps)
     rising = [lr * (i + 1) / (warmup + 1) for i in range(warmup)]
     after = steps - warmup
+    assert rates[warmup:][:1] in ([], [lr]), "the first after the warm-up has all of it"
     assert rates == pytest.approx(
         [*rising, *(lr * AFTER[name](j, after) for j in range(after))], rel=1e-9, abs=1e-12
     )
@@ -58,19 +58,6 @@ def test_one_cycle_is_its_formula(steps: int, lr: float) -> None:
     assert rates == pytest.approx([lr * one_cycle(i, steps) for i in range(steps)], rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "last"),
-    [("constant", 0.4), ("linear", 0.1), ("cosine", 0.4 * (2 - 2**0.5) / 4), ("polynomial", 0.025)],
-)
-def test_the_boundaries(name: str, last: float) -> None:
-    """Four steps of warm-up at fifths of the base; the fifth step has all of it; none has 0."""
-    rates = learning_rates(Case(schedule=name, lr=0.4, lr_warmup="4"), 8)
-    assert rates[:5] == pytest.approx([0.08, 0.16, 0.24, 0.32, 0.4])
-    assert rates[4] == 0.4
-    assert rates[-1] == pytest.approx(last)
-    assert len(rates) == 8
-
-
 def test_the_boundaries_of_one_cycle() -> None:
     """At 0.3 of ten steps is its third; where 0.3 of them is no whole step none has the base."""
     rates = learning_rates(Case(schedule="onecycle", lr=0.5), 10)
@@ -78,17 +65,6 @@ def test_the_boundaries_of_one_cycle() -> None:
     assert max(rates) == rates[2] == pytest.approx(0.5)
     assert rates[-1] == pytest.approx(0.5 / 250_000)
     assert max(learning_rates(Case(schedule="onecycle", lr=0.5), 9)) < 0.4999
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_one_step_in_all(name: str) -> None:
-    (rate,) = learning_rates(Case(schedule=name, lr=0.5), 1)
-    assert rate == pytest.approx(2e-6 if name == "onecycle" else 0.5)
-
-
-def test_a_warm_up_of_all_steps_never_gets_there() -> None:
-    case = Case(schedule="cosine", lr=1.0, lr_warmup="100%")
-    assert learning_rates(case, 3) == pytest.approx([0.25, 0.5, 0.75])
 
 
 def test_the_base_is_scaled_by_the_batch() -> None:

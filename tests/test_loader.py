@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import subprocess
 import sys
@@ -21,6 +20,8 @@ import pytest
 import torch
 from loads_for_tests import ITEM_S, PIDS
 from torch import nn
+from training_for_tests import CPU, run_case
+from workers_for_tests import gone
 
 from bench.case import Case
 from bench.data import DatasetInfo, loader, prepare
@@ -35,18 +36,14 @@ from bench.fingerprint import Fingerprint, name_subject
 from bench.grid import check_axes, grid
 from bench.preset import load_preset
 from bench.processes import read_cpu_time
-from bench.record import Outcome, Status
+from bench.record import Status
 from bench.sweep import preflight
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.training.trial import Trial
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 from bench.worker.stopwatch import OtherWork
 from bench.workloads import Workload
 
-CPU = torch.device("cpu")
-TESTS = Path(__file__).parent
 IMAGES = 61  # batches of 22, 22 and 17, of micro-batches of 8
 
 WAYS = {
@@ -178,11 +175,11 @@ def test_what_is_measured_learns_the_same(
         accumulate=2,
         epochs=2,
     )
-    plain = measure(Assignment(case, few.folder, time.monotonic()), Channel())
+    plain = run_case(case, few.folder)
     assert plain.measurement.loader_first_batch_s is None
     assert plain.measurement.loader_samples_per_s is None
     case = replace(case, loader="torch", workers=2, persistent_workers=True)
-    found = measure(Assignment(case, few.folder, time.monotonic()), Channel())
+    found = run_case(case, few.folder)
     for ours, theirs in zip(found.steps, plain.steps, strict=True):
         assert (ours.images, ours.loss, ours.correct) == (
             theirs.images,
@@ -215,7 +212,7 @@ def test_steps_after_a_resume_are_those_of_the_same_loader(
         loader="torch",
         workers=workers,
     )
-    m = measure(Assignment(case, "", time.monotonic()), Channel()).measurement
+    m = run_case(case).measurement
     assert (m.resume_exact, m.resume_difference) == (True, None)
 
 
@@ -272,7 +269,6 @@ def test_a_part_of_an_epoch_is_closed_and_then_gives_nothing() -> None:
         next(divided.parts)
 
 
-@pytest.mark.slow
 def test_the_loader_alone_is_as_fast_as_its_data() -> None:
     """Slow items, of which two come at a time."""
     for workers, known in ((0, 1 / ITEM_S), (2, 2 / ITEM_S)):
@@ -421,7 +417,7 @@ def test_a_dataset_that_is_unlike_make_batch_is_refused(name: str) -> None:
 
 def test_each_item_of_a_dataset_comes_once_an_epoch() -> None:
     assert look(loads_for_tests.good()).dataset
-    assert not look(loads_for_tests.bare()).dataset
+    assert not look(loads_for_tests.Bare()).dataset
     batches = load_items(
         loads_for_tests.Rows(40),
         batch_size=16,
@@ -439,11 +435,11 @@ def test_each_item_of_a_dataset_comes_once_an_epoch() -> None:
 
 
 def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
-    name = "loads_for_tests:bare"
+    name = "loads_for_tests:Bare"
     flags = f"--workload {name} --device cpu --precision fp32 --batch-size 20 --loader"
     options = parse_arguments([*flags.split(), "device", "torch"])
     device, torch_ = plan_cases(options).cases
-    known = Fingerprint("", "", "", workload=look(loads_for_tests.bare()))
+    known = Fingerprint("", "", "", workload=look(loads_for_tests.Bare()))
     models = {name_subject(device): known}
     preflight._check_examined([device], models, options.data_dir, options.axes)
     with pytest.raises(UsageError, match=f"workload '{name}': it has no dataset for --loader torc"):
@@ -534,72 +530,34 @@ class Hurried:
         return time.monotonic() + 3600 * self._hangs()
 
 
-def run(name: str, folder: Path, patch: pytest.MonkeyPatch) -> tuple[Outcome, str, list[int]]:
-    """What came of a case, its log, and the processes that loaded."""
-    place = folder / "pids"
-    patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
-    patch.setenv(PIDS, str(place))
-    name = f"loads_for_tests:{name}"
-    case = Case(
-        model=name,
-        workload=name,
-        dataset="own",
-        device="cpu",
-        batch_size=20,
-        fraction=0.5,
-        loader="torch",
-        workers=2,
-    )
-    executor = SubprocessExecutor(Settings(timeout_s=600))
-    outcome = executor.run(
-        Job(case, "", log=folder / "log"), lambda event: None, stopping=lambda: False
-    )
-    return outcome, (folder / "log").read_text(), [int(n) for n in place.read_text().split()]
-
-
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "status", "said", "logged"),
-    [
-        ("dying", Status.KILLED, "is killed by signal: Killed", "Traceback"),
-        (
-            "hanging",
-            Status.TIMEOUT,
-            "warmup took longer than 600 s, waiting for its DataLoader; raise --timeout; the log",
-            "spoil",  # where the worker itself hangs; other processes write between the words
-        ),
-    ],
-)
-def test_no_worker_outlives_its_case(
-    name: str,
-    status: Status,
-    said: str,
-    logged: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started = time.monotonic()
+def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, started = tmp_path / "pids", time.monotonic()
 
     def hangs() -> bool:
-        place = tmp_path / "pids"
         began = place.exists() and len(set(place.read_text().split())) == 2
         quiet = began and time.time() - place.stat().st_mtime > 3
-        return name == "hanging" and quiet and time.monotonic() - started > 3
+        return quiet and time.monotonic() - started > 3
 
     monkeypatch.setattr(room, "time", Hurried(hangs))
-    outcome, log, workers = run(name, tmp_path, monkeypatch)
-    assert outcome.status is status, log[-2000:]
-    assert said in outcome.reason
-    assert logged in log
+    monkeypatch.setenv(PIDS, str(place))
+    name = "loads_for_tests:hanging"
+    case = Case(
+        model=name, workload=name, dataset="own", device="cpu", batch_size=20, fraction=0.5,
+        loader="torch", workers=2,
+    )  # fmt: skip
+    job = Job(case, "", log=tmp_path / "log")
+    executor = SubprocessExecutor(Settings(timeout_s=600))
+    outcome = executor.run(job, lambda event: None, stopping=lambda: False)
+    log = (tmp_path / "log").read_text()
+    assert outcome.status is Status.TIMEOUT, log[-2000:]
+    assert (
+        "warmup took longer than 600 s, waiting for its DataLoader; raise --timeout; the log"
+        in outcome.reason
+    )
+    assert "spoil" in log, "where the worker itself hangs; others write between the words"
+    workers = [int(line) for line in place.read_text().split()]
     assert len(set(workers)) >= 2
-    assert not any(map(runs, set(workers)))
+    assert gone(workers)
 
 
 HANGS = """
@@ -621,7 +579,6 @@ def test_a_worker_that_hangs_ends_with_a_killed_parent(
 ) -> None:
     """However Python starts it: a fork server, the default from 3.14 on, outlives who asked it."""
     place = tmp_path / "pids"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
     monkeypatch.setenv(PIDS, str(place))
     with subprocess.Popen([sys.executable, "-c", HANGS, method]) as process:
         while not place.exists() and process.poll() is None:
@@ -629,7 +586,4 @@ def test_a_worker_that_hangs_ends_with_a_killed_parent(
         assert process.poll() is None, "its worker did not load"
         process.kill()
     (worker,) = {int(line) for line in place.read_text().split()}
-    deadline = time.monotonic() + 60
-    while runs(worker) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not runs(worker)
+    assert gone([worker], within_s=60)

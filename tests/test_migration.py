@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import math
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -38,44 +38,43 @@ def write_schema_1(folder: Path, **cells: str) -> Path:
 
 ROOT = Path(__file__).parents[1]
 TWO = "pid 11 (python): 5 B; pid 12: memory unknown"
+SHARED = ("neighbours_computing", "neighbours_drawing", "neighbours_late", "other_cores")
 
 
 @pytest.mark.parametrize(
-    ("cells", "computing", "drawing", "late"),
+    ("cells", "told"),
     [
-        ({}, 0, 0, 0),
-        ({"neighbours": TWO, "reason": f"the card was shared: {TWO}"}, 2, 0, 0),
-        ({"neighbours": TWO, "notes": f"x; the card was shared: {TWO}; y"}, 2, 0, 0),
-        ({"neighbours": TWO}, 2, 0, 0),
-        ({"neighbours": "pid 9: 5 B", "notes": "the card also drives a display: pid 9"}, 0, 1, 0),
+        ({}, (0, 0, 0, nan)),
+        ({"neighbours": TWO, "reason": f"the card was shared: {TWO}"}, (2, 0, 0, nan)),
+        ({"neighbours": TWO, "notes": f"x; the card was shared: {TWO}; y"}, (2, 0, 0, nan)),
+        ({"neighbours": TWO}, (2, 0, 0, nan)),
+        (
+            {"neighbours": "pid 9: 5 B", "notes": "the card also drives a display: pid 9"},
+            (0, 1, 0, nan),
+        ),
         (
             {"neighbours": "pid 9: 5 B", "notes": "another process came after the epoch: pid 9"},
-            0,
-            0,
-            1,
+            (0, 0, 1, nan),
+        ),
+        # what was unknown stays unknown
+        ({"missing": "power_limit_w: no; neighbours: the case ran on a CPU"}, (nan,) * 4),
+        (
+            {"notes": "the CPU was shared: others used 0.40 cores during the epoch"},
+            (0, 0, 0, 0.4),
         ),
     ],
 )
-def test_who_shared_the_card(
-    tmp_path: Path, cells: dict[str, str], computing: int, drawing: int, late: int
+def test_who_shared_the_machine(
+    tmp_path: Path, cells: dict[str, str], told: tuple[float, ...]
 ) -> None:
     write_schema_1(tmp_path, **cells)
     row: Any = read_records(tmp_path).iloc[0]
-    found = (row.neighbours_computing, row.neighbours_drawing, row.neighbours_late)
-    assert found == (computing, drawing, late)
-
-
-def test_what_was_unknown_stays_unknown(tmp_path: Path) -> None:
-    write_schema_1(tmp_path, missing="power_limit_w: no; neighbours: the case ran on a CPU")
-    row: Any = read_records(tmp_path).iloc[0]
-    assert math.isnan(row.neighbours_computing)
-    assert math.isnan(row.other_cores)
+    assert [row[name] for name in SHARED] == pytest.approx(told, nan_ok=True)
+    assert (row["seed"], row["repeat"], row["run_seed"]) == (7, 3, 7), "repeats shared their seed"
 
 
 def test_a_shared_cpu_is_doubted_as_before(tmp_path: Path) -> None:
     write_schema_1(tmp_path, notes="the CPU was shared: others used 0.40 cores during the epoch")
-    row: Any = read_records(tmp_path).iloc[0]
-    assert row.other_cores == 0.4
     assert summaries.read([read_sweep(tmp_path)])["shared"].tolist() == [True]
 
 
@@ -93,12 +92,6 @@ def test_what_was_compiled_was_so_in_the_default_mode(tmp_path: Path) -> None:
     # a folder's plan of that time has the same runs, so that it is not measured again
     ((planned, _, _),) = Plan(cases=[{"compile": "on", "seed": "7"}]).list_runs() or []
     assert planned == case
-
-
-def test_repeats_of_schema_1_shared_their_seed(tmp_path: Path) -> None:
-    write_schema_1(tmp_path)
-    row: Any = read_records(tmp_path).iloc[0]
-    assert (row["seed"], row["repeat"], row["run_seed"]) == (7, 3, 7)
 
 
 def test_writing_on_makes_the_file_todays(tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from bench.errors import UsageError
 from bench.fingerprint import examine
@@ -25,28 +23,11 @@ from bench.workloads.images import Images
 ROOT = Path(__file__).parents[1]
 
 
-def torch_flop(name: str) -> float:
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        model = build_model(name)
-        logits = model(torch.empty(2, 3, 32, 32))
-        F.cross_entropy(logits, torch.empty(2, dtype=torch.long)).backward()
-    return counter.get_total_flops() / 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "parameters", "gflop"),
-    [("dpn92", 34_236_634, 17.19), ("dpn26", 11_574_842, 5.30), ("dpn-small", 155_850, 0.0794)],
+    ("name", "parameters"),
+    [("dpn92", 34_236_634), ("dpn26", 11_574_842), ("dpn-small", 155_850)],
 )
-def test_size(name: str, parameters: int, gflop: float) -> None:
-    with torch.device("meta"):
-        assert sum(p.numel() for p in build_model(name).parameters()) == parameters
-    assert torch_flop(name) == pytest.approx(gflop * 1e9, rel=0.005)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dpn92", "dpn26", "dpn-small"])
-def test_flop_by_hand(name: str) -> None:
+def test_size_and_flop_by_hand(name: str, parameters: int) -> None:
     """Each layer's products come once forward, once for its weight and once for its input.
 
     The first layer's input needs no gradient. torch's counter says 17.19 GFLOP for dpn92, because
@@ -63,18 +44,15 @@ def test_flop_by_hand(name: str) -> None:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 layer.register_forward_hook(count)
         model(torch.empty(1, 3, 32, 32))
+    assert sum(p.numel() for p in model.parameters()) == parameters
     flop = count_flop(Images(name))
     assert flop == 2 * (3 * sum(products) - products[0])
     said = {"dpn92": dpn.dpn92, "dpn26": dpn.dpn26, "dpn-small": dpn.dpn_small}[name].__doc__
     assert f"{flop / 1e9:.2f} GFLOP" in (said or "")
-
-
-@pytest.mark.slow
-def test_the_h200_reference_is_counted_as_the_harness_counts() -> None:
-    file = Path(__file__).parents[1] / "results" / "reference" / "h200-lab.csv"
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert {float(row["flop_per_image"]) for row in rows} == {count_flop(Images("dpn92"))}
+    assert f"{parameters:,} parameters" in (said or "")
+    if name == "dpn92":  # the reference of the H200 is counted as the harness counts
+        with (ROOT / "results" / "reference" / "h200-lab.csv").open() as lines:
+            assert {float(row["flop_per_image"]) for row in csv.DictReader(lines)} == {flop}
 
 
 def test_dual_paths_add_and_append() -> None:
@@ -139,23 +117,6 @@ SWEEP = [sys.executable, "-m", "bench.sweep", "--preset", "quick", "--model", "m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("safe", ["", "1"], ids=["default", "PYTHONSAFEPATH"])
-def test_own_model_of_the_current_folder(tmp_path: Path, safe: str) -> None:
-    """Also where Python itself leaves the current folder out of its path."""
-    (tmp_path / "mynet.py").write_text(MYNET)
-    done = subprocess.run(
-        [*SWEEP, "--dry-run"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": safe},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "model mynet:build" in done.stdout
-
-
-@pytest.mark.slow
 def test_own_model_of_the_current_folder_is_trained(tmp_path: Path) -> None:
     """By a worker, which is a process of its own: ``-P`` holds for the first process alone."""
     (tmp_path / "mynet.py").write_text(MYNET)
@@ -163,7 +124,7 @@ def test_own_model_of_the_current_folder_is_trained(tmp_path: Path) -> None:
     done = subprocess.run(
         [SWEEP[0], "-P", *SWEEP[1:], *case, "--out", "out", "--device", "cpu"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -198,6 +159,8 @@ def timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "timm.py").write_text(TIMM)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "timm", raising=False)
+    # of a file that is written again within a second the older bytecode would be taken
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield tmp_path
     sys.modules.pop("timm", None)
 

@@ -1,8 +1,6 @@
 """Recordings are replayed through the real monitor; a live process is watched for the threads."""
 
-import io
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from readings_for_tests import Recorder, Replay
+from readings_for_tests import Replay
 
 from bench.gpu.device import Depth, Host, Reading, Unreadable
 from bench.gpu.monitor import MONITORED, Monitor, integrate
@@ -22,28 +20,39 @@ READINGS = Path(__file__).parent / "readings"
 GB = 10**9
 
 
-def replay(name, edit=lambda row: row, phases=("setup", "warmup", "epoch", "evaluation"), **close):
+PHASES = ("setup", "warmup", "epoch", "evaluation")
+TWICE = (*PHASES, "epoch", "evaluation")
+
+
+def go_through(monitor, phases):
+    for phase in phases:
+        monitor.watch(1) if phase == "setup" else monitor.enter(phase)
+    return monitor
+
+
+def replay(name, edit=lambda row: row, phases=PHASES, **close):
     """Play a recording through the phases, each row changed by ``edit`` first."""
     head, *rows = (READINGS / f"{name}.jsonl").read_text().splitlines()
     rows = [json.dumps(edit(json.loads(row))) for row in rows]
-    monitor = Monitor(Replay([head, *rows]))
-    for phase in phases:
-        monitor.watch(1) if phase == "setup" else monitor.enter(phase)
-    seen = monitor.close(**close)
+    seen = go_through(Monitor(Replay([head, *rows])), phases).close(**close)
     assert set(seen.values) | set(seen.missing) == set(MONITORED)
     assert not set(seen.values) & set(seen.missing)
     assert all(value is not None for value in seen.values.values())
     return seen
 
 
-def epoch_only(**change):
-    """An edit of the readings within the epoch."""
-    return lambda row: row | change if 10e9 < row["time_ns"] < 20e9 else row
+def between(start, end, **change):
+    """An edit of the readings from one time to another, in s."""
+    return lambda row: row | change if start * 1e9 <= row["time_ns"] <= end * 1e9 else row
 
 
 def epoch_edit(change):
     """An edit of the readings within the epoch and at its ends, from their time in ns."""
     return lambda row: row | change(row["time_ns"]) if 10e9 <= row["time_ns"] <= 20e9 else row
+
+
+def neighbour(**about):
+    return [{"pid": 7, "bytes": 5, **about}]
 
 
 def test_every_column_is_a_field_of_a_measurement():
@@ -86,31 +95,26 @@ def test_a_spike_between_samples_is_bounded_by_the_allocator_and_said():
     assert seen.values["peak_device_bytes"] == seen.values["peak_process_bytes"] == 9 * GB
     assert seen.values["warmup_device_bytes"] == 8 * GB
     assert len(seen.notes) == 2
-    assert "6000000000 B" in seen.notes[0]
-    assert "spike" in seen.notes[0]
+    assert "readings saw 6000000000 B, so a spike" in seen.notes[0]
     assert not seen.verdict
+    spilled = replay("healthy", reserved_bytes=23_900_000_000)
+    assert spilled.values["peak_device_bytes"] == 6 * GB
+    assert "spilled to host memory" in spilled.notes[0]
 
 
-def test_an_allocator_beyond_the_card_has_spilled_to_the_host():
-    seen = replay("healthy", reserved_bytes=23_900_000_000)
-    assert seen.values["peak_device_bytes"] == 6 * GB
-    assert "host memory" in seen.notes[0]
-
-
-def test_a_counter_that_does_not_move_gives_way_to_power():
-    seen = replay("still-counter")
-    assert seen.values["energy_source"] == "integrated"
-    assert seen.values["energy_j"] == pytest.approx(2500)
-    assert seen.values["mean_power_w"] == pytest.approx(250)
-    assert seen.notes == [
-        "energy integrated from 5 power readings: the energy counter did not move in 10 s"
-    ]
-
-
-def test_a_counter_that_goes_backwards_gives_way_to_power():
-    seen = replay("healthy", lambda r: r | {"energy_j": 5.0} if r["time_ns"] == 20e9 else r)
+@pytest.mark.parametrize(
+    ("name", "edit", "doubt"),
+    [
+        ("still-counter", between(0, 0), "the energy counter did not move in 10 s"),
+        ("healthy", between(20, 20, energy_j=5.0), "the energy counter went backwards"),
+        ("old-driver", between(0, 0), "NVML: Not Supported"),
+    ],
+)
+def test_a_counter_that_tells_nothing_gives_way_to_power(name, edit, doubt):
+    seen = replay(name, edit)
     assert (seen.values["energy_source"], seen.values["energy_j"]) == ("integrated", 2500)
-    assert "backwards" in seen.notes[0]
+    assert seen.values["mean_power_w"] == 250
+    assert seen.notes == [f"energy integrated from 5 power readings: {doubt}"]
 
 
 @pytest.mark.parametrize("power", [None, 0.0])
@@ -120,10 +124,8 @@ def test_a_still_counter_without_power_is_no_energy(power):
     assert seen.missing.keys() == {"energy_j", "energy_source", "mean_power_w"}
 
 
-def test_a_driver_without_a_counter_and_throttle_reasons():
+def test_a_driver_without_throttle_reasons():
     seen = replay("old-driver")
-    assert seen.values["energy_source"] == "integrated"
-    assert seen.notes == ["energy integrated from 5 power readings: NVML: Not Supported"]
     throttle = [f"throttle_{when}" for when in ("before", "during", "after")]
     assert seen.missing == dict.fromkeys(throttle, "NVML: Function Not Found")
     assert not seen.verdict
@@ -156,30 +158,21 @@ def test_a_neighbour_that_stays_is_named_once_with_the_most_it_held():
     assert seen.notes == ["the card was shared: pid 7: 9 B"]
 
 
-def test_a_neighbour_before_the_epoch_spoils_the_memory_so_it_is_invalid_too():
-    other = {"others": [{"pid": 7, "bytes": None}]}
-    seen = replay("healthy", lambda row: row | other if row["time_ns"] == 0 else row)
-    assert seen.verdict == "the card was shared: pid 7: memory unknown"
-
-
-def test_a_neighbour_after_the_epoch_is_only_noted():
-    other = {"others": [{"pid": 7, "bytes": 5}]}
-    seen = replay("healthy", lambda row: row | other if row["time_ns"] > 20e9 else row)
+def test_what_of_a_neighbour_speaks_against_an_epoch():
+    """One that came before spoils the memory."""
+    seen = replay("healthy", between(0, 0, others=neighbour(bytes=None)))
+    assert (seen.verdict, seen.notes) == ("the card was shared: pid 7: memory unknown", [])
+    seen = replay("healthy", between(20.1, 99, others=neighbour()))
     assert seen.values["neighbours"] == "pid 7: 5 B"
-    assert (seen.verdict, seen.notes) == (
-        "",
-        ["another process started after the epoch: pid 7: 5 B"],
-    )
-
-
-def test_a_desktop_is_only_noted():
-    screen = {"others": [{"pid": 8, "bytes": 5, "name": "Xorg", "display": True}]}
-    seen = replay("healthy", lambda row: row | screen)
-    assert (seen.verdict, seen.notes) == ("", ["the card also drives a display: pid 8 (Xorg): 5 B"])
+    note = "another process started after the epoch: pid 7: 5 B"
+    assert (seen.verdict, seen.notes) == ("", [note])
+    seen = replay("healthy", between(0, 99, others=neighbour(name="Xorg", display=True)))
+    note = "the card also drives a display: pid 7 (Xorg): 5 B"
+    assert (seen.verdict, seen.notes) == ("", [note])
 
 
 def test_neighbours_nobody_can_list_are_unknown():
-    seen = replay("healthy", lambda row: row | {"others": None})
+    seen = replay("healthy", between(0, 99, others=None))
     assert seen.missing.keys() == {c for c in MONITORED if c.startswith("neighbours")}
     assert set(seen.missing.values()) == {"not read during baseline"}
 
@@ -208,33 +201,32 @@ def test_thermal_throttling_in_the_middle():
     ],
 )
 def test_what_each_throttle_reason_means(reason, note, invalid):
-    seen = replay("healthy", epoch_only(throttle=[reason]))
+    seen = replay("healthy", between(10.1, 19.9, throttle=[reason]))
     assert seen.values["throttle_during"] == reason
     assert bool(seen.verdict) is invalid
     assert seen.notes == ([f"{note}: {reason} (3 of 5 readings)"] if note else [])
 
 
 def test_throttling_before_the_epoch_does_not_count():
-    hot = {"throttle": ["hardware thermal slowdown"]}
-    seen = replay("healthy", lambda row: row | hot if row["time_ns"] < 10e9 else row)
+    seen = replay("healthy", between(0, 9.9, throttle=["hardware thermal slowdown"]))
     assert seen.values["throttle_before"] == "hardware thermal slowdown"
     assert seen.values["throttle_during"] == seen.verdict == ""
 
 
 def test_memory_at_a_boundary_counts_for_the_phase_that_ends():
-    seen = replay("healthy", lambda r: r | {"device_bytes": 9 * GB} if r["time_ns"] == 10e9 else r)
+    seen = replay("healthy", between(10, 10, device_bytes=9 * GB))
     assert seen.values["warmup_device_bytes"] == 8_700_000_000
     assert seen.values["peak_device_bytes"] == 6 * GB
 
 
 def test_a_card_emptier_than_its_baseline_has_no_peak():
-    seen = replay("healthy", lambda r: r | {"device_bytes": 9 * GB} if r["time_ns"] == 0 else r)
+    seen = replay("healthy", between(0, 0, device_bytes=9 * GB))
     assert seen.missing.keys() == {"warmup_device_bytes", "peak_device_bytes"}
     assert "another process ended" in seen.missing["peak_device_bytes"]
 
 
 def test_no_baseline_no_peak():
-    seen = replay("healthy", lambda r: r | {"device_bytes": None} if r["time_ns"] < 1e9 else r)
+    seen = replay("healthy", between(0, 0.9, device_bytes=None))
     assert seen.missing["peak_device_bytes"] == "no baseline: not read during baseline"
 
 
@@ -247,18 +239,12 @@ def test_a_case_that_ends_before_its_epoch(phases):
 
 
 def test_an_epoch_that_did_not_end_has_a_peak_and_no_energy():
-    seen = replay("healthy", phases=("setup", "warmup", "epoch"))
+    seen = replay("healthy", phases=PHASES[:-1])
     assert seen.missing["energy_j"] == "epoch did not end"
     assert seen.values["peak_device_bytes"] == 6 * GB
-
-
-def test_a_recording_that_breaks_off_leaves_the_rest_missing():
-    head, *rows = (READINGS / "healthy.jsonl").read_text().splitlines()
-    monitor = Monitor(Replay([head, *rows[:3]]))
-    monitor.watch(1)
-    for phase in ("warmup", "epoch", "evaluation"):
-        monitor.enter(phase)
-    assert monitor.close().missing["energy_j"] == "epoch did not end"
+    assert replay("two-epochs", phases=TWICE[:-1]).missing["energy_j"] == "epoch did not end"
+    broken_off = Monitor(Replay((READINGS / "healthy.jsonl").read_text().splitlines()[:4]))
+    assert go_through(broken_off, PHASES).close().missing["energy_j"] == "epoch did not end"
 
 
 def test_a_phase_is_entered_once():
@@ -268,9 +254,6 @@ def test_a_phase_is_entered_once():
         for phase in ("epoch", "warmup"):
             with pytest.raises(ValueError, match="second time"):
                 monitor.enter(phase)
-
-
-TWICE = ("setup", "warmup", "epoch", "evaluation", "epoch", "evaluation")
 
 
 def test_several_epochs_are_one_without_the_evaluations_between():
@@ -296,20 +279,14 @@ def test_quarters_of_several_epochs_are_of_the_time_within_them():
 @pytest.mark.parametrize(
     ("moment", "reads", "doubt"),
     [
-        (60e9, None, "the counter was not read at both ends"),
-        (70e9, 5.0, "the energy counter went backwards"),
+        (60, None, "the counter was not read at both ends"),
+        (70, 5.0, "the energy counter went backwards"),
     ],
 )
 def test_a_counter_that_fails_in_one_epoch_gives_way_to_power_in_all(moment, reads, doubt):
-    seen = replay(
-        "two-epochs", lambda r: r | {"energy_j": reads} if r["time_ns"] == moment else r, TWICE
-    )
+    seen = replay("two-epochs", between(moment, moment, energy_j=reads), TWICE)
     assert (seen.values["energy_source"], seen.values["energy_j"]) == ("integrated", 250 * 20)
     assert seen.notes == [f"energy integrated from 8 power readings: {doubt}"]
-
-
-def test_a_second_epoch_that_did_not_end_has_no_energy():
-    assert replay("two-epochs", phases=TWICE[:-1]).missing["energy_j"] == "epoch did not end"
 
 
 def test_a_card_that_warms_up_within_the_epoch_shows_in_its_quarters():
@@ -330,11 +307,7 @@ def test_a_quarter_without_a_clock_is_missing_alone():
 
 
 def test_an_unseen_card_gives_its_reason_for_every_column():
-    monitor = Monitor(Unreadable("no driver"))
-    monitor.watch(os.getpid())
-    for phase in ("warmup", "epoch", "evaluation"):
-        monitor.enter(phase)
-    seen = monitor.close(reserved_bytes=GB)
+    seen = go_through(Monitor(Unreadable("no driver")), PHASES).close(reserved_bytes=GB)
     assert seen.values == {}
     assert set(seen.missing.values()) == {"no driver"}
     assert (seen.notes, seen.verdict) == ([], "")
@@ -420,10 +393,9 @@ def test_a_monitor_stops_when_its_block_fails():
     assert device.depths[-1] == "closed"
 
 
-def test_a_host_process_is_watched_recorded_and_replayed():
+def test_a_process_of_the_host_is_watched():
     grow = "import sys; block = bytearray(b'x') * 64_000_000; print(flush=True); sys.stdin.read()"
-    recording = io.StringIO()
-    monitor = Monitor(Recorder(Host(), recording))
+    monitor = Monitor(Host())
     with subprocess.Popen(
         [sys.executable, "-c", grow], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as worker:
@@ -439,12 +411,6 @@ def test_a_host_process_is_watched_recorded_and_replayed():
     assert seen.missing["peak_device_bytes"] == "the case ran on a CPU"
     assert not seen.verdict
 
-    again = Monitor(Replay(recording.getvalue().splitlines()))
-    again.watch(worker.pid)
-    for phase in ("warmup", "epoch", "evaluation"):
-        again.enter(phase)
-    assert again.close() == seen
-
 
 powers = st.lists(st.floats(0, 1000), min_size=1, max_size=20)
 gaps = st.lists(st.floats(0.001, 10), min_size=20, max_size=20)
@@ -456,17 +422,6 @@ def test_integrated_energy_lies_between_the_extremes(watts, gaps, before, after)
     end = times[-1] + after
     energy = integrate(list(zip(times, watts, strict=True)), 0, end)
     assert min(watts) * end - 1e-6 <= energy <= max(watts) * end + 1e-6
-
-
-@given(powers, gaps, st.integers(0, 19))
-def test_integrating_in_two_parts_gives_the_same(watts, gaps, cut):
-    times = [sum(gaps[:i]) for i in range(len(watts))]
-    points = list(zip(times, watts, strict=True))
-    cut = min(cut, len(points) - 1)
-    parts = integrate(points[: cut + 1], 0, times[cut]) + integrate(
-        points[cut:], times[cut], times[-1]
-    )
-    assert parts == pytest.approx(integrate(points, 0, times[-1]), abs=1e-9)
 
 
 @given(st.floats(0, 100), st.floats(-10, 10), gaps)

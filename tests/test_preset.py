@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bench.axis import Value
 from bench.case import AXES, Case
 from bench.errors import UsageError
-from bench.preset import Preset, load_config, load_preset, parse_preset, preset_names
+from bench.preset import Preset, load_preset, parse_preset, preset_names
 
 CPU = {"device": ["cpu"]}
 
@@ -77,11 +75,6 @@ def test_flags_override_grids_and_defaults_fill_in() -> None:
     ]
 
 
-def test_a_case_in_two_blocks_is_one_case() -> None:
-    preset = parse_preset(b"[[grid]]\nseed = [0, 1]\n[[grid]]\nseed = [1, 2]\n", "mine")
-    assert [case.seed for case in preset.cases({}, CPU)] == [0, 1, 2]
-
-
 def test_values_are_spelt_as_flags_spell_them() -> None:
     preset = parse_preset(
         b'[[grid]]\nevaluate = true\ncompile = "off"\nloss_scale = [128, "dynamic", "none"]\n'
@@ -122,35 +115,12 @@ def test_every_axis_is_a_key() -> None:
         assert list(preset.grids[0]) == [name]
 
 
-def test_a_loss_scale_that_nothing_uses() -> None:
-    with pytest.raises(UsageError, match=r"scales a loss; add --precision fp16 or fp16-amp"):
-        Preset("mine", "", ({},)).cases({"loss_scale": [128.0], "precision": ["fp32"]}, CPU)
-    assert Preset("mine", "", ({"precision": ["fp32", "fp16"]},)).cases({"loss_scale": [8.0]}, CPU)
-
-
 def test_an_opt_level_that_nothing_uses() -> None:
     with pytest.raises(UsageError, match=r"--opt-level is given, but none .* by apex; add .*apex"):
         Preset("mine", "", ({},)).cases({"opt_level": ["O1"], "precision": ["fp16"]}, CPU)
     asked = Preset("mine", "", ({"precision": ["fp16-apex"]},))
     (case,) = asked.cases({"opt_level": ["O1"]}, CPU)
     assert case.opt_level == "O1"
-
-
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text("[[grid]]\nseed = 3\n")
-    assert load_config(file).cases({}, CPU) == [Case(seed=3, device="cpu")]
-    with pytest.raises(UsageError, match=r"nothing\.toml: No such file or directory; give"):
-        load_config(tmp_path / "nothing.toml")
-    with pytest.raises(UsageError, match="Is a directory"):
-        load_config(tmp_path)
-
-
-def test_a_misspelt_name() -> None:
-    with pytest.raises(UsageError, match=r"--preset 'quik': did you mean 'quick'\?"):
-        load_preset("quik")
-    with pytest.raises(UsageError, match="--preset"):
-        load_preset("../presets/quick")
 
 
 def test_a_base_batch_that_scales_nothing_is_refused() -> None:

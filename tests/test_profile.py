@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gc
 import gzip
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.grid import grid
@@ -29,15 +29,12 @@ from bench.training.counting import join_work
 from bench.training.profiling import profile_step
 from bench.work import Kind, Label, Work
 from bench.worker import measurement
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Finished
 from bench.worker.preparation import open_supply
 from bench.workloads import Workload
 
-CPU = torch.device("cpu")
 WIDTH, LAYERS, ITEMS = 512, 6, 512
 TRIES = 5  # a busy machine may stop a step anywhere
-HERE = Path(__file__).parent
 TINY = "loads_for_tests:Loads"
 
 
@@ -223,7 +220,6 @@ def test_a_planted_share_is_that_of_the_clock(apply: Any, kind: Kind, format: st
     assert max(shares) > 0.05
 
 
-@pytest.mark.slow
 def test_large_operations_take_the_whole_step() -> None:
     lines = [run(Planted(Products)) for _ in range(TRIES)]
     found = [line.busy_s / line.step_s for line in lines]
@@ -231,7 +227,6 @@ def test_large_operations_take_the_whole_step() -> None:
     assert all(share <= 1 for share in found)
 
 
-@pytest.mark.slow
 def test_a_sleeping_loader_is_waited_for() -> None:
     errors = []
     for _ in range(TRIES):
@@ -243,7 +238,6 @@ def test_a_sleeping_loader_is_waited_for() -> None:
     assert min(errors) <= 0.05
 
 
-@pytest.mark.slow
 def test_as_many_steps_as_fill_a_second_are_profiled() -> None:
     workload = Planted(Products)
     assert run(workload, step_s=0.2).steps == 4
@@ -256,7 +250,6 @@ def test_the_batches_of_an_epoch_may_be_fewer() -> None:
     assert run(workload, step_s=0.2).steps == 4
 
 
-@pytest.mark.slow
 def test_no_worker_starts_within_the_profiled_steps_where_an_epoch_has_enough() -> None:
     workload = Planted(Products)
     assert run(workload, step_s=0.2, workers=2).steps == 4
@@ -292,7 +285,6 @@ def test_a_trace_is_read_once_without_zipping_it_or_collecting_garbage(
     assert read_trace(kept).operators
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16-amp"])
 def test_next_to_nothing_of_a_dpn_is_unnamed(precision: str) -> None:
     line = run(Small(), 32, precision=precision)
@@ -303,7 +295,6 @@ def test_next_to_nothing_of_a_dpn_is_unnamed(precision: str) -> None:
     assert 0.8 <= line.busy_s / line.step_s <= 1.0
 
 
-@pytest.mark.slow
 def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
     workload = Planted(Elementwise)
     (case,) = grid({"workload": [TINY], "device": ["cpu"], "compile": ["default"]})
@@ -323,7 +314,7 @@ def test_compiled_kernels_have_names_and_training_stays_as_it_was() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Finished:
-    return measure(Assignment(tiny(profile=True), "", time.monotonic()), Channel())
+    return run_case(tiny(profile=True))
 
 
 def tiny(**settings: Any) -> Case:
@@ -352,7 +343,7 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no CUPTI")
 
     monkeypatch.setattr(measurement, "profile_step", fail)
-    found = measure(Assignment(tiny(profile=True), "", time.monotonic()), Channel())
+    found = run_case(tiny(profile=True))
     assert found.missing["busy_s"] == "RuntimeError: no CUPTI"
     assert found.measurement.busy_s is None
     assert found.measurement.step_bytes
@@ -363,7 +354,7 @@ def test_nothing_is_missing_where_none_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, found: Finished
 ) -> None:
     monkeypatch.setattr(measurement, "profile_step", None)
-    plain = measure(Assignment(tiny(), "", time.monotonic()), Channel())
+    plain = run_case(tiny())
     assert plain.measurement.profiled_steps is None
     assert [name for name in plain.missing if name in ("busy_s", "profiled_steps")] == []
     assert {row.time_s for row in plain.work} == {None}
@@ -421,11 +412,9 @@ def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave out --profile off" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_trace_is_kept_beside_the_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (Path(__file__).parents[1], HERE))))
     flags = ["--workload", TINY, "--device", "cpu", "--batch-size", "16", "--steps", "3"]
     flags += ["--precision", "fp32", "--repeats", "1", "--out", str(tmp_path / "a")]
     assert sweep([*flags, "--trace"]) == 0
@@ -441,7 +430,6 @@ def test_a_trace_is_kept_beside_the_records(
     assert set(work["kernels"]) == {""}
 
 
-@pytest.mark.slow
 def test_a_case_is_the_same_question_with_and_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -270,7 +270,6 @@ def prove_model(
     return prove(setting, compute, len(IMAGES))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32", "fp16", "fp16-amp", "bf16", "bf16-amp"])
 def test_what_ran_is_found(name: str) -> None:
     """Forward and both gradients, of a dense and of a grouped convolution of the network."""
@@ -453,9 +452,7 @@ def test_a_compiler_that_fails_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fp32", "bf16-amp"])
-def test_compiled_layers_are_proven(name: str) -> None:
-    found = prove_model(build_model("dpn-small"), name, compile="default")
+def test_compiled_layers_are_proven() -> None:
+    found = prove_model(nn.Conv2d(3, 16, 3), "bf16-amp", compile="default")
     assert found.notes == ()
-    assert found.arithmetic == PRECISIONS[name].arithmetic
+    assert found.arithmetic == "bfloat16"

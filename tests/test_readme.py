@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import io
 import json
 import math
 import os
@@ -17,7 +18,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-import traceback
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from textwrap import fill
 from types import ModuleType
@@ -38,6 +40,7 @@ from bench.record import Record, Status
 from bench.store.reader import read_records
 from bench.store.writer import Store
 from bench.sweep import options
+from bench.sweep.__main__ import main as sweep
 from tests.planted.records import make_run
 
 ROOT = Path(__file__).parents[1]
@@ -148,11 +151,10 @@ def write_causes() -> str:
 
 def ask(command: str, *flags: str) -> Any:
     """What a command that reads results says of the example."""
-    words = [sys.executable, "-m", f"bench.{command}", str(CARD), "--where", CARD_BATCH, *flags]
-    done = subprocess.run(
-        [*words, "--format", "json"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    program = importlib.import_module(f"bench.{command}.__main__")
+    with redirect_stdout(io.StringIO()) as said:
+        assert program.main([str(CARD), "--where", CARD_BATCH, *flags, "--format", "json"]) == 0
+    return json.loads(said.getvalue())
 
 
 def quote(sentences: list[str]) -> str:
@@ -326,29 +328,13 @@ def test_the_parts_of_a_card_name_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def imported() -> None:
-    """What most commands import, once for all forks."""
-    for name in ("report.__main__", "report.html", "report.figures.drawing", "compare.__main__"):
-        importlib.import_module(f"bench.{name}")
-
-
-@pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
     """A folder with the repository's files in it, real images in data/, and no results but ours."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in (
-        "bench",
-        "benchmarks",
-        "examples",
-        "tests",
-        "Makefile",
-        "pyproject.toml",
-        "constraints.txt",
-    ):
+    for name in ("bench", "examples", "tests", "Makefile", "pyproject.toml", "docs"):
         (folder / name).symlink_to(ROOT / name)
-    for name in ("README.md", "LICENSE", "asv.conf.json"):
+    for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(DOCS, folder / "docs")
     # what the pages call a network of the reader's own
     (folder / "your_package").mkdir()
     (folder / "your_package" / "your_module.py").write_text(
@@ -358,15 +344,15 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
     files = re.findall(r"```python\n(.*?)```", (DOCS / "own-model.md").read_text(), re.DOTALL)
     for name, text in zip(("mynet.py", "mywork.py"), files, strict=True):
         (folder / name).write_text(text)
-    (folder / "results").mkdir()
-    for name in ("reference", WHY_SWEEP):
-        (folder / "results" / name).symlink_to(ROOT / "results" / name)
+    for place, name in (("results", WHY_SWEEP), ("results", "reference"), (FEW, "reference")):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        (folder / place / name).symlink_to(ROOT / "results" / name)
     (folder / "data").symlink_to(cifar10)
-    for name in ("before", "after"):
-        subprocess.run(
-            [*fake_sweep(["--out", f"results/{name}", "--repeats", "3"])], cwd=folder, check=True
-        )
-        scatter_times(folder / "results" / name / "records.csv")
+    before = folder / "results" / "before"
+    flags = ("--preset", "quick", "--executor", "fake", "--repeats", "3")
+    assert sweep([*flags, "--out", str(before)]) == 0
+    scatter_times(before / "records.csv")
+    shutil.copytree(before, before.with_name("after"))
     return folder
 
 
@@ -382,18 +368,17 @@ def scatter_times(records: Path) -> None:
         writer.writerows(rows)
 
 
-def fake_sweep(arguments: list[str]) -> list[str]:
-    python = [sys.executable, "-m", "bench.sweep"]
-    return [*python, "--preset", "quick", "--executor", "fake", *arguments]
+FEW = "few/results"  # all results that bench.cards finds, which would be those of the others
 
+LINEAR = "your_package.your_module:factory"  # one layer, see `checkout`
 
 # What stands in for the hours a command would take, or for what a test must not do; any other
 # command runs as it is written.
 STAND_INS = {
     "make sweep": (
         "make -o .venv/ready sweep BIN=python "
-        "ARGS='--preset quick --precision fp32 --batch-size 64 --fraction 0.001 --repeats 1 "
-        "--out results/one'"
+        f"ARGS='--preset quick --model {LINEAR} --precision fp32 --batch-size 64 --fraction 0.001 "
+        "--repeats 1 --out results/one'"
     ),
     # tests/test_card.py rehearses it for real
     "make card": "make -o .venv/ready --dry-run card",
@@ -402,12 +387,9 @@ STAND_INS = {
     "make test": "make -o .venv/ready --dry-run test",
     "pip install": "pip install --dry-run --no-deps --no-build-isolation -e .",
     # a cluster outlives the command that starts it; tests/test_cluster.py has some
-    "RAY_worker_niceness=0": "python -m ray.scripts.scripts start --help | grep -e --head",
+    "RAY_worker_niceness=0": "python -m ray.scripts.scripts start --help",
     "ray status": "python -m ray.scripts.scripts status --help",
 }
-
-
-LINEAR = "your_package.your_module:factory"  # one layer, see `checkout`
 
 
 def put_flags(command: str, flags: str) -> str:
@@ -436,70 +418,85 @@ def stand_in(command: str) -> str:
         out = "" if "--out" in command else " --out results/scales"
         return put_flags(command, f"{small} --scales 1 128{out}")
     if "bench.check" in command:
-        slow = "initial-loss overfit first-steps baseline activations memory graphs"
+        slow = "initial-loss overfit first-steps baseline seed activations memory graphs evaluation"
         # one linear layer; tests/test_check.py checks networks that are worth it
         small = "" if "--workload" in command else f"--model {LINEAR} "
         # and there is nothing to download from
         small += f"--precision fp32 --skip {slow} --device cpu --data-dir none"
         small += " --data-url http://127.0.0.1:9"
-        return put_flags(command, f"{small} --out results/checked-{len(command)}")
-    if "--overhead" in command:
+        return put_flags(command, f"{small} --out results/checked")
+    if "bench.crosscheck" in command:
         # warm-up and checks are of whole batches
-        long, short = "--batch-size 64 --fraction 0.01", "--batch-size 16 --fraction 0.001"
-        assert long in command
-        return command.replace(long, short).replace("dpn-small", LINEAR)
+        short = "--batch-size 16 --fraction 0.001 --pairs 1"
+        return put_flags(command, f"--model {LINEAR} {short}" if "--overhead" in command else short)
+    if "bench.rehearsal" in command:
+        return f"{command} --model {LINEAR}"
     if "bench.doctor" in command and "--from" not in command:
         # the doctor may rightly find this machine busy
         return f"{command} --from tests/recordings/healthy.json"
     return command
 
 
-def run_in_fork(
-    words: list[str], folder: Path, environment: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m MODULE …`` in a fork of this process.
+Run = Callable[[str], str]
 
-    It need not import pandas and the rest anew, which takes 1.3 s of the processor each time.
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    """What commands that have run have printed: several pages have some, or stand in for them."""
+    return {}
+
+
+@pytest.fixture
+def run(
+    checkout: Path,
+    said: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Run:
+    """Run a command once, and before it those that make what it reads; what it printed.
+
+    What begins with ``python -m`` is run within this process, which has imported what it needs.
     """
-    files = [folder / ".stdout", folder / ".stderr"]
-    if not (child := os.fork()):
-        code: object = 70
-        try:
-            for number, file in enumerate(files, 1):
-                os.dup2(os.open(file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
-            sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
-            os.chdir(folder)
-            os.environ.clear()
-            os.environ.update(environment)
-            sys.path.insert(0, str(folder))
-            module, sys.argv = words[0], words
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code if isinstance(code, int) else 1)
-    _, status = os.waitpid(child, 0)
-    said = [file.read_text() for file in files]
-    return subprocess.CompletedProcess(words, os.waitstatus_to_exitcode(status), *said)
+    monkeypatch.setenv("BENCH_FAKE_MEMORY", "fixed=300MiB image=4MiB low=0.6")
+    monkeypatch.syspath_prepend(checkout)
+
+    def run(command: str) -> str:
+        line = stand_in(command)
+        if line in said:
+            return said[line]
+        for earlier in COMMANDS[: COMMANDS.index(command)]:
+            if {*re.findall(r"--out (\S+)", earlier)} & {*command.split()}:
+                run(earlier)
+        monkeypatch.chdir(checkout / Path(FEW).parent if "bench.cards" in command else checkout)
+        capfd.readouterr()
+        words = shlex.split(line)
+        if words[:2] == ["python", "-m"] and not set("|>&;$") & set(line):
+            monkeypatch.setattr(sys, "argv", words[2:])
+            with pytest.raises(SystemExit) as end:
+                runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+            code = end.value.code or 0
+        else:
+            python = shlex.quote(sys.executable)
+            typed = re.sub("^pip ", "python -m pip ", line)
+            typed = re.sub("^python |(?<=BIN=)python ", f"{python} ", typed)
+            code = subprocess.call(typed, shell=True)
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        return said.setdefault(line, out)
+
+    return run
 
 
-LONG = re.compile(
-    r"bench\.(check|crosscheck|export|fit|overhead|rehearsal|scales)\b"
-    r"|--preset scaling|--figures|--format html"
-)
-"""Commands that take more than three seconds of a core, and that no other command needs."""
+LONG = re.compile(r"bench\.(check|crosscheck|export|rehearsal|scales)\b|make sweep|--format html")
+"""Commands that take more than two seconds of a core."""
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # what this process has imported
 @pytest.mark.parametrize(
     "command",
     [pytest.param(c, marks=[pytest.mark.slow] if LONG.search(c) else []) for c in COMMANDS],
 )
-def test_commands_run(command: str, checkout: Path, imported: None) -> None:
+def test_commands_run(command: str, run: Run) -> None:
     if command.startswith("asv ") or command == "make publish":
         # these need a history of commits, which is made and run there
         name = "bench.publish" if command == "make publish" else f'"{command.split()[1]}"'
@@ -508,25 +505,10 @@ def test_commands_run(command: str, checkout: Path, imported: None) -> None:
     if "bench.export" in command:
         for package in TRACKERS[command.partition("--to ")[2].split()[0]].packages:
             pytest.importorskip(package)
-    python = shlex.quote(sys.executable)
-    line = stand_in(command).replace("BIN=python", f"BIN={python}")
-    line = re.sub(r"^python ", f"{python} ", re.sub(r"^pip ", f"{python} -m pip ", line))
-    environment = os.environ | {"BENCH_FAKE_MEMORY": "fixed=300MiB image=4MiB low=0.6"}
-    words = shlex.split(line)
-    if words[:2] == [sys.executable, "-m"] and not set("|>&;$") & set(line):
-        done = run_in_fork(words[2:], checkout, environment)
-    else:
-        done = subprocess.run(
-            line,
-            shell=True,
-            cwd=checkout,
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout or {"-o", "--figures", ">"} & set(command.split())
+    printed = run(command)
+    assert printed or {"-o", "--figures", ">"} & set(command.split())
+    if "ray start" in command:
+        assert all(flag in printed for flag in re.findall("--[a-z]+", command))
 
 
 SWEEPS = [c for c in COMMANDS if re.match(r"python -m bench.sweep (?!.*--(device|config|list))", c)]
@@ -571,6 +553,7 @@ def test_the_first_screen_has_what_a_reader_wants_first() -> None:
     assert "IEEE fp32" in screen
 
 
-@pytest.mark.parametrize("name", [name for names in PROGRAMS.values() for name in names])
-def test_every_command_is_on_a_page(name: str) -> None:
-    assert any(f"python -m bench.{name}" in page.read_text() for page in PAGES)
+def test_every_command_is_on_a_page() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    names = [name for names in PROGRAMS.values() for name in names]
+    assert [name for name in names if f"python -m bench.{name}" not in text] == []

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from asked_for_tests import ask_once
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from bench.case import Case
 from bench.data import Dataset, DatasetInfo
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import (
@@ -31,7 +33,7 @@ from bench.questions.loss_scales import (
     write_scale,
     write_share,
 )
-from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
+from bench.questions.scale_drawing import draw_scale_map
 from bench.rehearsal.dispatch import Rule, Watch
 from bench.render.model import Table
 from bench.scale_map import (
@@ -50,9 +52,9 @@ from bench.scale_map import (
     Way,
     find_window,
     read_scale_map,
+    write_map,
 )
-from bench.scales.__main__ import main
-from bench.scales.folder import FIGURE, PICTURE, SUMMARY, write_map
+from bench.scales.__main__ import FIGURE, PICTURE, SUMMARY, main
 from bench.scales.formats import FORMATS, Cells, Format, to_float32
 from bench.scales.gradients import (
     KINDS,
@@ -319,12 +321,9 @@ class Planted(nn.Module):
         return _Multiply.apply(self.head(ones), self.factor)  # type: ignore[no-any-return]
 
 
-def small_gradients() -> nn.Module:
-    return Planted(2.0**-20)
-
-
-def large_gradients() -> nn.Module:
-    return Planted(8.0)
+small_gradients = partial(Planted, 2.0**-20)
+moderate_gradients = partial(Planted, 2.0**-12)
+large_gradients = partial(Planted, 8.0)
 
 
 class Network(nn.Module):
@@ -343,12 +342,8 @@ class Network(nn.Module):
         return _Multiply.apply(logits, self.factor)  # type: ignore[no-any-return]
 
 
-def network() -> nn.Module:
-    return Network()
-
-
-def network_of_small_gradients() -> nn.Module:
-    return Network(2.0**-10)
+network = Network
+network_of_small_gradients = partial(Network, 2.0**-10)
 
 
 def network_with_dropout() -> nn.Module:
@@ -390,14 +385,10 @@ def dataset(seed: int | None = None, images: int = 16) -> Dataset:
     return Dataset(info, x, y, x[:0], y[:0])
 
 
+SMALL = Case("test_scales:small_gradients", "synthetic", batch_size=BATCH, lr=0.01, device="cpu")
 QUESTION = Question(
-    model="test_scales:small_gradients",
-    dataset="synthetic",
+    SMALL,
     precisions=("fp16",),
-    batch_size=BATCH,
-    lr=0.01,
-    seed=0,
-    device="cpu",
     way=Way.ROUNDED,
     steps=3,
     at=(1, 3),
@@ -407,11 +398,15 @@ QUESTION = Question(
 )
 
 
-OWN = replace(QUESTION, model="test_scales:Rows", dataset="own", workload="test_scales:Rows")
+def ask_of(model: str, question: Question = QUESTION, **settings: Any) -> Question:
+    """A question about another network of this file; ``lr`` and ``device`` are of its case."""
+    of = {name: settings.pop(name) for name in ("lr", "device") if name in settings}
+    case = replace(question.case, model=f"test_scales:{model}", **of)
+    return replace(question, case=case, **settings)
 
 
 def answer(question: Question, data: Dataset | None = None) -> ScaleCase:
-    images = None if question.workload != IMAGES else data or dataset()
+    images = None if question.case.workload != IMAGES else data or dataset()
     (case,) = measure(question, images, lambda text: None)
     return case
 
@@ -443,7 +438,9 @@ def test_a_planted_window_is_found() -> None:
 
 def test_the_window_of_a_workload_is_that_of_its_gradients() -> None:
     """It has neither classes nor a count of what was right."""
-    images, rows = answer(QUESTION), answer(replace(OWN, train=("128", "dynamic")))
+    rows_case = replace(SMALL, model="test_scales:Rows", dataset="own", workload="test_scales:Rows")
+    images = answer(QUESTION)
+    rows = answer(replace(QUESTION, case=rows_case, train=("128", "dynamic")))
     assert find_window(rows) == find_window(images)
     assert rows.gradients == images.gradients
     assert [training.setting for training in rows.trainings] == ["", "128", "dynamic"]
@@ -460,8 +457,8 @@ def test_what_a_workload_keeps_in_fp32_is_not_rounded() -> None:
 
 def test_a_window_moves_with_its_gradients() -> None:
     """All gradients times 2^-10, exactly: the whole map moves by ten powers of two."""
-    one = answer(replace(QUESTION, model="test_scales:network"), dataset(1))
-    other = answer(replace(QUESTION, model="test_scales:network_of_small_gradients"), dataset(1))
+    one = answer(ask_of("network"), dataset(1))
+    other = answer(ask_of("network_of_small_gradients"), dataset(1))
     # the weights of the first step are the same; of later ones they are not
     first = {(g.scale, g.layer, g.kind): g.tally for g in one.gradients if g.step == 1}
     moved = {
@@ -496,7 +493,7 @@ def test_training_overflows_from_the_known_scale_on() -> None:
 
 def test_what_is_flushed_is_not_learnt() -> None:
     """At a scale of 0.001 most gradients are lost on the way; at 1000 hardly any."""
-    large = replace(QUESTION, model="test_scales:network_of_small_gradients", lr=5.0, steps=4)
+    large = ask_of("network_of_small_gradients", lr=5.0, steps=4)
     session = Session(large, dataset(1))
     fp32, _ = session.observe(lambda text: None)
     errors = [
@@ -507,7 +504,7 @@ def test_what_is_flushed_is_not_learnt() -> None:
 
 
 def test_every_training_draws_the_same_dropout() -> None:
-    session = Session(replace(QUESTION, model="test_scales:network_with_dropout"), dataset(1))
+    session = Session(ask_of("network_with_dropout"), dataset(1))
     fp32, _ = session.observe(lambda text: None)
     torch.rand(3)
     assert session.train("fp16", "1024").losses == pytest.approx(fp32.losses, rel=1e-4)
@@ -516,7 +513,7 @@ def test_every_training_draws_the_same_dropout() -> None:
 
 def test_the_trace_of_a_dynamic_scale() -> None:
     """0.9 x 8 overflows at 2^16, 2^15 and 2^14, and not at 2^13: three steps are skipped."""
-    question = replace(QUESTION, model="test_scales:large_gradients", steps=5, at=(1,))
+    question = ask_of("large_gradients", steps=5, at=(1,))
     training = Session(question, dataset()).train("fp16", "dynamic")
     assert training.scales == (2.0**16, 2.0**15, 2.0**14, 2.0**13, 2.0**13)
     assert training.overflowed == (True, True, True, False, False)
@@ -558,9 +555,7 @@ def test_a_planted_window_is_found_as_trained(precision: str) -> None:
 
 def test_both_ways_agree_but_for_rounding() -> None:
     """On a network without planted gradients, where the forward pass rounds too."""
-    question = replace(
-        QUESTION, model="test_scales:network", at=(1,), steps=1, scales=(1.0, 128.0, 2.0**20)
-    )
+    question = ask_of("network", at=(1,), steps=1, scales=(1.0, 128.0, 2.0**20))
     rounded, trained = (
         answer(replace(question, way=way), dataset(1)) for way in (Way.ROUNDED, Way.TRAINED)
     )
@@ -700,6 +695,7 @@ def make_map(*cases: ScaleCase, folder: Path = Path("map")) -> ScaleMap:
         ((500, 11, 0), (), 4.0, 4.0, 4.0, False),
         ((500, 0, 0, 0), (2,), 2.0, 2.0, 2.0, True),  # 8 has not been seen to overflow
         ((500, 0, 0), (0, 1, 2), None, None, None, False),
+        ((0, 500, 0), (), 4.0, 4.0, 4.0, False),  # no gap: 1 is below one that loses too much
     ],
 )
 def test_the_rule_of_the_window(
@@ -747,13 +743,6 @@ def test_the_sentence_says_where_overflows_were_looked_for() -> None:
     assert "no overflow in 9 steps" in summarize_scale_map(make_map(whole))
 
 
-def test_how_scales_and_shares_are_written() -> None:
-    written = [write_scale(s) for s in (1.0, 128.0, 512.0, 1024.0, 2.0**24, 3e5, 0.5, 2.0**-4)]
-    assert written == ["1", "128", "512", "2^10", "2^24", "300000", "0.5", "0.0625"]
-    shares = [write_share(s) for s in (0, 1, 1e-9, 0.00049, 0.031, 0.5, 0.9999999)]
-    assert shares == ["0 %", "100 %", "< 0.01 %", "0.05 %", "3.1 %", "50 %", "> 99.9 %"]
-
-
 # ------------------------------------------------------------------------------------------ stored
 
 
@@ -795,25 +784,33 @@ def test_a_broken_map_is_refused_in_a_line(
     assert len(said.splitlines()) == 1
 
 
-@pytest.mark.slow
-def test_the_figure_shows_each_case(tmp_path: Path) -> None:
+def test_the_figure_shows_each_case() -> None:
     scales = make_map(make_case(), make_case(precision="bf16"))
     svg = draw_scale_map(scales)
     assert svg.count("layer, from input to output") == 2
     assert "fp16, dpn-small, batch size 128, synthetic images: safe scales 4 to 8, use 4 (▼)" in svg
     assert svg == draw_scale_map(scales), "the same picture every time"
-    assert rasterize_scale_map(scales).startswith(b"\x89PNG")
 
 
 # ----------------------------------------------------------------------------------------- command
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def answers() -> Callable[..., object]:
+    workloads = [f"workload:test_scales:{name}" for name in ("Rows", "Row")]
+    return ask_once("test_scales:network", "dpn-small", "no_such:net", *workloads)
+
+
+@pytest.fixture
+def asked(answers: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command does not start a process to ask."""
+    monkeypatch.setattr("bench.scales.__main__.ask", answers)
+
+
+@pytest.mark.usefixtures("asked")
 def test_the_command_makes_a_map_and_shows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parent))))
     out = tmp_path / "map"
     flags = [
         *("--dataset", "synthetic", "--model", "test_scales:network", "--batch-size", "8", "16"),
@@ -822,14 +819,13 @@ def test_the_command_makes_a_map_and_shows_it(
     ]
     assert main([*flags, "--out", str(out)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert sorted(p.name for p in out.iterdir()) == sorted(
-        [MAP, GRADIENTS, TRAININGS, SUMMARY, FIGURE, PICTURE]
-    )
+    files = [MAP, GRADIENTS, TRAININGS, SUMMARY, FIGURE, PICTURE]
+    assert sorted(p.name for p in out.iterdir()) == sorted(files)
+    assert (out / PICTURE).read_bytes().startswith(b"\x89PNG")
     scales = read_scale_map(out)
     assert scales is not None
-    assert [(c.precision, c.batch_size) for c in scales.cases] == [
-        (p, b) for b in (8, 16) for p in ("fp16", "bf16", "e5m2")
-    ]
+    found = [(c.precision, c.batch_size) for c in scales.cases]
+    assert found == [(p, b) for b in (8, 16) for p in ("fp16", "bf16", "e5m2")]
     assert " ".join(summarize_scale_map(scales).split()) in said
     assert scales.environment["torch"] == torch.__version__
     assert json.loads((out / MAP).read_text())["cases"][0]["way"] == "rounded"
@@ -886,20 +882,18 @@ def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
 
 
-@pytest.mark.slow
-def test_the_command_takes_a_workload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    here = Path(__file__).parent
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parent))))
+@pytest.mark.usefixtures("asked")
+def test_the_command_takes_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--workload", "test_scales:Rows", "--batch-size", "4", "--at", "1", "--device", "cpu"]
     assert main([*flags, "--train", "--out", str(tmp_path / "map")]) == 0
     assert "scales from 2 to 2^24 are safe" in " ".join(capsys.readouterr().out.split())
-    assert main(["--workload", "test_scales:Row", "--out", str(tmp_path / "none")]) == 2
+    flags = ["--workload", "test_scales:Row", "--device", "cpu"]
+    assert main([*flags, "--out", str(tmp_path / "none")]) == 2
     assert "did you mean 'Rows'?" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -1011,11 +1005,19 @@ def test_where_each_scale_starves_a_layer_no_scale_is_safe() -> None:
     assert tabulate(make_map(case))
 
 
-def test_shares_just_above_the_tolerance_are_written_so() -> None:
-    assert write_share(0.0104, 0.01) == "1.04 %"
-    assert write_share(0.010003, 0.01) == "1.0003 %"
+def test_how_scales_and_shares_are_written() -> None:
+    written = [write_scale(s) for s in (1.0, 128.0, 512.0, 1024.0, 2.0**24, 3e5, 0.5, 2.0**-4)]
+    assert written == ["1", "128", "512", "2^10", "2^24", "300000", "0.5", "0.0625"]
+    shares = [write_share(s) for s in (0, 1, 1e-9, 0.00049, 0.031, 0.5, 0.9999999)]
+    assert shares == ["0 %", "100 %", "< 0.01 %", "0.05 %", "3.1 %", "50 %", "> 99.9 %"]
+    above = [
+        write_share(s, limit) for s, limit in ((0.0104, 0.01), (0.010003, 0.01), (0.0504, 0.05))
+    ]
+    assert above == ["1.04 %", "1.0003 %", "5.04 %"]
     assert write_share(0.0096, 0.01) == "0.96 %"
-    assert write_share(0.0504, 0.05) == "5.04 %"
+
+
+def test_shares_just_above_the_tolerance_are_written_so() -> None:
     case = make_layers((Tally(flushed=104, normal=9896), Tally(normal=10_000)))
     said = summarize_scale_map(make_map(case))
     assert "Scale 1 flushes 1.04 %" in said
@@ -1033,12 +1035,6 @@ def test_gradients_lost_by_weights_alone_count() -> None:
     case = replace(kept, gradients=gradients)
     assert case.lost(1.0) == 0.5
     assert find_window(case).low == 2.0
-
-
-def test_the_window_has_no_gap() -> None:
-    """What is below a scale that loses too much is not safe, however little it loses itself."""
-    window = find_window(make_case((0, 500, 0), ()))
-    assert (window.low, window.high) == (4.0, 4.0)
 
 
 # --------------------------------------------------------------------------------- fp32 diverges
@@ -1066,9 +1062,8 @@ def test_a_training_that_diverges_in_fp32_says_nothing_of_scales(change: dict[st
 
 
 def test_too_large_a_learning_rate_is_what_is_blamed() -> None:
-    question = replace(QUESTION, model="test_scales:network", lr=1e30, steps=6, at=(1,))
-    said = summarize_scale_map(make_map(answer(question, dataset(1))))
-    assert "training in fp32 itself diverged at step 2" in said
+    question = ask_of("network", lr=1e30, steps=6, at=(1,))
+    assert answer(question, dataset(1)).diverged == 2
 
 
 # -------------------------------------------------------------------------- a user's own network
@@ -1081,7 +1076,7 @@ def network_of_seven_classes() -> nn.Module:
 def test_a_network_has_as_many_classes_as_its_images() -> None:
     data = dataset(1)
     data = replace(data, info=replace(data.info, classes=7), train_labels=data.train_labels % 7)
-    question = replace(QUESTION, model="test_scales:network_of_seven_classes", train=("1024",))
+    question = ask_of("network_of_seven_classes", train=("1024",))
     for way in Way:
         case = answer(replace(question, way=way, scales=(1.0, 1024.0)), data)
         assert all(map(math.isfinite, case.training("1024").losses))  # type: ignore[union-attr]
@@ -1099,7 +1094,7 @@ class RandomNegative(Network):
 
 
 def test_python_s_random_numbers_are_the_same_too() -> None:
-    question = replace(QUESTION, model="test_scales:RandomNegative", steps=4)
+    question = ask_of("RandomNegative", steps=4)
     losses = set()
     for state in (1, 2):
         random.seed(state)
@@ -1116,13 +1111,9 @@ def test_python_s_random_numbers_are_the_same_too() -> None:
 TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
 
 
-def moderate_gradients() -> nn.Module:
-    return Planted(2.0**-12)
-
-
 def test_a_weight_s_gradient_has_lost_its_digits_before_it_is_fp32() -> None:
     """Under autocast a weight in fp32 receives one that was rounded: 0.1 x 2^-12 is subnormal."""
-    question = replace(TRAINED, model="test_scales:moderate_gradients", precisions=("fp16-amp",))
+    question = ask_of("moderate_gradients", TRAINED, precisions=("fp16-amp",))
     case = answer(question)
     assert case.share(Fate.SUBNORMAL, 1.0, Kind.WEIGHT) == 0.9
     assert case.share(Fate.SUBNORMAL, 1024.0, Kind.WEIGHT) == 0.0
@@ -1130,13 +1121,13 @@ def test_a_weight_s_gradient_has_lost_its_digits_before_it_is_fp32() -> None:
 
 def test_each_batch_is_compared_with_itself_in_fp32() -> None:
     """ReLU zeroes other values of another batch: half of these would seem flushed."""
-    question = replace(TRAINED, model="test_scales:network", at=(1, 2), scales=(1024.0,))
+    question = ask_of("network", TRAINED, at=(1, 2), scales=(1024.0,))
     case = answer(question, dataset(1))
     assert case.share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
 
 
 def test_each_pass_draws_python_s_random_numbers_of_the_fp32_pass() -> None:
-    question = replace(TRAINED, model="test_scales:RandomNegative", steps=4, at=(1, 2, 3, 4))
+    question = ask_of("RandomNegative", TRAINED, steps=4, at=(1, 2, 3, 4))
     assert answer(question, dataset(1)).share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
 
 
@@ -1149,12 +1140,11 @@ class Dropped(Planted):
         return torch.dropout(self.head(ones).float(), 0.5, train=True)
 
 
-def dropped() -> nn.Module:
-    return Dropped(1.0)
+dropped = partial(Dropped, 1.0)
 
 
 def test_each_pass_drops_what_the_fp32_pass_drops() -> None:
-    case = answer(replace(TRAINED, model="test_scales:dropped"))
+    case = answer(ask_of("dropped", TRAINED))
     zeros = [g.tally.zero for g in case.gradients if g.kind is Kind.OUTPUT]
     assert all(0 < n < BATCH * 10 for n in zeros)
     assert [case.lost(scale) for scale in case.scales] == [0.0, 0.0]

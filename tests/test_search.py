@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from models_for_tests import TRIES
+from workers_for_tests import find_workers
 
 from bench.case import Case
 from bench.executors import fake
@@ -56,6 +56,9 @@ from bench.sweep.options import plan_cases
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel, Finished
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 RANGE = ["--lr", "0.001..10", "--samples", "12", "--seed", "3"]
@@ -64,7 +67,7 @@ Report = Sequence[float | None]
 
 
 @pytest.fixture(autouse=True)
-def _plain_fake(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_fake(monkeypatch: Patch) -> None:
     monkeypatch.delenv(fake.ANSWERS, raising=False)
     monkeypatch.delenv(fake.MEMORY, raising=False)
 
@@ -72,6 +75,13 @@ def _plain_fake(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(out: Path, *flags: str, rc: int = 0) -> pd.DataFrame:
     assert search.main(join_flags(FAKE, flags, ["--out", str(out)])) == rc
     return read_records(out)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that has ended, to be read."""
+    run(out := tmp_path_factory.mktemp("searched") / "out", *RANGE)
+    return out
 
 
 def read_told(out: Path) -> Halving:
@@ -178,7 +188,6 @@ def test_the_metrics_are_columns_of_an_epoch() -> None:
 SETTINGS = st.lists(st.dictionaries(st.sampled_from(["lr", "batch_size"]), st.text()), max_size=3)
 
 
-@pytest.mark.slow
 @given(halvings(), SETTINGS, st.none() | st.integers(0, 9))
 def test_a_search_comes_back_from_its_folder(
     halving: Halving, trials: list[dict[str, str]], combinations: int | None
@@ -204,7 +213,7 @@ def test_a_folder_that_somebody_edited_is_read_or_left(name: str, value: Any) ->
 
 
 def test_without_ray_tune_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray.tune.schedulers", None)
     assert search.main([*FAKE, *RANGE, "--out", str(tmp_path / "out")]) == 2
@@ -298,7 +307,7 @@ def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
     ],
 )
 def test_what_cannot_be_searched_is_one_line(
-    flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, said: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert search.main(join_flags(FAKE, flags.split(), ["--out", str(tmp_path / "out")])) == 2
     error = capsys.readouterr().err
@@ -307,9 +316,7 @@ def test_what_cannot_be_searched_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_says_which_trials_and_how_many_epochs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_which_trials_and_how_many_epochs(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     assert search.main([*FAKE, *RANGE, "--dry-run", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -333,9 +340,7 @@ def follow_rule(halving: Halving, cases: Sequence[Case]) -> Iterator[int]:
         yield next(n for n, value in enumerate(values, 1) if plain.judge(n, value))
 
 
-def test_every_trial_is_a_record_and_ends_by_the_rule(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Capture) -> None:
     frame = run(tmp_path, *RANGE)
     cases, epochs = read_cases(frame), read_epochs(tmp_path)
     trained = epochs.groupby("record_id")["epoch"].count()[frame["record_id"]].tolist()
@@ -374,10 +379,10 @@ def test_a_search_by_a_loss_keeps_the_lower(tmp_path: Path) -> None:
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    searched: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """What each trial is compared with is the same as without the interruption."""
-    whole = run(tmp_path / "whole", *RANGE)
+    whole = read_records(searched)
     real, runs = FakeExecutor.run, 0
 
     def stop_sixth(self: FakeExecutor, *args: Any) -> Outcome:
@@ -412,9 +417,8 @@ def test_several_lanes_share_the_rungs(tmp_path: Path) -> None:
     assert told[0].last > told[-1].last
 
 
-@pytest.mark.slow
 def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(fake.ANSWERS, "batch_size=256:lost")
     frame = run(tmp_path, *RANGE, "--samples", "4", "--batch-size", "64", "256")
@@ -426,8 +430,8 @@ def test_a_trial_that_is_lost_with_its_machine_is_tried_again(
     assert again["attempt"].tolist() == [4, 4]
 
 
-def test_more_samples_go_on_from_fewer(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", *RANGE)
+def test_more_samples_go_on_from_fewer(searched: Path, tmp_path: Path) -> None:
+    whole = read_records(searched)
     few = [*RANGE[:2], "--samples", "2", *RANGE[4:]]
     run(tmp_path / "grown", *few)
     grown = run(tmp_path / "grown", *RANGE)
@@ -437,25 +441,20 @@ def test_more_samples_go_on_from_fewer(tmp_path: Path) -> None:
     assert len(read_told(tmp_path / "grown").trials) == 12, "fewer forget none"
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--grace", "2"], "--grace was 1"),
-        (["--metric", "test_loss"], "--metric was test_accuracy"),
-        (["--epochs", "12"], "--epochs was 9"),
-        (["--batch-size", "32"], "its trials were drawn of other settings, or by another --seed"),
-    ],
-)
-def test_trials_are_never_compared_by_two_rules(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
-) -> None:
-    frame = run(tmp_path, *RANGE)
-    assert len(run(tmp_path, *RANGE, *flags, rc=2)) == len(frame)
-    assert f"has another search: {said}; give the same" in capsys.readouterr().err
+def test_trials_are_never_compared_by_two_rules(searched: Path, capsys: Capture) -> None:
+    before = len(read_records(searched))
+    for flags, said in {
+        "--grace 2": "--grace was 1",
+        "--metric test_loss": "--metric was test_accuracy",
+        "--epochs 12": "--epochs was 9",
+        "--batch-size 32": "its trials were drawn of other settings, or by another --seed",
+    }.items():
+        assert len(run(searched, *RANGE, *flags.split(), rc=2)) == before
+        assert f"has another search: {said}; give the same" in capsys.readouterr().err
 
 
 def test_no_trial_begins_after_the_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     real, clock = FakeExecutor.run, [0.0]
 
@@ -472,9 +471,7 @@ def test_no_trial_begins_after_the_time_limit(
     assert len(run(tmp_path, *RANGE)) == 12
 
 
-def test_a_batch_above_one_without_memory_is_not_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_above_one_without_memory_is_not_tried(tmp_path: Path, monkeypatch: Patch) -> None:
     """Whatever its learning rate: that takes no memory."""
     monkeypatch.setenv(fake.ANSWERS, "batch_size=256:oom batch_size=512:oom")
     frame = run(tmp_path, *RANGE, "--batch-size", "64", "256", "512")
@@ -486,7 +483,7 @@ def test_a_batch_above_one_without_memory_is_not_tried(
 
 
 def test_a_metric_that_nobody_measures_ends_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     real = fake.learn
 
@@ -499,7 +496,7 @@ def test_a_metric_that_nobody_measures_ends_the_search(
     assert "--metric test_accuracy is not known of these trials" in capsys.readouterr().err
 
 
-def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.ANSWERS, "device=cpu:error")
     frame = run(tmp_path, *RANGE, rc=1)
     assert (frame["status"] == "error").all()
@@ -512,14 +509,11 @@ def test_nothing_measured_is_a_failure(tmp_path: Path, monkeypatch: pytest.Monke
 # ------------------------------------------------------------------- beside whole cases, and after
 
 
-@pytest.mark.slow
-def test_a_truncated_trial_is_in_no_table_of_whole_cases(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    frame = run(tmp_path, *RANGE)
+def test_a_truncated_trial_is_in_no_table_of_whole_cases(searched: Path, tmp_path: Path) -> None:
+    frame = read_records(searched)
     truncated = frame[frame["truncated_after"].notna()]
     assert len(truncated) > 0
-    assert report([str(tmp_path), "--format", "json", "-o", str(tmp_path / "report.json")]) == 0
+    assert report([str(searched), "--format", "json", "-o", str(tmp_path / "report.json")]) == 0
     told = json.loads((tmp_path / "report.json").read_text())
     assert len(told["cases"]) == len(frame) - len(truncated)
     tables = {table["name"]: table for table in told["tables"]}
@@ -527,15 +521,15 @@ def test_a_truncated_trial_is_in_no_table_of_whole_cases(
     assert len(tables["search"]["rows"]) == len(frame)
     # that of epochs has none of its either: it shows the first 40 rows, and whole cases alone
     assert len(tables["epochs"]["rows"]) % 9 == 0
-    remarks = html._remarks(summaries.read(read_sweeps([tmp_path])))
+    remarks = html._remarks(summaries.read(read_sweeps([searched])))
     assert remarks.str.contains("truncated").tolist() == frame["truncated_after"].notna().tolist()
     assert not remarks.str.contains("superseded").any()
     assert not set(read_history(frame)) & {(case, 1, False) for case in read_cases(truncated)}
 
 
-def test_the_rungs_of_the_report_are_those_of_the_trials(tmp_path: Path) -> None:
-    frame = run(tmp_path, *RANGE)
-    halving, epochs = read_told(tmp_path), read_epochs(tmp_path)
+def test_the_rungs_of_the_report_are_those_of_the_trials(searched: Path) -> None:
+    frame = read_records(searched)
+    halving, epochs = read_told(searched), read_epochs(searched)
     (trials,) = SEARCH.lay_out(tell_trials(frame, epochs, halving))
     (rungs,) = RUNGS.lay_out(tell_rungs(frame, epochs, halving))
     assert trials.title.endswith("longest first, and of them the best by test accuracy (%)")
@@ -556,9 +550,7 @@ def test_the_rungs_of_the_report_are_those_of_the_trials(tmp_path: Path) -> None
     assert whole == sorted(whole, reverse=True)  # type: ignore[type-var]
 
 
-def test_a_sweep_trains_a_truncated_case_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_trains_a_truncated_case_whole(tmp_path: Path, monkeypatch: Patch) -> None:
     """What was ended early is not done; what was whole is."""
     frame = run(tmp_path, *RANGE, "--samples", "5")
     assert frame["truncated_after"].notna().tolist() == [False, False, False, True, True]
@@ -603,9 +595,7 @@ def test_the_commands_that_confirm_run_the_very_case(
     assert plan_cases(options).cases == [replace(case, seed=case.seed + 1)]
 
 
-def test_the_commands_are_printed_for_the_best_three(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_are_printed_for_the_best_three(tmp_path: Path, capsys: Capture) -> None:
     frame = run(tmp_path / "out", *RANGE)
     best = find_trials(frame, read_epochs(tmp_path / "out"), read_told(tmp_path / "out"))[:3]
     lines = capsys.readouterr().out.splitlines()
@@ -671,47 +661,46 @@ def test_nobody_is_asked_after_the_last_epoch() -> None:
     assert [row.epoch for row in channel.told] == [0, 1, 2]
 
 
-def count_children(parent: psutil.Process) -> int:
-    return len(parent.children(recursive=True))
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # half a minute alone; two minutes were seen on a busy machine
 def test_a_real_search_is_stopped_and_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    """Real workers, by the metric that they send; Ctrl-C within a trial leaves no process."""
+    """Real workers, by the metric that they send; Ctrl-C within a trial leaves no worker."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out, tries = tmp_path / "out", tmp_path / "tries"
     monkeypatch.setenv(TRIES, str(tries))
     flags = "--workload models_for_tests:rows_that_hang --device cpu --batch-size 16 --epochs 4"
     flags += " --reduction 2 --lr 1e-6 1 --metric test_loss --samples 2 --seed 0"
-    command = [sys.executable, "-m", "bench.search", *flags.split(), "--out", str(out)]
-    with (tmp_path / "log").open("wb") as log:
-        first = subprocess.Popen(command, stdout=log, stderr=log)
-        watched = psutil.Process(first.pid)
-        # the first trial has its row, and the second hangs
+    command, ended = [*flags.split(), "--out", str(out)], threading.Event()
+
+    def stop() -> None:
+        """The first trial has its row, and the second hangs."""
         while not tries.exists() or len(tries.read_text().splitlines()) < 3:
-            assert first.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.02)
-        started = watched.children(recursive=True)
-        first.send_signal(signal.SIGINT)
-        assert first.wait() == 130, (tmp_path / "log").read_text()
-    assert not any(child.is_running() for child in started)
+            if ended.wait(0.02):
+                return
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    try:
+        assert search.main(command) == 130
+    finally:
+        ended.set()
+        watcher.join()
+    assert not find_workers()
     frame = read_records(out)
     assert frame["status"].tolist() == ["ok", "interrupted"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    capsys.readouterr()
+    assert search.main(command) == 0
     frame = read_records(out)
     good = frame[frame["status"] == "ok"].reset_index(drop=True)
     rates, ends = good["lr"].tolist(), good["truncated_after"].fillna(4).tolist()
     plain, epochs = Rungs(read_told(out)), read_epochs(out)
-    for record, ended in zip(good["record_id"], ends, strict=True):
+    for record, ended_at in zip(good["record_id"], ends, strict=True):
         losses = epochs[epochs["record_id"] == record]["test_loss"]
-        ended_at = [n for n, loss in enumerate(losses, 1) if plain.judge(n, loss)]
-        assert ended_at[-1] == len(losses) == ended
+        judged = [n for n, loss in enumerate(losses, 1) if plain.judge(n, loss)]
+        assert judged[-1] == len(losses) == ended_at
     assert (rates, ends) == ([1, 1e-6], [4, 1])
-    assert "Best: lr 1," in done.stdout
+    assert "Best: lr 1," in capsys.readouterr().out
     steps = read_steps(out).groupby("record_id")["step"].count()
-    assert steps[good["record_id"]].tolist() == [4 * ended for ended in ends]
+    assert steps[good["record_id"]].tolist() == [4 * ended_at for ended_at in ends]

@@ -86,29 +86,19 @@ def test_the_work_of_another_batch_size_is_further_along_the_line(learn: Any) ->
     assert "proof" not in ask(sharing, replace(CASE, batch_size=8)).sources, "of eight images"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model_parameters": "4567"},
-        {"model_structure": "4567"},
-        {"model_source": "4567"},
-        {"torch": "2.14.0"},
-        {"gpu": "NVIDIA Other"},
-        {"gpu_uuid": "GPU-1"},
-        {"driver": "590.1"},
-        {"cpu": "another"},
-        {"code": "4567"},
-        {"variables": "A=1"},
-        {"model_parameters": None},
-    ],
-)
-def test_of_anything_else_it_is_found_anew(learn: Any, change: dict[str, Any]) -> None:
-    assert ask(learn(found()), **change) == Known()
+def test_of_anything_else_it_is_found_anew(learn: Any) -> None:
+    sharing = learn(found())
+    names = ("parameters", "structure", "source")
+    changes: dict[str, Any] = {f"model_{name}": "4567" for name in names}
+    changes |= {"torch": "2.14.0", "gpu": "NVIDIA Other", "gpu_uuid": "GPU-1", "driver": "590.1"}
+    changes |= {"cpu": "another", "code": "4567", "variables": "A=1"}
+    for name, value in [*changes.items(), ("model_parameters", None)]:
+        assert ask(sharing, **{name: value}) == Known(), name
 
 
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
+def test_each_part_depends_on_some_axes(learn: Any) -> None:
+    sharing = learn(found())
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 3, "lr": 0.5, "epochs": 2, "fraction": 0.1, "profile": True}, "proof flop work"),
         ({"precision": "bf16-amp"}, "flop"),
         ({"channels_last": True}, "flop"),
@@ -122,10 +112,9 @@ def test_of_anything_else_it_is_found_anew(learn: Any, change: dict[str, Any]) -
         ({"batch_size": 64, "accumulate": 2}, "proof flop"),
         ({"loader": "torch"}, "proof flop"),
         ({"loss_scale": "dynamic"}, "proof flop"),
-    ],
-)
-def test_each_part_depends_on_some_axes(learn: Any, change: dict[str, Any], parts: str) -> None:
-    assert [*ask(learn(found()), replace(CASE, **change)).sources] == parts.split()
+    ]
+    for change, parts in changes:
+        assert [*ask(sharing, replace(CASE, **change)).sources] == parts.split(), change
 
 
 def test_static_loss_scales_are_one_step(learn: Any) -> None:
@@ -151,9 +140,8 @@ def test_which_layers_run_in_fp8_depends_on_every_batch(learn: Any) -> None:
     assert [*ask(sharing, replace(eight, batch_size=64)).sources] == ["flop"]
 
 
-@pytest.mark.parametrize("status", [s for s in Status if s is not Status.OK])
-def test_a_row_that_is_not_ok_is_no_source(learn: Any, status: Status) -> None:
-    assert ask(learn(found(status=status))) == Known()
+def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
+    assert ask(learn(*(found(status=s) for s in Status if s is not Status.OK))) == Known()
 
 
 def test_neither_is_what_a_row_has_from_another_nor_what_failed_there(learn: Any) -> None:
@@ -172,64 +160,33 @@ def test_work_that_is_no_line_is_not_shared(learn: Any) -> None:
 
 # -------------------------------------------------------------------------- with real training
 
-SWEEP = "--model dpn-small --dataset synthetic --device cpu --steps 2 --repeats 1"
+SWEEP = "--model tests.models_for_tests:good --dataset synthetic --device cpu --steps 2 --repeats 1"
 
 
 def run(out: Path, *more: str) -> pd.DataFrame:
-    assert sweep(join_flags(SWEEP.split(), [*more, "--out", str(out)])) == 0
+    assert (
+        sweep(join_flags([*SWEEP.split(), "--precision", "fp32"], more, ["--out", str(out)])) == 0
+    )
     return read_records(out)
 
 
 @pytest.mark.usefixtures("unreported")
-def test_a_sweep_proves_and_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its rows say the same as those of a sweep whose cases each found it themselves."""
-    out = tmp_path / "shared"
-    run(out, "--precision", "fp32", "--batch-size", "16", "18")
-    rows = run(out, "--precision", "fp32", "bf16-amp", "--batch-size", "17")  # it is resumed
-    first, second, third, _ = rows["record_id"]
-    assert list(map(read_sources, rows["shared"])) == [
-        {},
-        {"proof": first, "flop": first, "work": first},
-        {"proof": first, "flop": first, "work": first},
-        {"flop": first},
-    ]
-    monkeypatch.setattr(Sharing, "recall", lambda *_: Known())
-    alone = run(tmp_path / "alone", "--precision", "fp32", "--batch-size", "17", "18")
-    assert list(alone["shared"]) == ["", ""]
+def test_a_sweep_proves_and_counts_once(tmp_path: Path) -> None:
+    """And the rows say the same as one that found all itself, as a case does that is tried again;
+    so they do where the sweep is resumed."""
+    run(tmp_path, "--batch-size", "16", "18")
+    file = tmp_path / "records.csv"
+    *above, last = file.read_text().splitlines()
+    file.write_text("\n".join([*above, last.replace(",ok,", ",error,"), ""]))
+    rows = run(tmp_path, "--batch-size", "17", "18", "--retry", "error")
+    assert rows[["batch_size", "attempt"]].values.tolist() == [[16, 1], [18, 1], [17, 1], [18, 2]]
+    first, shared, _, alone = rows["record_id"]
+    given = dict.fromkeys(("proof", "flop", "work"), first)
+    assert list(map(read_sources, rows["shared"])) == [{}, given, given, {}]
     columns = [*PROVEN, "proof_notes", "flags", "flop_per_image", "step_bytes"]
-    taken = rows[rows["precision"] == "fp32"].set_index("batch_size").loc[[17, 18], columns]
-    pd.testing.assert_frame_equal(taken, alone.set_index("batch_size")[columns])
-    work, own = read_work(out), read_work(tmp_path / "alone")
-    for record_id, theirs in zip((third, second), alone["record_id"], strict=True):
-        mine = list_work(work[work["record_id"] == record_id])
-        assert mine == list_work(own[own["record_id"] == theirs])
-        assert len(mine) > 10
-
-
-@pytest.mark.usefixtures("unreported")
-def test_a_case_that_is_tried_again_finds_everything_anew(tmp_path: Path) -> None:
-    run(tmp_path, "--precision", "fp32", "--batch-size", "16", "18")
-    records = tmp_path / "records.csv"
-    *above, last = records.read_text().splitlines()
-    records.write_text("\n".join([*above, last.replace(",ok,", ",error,"), ""]))
-    rows = run(tmp_path, "--precision", "fp32", "--batch-size", "16", "18", "--retry", "error")
-    assert rows["attempt"].tolist() == [1, 1, 2]
-    assert list(rows["shared"] != "") == [False, True, False]
-
-
-@pytest.mark.usefixtures("unreported")
-def test_another_network_of_the_same_name_is_proved_and_counted_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), LAYERS)\n"
-    file, out = tmp_path / "edited_network.py", tmp_path / "out"
-    asked = ("--model", "edited_network:build", "--precision", "fp32", "--mix", "--batch-size")
-    file.write_text(code.replace("LAYERS", "nn.Linear(3072, 10)"))
-    run(out, *asked, "16")
-    file.write_text(code.replace("LAYERS", "nn.Linear(3072, 20), nn.Linear(20, 10)"))
-    rows = run(out, *asked, "16", "24")
-    before, now, again = rows.to_dict("records")
-    assert (before["shared"], now["shared"]) == ("", "")
-    assert now["flop_per_image"] > before["flop_per_image"]
-    assert set(read_sources(again["shared"]).values()) == {now["record_id"]}
+    taken, own = (rows[rows["record_id"] == name][columns] for name in (shared, alone))
+    pd.testing.assert_frame_equal(taken.reset_index(drop=True), own.reset_index(drop=True))
+    work = read_work(tmp_path)
+    mine, its = (list_work(work[work["record_id"] == name]) for name in (shared, alone))
+    assert mine == its
+    assert len(mine) > 10

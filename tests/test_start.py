@@ -26,7 +26,6 @@ from bench.training.checkpoint import save_checkpoint
 from bench.workloads import Workload
 
 find_head = Workload().find_head
-ROOT = Path(__file__).parents[1]
 
 
 def save(path: Path, value: Any) -> str:
@@ -257,8 +256,6 @@ def build():
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the user's network, and weights of one that tells 100 classes apart."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("net.py").write_text(NET)
     save_network("w.pt", 0.0)
     return tmp_path
@@ -307,7 +304,6 @@ def test_a_sweep_over_starts_and_freezes(here: Path, capsys: pytest.CaptureFixtu
     )
 
 
-@pytest.mark.slow
 def test_what_cannot_start_is_refused_before_any_case(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -63,12 +62,13 @@ ONE_FOLDER = settings(
 )
 TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
 STEP = Step(0, 32, 2.25, 4, 0.125, 128.0)
+EPOCH = EpochRow(0, 1.25, 2.0, 0.5)
 
 
-def write(folder: Path, *records: Any) -> Path:
+def write(folder: Path, *records: Any, epochs: Sequence[EpochRow] = ()) -> Path:
     with Store(folder) as opened:
         for item in records:
-            opened.append(item, [STEP])
+            opened.append(item, [STEP], epochs)
     return folder / RECORDS
 
 
@@ -177,92 +177,57 @@ def test_any_number_is_read_back_or_left_out_with_its_reason(
             assert f"{name}: read as {number}" in read["missing"]
 
 
-def check_rows(
-    frame: pd.DataFrame, rows: Sequence[Step | EpochRow | WorkRow], columns: dict[str, Column]
+OPTIONAL = st.none() | st.floats()
+NUMBER = st.integers(0, 10**6)
+MOSTLY_ANY = {
+    "steps": st.builds(Step, NUMBER, NUMBER, OPTIONAL, NUMBER, OPTIONAL, OPTIONAL),
+    "epochs": st.builds(
+        EpochRow,
+        NUMBER,
+        st.floats(0, 10**6),
+        OPTIONAL,
+        st.floats(0, 1),
+        OPTIONAL,
+        st.none() | st.floats(0, 1),
+        st.none() | st.floats(0, 10**6),
+        st.none() | NUMBER,
+    ),
+    "work": st.builds(
+        WorkRow,
+        st.sampled_from([str(kind) for kind in Kind]),
+        st.sampled_from(["mm", "3×3, 32 groups of 3→3"]),
+        st.sampled_from(["float32", "float32→bfloat16", ""]),
+        NUMBER,
+        OPTIONAL,
+        OPTIONAL,
+        OPTIONAL,
+    ),
+}
+READERS = {
+    "steps": (read_steps, STEP_COLUMNS),
+    "epochs": (read_epochs, EPOCH_COLUMNS),
+    "work": (read_work, WORK_COLUMNS),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+@ONE_FOLDER
+@given(data=st.data())
+def test_what_stands_beside_a_record_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
 ) -> None:
-    """Hold what was read against the rows of the one record that was written."""
+    rows, (read, columns) = data.draw(st.lists(MOSTLY_ANY[kind])), READERS[kind]
+    folder = tmp_path_factory.mktemp(kind)
+    with Store(folder) as opened:
+        opened.append(make_run(), **{kind: rows})
+    frame = read(folder)
     assert list(frame.columns) == list(columns)
-    assert len(frame) == len(rows)
-    for read, row in zip(frame.itertuples(index=False), rows, strict=True):
-        assert read.record_id == make_run().record_id
+    for found, row in zip(frame.itertuples(index=False), rows, strict=True):
+        assert found.record_id == make_run().record_id
         for name, value in asdict(row).items():
-            cell, text = getattr(read, name), columns[name].type is str
+            cell, text = getattr(found, name), columns[name].type is str
             taken = text or (value is not None and 0 <= value < math.inf)
             assert cell == value if taken else math.isnan(cell)
-
-
-@ONE_FOLDER
-@given(
-    st.lists(
-        st.builds(
-            Step,
-            st.integers(0, 10**6),
-            st.integers(0, 10**6),
-            st.none() | st.floats(),
-            st.integers(0, 10**6),
-            st.none() | st.floats(),
-            st.none() | st.floats(),
-        )
-    )
-)
-def test_steps_are_read_back(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) -> None:
-    folder = tmp_path_factory.mktemp("steps")
-    with Store(folder) as opened:
-        opened.append(make_run(), steps)
-    frame = read_steps(folder)
-    check_rows(frame, steps, STEP_COLUMNS)
-
-
-OPTIONAL = st.none() | st.floats()
-
-
-@ONE_FOLDER
-@given(
-    st.lists(
-        st.builds(
-            EpochRow,
-            st.integers(0, 10**6),
-            st.floats(0, 10**6),
-            OPTIONAL,
-            st.floats(0, 1),
-            OPTIONAL,
-            st.none() | st.floats(0, 1),
-            st.none() | st.floats(0, 10**6),
-            st.none() | st.integers(0, 10**6),
-        )
-    )
-)
-def test_epochs_are_read_back(
-    tmp_path_factory: pytest.TempPathFactory, epochs: list[EpochRow]
-) -> None:
-    folder = tmp_path_factory.mktemp("epochs")
-    with Store(folder) as opened:
-        opened.append(make_run(), epochs=epochs)
-    frame = read_epochs(folder)
-    check_rows(frame, epochs, EPOCH_COLUMNS)
-
-
-@ONE_FOLDER
-@given(
-    st.lists(
-        st.builds(
-            WorkRow,
-            st.sampled_from([str(kind) for kind in Kind]),
-            st.sampled_from(["mm", "3×3, 32 groups of 3→3"]),
-            st.sampled_from(["float32", "float32→bfloat16", ""]),
-            st.integers(0, 10**6),
-            OPTIONAL,
-            OPTIONAL,
-            OPTIONAL,
-        )
-    )
-)
-def test_work_is_read_back(tmp_path_factory: pytest.TempPathFactory, work: list[WorkRow]) -> None:
-    folder = tmp_path_factory.mktemp("work")
-    with Store(folder) as opened:
-        opened.append(make_run(), work=work)
-    frame = read_work(folder)
-    check_rows(frame, work, WORK_COLUMNS)
 
 
 def test_epochs_have_a_file_only_where_a_case_trains_several(tmp_path: Path) -> None:
@@ -270,32 +235,9 @@ def test_epochs_have_a_file_only_where_a_case_trains_several(tmp_path: Path) -> 
         opened.append(make_run(), [STEP])
         assert not (tmp_path / EPOCHS).exists()
         assert read_epochs(tmp_path).empty
-        opened.append(make_run(repeat=2), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
-    with Store(tmp_path) as opened:
-        opened.append(make_run(repeat=3), [STEP], [EpochRow(0, 1.5, None, 0.5)])
-    assert read_epochs(tmp_path)["time_s"].tolist() == [1.0, 1.5]
-
-
-def test_a_torn_epoch_is_set_aside(tmp_path: Path) -> None:
-    file = tmp_path / EPOCHS
-    with Store(tmp_path) as opened:
-        opened.append(make_run(), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
-    whole = file.read_bytes()
-    file.write_bytes(whole + b"a-record,1,2.")
-    assert len(read_epochs(tmp_path)) == 1
-    with Store(tmp_path) as opened:
-        (report,) = opened.set_aside
-        assert report.startswith(f"{EPOCHS}: ")
-        assert file.read_bytes() == whole
-
-
-def test_epochs_are_checked_like_records(tmp_path: Path) -> None:
-    with Store(tmp_path) as opened:
-        opened.append(make_run(), [STEP], [EpochRow(0, 1.25, 2.0, 0.5)])
-    file = tmp_path / EPOCHS
-    file.write_bytes(file.read_bytes().replace(b"1.25", b"-1"))
-    with pytest.raises(UsageError, match=r"epochs\.csv:2: column 'time_s': '-1': a finite number"):
-        read_epochs(tmp_path)
+        opened.append(make_run(repeat=2), [STEP], [EPOCH])
+    write(tmp_path, make_run(repeat=3), epochs=[EpochRow(0, 1.5, None, 0.5)])
+    assert read_epochs(tmp_path)["time_s"].tolist() == [1.25, 1.5]
 
 
 def test_clean_text_stays_as_it_is() -> None:
@@ -329,15 +271,6 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
     }
 
 
-def test_opening_again_appends(tmp_path: Path) -> None:
-    write(tmp_path, make_run())
-    first = lines(tmp_path / RECORDS)
-    write(tmp_path, make_run(repeat=2))
-    assert lines(tmp_path / RECORDS)[:2] == first[:2]
-    assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
-    assert len(read_steps(tmp_path)) == 2
-
-
 def test_rows_are_on_disk_when_append_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,7 +286,7 @@ def test_rows_are_on_disk_when_append_returns(
     with Store(tmp_path) as opened:
         assert str(tmp_path) in [name for name, _ in synced], "the names of new files too"
         synced.clear()
-        opened.append(make_run(), [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
+        opened.append(make_run(), [STEP], [EPOCH])
         assert str(tmp_path) in [name for name, _ in synced], "the name of epochs.csv too"
         synced = [pair for pair in synced if pair[0] != str(tmp_path)]
         del synced[1]  # the header of epochs.csv
@@ -364,7 +297,7 @@ def test_rows_are_on_disk_when_append_returns(
         synced.clear()
         longer = make_run(repeat=3)
         quick = replace(longer, repeat=2, finished_at=longer.started_at)
-        opened.append(quick, [STEP], [EpochRow(0, 1.0, 2.0, 0.5)])
+        opened.append(quick, [STEP], [EPOCH])
         assert not synced, "what took no second waits for what comes within one"
         opened.append(longer, [STEP])
         order = [files[1], files[0], files[2]]
@@ -378,7 +311,6 @@ def test_rows_are_on_disk_when_append_returns(
 # ------------------------------------------------------------------------------------- torn lines
 
 
-@pytest.mark.parametrize("name", [RECORDS, STEPS])
 @pytest.mark.parametrize(
     "torn",
     [
@@ -392,23 +324,23 @@ def test_rows_are_on_disk_when_append_returns(
     ],
     ids=["start", "digit", "quote", "character", "zeros", "many zeros", "hole"],
 )
-def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, name: str, torn: bytes) -> None:
-    write(tmp_path, make_run(), make_run(repeat=2))
-    file = tmp_path / name
-    whole = file.read_bytes()
-    file.write_bytes(whole + torn)
+def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, torn: bytes) -> None:
+    write(tmp_path, make_run(), make_run(repeat=2), epochs=[EPOCH])
+    whole = {name: (tmp_path / name).read_bytes() for name in (RECORDS, STEPS, EPOCHS)}
+    for name, data in whole.items():
+        (tmp_path / name).write_bytes(data + torn)
     if not torn.endswith(b"\n"):  # a sweep may be writing it at this moment
-        assert len(read_records(tmp_path)) == len(read_steps(tmp_path)) == 2
+        assert {len(read(tmp_path)) for read in (read_records, read_steps, read_epochs)} == {2}
     with Store(tmp_path) as opened:
-        (report,) = opened.set_aside
-        (aside,) = tmp_path.glob(f"{name}.torn-*")
-        assert name in report
-        assert aside.name in report
-        assert aside.read_bytes() == torn
-        assert file.read_bytes() == whole
-        opened.append(make_run(repeat=3), [STEP])
+        for (name, data), report in zip(whole.items(), opened.set_aside, strict=True):
+            (aside,) = tmp_path.glob(f"{name}.torn-*")
+            assert report.startswith(f"{name}: ")
+            assert aside.name in report
+            assert aside.read_bytes() == torn
+            assert (tmp_path / name).read_bytes() == data
+        opened.append(make_run(repeat=3), [STEP], [EPOCH])
     assert read_records(tmp_path)["repeat"].tolist() == [1, 2, 3]
-    assert len(read_steps(tmp_path)) == 3
+    assert len(read_steps(tmp_path)) == len(read_epochs(tmp_path)) == 3
     with Store(tmp_path) as opened:
         assert opened.set_aside == []
 
@@ -522,14 +454,11 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # -------------------------------------------------------------------------------------- the lock
 
 
-def test_a_second_writer_is_told_who_holds_the_folder(tmp_path: Path) -> None:
-    with (
-        Store(tmp_path),
-        pytest.raises(
-            UsageError, match=f"in use by pid {os.getpid()} on {socket.gethostname()}; wait"
-        ),
-    ):
-        Store(tmp_path)
+@pytest.mark.parametrize("wait_s", [0, 0.2])
+def test_a_second_writer_is_told_who_holds_the_folder(tmp_path: Path, wait_s: float) -> None:
+    holder = f"in use by pid {os.getpid()} on {socket.gethostname()}; wait"
+    with Store(tmp_path), pytest.raises(UsageError, match=holder):
+        Store(tmp_path, wait_s)
     Store(tmp_path).__exit__(None, None, None)
 
 
@@ -546,11 +475,6 @@ def test_a_second_writer_may_wait(tmp_path: Path) -> None:
         second.append(make_run(repeat=2))
     assert told == [f"pid {os.getpid()} on {socket.gethostname()}"]
     assert read_records(tmp_path)["repeat"].tolist() == [1, 2]
-
-
-def test_waiting_ends(tmp_path: Path) -> None:
-    with Store(tmp_path), pytest.raises(UsageError, match="in use by"):
-        Store(tmp_path, wait_s=0.2)
 
 
 def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
@@ -716,50 +640,42 @@ def test_columns_may_stand_in_any_order(tmp_path: Path) -> None:
     assert (frame["lr"][0], frame["epoch_time_s"][0]) == (0.5, 2.5)
 
 
-WRONG_CELLS = [
-    ("epoch_time_s", "nan", "a finite number, at least 0, or empty"),
-    ("epoch_time_s", "NaN", "a finite number, at least 0, or empty"),
-    ("epoch_time_s", "inf", "a finite number, at least 0, or empty"),
-    ("epoch_time_s", "-inf", "a finite number, at least 0, or empty"),
-    ("epoch_time_s", "1e999", "a finite number, at least 0, or empty"),
-    ("epoch_time_s", "-3.5", "a finite number, at least 0, or empty"),
-    ("epoch_time_s", "fast", "a finite number, at least 0, or empty"),
-    ("epoch_time_s", "1_000.0", "a finite number, at least 0, or empty"),
-    ("epoch_time_s", "1,5", "a finite number, at least 0, or empty"),
-    ("epoch_time_s", "١", "a finite number, at least 0, or empty"),
-    ("peak_device_bytes", "1.5", "a whole number"),
-    ("peak_device_bytes", "-1", "a finite number, at least 0"),
-    ("peak_device_bytes", "99999999999999999999", "a whole number, at most"),
-    ("attempt", "", "a finite number, at least 0"),
-    ("repeat", "first", "a finite number"),
-    ("status", "fine", "a status is one of ok, oom"),
-    ("status", "", "a status is one of"),
-    ("inferred", "maybe", "'on' or 'off'"),
-    ("warmup_steady", "1", "'on' or 'off'"),
-    ("batch_size", "0", "at least 1"),
-    ("batch_size", "", "whole number"),
-    ("batch_size", "6_4", "a finite number"),
-    ("batch_size", "99999999999999999999", "a whole number, at most"),
-    ("lr", "-1", "above 0"),
-    ("lr", "1_0", "a finite number"),
-    ("fraction", "2", "at most 1"),
-    ("precision", "fp61", "did you mean 'fp16'?"),
-    ("loss_scale", "nan", "a loss scale is"),
-    ("model", "../../etc/passwd", "package.module:factory"),
-    ("dataset", "", "cifar10"),
-    ("schema", "0", "a schema version is a whole number"),
-    ("schema", "one", "a schema version is a whole number"),
-    ("schema", "-1", "a schema version is a whole number"),
-]
+WRONG_CELLS = {
+    ("epoch_time_s", "a finite number, at least 0, or empty"): (
+        "nan NaN inf -inf 1e999 -3.5 fast 1_000.0 1,5 ١"
+    ),
+    ("peak_device_bytes", "a whole number"): "1.5",
+    ("peak_device_bytes", "a finite number, at least 0"): "-1",
+    ("peak_device_bytes", "a whole number, at most"): "99999999999999999999",
+    ("attempt", "a finite number, at least 0"): "",
+    ("repeat", "a finite number"): "first",
+    ("status", "a status is one of ok, oom"): "fine",
+    ("status", "a status is one of"): "",
+    ("inferred", "'on' or 'off'"): "maybe",
+    ("warmup_steady", "'on' or 'off'"): "1",
+    ("batch_size", "at least 1"): "0",
+    ("batch_size", "whole number"): "",
+    ("batch_size", "a finite number"): "6_4",
+    ("batch_size", "a whole number, at most"): "99999999999999999999",
+    ("lr", "above 0"): "-1",
+    ("lr", "a finite number"): "1_0",
+    ("fraction", "at most 1"): "2",
+    ("precision", "did you mean 'fp16'?"): "fp61",
+    ("loss_scale", "a loss scale is"): "nan",
+    ("model", "package.module:factory"): "../../etc/passwd",
+    ("dataset", "cifar10"): "",
+    ("schema", "a schema version is a whole number"): "0 one -1",
+}
 
 
-@pytest.mark.parametrize(("name", "text", "right"), WRONG_CELLS)
-def test_a_wrong_cell_is_named_by_file_line_and_column(
-    tmp_path: Path, name: str, text: str, right: str
-) -> None:
+def test_a_wrong_cell_is_named_by_file_line_and_column(tmp_path: Path) -> None:
     file = write(tmp_path, *(make_run(repeat=n, epoch_time_s=1.0) for n in (1, 2, 3)))
-    edit(file, lambda rows: rows[1].update({name: text}))
-    expect(tmp_path, f"{file}:3: column '{name}': {text!r}"[:60], right)
+    good = file.read_bytes()
+    for (name, right), texts in WRONG_CELLS.items():
+        for text in texts.split(" "):
+            file.write_bytes(good)
+            edit(file, lambda rows, cell=(name, text): rows[1].update([cell]))
+            expect(tmp_path, f"{file}:3: column '{name}': {text!r}"[:60], right)
 
 
 def first_row(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
@@ -807,19 +723,20 @@ def test_a_file_that_is_none_is_refused_by_line(
     expect(tmp_path, f"{file}:", *parts)
 
 
-def test_steps_are_checked_alike(tmp_path: Path) -> None:
-    write(tmp_path, make_run())
-    file = tmp_path / STEPS
-    good = file.read_bytes()
-    for change, part in (
-        (good.replace(b"2.25", b"nan"), ":2: column 'loss': 'nan'"),
-        (good.replace(b"correct", b"corect"), ":1: column"),
-        (good.replace(b"2.25", b"2.25,1"), ":2: column"),
+def test_steps_and_epochs_are_checked_alike(tmp_path: Path) -> None:
+    write(tmp_path, make_run(), epochs=[EPOCH])
+    for read, name, old, new, part in (
+        (read_steps, STEPS, b"2.25", b"nan", "2: column 'loss': 'nan'"),
+        (read_steps, STEPS, b"correct", b"corect", "1: column"),
+        (read_steps, STEPS, b"2.25", b"2.25,1", "2: column"),
+        (read_epochs, EPOCHS, b"1.25", b"-1", "2: column 'time_s': '-1': a finite number"),
     ):
-        file.write_bytes(change)
-        with pytest.raises(UsageError, match=r"steps\.csv") as error:
-            read_steps(tmp_path)
-        assert part in str(error.value)
+        file = tmp_path / name
+        good = file.read_bytes()
+        file.write_bytes(good.replace(old, new))
+        with pytest.raises(UsageError, match=f"{name}:{part}"):
+            read(tmp_path)
+        file.write_bytes(good)
 
 
 def test_there_is_nothing(tmp_path: Path) -> None:

@@ -41,9 +41,12 @@ def words() -> Vocabulary:
 class Recorder:
     """Writes the events of a trace as Kineto does: times in µs, an operator's id on its kernels."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: float | None = None) -> None:
+        """Of steps that end at this moment; of none without one."""
         self.events: list[dict[str, Any]] = []
         self._ids = 0
+        if end is not None:
+            self.region(STEPS, 0, end)
 
     def _add(self, cat: str, name: str, start: float, end: float, tid: int, **args: Any) -> None:
         event = {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid}
@@ -115,8 +118,7 @@ CONVOLUTION: dict[str, Any] = {
 
 def test_a_kernel_is_of_the_operation_that_launched_it(words: Vocabulary) -> None:
     """The outermost that is no wrapper: the one that a count sees too."""
-    trace = Recorder()
-    trace.region(STEPS, 0, 100)
+    trace = Recorder(100)
     trace.operator("aten::conv2d", 1, 20, **CONVOLUTION)
     trace.operator("aten::convolution", 2, 19, **CONVOLUTION)
     inner = trace.operator("aten::cudnn_convolution", 3, 18)
@@ -130,8 +132,7 @@ def test_a_kernel_is_of_the_operation_that_launched_it(words: Vocabulary) -> Non
 
 
 def test_kernels_side_by_side_are_busy_once(words: Vocabulary) -> None:
-    trace = Recorder()
-    trace.region(STEPS, 0, 100)
+    trace = Recorder(100)
     for start, end, stream in ((10, 50, 7), (30, 60, 20), (40, 45, 21), (80, 90, 7)):
         added = trace.operator("aten::add", start - 5, start - 4)
         trace.kernel("elementwise_kernel", start, end, added, stream=stream)
@@ -144,8 +145,7 @@ def test_each_instant_belongs_in_equal_parts_to_the_kernels_that_run_in_it(
     words: Vocabulary,
 ) -> None:
     """Grouped convolutions on two streams, and a normalisation that runs by itself."""
-    trace = Recorder()
-    trace.region(STEPS, 0, 200)
+    trace = Recorder(200)
     grouped = trace.operator("aten::convolution", 1, 9, **CONVOLUTION)
     trace.kernel("wgrad2d_grouped_direct_kernel", 10, 50, grouped, stream=7)
     trace.kernel("wgrad2d_grouped_direct_kernel", 20, 60, grouped, stream=8)
@@ -188,8 +188,7 @@ def test_a_hundred_thousand_kernels_that_all_overlap_are_divided_in_no_time() ->
 
 def test_gaps_are_told_apart(words: Vocabulary) -> None:
     """For want of a batch, after the program had waited for the GPU, and neither."""
-    trace = Recorder()
-    trace.region(STEPS, 0, 1000)
+    trace = Recorder(1000)
     add = trace.operator("aten::add", 1, 2)
     trace.kernel("k", 0, 100, add)
     trace.part(Kind.INPUT, 90, 300)  # of which the GPU waits for 200
@@ -210,8 +209,7 @@ def test_gaps_between_kernels_that_were_launched_before_a_wait_are_none_of_its(
     words: Vocabulary,
 ) -> None:
     """The host launches all of a step, then waits for it: only what follows is for the wait."""
-    trace = Recorder()
-    trace.region(STEPS, 0, 200)
+    trace = Recorder(200)
     add = trace.operator("aten::add", 1, 2)
     for start in (10, 40, 70):
         trace.kernel("k", start, start + 20, add)
@@ -223,8 +221,7 @@ def test_gaps_between_kernels_that_were_launched_before_a_wait_are_none_of_its(
 
 
 def test_a_batch_that_is_awaited_after_a_synchronisation_counts_once(words: Vocabulary) -> None:
-    trace = Recorder()
-    trace.region(STEPS, 0, 200)
+    trace = Recorder(200)
     add = trace.operator("aten::add", 1, 2)
     trace.kernel("k", 0, 100, add)
     trace.call("cudaDeviceSynchronize", 50, 105)
@@ -236,8 +233,7 @@ def test_a_batch_that_is_awaited_after_a_synchronisation_counts_once(words: Voca
 
 def test_steps_are_averaged_and_what_runs_on_counts(words: Vocabulary) -> None:
     """The host is ahead: the last kernels end after it has left the last step."""
-    trace = Recorder()
-    trace.region(STEPS, 0, 40)
+    trace = Recorder(40)
     for start in (10, 60):
         trace.kernel("k", start, start + 40, trace.operator("aten::relu", start - 9, start - 8))
     line = trace.read(words, steps=2)
@@ -248,8 +244,7 @@ def test_steps_are_averaged_and_what_runs_on_counts(words: Vocabulary) -> None:
 
 def test_parts_of_the_step_hold_on_every_thread(words: Vocabulary) -> None:
     """The backward pass has a thread of its own; where it is in the step, its time tells."""
-    trace = Recorder()
-    trace.region(STEPS, 0, 1000)
+    trace = Recorder(1000)
     trace.part(Kind.LOSS, 0, 100)
     trace.part(None, 10, 60)
     trace.part(Kind.OPTIMIZER, 500, 600)
@@ -262,8 +257,7 @@ def test_parts_of_the_step_hold_on_every_thread(words: Vocabulary) -> None:
 
 
 def test_a_copy_is_what_it_does(words: Vocabulary) -> None:
-    trace = Recorder()
-    trace.region(STEPS, 0, 1000)
+    trace = Recorder(1000)
     plain, last = [[2, 3, 4, 4]] * 2, [[48, 16, 4, 1], [48, 1, 12, 3]]
 
     def copy(name: str, at: int, types: list[str], strides: list[list[int]]) -> None:
@@ -316,8 +310,7 @@ def test_a_fused_kernel_is_of_the_operations_in_its_name(
 
 
 def test_a_fused_kernel_is_not_of_what_called_the_compiled_code(words: Vocabulary) -> None:
-    trace = Recorder()
-    trace.region(STEPS, 0, 100)
+    trace = Recorder(100)
     trace.operator("Torch-Compiled Region: 0/0", 0, 50)
     call = trace.operator("CompiledFunction", 1, 49)
     trace.kernel("triton_poi_fused_add_relu_3", 20, 30, call)
@@ -328,8 +321,7 @@ def test_a_fused_kernel_is_not_of_what_called_the_compiled_code(words: Vocabular
 
 
 def test_a_kernel_without_an_operation_is_found_by_its_launch_or_named(words: Vocabulary) -> None:
-    trace = Recorder()
-    trace.region(STEPS, 0, 100)
+    trace = Recorder(100)
     trace.operator("aten::mm", 10, 20)
     trace.call("cudaLaunchKernel", 12, 13, correlation=5)
     trace.kernel("ampere_fp16_s16816gemm_fp16", 30, 40, correlation=5)
@@ -341,8 +333,7 @@ def test_a_kernel_without_an_operation_is_found_by_its_launch_or_named(words: Vo
 
 
 def test_operators_of_a_cpu_take_what_they_call_with_them(words: Vocabulary) -> None:
-    trace = Recorder()
-    trace.region(STEPS, 0, 100)
+    trace = Recorder(100)
     trace.part(Kind.INPUT, 0, 30)  # 10 of work, 20 asleep
     trace.operator("aten::mul", 5, 15)
     trace.operator("aten::linear", 30, 60)
@@ -399,8 +390,7 @@ def test_a_kernel_keeps_of_its_name_what_tells_it(name: str, short: str) -> None
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_trace_is_read_from_its_file(tmp_path: Path, zipped: bool) -> None:
-    trace, file = Recorder(), tmp_path / "trace.json"
-    trace.region(STEPS, 0, 100)
+    trace, file = Recorder(100), tmp_path / "trace.json"
     trace.kernel("k", 0, 10, trace.operator("aten::mm", 0, 5))
     text = json.dumps({"schemaVersion": 1, "traceEvents": [{"ph": "M"}, *trace.events]}).encode()
     file.write_bytes(gzip.compress(text) if zipped else text)
@@ -416,17 +406,21 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, words: Vocabulary) -> None:
         read_trace(file)
     with pytest.raises(ValueError, match="no region"):
         summarize(Trace(), 1, words, "cuda")
-    trace = Recorder()
-    trace.region(STEPS, 0, 100)
     with pytest.raises(ValueError, match="no kernel"):
-        trace.read(words)
+        Recorder(100).read(words)
 
 
-def test_a_recorded_step_of_an_h100_is_told_apart() -> None:
+H100 = Path(__file__).parent / "recordings" / "h100-dpn-small-fp16.json.gz"
+
+
+@pytest.fixture(scope="module")
+def recorded(words: Vocabulary) -> Timeline:
     """dpn-small in fp16 at batch size 64, ten steps, torch 2.11."""
-    file = Path(__file__).parent / "recordings" / "h100-dpn-small-fp16.json.gz"
-    line = summarize(read_trace(file), 10, read_vocabulary(), "cuda")
-    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    return summarize(read_trace(H100), 10, words, "cuda")
+
+
+def test_a_recorded_step_of_an_h100_is_told_apart(recorded: Timeline) -> None:
+    line, events = recorded, json.loads(gzip.decompress(H100.read_bytes()))["traceEvents"]
     (steps,) = [
         e for e in events if e.get("name") == "bench::steps" and e["cat"] == "user_annotation"
     ]
@@ -447,11 +441,9 @@ def test_a_recorded_step_of_an_h100_is_told_apart() -> None:
     assert sum(timed.calls for label, timed in line.work.items() if label.kind is Kind.CAST) == 3
 
 
-def test_the_kernels_of_a_recorded_step_keep_their_names() -> None:
+def test_the_kernels_of_a_recorded_step_keep_their_names(recorded: Timeline) -> None:
     """cuDNN's batch norm, torch's own additions, and tensor cores."""
-    file = Path(__file__).parent / "recordings" / "h100-dpn-small-fp16.json.gz"
-    line = summarize(read_trace(file), 10, read_vocabulary(), "cuda")
-    rows = {row.operation: row for row in join_work({}, line.work)}
+    rows = {row.operation: row for row in join_work({}, recorded.work)}
     kernels = {name: read_kernels(row.kernels) for name, row in rows.items()}
     assert [k.name for k in kernels["cudnn_batch_norm_backward"]] == [
         "cudnn::bn_bw_1C11_kernel_new",

@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,58 +20,34 @@ H100 = RESULTS / "nvidia-h100-80gb-hbm3-20261122-112118"
 Row = dict[str, str]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A CSV file of a folder, its cells as text."""
-
-    file: Path
-    rows: list[Row]
-
-    @classmethod
-    def read(cls, file: Path) -> Table:
-        with file.open(newline="") as lines:
-            return cls(file, list(csv.DictReader(lines)))
-
-    def write(self) -> None:
-        with self.file.open("w", newline="") as lines:
-            out = csv.DictWriter(lines, list(self.rows[0]), lineterminator="\n")
-            out.writeheader()
-            out.writerows(self.rows)
+TABLES = ("records", "steps", "work")
 
 
-@dataclass(frozen=True)
 class Folder:
-    """A folder that is tampered with; `row` is one of fp16 at 512, `fp32` one of fp32 at 256."""
+    """A folder that is tampered with, its cells as text; `row` is one of fp16 at 512, `fp32` one of
+    fp32 at 256."""
 
-    records: Table
-    steps: Table
-    work: Table
-
-    @classmethod
-    def read(cls, path: Path) -> Folder:
-        return cls(*(Table.read(path / f"{name}.csv") for name in ("records", "steps", "work")))
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records, self.steps, self.work = (
+            list(csv.DictReader((path / f"{name}.csv").read_text().splitlines())) for name in TABLES
+        )
+        self.row, self.fp32 = self.find("fp16", "512"), self.find("fp32", "256")
 
     def write(self) -> None:
-        for table in (self.records, self.steps, self.work):
-            table.write()
+        for name in TABLES:
+            with (self.path / f"{name}.csv").open("w", newline="") as lines:
+                rows = getattr(self, name)
+                out = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
+                out.writeheader()
+                out.writerows(rows)
 
-    def find(self, precision: str, batch_size: str) -> Row:
-        return next(
-            row
-            for row in self.records.rows
-            if (row["precision"], row["batch_size"]) == (precision, batch_size)
-        )
+    def find(self, *settings: str) -> Row:
+        rows = ((row["precision"], row["batch_size"]) for row in self.records)
+        return self.records[[*rows].index(settings)]
 
-    @property
-    def row(self) -> Row:
-        return self.find("fp16", "512")
-
-    @property
-    def fp32(self) -> Row:
-        return self.find("fp32", "256")
-
-    def of(self, table: Table, row: Row) -> list[Row]:
-        return [one for one in table.rows if one["record_id"] == row["record_id"]]
+    def of(self, table: list[Row], row: Row) -> list[Row]:
+        return [one for one in table if one["record_id"] == row["record_id"]]
 
 
 def scale(row: Row, factor: float, *columns: str) -> None:
@@ -82,17 +57,9 @@ def scale(row: Row, factor: float, *columns: str) -> None:
 
 
 TIMES = (
-    "epoch_time_s",
-    "epoch_time_low_s",
-    "epoch_time_high_s",
-    "measured_time_s",
-    "step_time_median_s",
-    "step_time_p95_s",
-    "step_time_mad_s",
-    "step_time_max_s",
-    "step_time_first_s",
-    "step_time_last_s",
-    "energy_j",
+    *("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s", "measured_time_s", "energy_j"),
+    *("step_time_median_s", "step_time_p95_s", "step_time_mad_s", "step_time_max_s"),
+    *("step_time_first_s", "step_time_last_s"),
 )
 
 
@@ -108,16 +75,16 @@ def take_out(folder: Folder) -> None:
     row = folder.find("tf32", "256")
     for table in (folder.steps, folder.work):
         for one in folder.of(table, row):
-            table.rows.remove(one)
-    folder.records.rows.remove(row)
+            table.remove(one)
+    folder.records.remove(row)
 
 
 def copy_row(folder: Folder) -> None:
     """Make a repeat of a row that ran once."""
     new = {"record_id": "0" * 16}
     for table in (folder.steps, folder.work, folder.records):
-        table.rows.extend(one | new for one in folder.of(table, folder.fp32))
-    folder.records.rows[-1]["repeat"] = "2"
+        table.extend(one | new for one in folder.of(table, folder.fp32))
+    folder.records[-1]["repeat"] = "2"
 
 
 def lower_losses(folder: Folder) -> None:
@@ -128,9 +95,9 @@ def lower_losses(folder: Folder) -> None:
 
 
 def count_more_work(folder: Folder) -> None:
-    for row in folder.records.rows:
+    for row in folder.records:
         scale(row, 2, "flop_per_image")
-    for row in folder.work.rows:
+    for row in folder.work:
         scale(row, 2, "flop")
 
 
@@ -152,51 +119,43 @@ def forget(folder: Folder) -> None:
         folder.row[column] = ""
 
 
-def change(find: Callable[[Folder], Row], **cells: str) -> Callable[[Folder], None]:
-    return lambda folder: find(folder).update(cells)
-
-
-def fp16(folder: Folder) -> Row:
-    return folder.row
-
-
-def fp32(folder: Folder) -> Row:
-    return folder.fp32
+def change(**cells: str) -> Callable[[Folder], None]:
+    return lambda folder: folder.row.update(cells)
 
 
 def change_all(**cells: str) -> Callable[[Folder], None]:
     def tamper(folder: Folder) -> None:
-        for row in folder.records.rows:
+        for row in folder.records:
             row.update(cells)
 
     return tamper
 
 
 TAMPERINGS: dict[str, tuple[str, Callable[[Folder], None]]] = {
-    "a cell that cannot be": ("schema", change(fp16, epoch_time_s="fast")),
-    "steps of no row": ("rows", lambda f: f.steps.rows[0].update(record_id="0" * 16)),
+    "a cell that cannot be": ("schema", change(epoch_time_s="fast")),
+    "steps of no row": ("rows", lambda f: f.steps[0].update(record_id="0" * 16)),
     "an edited commit called clean": ("code", change_all(commit="970e2a2a9d30")),
     "no commit": ("code", change_all(commit="")),
-    "a row of another driver": ("environment", change(fp16, driver="570.86.15")),
-    "a row of another card": ("environment", change(fp16, gpu_uuid="GPU-0")),
+    "a row of another driver": ("environment", change(driver="570.86.15")),
+    "a row of another card": ("environment", change(gpu_uuid="GPU-0")),
     "a row taken out": ("plan", take_out),
-    "an attempt without the one before": ("plan", change(fp16, attempt="2")),
-    "an invalid row called ok": ("outcome", change(fp16, reason="the epoch lost an image")),
-    "a loss of inf called ok": ("outcome", change(fp16, first_bad_step="3")),
+    "an attempt without the one before": ("plan", change(attempt="2")),
+    "an invalid row called ok": ("outcome", change(reason="the epoch lost an image")),
+    "a loss of inf called ok": ("outcome", change(first_bad_step="3")),
     "readings emptied": ("doubts", forget),
-    "a proof emptied": ("doubts", change(fp16, arithmetic="", proof_layer="")),
+    "a proof emptied": ("doubts", change(arithmetic="", proof_layer="")),
     "more time than passed": ("moments", lambda f: scale(f.row, 4, "warmup_time_s")),
     "a row copied as a repeat": ("copies", copy_row),
     "a rate above the data sheet": ("rates", lambda f: scale(f.row, 2, "rate_float16")),
     "a rate unlike the other rows'": ("rates", lambda f: scale(f.row, 1.2, "rate_float16")),
-    "a clock that no end of the epoch had": ("clocks", change(fp16, sm_clock_mhz="1200")),
+    "a clock that no end of the epoch had": ("clocks", change(sm_clock_mhz="1200")),
     "all times scaled alike": ("speed", speed_up),
     "half the energy": ("energy", lambda f: scale(f.row, 0.5, "energy_j")),
     "more power than the limit": ("energy", lambda f: scale(f.row, 2, "energy_j", "mean_power_w")),
     "less reserved than allocated": ("memory", lambda f: scale(f.row, 0.5, "peak_reserved_bytes")),
     "a card of another size": ("memory", change_all(gpu_memory_bytes=str(40 * 2**30))),
     "a step smoothed": ("steps", smooth_steps),
-    "a step taken out": ("steps", lambda f: f.steps.rows.remove(f.of(f.steps, f.row)[7])),
+    "a step taken out": ("steps", lambda f: f.steps.remove(f.of(f.steps, f.row)[7])),
     "a median of its own": ("steps", lambda f: scale(f.row, 0.97, "step_time_median_s")),
     "a shorter epoch": ("epoch", shorten),
     "more images a second": ("epoch", lambda f: scale(f.row, 1.1, "images_per_s")),
@@ -206,7 +165,7 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Folder], None]]] = {
     "more FLOP an image": ("work", lambda f: scale(f.row, 2, "flop_per_image")),
     "more FLOP everywhere": ("work", count_more_work),
     "tf32 called fp32": ("proof", lambda f: f.fp32.update(precision="tf32")),
-    "an error of fp16 in fp32": ("proof", change(fp32, conv_error="3.6e-4")),
+    "an error of fp16 in fp32": ("proof", lambda f: f.fp32.update(conv_error="3.6e-4")),
     "other images": ("data", change_all(dataset_fingerprint="0123456789abcdef")),
 }
 
@@ -215,26 +174,27 @@ def find_faults(path: Path) -> dict[str, list[str]]:
     return {check["name"]: check["faults"] for check in validate(path)["checks"]}
 
 
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return shutil.copytree(H100, tmp_path / "card")
+
+
 @pytest.fixture(scope="module")
 def sound() -> dict[str, list[str]]:
     return find_faults(H100)
 
 
-def test_the_committed_folder_has_only_the_fault_that_it_names(
-    sound: dict[str, list[str]],
-) -> None:
+def test_the_committed_folder_has_only_the_fault_that_it_names(sound: dict[str, list[str]]) -> None:
     assert [name for name, faults in sound.items() if faults] == ["code"]
 
 
 @pytest.mark.parametrize("kind", TAMPERINGS)
-def test_tampering_is_found(kind: str, sound: dict[str, list[str]], tmp_path: Path) -> None:
+def test_tampering_is_found(kind: str, sound: dict[str, list[str]], copy: Path) -> None:
     name, tamper = TAMPERINGS[kind]
-    path = tmp_path / H100.name
-    shutil.copytree(H100, path)
-    folder = Folder.read(path)
+    folder = Folder(copy)
     tamper(folder)
     folder.write()
-    faults = find_faults(path)
+    faults = find_faults(copy)
     assert faults.get(name, []) not in ([], sound.get(name)), faults
 
 
@@ -248,26 +208,22 @@ def test_committed_folders_are_sound_but_for_what_they_name(path: Path) -> None:
 
 
 def test_a_known_fault_is_printed_with_its_reason_and_does_not_count(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], copy: Path
 ) -> None:
-    path = tmp_path / "card"
-    shutil.copytree(H100, path)
-    assert main([str(path)]) == 0
+    assert main([str(copy)]) == 0
     assert "known  code" in capsys.readouterr().out
-    (path / "known-faults.txt").unlink()
-    assert main([str(path)]) == 1
+    (copy / "known-faults.txt").unlink()
+    assert main([str(copy)]) == 1
     said = capsys.readouterr().out
     assert "FAULT  code         the code is that of a commit, not edited" in said
     assert "measured by 970e2a2a9d30+dirty" in said
     assert said.endswith("1 of 21 checks failed.\n")
 
 
-def test_a_fault_that_is_named_and_gone_is_a_fault(tmp_path: Path) -> None:
-    path = tmp_path / "card"
-    shutil.copytree(H100, path)
-    with (path / "known-faults.txt").open("a") as file:
+def test_a_fault_that_is_named_and_gone_is_a_fault(copy: Path) -> None:
+    with (copy / "known-faults.txt").open("a") as file:
         file.write("energy: a sensor that stood still\n")
-    assert [c["name"] for c in validate(path)["checks"] if c["result"] == "FAULT"] == ["energy"]
+    assert [c["name"] for c in validate(copy)["checks"] if c["result"] == "FAULT"] == ["energy"]
 
 
 def test_json_has_every_check(capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,14 +238,10 @@ def test_a_folder_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixtu
     assert "no records there" in capsys.readouterr().err
 
 
-def test_what_identifies_a_machine_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "card"
-    shutil.copytree(H100, path)
-    config = path / "config.json"
+def test_what_identifies_a_machine_is_named(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
+    config = copy / "config.json"
     config.write_text(config.read_text().replace("--data-dir data", "--data-dir /home/ada/images"))
-    assert main([str(path)]) == 0
+    assert main([str(copy)]) == 0
     (line,) = (one for one in capsys.readouterr().out.splitlines() if "gives away" in one)
     assert "the host name vm; the UUID of the GPU GPU-53dc75af-" in line
     assert "environment variables NCCL_VERSION=2.28.3-1" in line

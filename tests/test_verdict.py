@@ -38,23 +38,6 @@ def judge(ratios: Sequence[Ratio], margin: float = MARGIN) -> list[Verdict]:
 # -------------------------------------------------------------------------------- worked examples
 
 
-def test_welch_by_hand() -> None:
-    """Logarithms 0 1 2 against 1 2 3 6.
-
-    Means 1 and 3; variances 1 and (4 + 1 + 0 + 9)/3 = 14/3; squared error 1/3 + 14/12 = 3/2;
-    t = 2/sqrt(3/2) = 1.632993; df = (9/4) / ((1/9)/2 + (49/36)/3) = 4.418182.
-    """
-    a, b = [math.exp(x) for x in (0, 1, 2)], [math.exp(x) for x in (1, 2, 3, 6)]
-    (ratio,) = compare([(a, b)])
-    t, df, error = 1.6329931618554518, 4.418181818181818, 1.224744871391589
-    assert ratio.value == pytest.approx(math.e**2, rel=1e-14)
-    assert ratio.p == pytest.approx(2 * stats.t.sf(t, df), rel=1e-12)
-    assert ratio.p_adjusted == ratio.p
-    reach = stats.t.ppf(0.975, df) * error
-    assert ratio.low == pytest.approx(math.exp(2 - reach), rel=1e-12)
-    assert ratio.high == pytest.approx(math.exp(2 + reach), rel=1e-12)
-
-
 @given(
     st.lists(st.integers(900, 1100), min_size=3, max_size=8),
     st.lists(st.integers(900, 1100), min_size=3, max_size=8),
@@ -96,14 +79,7 @@ def test_a_side_without_spread_leaves_the_noise_to_the_other() -> None:
     assert not ratio.exact
 
 
-def test_holm_worked_example() -> None:
-    """Sorted: 0.005 x 4, 0.01 x 3, 0.03 x 2, 0.04 x 1, then never below the one before."""
-    assert adjust([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert adjust([0.9, 0.8]) == [1.0, 1.0]
-    assert adjust([]) == []
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+@given(st.lists(st.floats(0, 1), max_size=20))
 def test_holm_orders_and_bounds(p_values: list[float]) -> None:
     adjusted = adjust(p_values)
     for p, q in zip(p_values, adjusted, strict=True):
@@ -123,33 +99,25 @@ def test_holm_orders_and_bounds(p_values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "p", "verdict"),
+    ("low", "high", "p", "verdict", "why"),
     [
-        (1.03, 1.06, 0.01, Verdict.HIGHER),
-        (0.94, 0.97, 0.01, Verdict.LOWER),
-        (0.94, 0.9803, 0.01, Verdict.LOWER),  # below 1/1.02, not below 0.98
-        (1.03, 1.06, 0.06, Verdict.AMBIGUOUS),
-        (1.01, 1.06, 0.01, Verdict.AMBIGUOUS),
-        (0.99, 1.03, 0.70, Verdict.AMBIGUOUS),
-        (0.985, 1.015, 0.70, Verdict.SAME),
-        (1.005, 1.015, 0.001, Verdict.SAME),  # differs, by less than matters
+        (1.03, 1.06, 0.01, Verdict.HIGHER, ""),
+        (0.94, 0.97, 0.01, Verdict.LOWER, ""),
+        (0.94, 0.9803, 0.01, Verdict.LOWER, ""),  # below 1/1.02, not below 0.98
+        (1.03, 1.06, 0.06, Verdict.AMBIGUOUS, "chance among all the cases"),
+        (1.01, 1.06, 0.01, Verdict.AMBIGUOUS, "perhaps by less than the margin"),
+        (0.99, 1.03, 0.70, Verdict.AMBIGUOUS, "more repeats"),
+        (0.985, 1.015, 0.70, Verdict.SAME, ""),
+        (1.005, 1.015, 0.001, Verdict.SAME, ""),  # differs, by less than matters
     ],
 )
 def test_verdict_of_interval_and_evidence(
-    low: float, high: float, p: float, verdict: Verdict
+    low: float, high: float, p: float, verdict: Verdict, why: str
 ) -> None:
     ratio = Ratio(math.sqrt(low * high), low, high, p, p)
     assert ratio.judge(MARGIN) is verdict
-    assert bool(ratio.explain(MARGIN)) == (verdict is Verdict.AMBIGUOUS)
-
-
-def test_each_ambiguity_says_its_own_reason() -> None:
-    crossing = Ratio(1.035, 1.01, 1.06, 0.01, 0.01).explain(MARGIN)
-    chance = Ratio(1.045, 1.03, 1.06, 0.01, 0.24).explain(MARGIN)
-    wide = Ratio(1.01, 0.99, 1.03, 0.7, 0.7).explain(MARGIN)
-    assert "perhaps by less than the margin" in crossing
-    assert "chance among all the cases" in chance
-    assert "more repeats" in wide
+    assert why in ratio.explain(MARGIN)
+    assert bool(ratio.explain(MARGIN)) == bool(why)
 
 
 @pytest.mark.parametrize(
@@ -189,18 +157,20 @@ def test_no_ratio_says_why(a: list[float], b: list[float], why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("b", "verdict"), [(1000, Verdict.SAME), (1015, Verdict.SAME), (1021, Verdict.HIGHER)]
+    ("a", "b", "verdict"),
+    [
+        (1000, 1000, Verdict.SAME),
+        (1000, 1015, Verdict.SAME),
+        (1000, 1021, Verdict.HIGHER),
+        (1021, 1000, Verdict.LOWER),
+    ],
 )
-def test_deterministic_repeats_without_spread_are_exact(b: int, verdict: Verdict) -> None:
-    (ratio,) = compare([([1000] * 3, [b] * 3)], deterministic=True)
+def test_deterministic_repeats_without_spread_are_exact(a: int, b: int, verdict: Verdict) -> None:
+    (ratio,) = compare([([a] * 3, [b] * 3)], deterministic=True)
     assert ratio.exact
     assert ratio.p is None
-    assert ratio.low == ratio.value == ratio.high == pytest.approx(b / 1000)
+    assert ratio.low == ratio.value == ratio.high == pytest.approx(b / a)
     assert ratio.judge(MARGIN) is verdict
-    assert compare([([b] * 3, [1000] * 3)], deterministic=True)[0].judge(MARGIN) is {
-        Verdict.SAME: Verdict.SAME,
-        Verdict.HIGHER: Verdict.LOWER,
-    }.get(verdict)
 
 
 def test_a_clock_without_spread_is_not_believed() -> None:
@@ -453,9 +423,7 @@ def test_units_change_nothing(
 ) -> None:
     scaled = [([unit * x for x in a], [unit * x for x in b]) for a, b in family]
     for x, y in zip(compare(family, deterministic), compare(scaled, deterministic), strict=True):
-        assert near(y.value, x.value)
-        assert near(y.low, x.low)
-        assert near(y.p_adjusted, x.p_adjusted)
+        assert all(near(getattr(x, n), getattr(y, n)) for n in ("value", "low", "p_adjusted"))
         assert y.exact == x.exact
         if not on_the_edge(x):
             assert y.judge(MARGIN) is x.judge(MARGIN)
@@ -478,9 +446,11 @@ def on_the_edge(ratio: Ratio) -> bool:
 
 TRIALS = 1500
 
+Noise = tuple[float | NDArray[np.float64], float | NDArray[np.float64]]
+
 
 def simulate(
-    noise: tuple[float | NDArray[np.float64], float | NDArray[np.float64]],
+    noise: Noise,
     repeats: tuple[int, int],
     ratios: Sequence[float],
     trials: int = TRIALS,
@@ -504,8 +474,10 @@ def wrong_rate(sweeps: list[list[Ratio]]) -> float:
     return float(np.mean([bool(WRONG & set(judge(ratios))) for ratios in sweeps]))
 
 
+UNLIKE = 0.05 * np.exp(np.random.default_rng(1).normal(0, 1, 24))
+
+
 # so noisy that the margin of 2 % protects from nothing
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cases", "noise", "repeats"),
     [
@@ -515,19 +487,20 @@ def wrong_rate(sweeps: list[list[Ratio]]) -> float:
         pytest.param(24, (0.2, 0.2), (3, 10), id="unequal repeats"),
         pytest.param(24, (0.2, 0.05), (3, 10), id="unequal repeats, the few the noisier"),
         pytest.param(24, (0.02, 0.2), (3, 3), id="B ten times as noisy, three repeats"),
+        pytest.param(24, (UNLIKE, UNLIKE), (5, 5), id="each case has its own"),
     ],
 )
 def test_no_difference_is_seldom_called_one(
-    cases: int, noise: tuple[float, float], repeats: tuple[int, int]
+    cases: int, noise: Noise, repeats: tuple[int, int]
 ) -> None:
-    assert wrong_rate(simulate(noise, repeats, [1.0] * cases)) <= 0.05
+    trials = TRIALS if cases == 1 else 600
+    assert wrong_rate(simulate(noise, repeats, [1.0] * cases, trials)) <= 0.05
 
 
-@pytest.mark.slow
 def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
     """Deterministic repeats: three seeds a side, each twice. Six readings would be too many."""
     rng = np.random.default_rng(11)
-    draws = np.exp(0.2 * rng.standard_normal((TRIALS, 12, 2, MIN_SEEDS)))
+    draws = np.exp(0.2 * rng.standard_normal((600, 12, 2, MIN_SEEDS)))
     sweeps, naive = [], []
     for trial in draws:
         family = [
@@ -540,12 +513,6 @@ def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
         sweeps.append(compare_seeds([(a, b) for a, b in family]))
         naive.append(compare([(list(a) * 2, list(b) * 2) for a, b in trial.tolist()]))
     assert wrong_rate(sweeps) <= 0.05 < wrong_rate(naive)
-
-
-@pytest.mark.slow
-def test_no_difference_among_cases_of_unlike_noise() -> None:
-    noise = 0.05 * np.exp(np.random.default_rng(1).normal(0, 1, 24))
-    assert wrong_rate(simulate((noise, noise), (5, 5), [1.0] * 24)) <= 0.05
 
 
 def test_at_ordinary_noise_a_wrong_verdict_is_rarer_still() -> None:
@@ -570,14 +537,12 @@ def test_five_percent_is_found(changed: float, cases: int, affected: int) -> Non
     assert np.mean(found) >= 0.9
 
 
-def test_a_difference_of_the_margin_is_seldom_called_same() -> None:
-    sweeps = simulate((0.01, 0.01), (10, 10), [1 + MARGIN])
-    assert np.mean([judge(sweep) == [Verdict.SAME] for sweep in sweeps]) <= 0.05
-
-
-def test_same_is_found() -> None:
-    sweeps = simulate((0.01, 0.01), (10, 10), [1.0])
-    assert np.mean([judge(sweep) == [Verdict.SAME] for sweep in sweeps]) >= 0.9
+@pytest.mark.parametrize(("ratio", "least", "most"), [(1 + MARGIN, 0, 0.05), (1.0, 0.9, 1)])
+def test_same_is_found_and_a_difference_of_the_margin_seldom_called_that(
+    ratio: float, least: float, most: float
+) -> None:
+    sweeps = simulate((0.01, 0.01), (10, 10), [ratio])
+    assert least <= np.mean([judge(sweep) == [Verdict.SAME] for sweep in sweeps]) <= most
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
@@ -625,7 +590,6 @@ def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "find_seeds", lambda *_: None)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unplanned")
 @pytest.mark.parametrize("ratio", [1 + MARGIN, 1 / (1 + MARGIN)])
 @pytest.mark.parametrize(
@@ -655,7 +619,6 @@ def test_no_difference_is_seldom_called_worse() -> None:
     assert claim_rate(found, Claim.WORSE, Claim.BETTER) <= 0.03
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("unplanned")
 @pytest.mark.parametrize(("noise", "paired"), [(0.01, True), (0.015, False), (0.006, True)])
 def test_the_number_of_seeds_at_a_known_spread_is_the_least(noise: float, paired: bool) -> None:
@@ -670,7 +633,6 @@ def test_the_number_of_seeds_at_a_known_spread_is_the_least(noise: float, paired
         assert claim_rate(found, Claim.EQUIVALENT) == pytest.approx(powers[seeds], abs=0.03)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "ratio"), [(0.015, 1.0), (0.02, 1.0)])
 def test_plans_from_few_seeds_tell_in_four_of_five_cases(noise: float, ratio: float) -> None:
     """Plan from five seeds, then count how often so many seeds tell; over many plans."""
@@ -693,13 +655,12 @@ def test_pairs_show_what_seeds_apart_cannot() -> None:
     assert claim_rate([[found] for found in apart], Claim.EQUIVALENT) <= 0.2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 0.2])
 def test_paired_losses_without_difference_are_seldom_called_different(shared: float) -> None:
     """24 cases, three pairs each, whether or not the seeds' losses are correlated."""
     rng = np.random.default_rng(12)
-    values = shared * rng.standard_normal((TRIALS, 24, 1, 3))
-    values = values + 0.2 * rng.standard_normal((TRIALS, 24, 2, 3))
+    values = shared * rng.standard_normal((600, 24, 1, 3))
+    values = values + 0.2 * rng.standard_normal((600, 24, 2, 3))
     sweeps = [
         compare_seeds([pair_up(a, b) for a, b in family]) for family in np.exp(values).tolist()
     ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from training_for_tests import CPU, compile_lightly, run_case
 
 from bench.case import parse_value, telling_axes
 from bench.data.batches import MadeBatches, count_items
@@ -26,11 +25,9 @@ from bench.record import Status
 from bench.report.__main__ import main as report
 from bench.sweep.__main__ import main as sweep
 from bench.training.building import make_training
-from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.trial import Trial
-from bench.worker.measurement import measure
-from bench.worker.messages import Assignment, Channel, Finished
+from bench.worker.messages import Finished
 from bench.workloads import (
     IMAGES,
     OWN,
@@ -43,7 +40,6 @@ from bench.workloads import (
 from bench.workloads.images import Images
 from examples import transformer
 
-CPU = torch.device("cpu")
 TRANSFORMER, TWO, RESNET = (
     "examples.transformer:tiny",
     "examples.two_losses:tiny",
@@ -67,10 +63,6 @@ class Right(Workload):
     def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
         logits = network(batch["x"])
         return Loss(F.cross_entropy(logits, batch["y"]), (logits.argmax(1) == batch["y"]).sum())
-
-
-def right() -> Workload:
-    return Right()
 
 
 def normalised() -> Workload:
@@ -112,7 +104,7 @@ def test_what_keeps_the_protocol_is_known() -> None:
     assert look(transformer.tiny()) == WorkloadFacts(
         320, 320 * 32, 24 * 32, "tokens", optimizer="AdamW"
     )
-    assert not examine(f"{__name__}:right", "workload").batchnorm
+    assert not examine(f"{__name__}:Right", "workload").batchnorm
     assert examine(f"{__name__}:normalised", "workload").batchnorm
 
 
@@ -240,7 +232,7 @@ def test_a_head_is_a_layer_of_the_network() -> None:
         ("workload", "network", "returned Linear; its factory returns a bench.workloads.Workload"),
         ("workload", "number", "returned int; its factory returns a bench.workloads.Workload"),
         ("workload", "wright", "module 'test_workload' has no function 'wright'; did you mean"),
-        ("model", "right", "returned a workload; give it as --workload"),
+        ("model", "Right", "returned a workload; give it as --workload"),
     ],
 )
 def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None:
@@ -250,7 +242,7 @@ def test_a_workload_is_no_network(kind: str, factory: str, message: str) -> None
 
 
 def test_a_workload_is_identified_by_its_network_and_its_files() -> None:
-    one, other = (examine(f"{__name__}:right", "workload") for _ in range(2))
+    one, other = (examine(f"{__name__}:Right", "workload") for _ in range(2))
     assert one == other
     assert one.workload == look(Right())
     assert examine(TWO, "workload").parameters != one.parameters
@@ -333,7 +325,7 @@ def test_items_are_counted_by_the_first_tensor() -> None:
 
 def run(workload: str, **settings: Any) -> Finished:
     (case,) = grid({"workload": [workload], "device": ["cpu"], "batch_size": [16]})
-    return measure(Assignment(replace(case, **settings), "", time.monotonic()), Channel())
+    return run_case(replace(case, **settings))
 
 
 def plain_transformer(steps: int) -> list[float]:
@@ -380,8 +372,13 @@ def test_the_next_token_can_be_learnt() -> None:
     assert m.test_loss < 2.6
 
 
-@pytest.mark.parametrize("precision", ["bf16-amp", "bf16", "fp16", "fp16-amp"])
-@pytest.mark.parametrize("workload", [TRANSFORMER, TWO])
+@pytest.mark.parametrize(
+    ("workload", "precision"),
+    [
+        *((TRANSFORMER, name) for name in ("bf16-amp", "bf16", "fp16", "fp16-amp")),
+        *((TWO, name) for name in ("bf16-amp", "fp16")),
+    ],
+)
 def test_every_precision_trains_it(precision: str, workload: str) -> None:
     kind = PRECISIONS[precision]
     found = run(workload, precision=precision, loss_scale=kind.default_loss_scale, accumulate=2)
@@ -389,6 +386,11 @@ def test_every_precision_trains_it(precision: str, workload: str) -> None:
     assert sum(losses[-3:]) < sum(losses[:3])
     assert found.status is Status.OK
     assert found.measurement.arithmetic == kind.arithmetic
+
+
+def test_a_network_of_images_of_ones_own_trains() -> None:
+    found = run(RESNET, precision="bf16-amp")
+    assert (found.status, found.measurement.arithmetic) == (Status.OK, "bfloat16")
 
 
 def test_what_a_workload_keeps_in_fp32_stays_there() -> None:
@@ -496,17 +498,6 @@ def test_what_is_frozen_stays_and_nothing_is_said_to_be_right() -> None:
     assert still == [n for n, _ in ours.model.named_parameters() if n.startswith("backbone")]
 
 
-def test_flop_of_what_is_frozen_are_not_counted() -> None:
-    """Of its convolutions only the forward pass is, and no gradient reaches them."""
-    workload = load_workload(TWO)
-
-    class Thawed(type(workload)):  # type: ignore[misc]
-        def build_model(self) -> nn.Module:
-            return super().build_model().requires_grad_()
-
-    assert count_flop(workload) < 0.7 * count_flop(Thawed(side=32, width=8))
-
-
 # ------------------------------------------------------------------------------------ a sweep
 
 
@@ -517,23 +508,17 @@ def sweep_example(out: Path, workload: str, *arguments: str) -> list[dict[str, s
         return list(csv.DictReader(file))
 
 
-def sweep_grid(out: Path, workload: str) -> list[dict[str, str]]:
-    """Two precisions by two batch sizes, all of which are ok."""
-    flags = ["--precision", "fp32", "bf16-amp", "--batch-size", "8", "16"]
-    rows = sweep_example(out, workload, *flags)
-    assert [row["status"] for row in rows] == ["ok"] * 4
-    assert {(row["precision"], row["batch_size"]) for row in rows} == {
-        (p, b) for p in ("fp32", "bf16-amp") for b in ("8", "16")
-    }
-    return rows
-
-
 @pytest.mark.slow
 def test_a_transformer_is_swept_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Precision by batch size, each in a process of its own."""
-    rows = sweep_grid(tmp_path / "out", TRANSFORMER)
+    """Two precisions, each in a process of its own."""
+    flags = ["--precision", "fp32", "bf16-amp", "--batch-size", "16"]
+    rows = sweep_example(tmp_path / "out", TRANSFORMER, *flags)
+    assert [(row["status"], row["precision"]) for row in rows] == [
+        ("ok", "fp32"),
+        ("ok", "bf16-amp"),
+    ]
     assert {(row["unit"], row["train_images"], row["model"], row["workload"]) for row in rows} == {
         ("tokens", str(320 * 32), TRANSFORMER, TRANSFORMER)
     }
@@ -547,14 +532,12 @@ def test_a_transformer_is_swept_and_reported(
     assert report([str(tmp_path / "out"), "--format", "html", "-o", str(tmp_path / "x.html")]) == 0
 
 
-@pytest.mark.slow
 def test_a_last_batch_of_one_item_is_trained_where_no_batchnorm_is(tmp_path: Path) -> None:
     """100 items are 11 times 9 and one."""
     (row,) = sweep_example(tmp_path / "out", TWO, "--precision", "fp32", "--batch-size", "9")
     assert (row["status"], row["optimizer"]) == ("ok", "sgd")
 
 
-@pytest.mark.slow
 def test_a_batch_of_one_item_is_done_when_it_is_asked_for_again(tmp_path: Path) -> None:
     """That it steps its own optimizer is known before it is looked for among the records."""
     for _ in range(2):
@@ -565,27 +548,18 @@ def test_a_batch_of_one_item_is_done_when_it_is_asked_for_again(tmp_path: Path) 
     assert len(rows) == 1, "once"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workload", [TWO, RESNET])
-def test_the_other_examples_over_precision_and_batch_size(workload: str, tmp_path: Path) -> None:
-    sweep_grid(tmp_path / "out", workload)
-    assert report([str(tmp_path / "out"), "--format", "html", "-o", str(tmp_path / "x.html")]) == 0
+def test_a_workload_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_lightly(monkeypatch)
+    found = run(f"{__name__}:Right", precision="bf16-amp", compile="default")
+    plain = run(f"{__name__}:Right", precision="bf16-amp")
+    assert found.status is Status.OK
+    assert [s.loss for s in found.steps] == pytest.approx([s.loss for s in plain.steps], rel=0.02)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # a compilation took over a minute on a busy machine
-def test_an_example_is_compiled(tmp_path: Path) -> None:
-    flags = ["--precision", "bf16-amp", "--batch-size", "8", "--compile", "on"]
-    (row,) = sweep_example(tmp_path / "out", TRANSFORMER, *flags)
-    assert (row["status"], row["compile"]) == ("ok", "default")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--workload", "no.such:f"], "--workload 'no.such:f': there is no module 'no'"),
-        (["--workload", f"{__name__}:network"], "returned Linear; its factory returns a bench"),
         (["--workload", TWO, "--model", "dpn92"], "--workload brings its own model; leave out"),
         (["--workload", TWO, "--dataset", "cifar10"], "--workload brings its own dataset; leave"),
         (
@@ -607,10 +581,7 @@ def test_what_cannot_be_trained_is_refused_before_any_case(
     message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here = Path(__file__).parent  # of the workloads of this file, which other processes look for
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here, here.parent))))
     assert sweep(["--device", "cpu", "--out", str(tmp_path / "out"), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

@@ -37,25 +37,20 @@ from bench.doctor.earlier import (
 )
 from bench.doctor.judgement import Level, judge
 from bench.doctor.machine import Machine
-from bench.doctor.rates import (
-    SECONDS,
-    choose_seconds,
-    describe_rates,
-    doubt_rates,
-    measure_rates,
-)
-from bench.environment import DeviceAnswer
+from bench.doctor.rates import SECONDS, choose_seconds, describe_rates, doubt_rates, measure_rates
+from bench.environment import DeviceAnswer, ProcessAnswer
 from bench.errors import UsageError
 from bench.executors.subprocess import SubprocessExecutor
+from bench.fingerprint import Fingerprint
 from bench.gpu.cards import Card
 from bench.gpu.device import Depth, Reading, Unreadable
 from bench.gpu.opening import open_device
 from bench.gpu.peaks import list_peaks
 from bench.grid import grid
 from bench.precision import Arithmetic
+from bench.processes import run_module
 from bench.questions.notices import warn
 from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
-from bench.report.__main__ import main as report
 from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweep
@@ -87,39 +82,28 @@ RECORDINGS = Path(__file__).parent / "recordings"
 
 
 @pytest.mark.parametrize("arithmetic", FORMATS)
-def test_a_product_is_of_the_flop_it_is_said_to_be(arithmetic: Arithmetic) -> None:
-    task = make_product(arithmetic, CPU, 64)
-    with Counter() as counter:
-        task.action()
-    ((label, work),) = counter.work.items()
-    assert label.format == arithmetic
-    assert work.flop == task.amount == 2 * 64**3
+def test_tasks_are_of_the_flop_they_are_said_to_be(arithmetic: Arithmetic) -> None:
+    for task in (
+        make_product(arithmetic, CPU, 64),
+        *(make_convolution(arithmetic, CPU, window, channels=8, images=2) for window in (1, 3)),
+    ):
+        with Counter() as counter:
+            task.action()
+        assert {label.format for label in counter.work} == {arithmetic}
+        assert sum(work.flop for work in counter.work.values()) == task.amount
+    assert make_product(arithmetic, CPU, 64).amount == 2 * 64**3
 
 
-@pytest.mark.parametrize("arithmetic", FORMATS)
-@pytest.mark.parametrize("window", [1, 3])
-def test_a_convolution_is_of_the_flop_it_is_said_to_be(arithmetic: Arithmetic, window: int) -> None:
-    task = make_convolution(arithmetic, CPU, window, channels=8, images=2)
-    with Counter() as counter:
-        task.action()
-    assert {label.format for label in counter.work} == {arithmetic}
-    assert sum(work.flop for work in counter.work.values()) == task.amount
-
-
-def test_a_copy_is_of_the_bytes_that_it_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_reads_and_writes_and_a_call_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.training.yardstick.COPIED_BYTES", {"cpu": 4096})
-    task = make_copy(CPU)
-    with Counter() as counter:
-        task.action()
-    (work,) = counter.work.values()
-    assert work.bytes == task.amount == 2 * 4096
-
-
-def test_a_call_is_one_operation() -> None:
-    task = make_call(CPU)
-    with Counter() as counter:
-        task.action()
-    assert sum(work.calls for work in counter.work.values()) == task.amount == 1
+    works = []
+    for task in (make_copy(CPU), make_call(CPU)):
+        with Counter() as counter:
+            task.action()
+        works += [(work, task.amount) for work in counter.work.values()]
+    (copied, moved), (called, calls) = works
+    assert copied.bytes == moved == 2 * 4096
+    assert called.calls == calls == 1
 
 
 def test_what_fails_is_named_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,23 +127,24 @@ class Moments(Unreadable):
     last: float = math.inf
     done: int = 0
 
+    @property
+    def fast(self) -> bool:
+        return self.first <= self.done <= self.last
+
     def make(self, size: int) -> Task:
         return Task(self.act, 1e6)
 
     def act(self) -> None:
         self.done += 1
-        time.sleep(0.002 if self.first <= self.done <= self.last else 0.1)
+        time.sleep(0.002 if self.fast else 0.1)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        if self.first <= self.done <= self.last:
-            return (Reading(0, sm_clock_mhz=1980, power_w=512.0),)
-        return (Reading(0, sm_clock_mhz=1365, power_w=723.0),)
+        clock, power = (1980, 512.0) if self.fast else (1365, 723.0)
+        return (Reading(0, sm_clock_mhz=clock, power_w=power),)
 
 
 def measure_moments(
-    monkeypatch: pytest.MonkeyPatch,
-    expected: dict[str, float] | None = None,
-    **moments: Moments,
+    monkeypatch: pytest.MonkeyPatch, expected: dict[str, float] | None = None, **moments: Moments
 ) -> Yardstick:
     """Measure what takes the time of these moments, by column."""
     meters = [
@@ -281,24 +266,22 @@ def test_what_collapses_for_a_moment_is_measured_again(
     assert set(renewed) == {f"rate_{format}" for format in FORMATS}  # it speaks for the others too
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("", 0.1), ("0", 0.0), ("3.5", 3.5)])
-def test_how_long_is_a_variable(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SECONDS, text)
-    assert choose_seconds("cpu") == seconds
+def test_how_long_is_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, seconds in (("", 0.1), ("0", 0.0), ("3.5", 3.5)):
+        monkeypatch.setenv(SECONDS, text)
+        assert choose_seconds("cpu") == seconds
+    for text in ("soon", "-1", "61", "nan"):
+        monkeypatch.setenv(SECONDS, text)
+        with pytest.raises(UsageError, match="from 0 to 60"):
+            choose_seconds("cpu")
 
 
-@pytest.mark.parametrize("text", ["soon", "-1", "61", "nan"])
-def test_another_value_of_it_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SECONDS, text)
-    with pytest.raises(UsageError, match="from 0 to 60"):
-        choose_seconds("cpu")
-
-
-@pytest.mark.slow
-def test_a_process_that_fails_gives_its_reason() -> None:
-    found = measure_rates("nowhere", 0.001)
-    assert found.rates == {}
-    assert "nowhere" in found.reasons["rates"]
+def test_a_process_that_fails_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, last = run_module("nowhere", timeout_s=60)
+    assert (said, "No module named nowhere" in (last or "")) == ("", True)
+    for why, reason in (("no device", "no device"), (None, "not measured within 120 s")):
+        monkeypatch.setattr("bench.doctor.rates.run_module", lambda *_, why=why, **__: ("", why))
+        assert measure_rates("cpu", 0.001) == Yardstick(reasons={"rates": reason})
 
 
 # ------------------------------------------------------------------------------------ in a sweep
@@ -309,6 +292,26 @@ SWEEP = "--model dpn-small --dataset synthetic --batch-size 16 --fraction 0.002 
 def run_sweep(out: Path, *more: str) -> None:
     command = [*SWEEP.split(), *more, "--device", "cpu", "--out", str(out)]
     assert sweep(command) == 0
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, unreported: None) -> None:
+    """Sweeps ask and train nothing: a step does a product of 1 MFLOP in 10 ms."""
+
+    def examine(self: object, lane: object, devices: list[str], *_: object, **__: object) -> Any:
+        answer = DeviceAnswer({"torch": "2.13.0", "torch_threads": 2})
+        return ProcessAnswer(devices=dict.fromkeys(devices, answer), models=_Alike())
+
+    times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "step_time_median_s": 0.01}
+    work = [WorkRow("matmul", "mm", "float32", 1, 1e6, 1e3, 0.01)]
+    answer = Outcome(Status.OK, measurement=Measurement(**times), work=work)
+    monkeypatch.setattr(SubprocessExecutor, "examine", examine)
+    monkeypatch.setattr(SubprocessExecutor, "run", lambda *_: deepcopy(answer))
+
+
+class _Alike(dict[str, Fingerprint]):
+    def __missing__(self, model: str) -> Fingerprint:
+        return Fingerprint("p", "l", "s", 10)
 
 
 def answer_rates(
@@ -332,8 +335,7 @@ def read_rows(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "records.csv").read_text().splitlines()))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unreported")
+@pytest.mark.usefixtures("quick")
 def test_a_sweep_measures_once_and_only_where_it_runs_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,24 +351,19 @@ def test_a_sweep_measures_once_and_only_where_it_runs_something(
     assert list(read_tries(first["rate_tries"])) == [n for n in (*RATE_NAMES, CALL) if first[n]]
 
     run_sweep(tmp_path / "a", "--precision", "fp32", "bf16-amp")  # nothing is left to run
-    assert "measuring" not in capsys.readouterr().err
     run_sweep(tmp_path / "b", "--executor", "fake")
-    assert "measuring" not in capsys.readouterr().err
     run_sweep(tmp_path / "a", "--precision", "bf16")  # it goes on at once
     assert "measuring" not in capsys.readouterr().err
     assert read_rows(tmp_path / "a")[-1]["rate_copy"] == first["rate_copy"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unreported")
+@pytest.mark.usefixtures("quick")
 def test_a_collapsed_yardstick_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = Yardstick({"rate_copy": 5e9}, {}, {"rate_copy": Tries(24)})
     lost = replace(kept, collapsed={"rate_float32": COLLAPSE})
     asked = answer_rates(monkeypatch, lambda time: lost if time < 3 else kept)
-    answer = Outcome(Status.OK, measurement=Measurement(epoch_time_s=1.0, measured_time_s=1.0))
-    monkeypatch.setattr(SubprocessExecutor, "run", lambda *_: deepcopy(answer))
     run_sweep(tmp_path / "a", "--precision", "fp32")
     assert "warning: 2 threads reach 0.34 GFLOP/s in float32" in capsys.readouterr().err
     (row,) = read_rows(tmp_path / "a")
@@ -400,8 +397,7 @@ def test_the_better_of_two_measurements_counts_with_the_tries_of_both() -> None:
         }
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unreported")
+@pytest.mark.usefixtures("quick")
 def test_a_step_that_beats_the_rates_has_them_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -413,7 +409,7 @@ def test_a_step_that_beats_the_rates_has_them_measured_again(
 
     asked = answer_rates(monkeypatch, answer)
     monkeypatch.setattr("bench.sweep.loop.recall_rates", lambda *_: Yardstick())
-    run_sweep(tmp_path / "a", "--precision", "fp32", "--seed", "0", "1", "2", "--profile", "on")
+    run_sweep(tmp_path / "a", "--precision", "fp32", "--seed", "0", "1", "2")
     said = capsys.readouterr().err
     assert said.count("note: float32 products reached ") == 1
     assert said.count("measuring what the CPU can do now") == len(asked) == 2
@@ -454,23 +450,12 @@ def test_what_was_measured_is_kept_as_it_was() -> None:
     assert recall(here(), 0.2) == Yardstick()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"torch": "2.14.0"},
-        {"driver": "590.1"},
-        {"gpu": "NVIDIA Other"},
-        {"gpu_uuid": "GPU-1"},
-        {"cpu": "another"},
-        {"host": "another"},
-        {"torch_threads": 1},
-        {"code": "0123"},
-        {"variables": "A=1"},
-    ],
-)
-def test_rates_are_those_of_one_machine(other: dict[str, Any]) -> None:
+def test_rates_are_those_of_one_machine() -> None:
     keep(measured(), here(), 0.2)
-    assert recall(here(**other), 0.2) == Yardstick()
+    others = {"torch": "2.14.0", "driver": "590.1", "gpu": "NVIDIA Other", "gpu_uuid": "GPU-1"}
+    others |= {"cpu": "another", "host": "another", "code": "0123", "variables": "A=1"}
+    for name, value in {**others, "torch_threads": 1}.items():
+        assert recall(here(**{name: value}), 0.2) == Yardstick(), name
 
 
 def test_rates_are_those_of_one_power_limit_and_way_to_measure(
@@ -522,13 +507,14 @@ def test_a_file_of_rates_that_cannot_be_read_is_measured_again(tmp_path: Path) -
         assert recall(here(), 0.2) == Yardstick()
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_next_sweep_takes_the_rates_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = measured()
     asked = answer_rates(monkeypatch, lambda time: found)
-    run_sweep(tmp_path / "a", "--precision", "fp32", "--steps", "2")
-    run_sweep(tmp_path / "b", "--precision", "fp32", "--steps", "2")
+    run_sweep(tmp_path / "a", "--precision", "fp32")
+    run_sweep(tmp_path / "b", "--precision", "fp32")
     said = capsys.readouterr().err
     assert said.count("measuring what the CPU can do now") == len(asked) == 1
     words = " ".join(said.split())
@@ -575,9 +561,8 @@ def test_what_is_lost_is_named_with_its_share() -> None:
 
 
 def test_units_are_those_of_the_column() -> None:
-    assert write_rate("rate_float16", 612.3e12) == "612 TFLOP/s"
-    assert write_rate("rate_copy", 4.31e12) == "4.31 TB/s"
-    assert write_rate("call_time_s", 3.14e-6) == "3.1 µs"
+    found = {"rate_float16": 612.3e12, "rate_copy": 4.31e12, "call_time_s": 3.14e-6}
+    assert [write_rate(*one) for one in found.items()] == ["612 TFLOP/s", "4.31 TB/s", "3.1 µs"]
 
 
 FASTER: dict[str, Any] = {"rate_float32": 5e10, "rate_copy": 9e9, "call_time_s": 1e-6}
@@ -632,18 +617,17 @@ def test_a_sweep_that_goes_on_soon_keeps_its_rates(sweeps: Path) -> None:
     assert recall_rates(here(), write_sweep(sweeps / "collapsed", **collapsed)) == none
 
 
-@pytest.mark.slow
-def test_a_report_names_the_slower_of_two_times(
-    sweeps: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
-    both = [str(sweeps / "faster"), str(sweeps / "slower")]
-    assert report([*both, "--full"]) == 0
-    out = capsys.readouterr().out
-    assert "Slower device: C gave less in slower (" in out
-    assert "float32 products −40 %." in out
-    assert report([both[0], "--full"]) == 0
-    assert "Slower device" not in capsys.readouterr().out
+def list_slower(*folders: Path) -> list[str]:
+    rows = summaries.read([read_sweep(folder) for folder in folders])
+    notices = warn(rows, summaries.summarize(summaries.latest(rows)))
+    return [notice.text for notice in notices if notice.label == "Slower device"]
+
+
+def test_a_report_names_the_slower_of_two_times(sweeps: Path) -> None:
+    (said,) = list_slower(sweeps / "faster", sweeps / "slower")
+    assert said.startswith("C gave less in slower (")
+    assert "): float32 products −40 %. What else used it" in said
+    assert list_slower(sweeps / "faster") == []
 
 
 @pytest.mark.parametrize(("lane", "told"), [("cpu0", True), ("cpu1", False)])
@@ -651,9 +635,7 @@ def test_two_lanes_are_not_one_device_at_two_times(lane: str, told: bool, tmp_pa
     """How they differ, their anchors tell."""
     write_sweep(tmp_path, lane="cpu0", **FASTER)
     write_sweep(tmp_path, lane=lane, repeat=2, **SLOWER)
-    rows = summaries.read([read_sweep(tmp_path)])
-    labels = [notice.label for notice in warn(rows, summaries.summarize(summaries.latest(rows)))]
-    assert ("Slower device" in labels) is told
+    assert bool(list_slower(tmp_path)) is told
 
 
 def test_compare_tells_rates_that_differ(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -729,10 +711,11 @@ def test_a_step_is_counted_in_each_precision() -> None:
 
 @pytest.mark.slow
 def test_a_step_is_counted_in_a_process_of_its_own() -> None:
-    (fp32,) = count_model("dpn-small", 64, "cpu", ["fp32"])
+    model = "tests.models_for_tests:good"
+    (fp32,) = count_model(model, 64, "cpu", ["fp32"])
     assert (fp32.precision, fp32.batch_size, fp32.error) == ("fp32", 64, "")
-    assert sum(row.flop or 0 for row in fp32.work) > 1e9
-    (late,) = count_model("dpn-small", 64, "cpu", ["fp32"], timeout_s=0.01)
+    assert sum(row.flop or 0 for row in fp32.work) > 64 * 3e4
+    (late,) = count_model(model, 64, "cpu", ["fp32"], timeout_s=0.01)
     assert (late.work, late.error) == ((), "not counted within 0.01 s")
 
 
@@ -744,7 +727,6 @@ def test_a_step_is_counted_in_a_process_of_its_own() -> None:
     [
         ("--batch-size 64", "give --model too"),
         ("--model dpn92 --batch-size 0", "give a whole number of at least 1"),
-        ("--model dpn92 --batch-size auto", "give a whole number of at least 1"),
     ],
 )
 def test_a_wrong_batch_size_is_one_line(

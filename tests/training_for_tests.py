@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.case import Case
 from bench.data.batches import Divided, Supply
 from bench.gpu.device import Device
 from bench.gpu.monitor import Monitor, Observation
@@ -21,6 +24,8 @@ from bench.models import build_model
 from bench.optimization import OPTIMIZERS
 from bench.precision import PRECISIONS, set_flags
 from bench.training.loop import Training
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel, Finished
 
 CPU = torch.device("cpu")
 LR = 0.05
@@ -76,6 +81,20 @@ def distance(a: nn.Module, b: nn.Module) -> float:
         torch.cat([p.detach().double().flatten() for p in m.parameters()]) for m in (a, b)
     )
     return float((one - other).norm() / other.norm())
+
+
+def run_case(case: Case, folder: str = "") -> Finished:
+    """What a worker measures of a case, in this process."""
+    return measure(Assignment(case, folder, time.monotonic()), Channel())
+
+
+def compile_lightly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch.compile trace networks and gradients whole, without inductor's part, which takes
+    ten seconds for the smallest network."""
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **_: compile(model, dynamic=False, backend="aot_eager")
+    )
 
 
 # --------------------------------------------------------------------- every weight is its master

@@ -11,13 +11,14 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
-from bench.advise.advisor import GOALS, PRICED, Advisor
-from bench.advise.answer import Answer, describe_result
+from bench.advise.advisor import Advisor
+from bench.advise.answer import Answer
 from bench.advise.space import (
     LEVERS,
     expect_start,
@@ -26,13 +27,22 @@ from bench.advise.space import (
     read_scale,
     refuse,
 )
-from bench.advise.standing import strip
-from bench.axis import Value, parse_number
+from bench.advise.standing import GOALS, PRICED, strip
+from bench.axis import Value
 from bench.case import Case, list_absent, parse_value
 from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, choose, nearest
-from bench.flags import Parser, add_axes, command, describe, parse_percent, read_axes
+from bench.flags import (
+    Parser,
+    add_axes,
+    add_flag,
+    command,
+    describe,
+    parse_number,
+    parse_percent,
+    read_axes,
+)
 from bench.gpu.kinds import refuse_others
 from bench.grid import grid
 from bench.preset import Preset
@@ -60,39 +70,20 @@ def build_parser() -> Parser:
         description=describe(__doc__),
         epilog="Return code: 0 with an answer, 3 without one, 2 for a usage error.",
     )
-    what = parser.add_argument_group("what to find")
-    what.add_argument(
-        "--budget",
-        metavar="TIME",
-        default=BUDGET,
-        help=f"wall time, such as 90s, 10m or 1h; a run that has begun is not cut off ({BUDGET})",
-    )
-    what.add_argument(
-        "--now",
-        metavar="AXIS=VALUE,…",
-        default="",
-        help="the setting that you use now (default: precision=fp32,batch_size=128, where flags "
-        "allow them)",
-    )
-    what.add_argument(
-        "--for",
-        dest="goal",
-        default=GOALS[0],
-        metavar="GOAL",
-        help=f"what is to be small: {', '.join(GOALS)} ({GOALS[0]})",
-    )
-    what.add_argument(
-        "--price",
-        metavar="P",
-        help="what an hour of this machine costs, in any currency; the answer has images for it",
-    )
-    what.add_argument(
-        "--margin",
-        default=MARGIN,
-        metavar="P%",
-        help=f"a training loss within this is as good ({MARGIN.replace('%', '%%')})",
-    )
-    what.add_argument("--format", default="text", metavar="FORMAT", help="text or json (text)")
+    add = partial(add_flag, parser.add_argument_group("what to find"))
+    wall = "wall time, such as 90s, 10m or 1h; a run that has begun is not cut off"
+    add("--budget", "TIME", f"{wall} ({BUDGET})", parse_budget, BUDGET)
+    usual = "default: precision=fp32,batch_size=128, where flags allow them"
+    add("--now", "AXIS=VALUE,…", f"the setting that you use now ({usual})", default="")
+    goals = {goal: goal for goal in GOALS}
+    small = f"what is to be small: {', '.join(GOALS)} ({GOALS[0]})"
+    add("--for", "GOAL", small, partial(choose, right=goals), GOALS[0], "goal")
+    costs = "what an hour of this machine costs, in any currency; the answer has images for it"
+    above = partial(parse_number, right="a number above 0, such as 2.49")
+    add("--price", "P", costs, above)
+    as_good = f"a training loss within this is as good ({MARGIN.replace('%', '%%')})"
+    add("--margin", "P%", as_good, _parse_margin, MARGIN)
+    add("--format", "FORMAT", "text or json (text)", partial(choose, right=FORMATS), "text")
     add_axes(
         parser,
         "one value fixes a setting, several are the ones to be tried; without a flag, "
@@ -112,44 +103,30 @@ def main(argv: Sequence[str]) -> int:
     """
     began = monotonic()
     given = build_parser().parse(argv)
-    choose("--for", given.goal, dict.fromkeys(GOALS))
-    write = choose("--format", given.format, FORMATS)
-    budget_s = parse_budget(given.budget)
-    margin = parse_percent(f"--margin {given.margin!r}", given.margin)
-    price = read_price(given.price, given.goal)
+    if given.price is None and given.goal == PRICED:
+        raise UsageError(f"--for {PRICED} needs the price of an hour here, such as --price 2.49")
     now, axes = read_now(given)
     options = read_running(given, axes, Preset("advise", "", ({},)))
     if options.lanes not in (None, 1) or options.quiet:
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
-    until = began + budget_s
-    answer, stopped = find(now, axes, options, given.goal, margin, price, budget_s, until)
-    print(write(answer))
+    answer, stopped = find(now, given, options, began + given.budget)
+    print(given.format(answer))
     if stopped:
         return 128 + stopped
     return 0 if answer.advised is not None else 3
 
 
-def parse_budget(text: str) -> float:
+def _parse_margin(flag: str, text: str) -> float:
+    return parse_percent(f"{flag} {text!r}", text)
+
+
+def parse_budget(flag: str, text: str) -> float:
     """Read ``90s``, ``10m`` or ``1h`` as s. Raises UsageError: it is no time above 0."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h)", text.strip())
     seconds = float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[found[2]] if found else 0.0
     if not seconds:
-        raise UsageError(f"--budget {text[:40]!r}: give a time above 0, such as 90s, 10m or 1h")
+        raise UsageError(f"{flag} {text[:40]!r}: give a time above 0, such as 90s, 10m or 1h")
     return seconds
-
-
-def read_price(text: str | None, goal: str) -> float | None:
-    """Read the price of an hour. Raises UsageError: it is no number above 0, or is needed."""
-    if text is None:
-        if goal == PRICED:
-            raise UsageError(
-                f"--for {PRICED} needs the price of an hour here, such as --price 2.49"
-            )
-        return None
-    try:
-        return float(parse_number("--price", 0)(text))
-    except ValueError:
-        raise UsageError(f"--price {text[:40]!r}: give a number above 0, such as 2.49") from None
 
 
 def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
@@ -181,26 +158,20 @@ def read_now(given: argparse.Namespace) -> tuple[Case, dict[str, list[Value]]]:
 
 
 def find(
-    now: Case,
-    axes: Mapping[str, Sequence[Value]],
-    options: Options,
-    goal: str,
-    margin: float,
-    price: float | None,
-    budget_s: float,
-    until: float,
+    now: Case, given: argparse.Namespace, options: Options, until: float
 ) -> tuple[Answer, int]:
-    """Search until the budget is used; the answer, and the number of the signal that stopped it."""
+    """Search until a time.monotonic(); the answer, and the number of the signal that stopped it."""
+    axes = options.axes
     with start_executor(options) as executor:
         hardware = examine_alike(executor, [now], options, "which may need different settings")
         inputs = hardware.inputs
         now = strip(inputs.settle(now))
         items = inputs.data(now).train_images
-        given = {n: v for n, v in axes.items() if n in (*LEVERS[now.device], "batch_size")}
-        given |= {name: values for name, values in axes.items() if len(values) > 1}
-        if goal == "memory":  # of which the smallest batch takes least
-            given.setdefault("batch_size", [now.batch_size])
-        levers = list_levers(now, given, items)
+        fixed = {n: v for n, v in axes.items() if n in (*LEVERS[now.device], "batch_size")}
+        fixed |= {name: values for name, values in axes.items() if len(values) > 1}
+        if given.goal == "memory":  # of which the smallest batch takes least
+            fixed.setdefault("batch_size", [now.batch_size])
+        levers = list_levers(now, fixed, items)
         out = options.out or default_out(inputs.platforms)
         scale = read_scale(out, now)
         said = {"loss_scale": scale} if scale else {}
@@ -211,39 +182,34 @@ def find(
             if (why := refuse(replace(now, precision=str(value)), now, inputs))
         }
         with open_loop(hardware, executor, out, options) as loop:
-            comparable = continue_folder(loop, settings)
             advisor = Advisor(
                 loop,
                 settings,
-                comparable,
-                goal,
-                budget_s,
+                continue_folder(loop, settings),
+                given.goal,
+                given.budget,
                 until,
-                describe_result,
                 room_bytes=find_room(now, inputs),
                 judged=now.dataset != SYNTHETIC,
-                margin=margin,
+                margin=given.margin,
                 start_s=expect_start,
                 items=items,
             )
-            shown = list(levers)
             with (
                 hire_crew({loop: hardware}) as (crew, stopped),
-                Display(out, None, len(advisor.known), shown, "the best setting") as display,
+                Display(out, None, len(advisor.known), [*levers], "the best setting") as display,
             ):
                 loop.show_on(display)
                 crew.work([advisor])
-            standing = advisor.standing
-    tried = {name: values for name, values in levers.items() if len(values) > 1}
     answer = Answer(
-        standing,
-        goal,
-        tried,
+        advisor.standing,
+        given.goal,
+        {name: values for name, values in levers.items() if len(values) > 1},
         left_out,
         options.resume(out),
-        budget_s,
+        given.budget,
         out,
-        price,
+        given.price,
         items,
         bool(stopped()),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from bench.advise.answer import describe_progress
 from bench.advise.belief import guess
 from bench.advise.policy import Budget, choose
 from bench.advise.space import expect
@@ -25,14 +26,8 @@ from bench.wall.records import read_peak
 if TYPE_CHECKING:
     import pandas as pd
 
-PRICED = "images-per-price"
-
 MIN_STEPS = 6
 """Steps below which nothing is said of their spread."""
-
-GOALS = ("time", "memory", "energy", PRICED)
-"""What advice may be for: the time or energy of an epoch, the peak of memory, or what a price buys,
-which on one machine is best where the time is."""
 
 
 class Advisor:
@@ -41,8 +36,8 @@ class Advisor:
     Args:
         settings: those that may be chosen, the present one first.
         frame: the rows of the folder that new ones can be compared with.
-        budget: s of wall time, which ends at the time.monotonic() ``until``.
-        tell: writes a line on a result, from what is known and the s that are left.
+        budget_s: of wall time, which ends at the time.monotonic() ``until``.
+        space: what `Space` has beside the settings and what is expected of them.
     """
 
     def __init__(
@@ -53,44 +48,37 @@ class Advisor:
         goal: str,
         budget_s: float,
         until: float,
-        tell: Callable[[Standing, Result, float], str],
         **space: Any,
     ) -> None:
         self.loop, self._settings, self._goal = loop, settings, goal
-        self._budget_s, self._until, self._tell, self._space = budget_s, until, tell, space
+        self._budget_s, self._until, self._space = budget_s, until, space
         self._attempts = Counter[tuple[Case, int]]()
         self._losses = Losses()
         self.known = self._read(frame)
         self._open: Trial | None = None
         self._chosen: list[Trial | None] = []  # what is next, once it is asked for
-        self._made: tuple[Sequence[float], Space] | None = None
+        self._made: Space | None = None
         self.standing = Standing(self.known, self.space)
 
     @property
     def space(self) -> Space:
         """What may be chosen, with what is expected of it by now: more, once rates are measured."""
-        known = expect(self._settings, self.loop.inputs)
-        if self._made is None or known != self._made[0]:
-            self._made = known, self._make_space(known)
-        return self._made[1]
-
-    def _make_space(self, known: Sequence[float]) -> Space:
-        if not known and self._settings[0].device == "cuda":
-            known = [guess(setting) for setting in self._settings]
-        prior = known if known and self._goal != "memory" else [0.0 for _ in self._settings]
-        noise = 0.0 if self._goal == "memory" else NOISE
-        return Space(
-            self._settings[0],
-            self._settings,
-            prior,
-            noise=noise,
-            epoch_s=lambda setting: self.loop.inputs.predict(setting),
-            **self._space,
-        )
-
-    @property
-    def left_s(self) -> float:
-        return self._until - monotonic()
+        settings, exact = self._settings, self._goal == "memory"
+        prior = expect(settings, self.loop.inputs)
+        if not prior and settings[0].device == "cuda":
+            prior = [guess(setting) for setting in settings]
+        if not prior or exact:
+            prior = [0.0 for _ in settings]
+        if self._made is None or prior != self._made.prior:
+            self._made = Space(
+                settings[0],
+                settings,
+                prior,
+                noise=0.0 if exact else NOISE,
+                epoch_s=lambda setting: self.loop.inputs.predict(setting),
+                **self._space,
+            )
+        return self._made
 
     @property
     def left(self) -> bool:
@@ -99,7 +87,8 @@ class Advisor:
     def _choose(self) -> Trial | None:
         """What is next: asked for twice a run, by `left` and `take`, and found once."""
         if not self._chosen:
-            self._chosen = [choose(self.standing, Budget(self._budget_s, self.left_s))]
+            budget = Budget(self._budget_s, self._until - monotonic())
+            self._chosen = [choose(self.standing, budget)]
         return self._chosen[0]
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
@@ -121,7 +110,7 @@ class Advisor:
             return
         self.known.append(self._read_result(trial, flatten(record)))
         self.standing = Standing(self.known, self.space)
-        self.loop.display.say(f"    {self._tell(self.standing, self.known[-1], self.left_s)}")
+        self.loop.display.say(f"    {describe_progress(self.standing, self._until - monotonic())}")
 
     def _read(self, frame: pd.DataFrame) -> list[Result]:
         """What earlier runs showed of the settings that may be chosen."""

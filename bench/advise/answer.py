@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.advise.advisor import PRICED
 from bench.advise.evidence import Evidence
 from bench.advise.policy import LEAST_PROMISE, MOST_REPEATS, UNLIMITED, choose
 from bench.advise.standing import (
     LEARN_PART,
     LEARN_SEEDS,
+    PRICED,
     Aim,
     Result,
     Standing,
@@ -56,34 +56,21 @@ def _say(axis: str, value: Value) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known, and what it comes to.
-
-    Attributes:
-        goal: what advice was for, one of `bench.advise.advisor.GOALS`.
-        tried: the values of each lever that were to be tried.
-        left_out: values of levers that were not, and why.
-        command: that goes on, with the budget that was given.
-        budget_s: that was given.
-        folder: where the runs are.
-        price: of an hour, if it was given.
-        items: of an epoch.
-        stopped: whether the search was stopped before its budget was used.
-    """
+    """What is known, and what it comes to."""
 
     standing: Standing
-    goal: str
-    tried: Mapping[str, Sequence[Value]]
-    left_out: Mapping[str, str]
-    command: str
-    budget_s: float
-    folder: Path | None = None
-    price: float | None = None
-    items: int = 0
-    stopped: bool = False
+    goal: str  # of `bench.advise.standing.GOALS`
+    tried: Mapping[str, Sequence[Value]]  # the values of each lever that were to be tried
+    left_out: Mapping[str, str]  # values of levers that were not, and why
+    command: str  # that goes on, with the budget that was given
+    budget_s: float  # that was given
+    folder: Path | None = None  # where the runs are
+    price: float | None = None  # of an hour
+    items: int = 0  # of an epoch
+    stopped: bool = False  # before its budget was used
 
     @property
     def now(self) -> Case:
-        """The setting that is used now."""
         return self.standing.now
 
     @property
@@ -185,10 +172,10 @@ class Answer:
 
     def _tell_baseline(self, advised: Case) -> str:
         """The gain over the best fp32, where that is not the present setting."""
-        plain = [s for s in self.standing.allowed if s.precision == "fp32"]
-        if advised.precision == "fp32" or not plain or plain[0] == self.now:
+        plain = next((s for s in self.standing.allowed if s.precision == "fp32"), self.now)
+        if advised.precision == "fp32" or plain == self.now:
             return ""
-        return f"{self._tell_ratio(advised, plain[0])} the best fp32 ({name(plain[0], self.now)})"
+        return f"{self._tell_ratio(advised, plain)} the best fp32 ({name(plain, self.now)})"
 
     def _tell_others(self) -> str:
         """Why none of the others is advised."""
@@ -225,13 +212,11 @@ class Answer:
         """The runs by which a setting is advised: its own, those of the present one, and those of
         the best that is not certain to be better."""
         settings = dict.fromkeys([advised, self.now, self.standing.best or advised])
-        return [
-            r for s in settings if s in self.standing.values for r in self.standing.list_fine(s)
-        ]
+        measured = [s for s in settings if s in self.standing.values]
+        return [run for setting in measured for run in self.standing.list_fine(setting)]
 
     def _tell_doubts(self, advised: Case) -> str:
-        doubts = self._count_doubts(advised)
-        if not doubts:
+        if not (doubts := self._count_doubts(advised)):
             return ""
         said = ", ".join(f"{number:,} {remark}" for remark, number in doubts.items())
         runs = count(len(self._list_compared(advised)), "run")
@@ -243,18 +228,14 @@ class Answer:
         return self._evidence.count_doubts(compared) if self._evidence else {}
 
     def _share_of_memory(self, advised: Case) -> float | None:
-        used = [self._find_memory(s) for s in (advised, self.now)]
-        return used[0] / used[1] if used[0] and used[1] else None
-
-    def _find_memory(self, setting: Case) -> float | None:
-        used = [r.used_bytes for r in self._runs(setting) if r.used_bytes]
-        return median(used) if used else None
+        here, there = (
+            [r.used_bytes for r in self.standing.known if r.trial.setting == s and r.used_bytes]
+            for s in (advised, self.now)
+        )
+        return median(here) / median(there) if here and there else None
 
     def _find_time(self, setting: Case) -> float:
         return median([r.time_s or 0.0 for r in self.standing.list_fine(setting)])
-
-    def _runs(self, setting: Case) -> list[Result]:
-        return [r for r in self.standing.known if r.trial.setting == setting]
 
     def _tell_learning(self, advised: Case) -> str:
         space, twin = self.standing.space, self.standing.find_twin(advised)
@@ -306,7 +287,7 @@ class Answer:
         plain = [s for s in plain if not s.compiled]
         if not advised.compiled or not plain:
             return ""
-        starts = [self.standing.find_start(s) or 0.0 for s in (advised, plain[0])]
+        starts = [*map(self.standing.find_start, (advised, plain[0]))]
         gain = self._find_time(plain[0]) - self._find_time(advised)
         if gain <= 0 or starts[0] <= starts[1]:
             return ""
@@ -446,8 +427,8 @@ def _interval(ratio: Ratio, write: Any) -> str:
     return f" ({low} to {high})"
 
 
-def describe_result(standing: Standing, result: Result, left_s: float) -> str:
-    """A line on one run: what is believed now, and what is left of the budget."""
+def describe_progress(standing: Standing, left_s: float) -> str:
+    """A line after a run: what is believed now, and what is left of the budget."""
     said, now, best = [], standing.now, standing.best
     if best is not None and now in standing.values:
         gain = math.exp(standing.mean(now) - standing.mean(best))

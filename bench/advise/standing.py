@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from statistics import fmean, median, variance
@@ -27,11 +27,18 @@ from bench.verdict import (
     learnt_nothing,
     take_back,
 )
-from bench.wall.line import fit_line
+from bench.wall.search import fit_line
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+PRICED = "images-per-price"
+
+GOALS = ("time", "memory", "energy", PRICED)
+"""What advice may be for: the time or energy of an epoch, the peak of memory, or what a price buys,
+which on one machine is best where the time is."""
 
 
 class Aim(StrEnum):
@@ -108,39 +115,23 @@ def read_trial(case: Case, repeat: int) -> Trial:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run.
-
-    Attributes:
-        took_s: wall time with everything.
-        start_s: of this, set-up and warm-up, in which networks are compiled.
-        trained_s: of this, the steps that were measured.
-        time_s: of an epoch; None where none was measured.
-        error: half of the 95 % interval of its mean step, as a share; None where it is not known.
-        value: what is to be small, as a search is for time, memory or energy; None where it is not
-            known.
-        used_bytes: the peak of memory.
-        room_bytes: of this, what counts against the memory there is.
-        loading_s: what torch's loader takes for an epoch where nothing is trained.
-        loss: over what it trained, of ``seed``.
-        reason: why it ended as it did, unless it is ok.
-        record_id: of its row; empty where it has none.
-    """
+    """What came of a run; None is what is not known."""
 
     trial: Trial
     status: Status
-    took_s: float
-    start_s: float = 0.0
-    trained_s: float = 0.0
-    time_s: float | None = None
-    error: float | None = None
-    value: float | None = None
-    used_bytes: float | None = None
-    room_bytes: float | None = None
-    loading_s: float | None = None
+    took_s: float  # wall time with everything
+    start_s: float = 0.0  # of this, set-up and warm-up, in which networks are compiled
+    trained_s: float = 0.0  # of this, the steps that were measured
+    time_s: float | None = None  # of an epoch
+    error: float | None = None  # half of the 95 % interval of its mean step, as a share
+    value: float | None = None  # what is to be small: time, memory or energy
+    used_bytes: float | None = None  # the peak of memory
+    room_bytes: float | None = None  # of this, what counts against the memory there is
+    loading_s: float | None = None  # what torch's loader takes for an epoch, nothing trained
     seed: int = 0
-    loss: float | None = None
-    reason: str = ""
-    record_id: str = ""
+    loss: float | None = None  # over what it trained
+    reason: str = ""  # why it ended as it did, unless it is ok
+    record_id: str = ""  # of its row; empty where it has none
 
 
 def list_changes(setting: Case, other: Case) -> list[str]:
@@ -156,33 +147,20 @@ def strip(case: Case) -> Case:
 
 @dataclass(frozen=True)
 class Space:
-    """What may be chosen from.
+    """What may be chosen from. ``prior`` is the logarithm of what is to be small that counts and
+    rates expect of each of ``settings``, but for a constant. ``start_s`` says how long a run takes
+    beside its steps, and ``epoch_s`` how long an epoch takes, before any was seen."""
 
-    Attributes:
-        now: the setting that is used now.
-        settings: those that may be chosen, ``now`` among them.
-        prior: the logarithm of what is to be small that counts and rates expect, but for a
-            constant; shape of ``settings``.
-        room_bytes: the memory there is; None where it is not known.
-        judged: whether learning is to be compared.
-        margin: by which a loss may be higher, as a share.
-        noise: as `NOISE`; 0 of what repeats itself exactly, as a peak of memory does.
-        start_s: about how long a run of a setting takes beside its steps, before any was seen.
-        epoch_s: about how long an epoch of a setting takes, before any was seen; None where that is
-            not known.
-        items: of an epoch; 0 where that is not known.
-    """
-
-    now: Case
-    settings: Sequence[Case]
+    now: Case  # the setting that is used now
+    settings: Sequence[Case]  # those that may be chosen, the present one among them
     prior: Sequence[float]
-    room_bytes: float | None = None
-    judged: bool = True
-    margin: float = 0.01
-    noise: float = NOISE
-    start_s: Callable[[Case], float] = field(default=lambda case: 10.0)
-    epoch_s: Callable[[Case], float | None] = field(default=lambda case: None)
-    items: int = 0
+    room_bytes: float | None = None  # the memory there is; None where it is not known
+    judged: bool = True  # whether learning is to be compared
+    margin: float = 0.01  # by which a loss may be higher, as a share
+    noise: float = NOISE  # 0 of what repeats itself exactly, as a peak of memory does
+    start_s: Callable[[Case], float] = lambda case: 10.0
+    epoch_s: Callable[[Case], float | None] = lambda case: None  # None where it is not known
+    items: int = 0  # of an epoch; 0 where that is not known
 
     @cached_property
     def places(self) -> dict[Case, int]:
@@ -276,11 +254,9 @@ class Standing:
         seen = {places[s]: (fmean(logs), self.error(s)) for s, logs in self.values.items()}
         prior = self.space.prior
         loading = [r for r in self._timed.get(self.now, ()) if r.loading_s and self.space.noise]
-        if loading:
-            first = loading[0]
-            prior = add_loading(
-                prior, self.space.settings, first.time_s or 0.0, first.loading_s or 0.0
-            )
+        for first in loading[:1]:
+            told = first.time_s or 0.0, first.loading_s or 0.0
+            prior = add_loading(prior, self.space.settings, *told)
         return believe(self.space.covariance, prior, seen)
 
     def mean(self, setting: Case) -> float:
@@ -361,9 +337,8 @@ class Standing:
     def fits(self, setting: Case) -> bool:
         """Whether a batch should fit: below all that did not, and on the line of memory."""
         here, size = self._sharing.get(_share_memory(setting), []), setting.batch_size
-        plain = self._sharing.get(
-            _share_memory(replace(setting, compile=Case.compile, cuda_graphs=False)), []
-        )
+        uncompiled = replace(setting, compile=Case.compile, cuda_graphs=False)
+        plain = self._sharing.get(_share_memory(uncompiled), [])
         if any(r.status in REFUSED and size >= r.trial.setting.batch_size for r in (*here, *plain)):
             return False
         points: dict[int, float] = {}
@@ -380,7 +355,7 @@ class Standing:
         (known, used), *_ = points.items()
         return used * (1 + 2 / 3 * (size / known - 1)) <= FULL * room
 
-    # ------------------------------------------------------------------ what it costs
+    # ------------------------------------------------------------------ what it costs, in s
 
     def predict_s(self, trial: Trial) -> float:
         """About how long a run takes with everything."""
@@ -428,10 +403,9 @@ class Standing:
         times = [r.time_s or 0.0 for runs in self._timed.values() for r in runs]
         return median(times) if times else 0.0
 
-    def find_start(self, setting: Case) -> float | None:
-        """Set-up and warm-up of the first run of a setting, in s, in which it was compiled."""
-        starts = [r.start_s for r in self._timed.get(setting, ()) if r.start_s]
-        return starts[0] if starts else None
+    def find_start(self, setting: Case) -> float:
+        """Set-up and warm-up of the first run of a setting, in which it was compiled."""
+        return next((r.start_s for r in self._timed.get(setting, ()) if r.start_s), 0.0)
 
     # ------------------------------------------------------------------ learning
 
@@ -449,11 +423,8 @@ class Standing:
         """Whether a setting's twin learns as well as the present setting, by `LEARN_SEEDS` that
         both ran."""
         twin = self.find_twin(setting)
-        if twin not in self._learnt:
-            self._learnt[twin] = self._judge_seeds(twin)
-        return self._learnt[twin]
-
-    def _judge_seeds(self, twin: Case) -> Equivalence:
+        if twin in self._learnt:
+            return self._learnt[twin]
         a, b = (
             {r.seed: r.loss for r in self.known if r.trial.setting == s and r.loss is not None}
             for s in (self.now, twin)
@@ -462,10 +433,12 @@ class Standing:
         a, b = ({seed: side[seed] for seed in both} for side in (a, b))
         found = judge_equivalence(a, b, self.space.margin)
         if len(both) < LEARN_SEEDS:
-            return take_back(found, f"{len(both)} of {LEARN_SEEDS} seeds were run")
-        return doubt_guessing(
-            found, [learnt_nothing(fmean(side.values()), self.now.classes) for side in (a, b)]
-        )
+            found = take_back(found, f"{len(both)} of {LEARN_SEEDS} seeds were run")
+        else:
+            guessed = [learnt_nothing(fmean(s.values()), self.now.classes) for s in (a, b)]
+            found = doubt_guessing(found, guessed)
+        self._learnt[twin] = found
+        return found
 
     @cached_property
     def rejected(self) -> dict[Case, Equivalence]:

@@ -122,12 +122,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_agenda(
-    card: Card,
-    scale: Scale,
-    children: Children,
-    begun: float,
-    end: float,
-    only: Sequence[str] = (),
+    card: Card, scale: Scale, children: Children, begun: float, end: float, only: Sequence[str] = ()
 ) -> None:
     """Give each phase of ``only``, or all, its turn by priority; the state is written after each.
     The time is from ``begun`` to ``end``, by time.monotonic(); the report is made after that."""
@@ -166,10 +161,9 @@ def run_phase(
             entry = Entry(State.ABSENT, line=phase.absent)
         else:
             entry = phase.run(card, scale, children)
-    except UsageError as error:
-        entry = Entry(State.FAILED, line=str(error))
     except Exception as error:
-        entry = Entry(State.FAILED, line=clean(f"{type(error).__name__}: {error}"))
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        entry = Entry(State.FAILED, line=clean(f"{kind}{error}"))
     entry.seconds = time.monotonic() - start + (before.seconds if before else 0.0)
     return entry
 
@@ -230,7 +224,7 @@ def _tell_how_to_contribute(card: Card) -> Iterator[str]:
     if not (card.folder / RECORDS).is_file():
         return
     from bench.store.reader import read_records
-    from bench.validate.private import list_given_away
+    from bench.validate.evidence import list_given_away
 
     place = Path("results", card.folder.name)
     here = card.folder.parent == ROOT / "results"

@@ -201,9 +201,7 @@ CUT_LINE = "stopped: it did not end in time"
 
 
 def _ask(
-    name: str,
-    flags: Callable[[Card, Scale], Sequence[str]],
-    describe: Callable[[Any, int], str],
+    name: str, flags: Callable[[Card, Scale], Sequence[str]], describe: Callable[[Any, int], str]
 ) -> Run:
     """A phase whose command prints JSON, which is kept; what was cut leaves nothing half done.
     ``describe`` says the answer in a line, by it and the return code."""
@@ -460,8 +458,7 @@ PHASES: dict[str, Phase] = {
         14,
         # two sizes beside the presets' 256: a small batch has limits of its own
         _sweep(
-            f"--preset precision --batch-size 128 512 {_PROFILED}",
-            own=lambda scale: scale.profiles,
+            f"--preset precision --batch-size 128 512 {_PROFILED}", own=lambda scale: scale.profiles
         ),
     ),
     "ddp": Phase(

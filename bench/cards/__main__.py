@@ -28,7 +28,6 @@ RESULTS = Path("results")
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(prog="python -m bench.cards", description=describe(__doc__))
     add = parser.add_argument
     add("folders", nargs="*", type=Path, metavar="FOLDER",

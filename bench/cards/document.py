@@ -25,9 +25,9 @@ from bench.questions.material import gather
 from bench.questions.notices import warn
 from bench.questions.overview import OVERVIEW, PUBLISHED
 from bench.questions.reasons import PAIRS
-from bench.render.cells import mark_part, quantity_cell, remarks, write_ends, write_ratio
+from bench.render.cells import mark_part, remarks, write_ends, write_ratio
 from bench.render.model import Answer, Level, NextStep, Notice
-from bench.render.section import Section
+from bench.render.section import Section, quantity_cell
 from bench.report.document import Report
 from bench.store.cells import RECORDS
 from bench.study.quantities import QUANTITIES
@@ -156,5 +156,4 @@ def _tell_duels(entry: Entry, group: Group) -> str:
 
 
 def build(sweeps: Sequence[Sweep], home: Path, prices: Prices | None = None) -> Cards:
-    """Derive what several parts need."""
     return gather(sweeps, make=partial(Cards, home=home, prices=prices))

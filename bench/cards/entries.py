@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import pandas as pd
 
 from bench.axis import Trait, Value
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, list_affecting
@@ -25,9 +27,6 @@ from bench.store.attempts import number_groups
 from bench.study import doubts
 from bench.study.axes import keep_main, name_axis, name_setting, name_value
 from bench.verdict import Ratio, compare
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 BASELINES = ("fp32", "tf32")
 """What each precision is compared with, on the same card."""
@@ -61,30 +60,20 @@ CODE = 7  # digits of a hash that are shown
 
 @dataclass(frozen=True)
 class Entry:
-    """A card in one precision.
-
-    Attributes:
-        setting: a case at the batch size and levers at which its group is compared.
-        equal: its own case there; None where it has none.
-        base: of `BASELINES`, the cases of this card there that it is compared with.
-        over: by their precision, how many times as fast it is.
-        best: its fastest case at any batch size and with any of `LEVERS`, one without a fatal doubt
-            if there is any; None where none was timed.
-        fp32: the same of this card in fp32.
-        bounds: between which batch sizes its memory ends, with the levers of the setting.
-        why: why it is not faster, from a profile at the largest batch size that has one.
-    """
+    """A card in one precision."""
 
     card: str
     precision: str
-    setting: Row
-    equal: Row | None
-    base: Mapping[str, Row]
-    over: Mapping[str, Ratio]
+    setting: Row  # a case at the batch size and levers at which its group is compared
+    equal: Row | None  # its own case there, if it has one
+    base: Mapping[str, Row]  # of `BASELINES`, the cases of this card there that it is compared with
+    over: Mapping[str, Ratio]  # by their precision, how many times as fast it is
+    # its fastest case at any batch size and with any of `LEVERS`, one without a fatal doubt if
+    # there is any; None where none was timed
     best: Row | None
-    fp32: Row | None
-    bounds: Bounds
-    why: Explanation | None
+    fp32: Row | None  # the same of this card in fp32
+    bounds: Bounds  # between which batch sizes its memory ends, with the levers of the setting
+    why: Explanation | None  # why it is not faster, from a profile at its largest batch size
 
 
 class Duel(NamedTuple):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.cards.entries import (
@@ -22,16 +25,14 @@ from bench.questions.reasons import name_reasons
 from bench.render.cells import (
     Row,
     mark_part,
-    quantity_column,
-    ratio_cell,
+    number_cell,
     remarks,
     take_first,
-    time_cell,
     write_ends,
     write_ratio,
 )
 from bench.render.model import Cell, Level
-from bench.render.section import Column, Said, Section, Sheet, join
+from bench.render.section import Column, Said, Section, Sheet, join, quantity_column, time_cell
 from bench.study.estimate import TIME
 from bench.text import name_first, write_number
 from bench.verdict import Ratio
@@ -96,7 +97,7 @@ def speed_at_best(entry: Entry) -> Cell | None:
     if entry.best is None or entry.fp32 is None or entry.precision == "fp32":
         return None
     speed = entry.fp32.epoch_time_s / entry.best.epoch_time_s
-    return ratio_cell(speed, bool(mark_part(entry.best, entry.fp32)))
+    return number_cell(speed, write_ratio, bool(mark_part(entry.best, entry.fp32)))
 
 
 def tell_remarks(found: Cards, row: Row) -> str:
@@ -112,30 +113,21 @@ def _of(take: Callable[[Entry], Row | None], column: Column[Any]) -> Column[Entr
         row = take(entry)
         return None if row is None else column.say(row)
 
-    return Column(column.name, column.label, column.help, say, better=column.better,
-                  keep=column.keep)  # fmt: skip
+    return replace(column, say=say)
 
 
 def _tell_cards(found: Cards) -> Iterator[Sheet]:
     rows, headings = join(_list_cards(found))
-
-    def take_equal(entry: Entry) -> Row | None:
-        return entry.equal
-
-    def take_best(entry: Entry) -> Row | None:
-        return entry.best
+    take_equal, take_best = attrgetter("equal"), attrgetter("best")
 
     def name_entry(entry: Entry) -> str:
         row = entry.equal if entry.equal is not None else entry.best
         return entry.precision if row is None else name_precision(row)
 
-    def tell_over(base: str) -> Callable[[Entry], Cell | None]:
-        def say(entry: Entry) -> Cell | None:
-            if (speed := entry.over.get(base)) is None:
-                return None
-            return Cell(write_speed(speed, entry.equal), speed.value)
-
-        return say
+    def tell_over(base: str, entry: Entry) -> Cell | None:
+        if (speed := entry.over.get(base)) is None:
+            return None
+        return Cell(write_speed(speed, entry.equal), speed.value)
 
     def name_best(entry: Entry) -> Cell | None:
         if (best := entry.best) is None:
@@ -169,9 +161,9 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
         _of(take_equal, Column("equal_time_s", "epoch (s)", "one epoch, at the setting above",
                lambda row: time_cell(row, spread=False), better="lower")),
         Column("over_fp32", "over fp32 (×)", "epoch time of fp32 on this card over this one's",
-               tell_over("fp32"), better="higher"),
+               partial(tell_over, "fp32"), better="higher"),
         Column("over_tf32", "over tf32 (×)", "epoch time of tf32 on this card over this one's",
-               tell_over("tf32"), better="higher", keep=8),
+               partial(tell_over, "tf32"), better="higher", keep=8),
         _of(take_equal, quantity_column("memory_bytes", help="peak of the epoch, at that setting",
                                         keep=6)),
         Column("best", "best at", "batch size and settings of the fastest epoch on this card",

@@ -1,8 +1,4 @@
-"""`python -m bench.check`: check that a training is sound, with a figure for each check.
-
-Every check is a short piece of training by the harness's own parts, set up as a worker sets it up
-to measure. Each passes or fails by a figure and its bounds; see `bench.check.checks`.
-"""
+"""`python -m bench.check`: check that a training is sound, with a figure for each check."""
 
 from __future__ import annotations
 
@@ -15,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from bench.axis import Value
 from bench.case import AXES, Case, format_value, list_absent, telling_axes
@@ -36,13 +33,6 @@ STEPS, LEAST_STEPS = 60, 20
 _WIDTH = 80
 _MOST_NAMED = 8
 
-_SUMMARY = (
-    "Check that a training is sound before it is measured: for every precision asked for, short "
-    "runs of the harness's own training, each with a figure and the bounds it must lie within. "
-    "A network is trained on images of 3x32x32; --workload brings its own data. "
-    "Return code 1: a check failed. 2: a wrong flag or model."
-)
-
 
 def build_parser() -> Parser:
     names = "".join(f"\n  {check.name:<14}{check.shows}" for check in CHECKS.values())
@@ -50,7 +40,10 @@ def build_parser() -> Parser:
         prog="python -m bench.check",
         usage="%(prog)s [--precision NAME …] [--AXIS VALUE …] [--out DIR] […]",
         absent=list_absent("check"),
-        description=_SUMMARY,
+        description="Check that a training is sound before it is measured: for every precision "
+        "asked for, short runs of the harness's own training, each with a figure and the bounds it "
+        "must lie within. A network is trained on images of 3x32x32; --workload brings its own "
+        "data. Return code 1: a check failed. 2: a wrong flag or model.",
         epilog=f"checks:{names}",
     )
     add = parser.add_argument
@@ -95,67 +88,49 @@ def main(argv: Sequence[str]) -> int:
     with writable("--out", out):
         out.mkdir(parents=True, exist_ok=True)
         _write({}, out)
+    from bench.check.pictures import draw_pictures
+    from bench.check.subject import Subject
+
+    say = partial(print, file=screen, flush=True)
     findings: list[dict[str, Any]] = []
     report = {"command": given.command, "steps": given.steps, "cases": findings}
     failed = 0
     for case in cases:
+        checks: list[dict[str, Any]] = []
         entry: dict[str, Any] = {
             "case": {name: format_value(getattr(case, name)) for name in AXES},
             "environment": asdict(inputs.describe(case)),
-            "checks": [],
+            "checks": checks,
         }
         findings.append(entry)
-        print(f"{_title(case, cases)}\n{_row('check', '', 'figure', 'passes')}", file=screen)
-        folder = inputs.data(case).folder
-        failed += check_case(case, folder, given.steps, given.skip, out, report, entry, screen)
-    print(f"figures and pictures: {out}", file=screen)
+        say(f"{_title(case, cases)}\n{_row('check', '', 'figure', 'passes')}")
+        subject, start = Subject(case, inputs.data(case).folder, given.steps), time.perf_counter()
+        answers = []
+        for one in CHECKS.values():
+            with _show_running(one.name):
+                found = Checked(one) if one.name in given.skip else answer(one, subject)
+            answers.append(found)
+            say(describe(found))
+            checks.append(_plain(found))
+            _write(report, out)
+        folder = out / case.slug()
+        folder.mkdir(exist_ok=True)
+        with _show_running("pictures"):
+            pictures = draw_pictures(subject, folder)
+        entry["pictures"] = [str(file.relative_to(out)) for file in pictures]
+        entry["seconds"] = time.perf_counter() - start
+        _write(report, out)
+        failures = [found for found in answers if found.result is Result.FAIL]
+        failed += len(failures)
+        run = sum(found.result is not Result.SKIPPED for found in answers)
+        for found in failures:
+            say(explain(found))
+        passed = f"{run - len(failures)} of {run} checks passed, in {entry['seconds']:.0f} s"
+        say(f"{passed}; pictures in {folder.name}/\n")
+    say(f"figures and pictures: {out}")
     if given.json:
         print(json.dumps(report, indent=2))
     return 1 if failed else 0
-
-
-def check_case(
-    case: Case,
-    data: str,
-    steps: int,
-    skip: Sequence[str],
-    out: Path,
-    report: Mapping[str, Any],
-    entry: dict[str, Any],
-    screen: TextIO,
-) -> int:
-    """Run the checks of a case, show and write each as it ends into ``entry``, its part of
-    ``report``; how many failed."""
-    from bench.check.pictures import draw_pictures
-    from bench.check.subject import Subject
-
-    subject, start = Subject(case, data, steps), time.perf_counter()
-    answers = []
-    for one in CHECKS.values():
-        with _show_running(one.name):
-            found = Checked(one) if one.name in skip else answer(one, subject)
-        answers.append(found)
-        print(describe(found), file=screen, flush=True)
-        entry["checks"].append(_plain(found))
-        _write(report, out)
-    folder = out / case.slug()
-    folder.mkdir(exist_ok=True)
-    with _show_running("pictures"):
-        pictures = draw_pictures(subject, folder)
-    entry["pictures"] = [str(file.relative_to(out)) for file in pictures]
-    entry["seconds"] = time.perf_counter() - start
-    _write(report, out)
-    failures = [found for found in answers if found.result is Result.FAIL]
-    run = sum(found.result is not Result.SKIPPED for found in answers)
-    for found in failures:
-        print(explain(found), file=screen)
-    print(
-        f"{run - len(failures)} of {run} checks passed, in {entry['seconds']:.0f} s; "
-        f"pictures in {folder.name}/\n",
-        file=screen,
-        flush=True,
-    )
-    return len(failures)
 
 
 @contextmanager
@@ -188,9 +163,6 @@ def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
     return grid({**defaults, **axes, "device": device})
 
 
-# ---------------------------------------------------------------------------------------- the page
-
-
 def _title(case: Case, cases: Iterable[Case]) -> str:
     names = [n for n in telling_axes(cases) if n not in ("model", "dataset", "device")]
     what = f"{case.model} on {case.dataset}" if case.workload == IMAGES else case.model
@@ -202,16 +174,11 @@ def _row(name: str, result: str, figure: str, bounds: str) -> str:
 
 
 def describe(found: Checked) -> str:
-    finding = found.finding
-    if finding:
-        figure, bounds = f"{write_number(finding.value)} {finding.unit}", write_bounds(finding)
-    else:
-        figure, bounds = "could not be run" if found.error else found.lacks, ""
+    figure, bounds = "could not be run" if found.error else found.lacks, ""
+    if finding := found.finding:
+        value = str(finding.value) if isinstance(finding.value, int) else f"{finding.value:.4g}"
+        figure, bounds = f"{value} {finding.unit}", write_bounds(finding)
     return _row(found.check.name, found.result, figure, bounds)
-
-
-def write_number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def write_bounds(finding: Finding) -> str:
@@ -227,29 +194,23 @@ def write_bounds(finding: Finding) -> str:
 
 
 def explain(found: Checked) -> str:
-    """What a failed check means, and what is at fault."""
-    texts = [f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}"]
-    texts += [f"  {found.error}"] if found.error else []
+    parts = [("", f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}")]
+    if found.error:
+        parts.append(("  ", found.error))
     if found.finding and (named := found.finding.named):
         more = len(named) - _MOST_NAMED
         ending = f" and {more} more, in {FILE}" if more > 0 else ""
-        texts.append(f"  {'; '.join(named[:_MOST_NAMED])}{ending}")
-    lines = []
-    for text in texts:
-        indent = "  " if text.startswith("  ") else ""
-        lines += textwrap.wrap(
-            clean(text), _WIDTH, initial_indent=indent, subsequent_indent=f"  {indent}"
-        )
-    return "\n".join(lines)
-
-
-# ---------------------------------------------------------------------------------------- the file
+        parts.append(("  ", "; ".join(named[:_MOST_NAMED]) + ending))
+    return "\n".join(
+        textwrap.fill(clean(text), _WIDTH, initial_indent=indent, subsequent_indent=f"  {indent}")
+        for indent, text in parts
+    )
 
 
 def _plain(found: Checked) -> dict[str, Any]:
-    answer = {"name": found.check.name, "result": found.result, "shows": found.check.shows}
+    said = {"name": found.check.name, "result": found.result, "shows": found.check.shows}
     finding = asdict(found.finding) if found.finding else {}
-    return {**answer, **_simplify(finding), "error": found.error, "lacks": found.lacks}
+    return {**said, **_simplify(finding), "error": found.error, "lacks": found.lacks}
 
 
 def _simplify(value: Any) -> Any:

@@ -1,7 +1,6 @@
 """The checks of a training, each said once: what it shows, and what to do where it fails.
 
-A check returns a `Finding`: a figure and the bounds it must lie within, from which alone it passes
-or fails. Reading this module costs nothing; torch is imported by `bench.check.findings`.
+Reading this module costs nothing; torch is imported by `bench.check.findings`.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class Check:
 
     def run(self, subject: Subject) -> Finding:
         findings = import_module("bench.check.findings")
-        found: Finding = getattr(findings, f"check_{self.name.replace('-', '_')}")(subject)
-        return found
+        return getattr(findings, f"check_{self.name.replace('-', '_')}")(subject)  # type: ignore[no-any-return]
 
 
 class InapplicableError(Exception):

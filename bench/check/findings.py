@@ -106,7 +106,7 @@ def check_initial_loss(subject: Subject) -> Finding:
         raise InapplicableError("the workload's own loss has no number of classes")
     batches, training = subject.start()
     losses = []
-    for batch in islice(stream(batches), -(-_AT_LEAST // batches.batch_size)):
+    for batch in islice(stream(batches), math.ceil(_AT_LEAST / batches.batch_size)):
         training.reset()
         losses.append(training.step(batch)[0])
     loss, guess = float(torch.stack(losses).mean()), math.log(subject.classes)
@@ -275,13 +275,12 @@ def check_first_steps(subject: Subject) -> Finding:
 def check_baseline(subject: Subject) -> Finding:
     """What the inputs gain in the last third of the first steps, against blank ones. Both see the
     same labels in the same order."""
-    blind, losses = subject.blind_steps.losses, subject.first_steps.losses
+    blind, losses = subject.blind_losses, subject.first_steps.losses
     unit = f"lower than with blank {'images' if subject.images else 'inputs'}"
     return Finding(_gain(blind, losses), unit, _least(subject), data={"blank_losses": blind})
 
 
 def _gain(others: Sequence[float], losses: Sequence[float]) -> float:
-    """By how much ``losses`` are below the others, on average over the last third."""
     last = len(losses) // 3
     return fmean(o - own for o, own in zip(others[-last:], losses[-last:], strict=True))
 
@@ -380,25 +379,14 @@ def check_batchnorm(subject: Subject) -> Finding:
         if module.affine and not any(p.requires_grad for p in module.parameters())
     ]
 
-    def read() -> dict[str, tuple[Tensor, Tensor]]:
-        return {
-            name: (module.running_mean.clone(), module.running_var.clone())  # type: ignore[union-attr]
-            for name, module in kept.items()
-        }
+    def read() -> dict[str, Tensor]:
+        return {n: torch.stack([m.running_mean, m.running_var]) for n, m in kept.items()}  # type: ignore[list-item]
 
     before = read()
     training.step(subject.batch)
-    after = read()
-    still = [
-        name
-        for name in kept
-        if name not in frozen
-        and all(a.equal(b) for a, b in zip(before[name], after[name], strict=True))
-    ]
-    unit = f"of {len(kept)} layers stand still"
-    if frozen:
-        unit += f", {len(frozen)} frozen"
-    return _find_faults(still, unit, frozen=frozen)
+    still = [n for n, after in read().items() if n not in frozen and after.equal(before[n])]
+    weights = f", {len(frozen)} frozen" if frozen else ""
+    return _find_faults(still, f"of {len(kept)} layers stand still{weights}", frozen=frozen)
 
 
 # ------------------------------------------------------------------------------ what stays behind
@@ -446,14 +434,12 @@ def check_evaluation(subject: Subject) -> Finding:
 
     with training.model.register_forward_hook(look):
         training.evaluate(islice(batches.evaluation(), 2))
-    wrong = []
-    if any(graph for graph, _ in seen):
-        wrong.append("its outputs carry a graph")
-    if any(trains for _, trains in seen):
-        wrong.append("the network is in training mode within it")
-    if not training.model.training:
-        wrong.append("it leaves the network in evaluation mode")
     after = training.model.state_dict()
-    changed = [n for n, t in before.items() if not torch.equal(t, after[n])]
-    wrong += [f"it changes {name}" for name in changed]
+    faults = {
+        "its outputs carry a graph": any(graph for graph, _ in seen),
+        "the network is in training mode within it": any(trains for _, trains in seen),
+        "it leaves the network in evaluation mode": not training.model.training,
+        **{f"it changes {name}": not t.equal(after[name]) for name, t in before.items()},
+    }
+    wrong = [fault for fault, found in faults.items() if found]
     return _find_faults(wrong, f"faults in {len(seen)} batches")

@@ -106,23 +106,22 @@ def dead_share(values: Tensor) -> float:
 
 
 @contextmanager
-def read_layers(training: Training, step: int, *, lr: float) -> Iterator[Reading]:
+def read_layers(training: Training, step: int) -> Iterator[Reading]:
     """Read every layer and weight of the steps within, which are to be one."""
     reading = Reading(step)
     scale = float(training.current_scale())
 
     def see(module: nn.Module, given: tuple[Any, ...], out: object, name: str) -> None:
         if _has_channels(out):
-            dead = [dead_share(t) for t in (*given[:1], out) if _has_channels(t)]
-            reading.activations.append(
-                Activations(name, type(module).__name__, spread(out), max(dead))
-            )
+            dead = max(dead_share(t) for t in (*given[:1], out) if _has_channels(t))
+            found = Activations(name, type(module).__name__, spread(out), dead)
+            reading.activations.append(found)
 
     def receive(weight: Tensor, name: str) -> None:
         assert weight.grad is not None
         found = spread(weight.grad.float().abs() / scale)
         size = float(weight.detach().float().square().mean().sqrt())
-        update = lr * found.rms / size if size else math.inf
+        update = training.lr * found.rms / size if size else math.inf
         reading.gradients.append(Gradients(name, found, update))
 
     with ExitStack() as hooks:
@@ -140,12 +139,9 @@ def read_layers(training: Training, step: int, *, lr: float) -> Iterator[Reading
 
 
 def _has_channels(value: object) -> TypeGuard[Tensor]:
-    return (
-        isinstance(value, Tensor)
-        and value.is_floating_point()
-        and value.dim() >= 2
-        and value.numel() > 0
-    )
+    if not isinstance(value, Tensor):
+        return False
+    return value.is_floating_point() and value.dim() >= 2 and value.numel() > 0
 
 
 @contextmanager
@@ -165,17 +161,6 @@ def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
                 hook = partial(receive, name=name)
                 hooks.enter_context(weight.register_post_accumulate_grad_hook(hook))
         yield received
-
-
-@contextmanager
-def look_at_new() -> Iterator[None]:
-    """Have `gc` pass over what is there already: torch's 300,000 objects took 0.3 s each time."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def count_graphs() -> int:
@@ -206,6 +191,5 @@ class Ledger(TorchDispatchMode):
         return out
 
     def held(self) -> int:
-        """Bytes of those storages that something still holds."""
         self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
         return sum(size for _, size in self._made.values())

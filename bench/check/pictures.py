@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.render.palette import COLOURS, GRID, INK
+from bench.render.palette import COLOURS, GRID, INK, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
     from bench.check.layers import Spread
     from bench.check.subject import FirstSteps, Predictions, Subject
@@ -24,18 +25,11 @@ MOST_IMAGES = 32
 FIRST, LAST = (light for light, _ in list(COLOURS.values())[:2])
 
 _RC: Any = {
-    "font.family": "DejaVu Sans",
+    **STYLE,
     "font.size": 9,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
     "axes.titlesize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "text.color": INK,
-    "text.parse_math": False,  # a layer's name may hold what mathtext would obey
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": GRID,
     "legend.frameon": False,
 }
 
@@ -57,25 +51,24 @@ def draw_pictures(subject: Subject, folder: Path) -> list[Path]:
     known = vars(subject)  # what was computed; a picture trains nothing
     if subject.images is not None and "batch" in known:
         save("batch", lambda: draw_batch(subject))
-    first, blind = known.get("first_steps"), known.get("blind_steps")
+    first, blind = known.get("first_steps"), known.get("blind_losses")
     if first is not None:
-        save("losses", lambda: draw_losses(first, blind))
+        save("losses", lambda: draw_losses(first.losses, blind or ()))
         if first.predictions is not None:
             save("predictions", lambda: draw_predictions(first.predictions, subject))
         save("layers", lambda: draw_layers(first))
     return drawn
 
 
-def name_class(subject: Subject, label: int) -> str:
+def _name_class(subject: Subject, label: Tensor) -> str:
     """A label with its class, where the dataset is CIFAR-10 in one of its own layouts."""
     assert subject.images is not None
     info = subject.images.data.info
     known = info.name == "cifar10" and info.source != "folders"
-    return f"{label} {NAMES[label]}" if known else f"{label}"
+    return f"{int(label)} {NAMES[label]}" if known else f"{int(label)}"
 
 
 def _show(ax: Axes, image: Any) -> None:
-    """Draw one normalised image, float32 (3, 32, 32), as the picture it was."""
     from bench.data.batches import MEAN, STD
 
     image = image.float().cpu().permute(1, 2, 0)
@@ -94,32 +87,28 @@ def _canvas(title: str, width: float, height: float) -> Figure:
 def draw_batch(subject: Subject) -> Figure:
     x, y = subject.batch
     n = min(MOST_IMAGES, len(x))
-    rows = -(-n // 8)
-    canvas = _canvas(
-        f"The first {n} images of the first batch, denormalised, with their labels: do they agree?",
-        8,
-        0.6 + 1.2 * rows,
-    )
-    axes = canvas.subplots(rows, 8, squeeze=False).flat
-    for i, ax in enumerate(axes):
+    rows = math.ceil(n / 8)
+    title = f"The first {n} images of the first batch, denormalised, with their labels"
+    canvas = _canvas(f"{title}: do they agree?", 8, 0.6 + 1.2 * rows)
+    for i, ax in enumerate(canvas.subplots(rows, 8, squeeze=False).flat):
         ax.set_axis_off()
         if i < n:
             _show(ax, x[i])
-            ax.set_title(name_class(subject, int(y[i])), fontsize=8)
+            ax.set_title(_name_class(subject, y[i]), fontsize=8)
     return canvas
 
 
-def draw_losses(first: FirstSteps, blind: FirstSteps | None) -> Figure:
+def draw_losses(losses: Sequence[float], blind: Sequence[float]) -> Figure:
     canvas = _canvas("Loss of the first steps", 6, 3.2)
     ax = canvas.add_subplot()
-
-    def draw(steps: FirstSteps, **style: Any) -> None:
-        # a gap where a loss is inf: an axis cannot reach there
-        ax.plot([loss if math.isfinite(loss) else math.nan for loss in steps.losses], **style)
-
-    draw(first, color=LAST, label="inputs")
-    if blind is not None:
-        draw(blind, color=FIRST, label="blank inputs", linewidth=1)
+    for of, colour, label, width in (
+        (losses, LAST, "inputs", None),
+        (blind, FIRST, "blank inputs", 1),
+    ):
+        if of:
+            # a gap where a loss is inf: an axis cannot reach there
+            shown = [loss if math.isfinite(loss) else math.nan for loss in of]
+            ax.plot(shown, color=colour, label=label, linewidth=width)
     ax.set(xlabel="step", ylabel="loss")
     ax.grid(linewidth=0.6)
     ax.legend()
@@ -127,22 +116,18 @@ def draw_losses(first: FirstSteps, blind: FirstSteps | None) -> Figure:
 
 
 def draw_predictions(predictions: Predictions, subject: Subject) -> Figure:
-    """Of a few images: the probability of every class over the steps."""
-    n = len(predictions.images)
-    canvas = _canvas(
-        "Predictions over the first steps, in evaluation mode: the right class is the thick line",
-        8,
-        0.6 + 1.25 * -(-n // 2),
+    rows = math.ceil(len(predictions.images) / 2)
+    title = (
+        "Predictions over the first steps, in evaluation mode: the right class is the thick line"
     )
-    grid = canvas.subplots(-(-n // 2), 4, squeeze=False, width_ratios=[1, 3, 1, 3])
+    canvas = _canvas(title, 8, 0.6 + 1.25 * rows)
+    grid = canvas.subplots(rows, 4, squeeze=False, width_ratios=[1, 3, 1, 3])
     for ax in grid.flat:
         ax.set_axis_off()
-    for i in range(n):
-        row, side = divmod(i, 2)
-        picture, ax = grid[row, 2 * side], grid[row, 2 * side + 1]
-        right = int(predictions.labels[i])
-        _show(picture, predictions.images[i])
-        picture.set_title(name_class(subject, right), fontsize=8)
+    for i, (image, right) in enumerate(zip(predictions.images, predictions.labels, strict=True)):
+        picture, ax = grid.reshape(-1, 2)[i]
+        _show(picture, image)
+        picture.set_title(_name_class(subject, right), fontsize=8)
         ax.set_axis_on()
         curves = predictions.probabilities[:, i].numpy()
         ax.plot(predictions.steps, curves, color=GRID, linewidth=0.9)
@@ -157,13 +142,9 @@ _MOST_NAMES = 45
 
 
 def draw_layers(first: FirstSteps) -> Figure:
-    """Activations, dead channels and gradients of every layer, in the first and the last step."""
     width = max(8.0, min(20.0, 0.19 * len(first.readings[0].gradients)))
-    canvas = _canvas(
-        "Layers, from input to output: median (point), half (bar) and 98 % (line) of the values",
-        width,
-        11,
-    )
+    title = "Layers, from input to output: median (point), half (bar) and 98 % (line) of the values"
+    canvas = _canvas(title, width, 11)
     outputs, dead, gradients, updates = canvas.subplots(4, 1, height_ratios=[3, 1.2, 3, 1.8])
     for at, (reading, colour) in enumerate(zip(first.readings, (FIRST, LAST), strict=False)):
         when = f"step {reading.step}"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from statistics import fmean
@@ -22,14 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bench.case import Case
-from bench.check.layers import (
-    Ledger,
-    Reading,
-    count_graphs,
-    look_at_new,
-    read_layers,
-    watch_gradients,
-)
+from bench.check.layers import Ledger, Reading, count_graphs, read_layers, watch_gradients
 from bench.data.batches import Batches, count_items, stream
 from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
@@ -65,32 +58,24 @@ _MOMENTS = 12  # times at which they are looked at
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of a few images, in evaluation mode, before and during the first steps.
+    """Of a few images, in evaluation mode, before and during the first steps."""
 
-    Args:
-        steps: how many steps had been taken.
-        images: float32 (images, 3, 32, 32), normalised.
-        labels: int64 (images,).
-        probabilities: float32 (moments, images, classes).
-    """
-
-    steps: list[int]
-    images: Tensor
-    labels: Tensor
-    probabilities: Tensor
+    steps: list[int]  # how many had been taken at each moment
+    images: Tensor  # float32 (images, 3, 32, 32), normalised
+    labels: Tensor  # int64 (images,)
+    probabilities: Tensor  # float32 (moments, images, classes)
 
 
 @dataclass(frozen=True)
 class FirstSteps:
     """The first steps of training, each on a batch of its own: the losses of every step, readings
-    of the layers in the first and the last, and whether each weight to be trained received a
-    gradient in `GRADIENT_STEPS`."""
+    of the layers in the first and the last, whether each weight to be trained received a gradient
+    in `GRADIENT_STEPS`, and predictions, where there are images with labels."""
 
     losses: list[float]
-    readings: list[Reading] = field(default_factory=list)
-    received: dict[str, bool] = field(default_factory=dict)
-    predictions: Predictions | None = None
-    """Of images with labels alone."""
+    readings: list[Reading]
+    received: dict[str, bool]
+    predictions: Predictions | None
 
 
 @dataclass(frozen=True)
@@ -136,8 +121,7 @@ class Subject:
     @cached_property
     def first_steps(self) -> FirstSteps:
         """The first steps, watched: as many as asked for, and up to `PATIENCE` times as many where
-        the loss is not below guessing by then.
-        """
+        the loss is not below guessing by then."""
         batches, training = self.start(compiled=False)
         few = self._choose_watched(batches)
         every = max(1, self.steps // _MOMENTS)
@@ -147,15 +131,13 @@ class Subject:
         supply, good = stream(batches), 0
         by_then: dict[str, Tensor] = {}
         with watch_gradients(training) as received:
-            while len(losses) < PATIENCE * self.steps and not self.has_learnt(losses):
+            while len(losses) < PATIENCE * self.steps and not self._has_learnt(losses):
                 done, new = len(losses), list[Tensor]()
                 for index, batch in enumerate(islice(supply, self.steps), done):
-                    if index in (0, done + self.steps - 1):
-                        with read_layers(training, index, lr=training.lr) as reading:
-                            loss, _, overflowed = training.step(batch)
-                        readings = [*readings[:1], reading]
-                    else:
+                    told = index in (0, done + self.steps - 1)
+                    with read_layers(training, index) if told else nullcontext() as reading:
                         loss, _, overflowed = training.step(batch)
+                    readings = [*readings[:1], reading] if reading else readings
                     new.append(loss)
                     good += not overflowed
                     if not by_then and (good == GRADIENT_STEPS or index + 1 == MOST_STEPS):
@@ -173,7 +155,7 @@ class Subject:
             Predictions(moments, *few, torch.stack(seen).cpu()) if few else None,
         )
 
-    def has_learnt(self, losses: Sequence[float]) -> bool:
+    def _has_learnt(self, losses: Sequence[float]) -> bool:
         """Whether the last third of the losses is below guessing, by twice `GAIN`."""
         if not losses:
             return False
@@ -193,8 +175,8 @@ class Subject:
         return torch.stack(losses).tolist()
 
     @cached_property
-    def blind_steps(self) -> FirstSteps:
-        """The same steps with the same labels, of a network whose every input is blank."""
+    def blind_losses(self) -> list[float]:
+        """Those of the same steps with the same labels, of a network whose every input is blank."""
         batches, training = self.start()
         see = training.forward
 
@@ -204,7 +186,7 @@ class Subject:
 
         training.forward = forward
         steps = islice(stream(batches), len(self.first_steps.losses))
-        return FirstSteps(torch.stack([training.step(batch)[0] for batch in steps]).tolist())
+        return torch.stack([training.step(batch)[0] for batch in steps]).tolist()
 
     @cached_property
     def retained(self) -> Retained:
@@ -218,12 +200,17 @@ class Subject:
             found.graphs.append(count_graphs())
 
         steps = islice(stream(batches), _RETAINED_STEPS)
-        with look_at_new(), nullcontext() if cuda else ledger:
-            train_epoch(training, steps, StepClock(self.device), look)
+        # gc passes over what is there already: torch's 300,000 objects took 0.3 s each time
+        gc.collect()
+        gc.freeze()
+        try:
+            with nullcontext() if cuda else ledger:
+                train_epoch(training, steps, StepClock(self.device), look)
+        finally:
+            gc.unfreeze()
         return found
 
     def _choose_watched(self, batches: Supply) -> Batch | None:
-        """A few images to predict: of the test images where there are any."""
         if self.images is None or not isinstance(batches, Batches):
             return None
         data = self.images.data
@@ -262,7 +249,6 @@ def take_steps(training: Training, batches: Iterable[Any], steps: int) -> Tensor
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put ``model`` in evaluation mode, and every module back as it was."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

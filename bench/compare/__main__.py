@@ -21,7 +21,7 @@ from bench import verdict
 from bench.compare.comparison import choose_metrics, compare, refuse_other_models
 from bench.compare.gates import OUTCOME_FINDINGS, describe_result, parse_gate, pass_gate
 from bench.compare.kinds import find_kinds
-from bench.compare.side import Side, read_side
+from bench.compare.side import read_side
 from bench.compare.tables import Margins
 from bench.compare.values import explain_one_sweep, parse_axis, take_values
 from bench.errors import UsageError, choose
@@ -31,7 +31,6 @@ from bench.study.metrics import METRICS
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(
         prog="python -m bench.compare",
         description="Compare two sweeps, or two values of one axis, case by case: which differences"
@@ -100,12 +99,17 @@ def _run(argv: Sequence[str]) -> int:
 
     render = choose("--format", options.format, FORMATS)
     margin = parse_percent(f"--margin {options.margin!r}", options.margin)
-    margins = Margins(margin, margin)
-    if (text := options.equivalence_margin) is not None:
-        margins = Margins(margin, parse_percent(f"--equivalence-margin {text!r}", text))
+    wide = options.equivalence_margin
+    equal = margin if wide is None else parse_percent(f"--equivalence-margin {wide!r}", wide)
+    margins = Margins(margin, equal)
     named = [choose("--metric", text, METRICS) for text in dict.fromkeys(options.metric or [])]
     gates = [parse_gate(text, margin) for text in dict.fromkeys(options.fail_on)]
-    axis, a, b = _read_sides(options.a, options.b, options.axis)
+    asked = parse_axis(options.axis) if options.axis else None
+    a, b = read_side("A", options.a), read_side("B", options.b) if options.b else None
+    if asked:
+        a, b = take_values(a, b, *asked)
+    if b is None:
+        raise UsageError(explain_one_sweep(a))
     metrics = named or choose_metrics(a, b)
     for gate in gates:
         fitting = [m.name for m in METRICS.values() if gate.word in (m.lower, m.higher)]
@@ -114,7 +118,7 @@ def _run(argv: Sequence[str]) -> int:
                 f"--fail-on {gate.text}: no metric compared can be {gate.word}; "
                 f"add --metric {' or '.join(fitting)}"
             )
-    comparison = compare(a, b, metrics, axis)
+    comparison = compare(a, b, metrics, asked[0] if asked else "")
     if not options.mix:
         refuse_other_models(comparison)
     if options.why:
@@ -140,18 +144,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         given.b = Path(unknown[0])
         return given
     return parser.parse(argv)
-
-
-def _read_sides(a: Path, b: Path | None, texts: Sequence[str] | None) -> tuple[str, Side, Side]:
-    """The axis that is asked for, if any, and the two sides."""
-    asked = parse_axis(texts) if texts else None
-    one, two = read_side("A", a), read_side("B", b) if b else None
-    if asked:
-        axis, values = asked
-        return axis, *take_values(one, two, axis, values)
-    if two is None:
-        raise UsageError(explain_one_sweep(one))
-    return "", one, two
 
 
 def _print(document: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare.comparison import Comparison, MetricPair
-from bench.compare.tables import Margins, list_conditions, list_environment, write_spoilt
+from bench.compare.tables import Margins, list_differences, write_spoilt
 from bench.compare.values import explain_unmatched, list_left_out
 from bench.limits import MIN_REPEATS
 from bench.study.axes import name_axis
@@ -24,14 +24,14 @@ def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
     changes: dict[str, list[str]] = {}
     for match in comparison.matched:
         if change := comparison.change(match):
-            said = f"{comparison.label(match)} ({' → '.join(comparison.ended(match))})"
+            ended = " → ".join(end.ended for end in comparison.ends(match))
+            said = f"{comparison.label(match)} ({ended})"
             changes.setdefault(change, []).append(said)
     for change, labels in changes.items():
         yield f"{capitalize(change)}: {name_first(labels, 3, '; ')}."
 
 
 def _sum_up(metric: Metric, findings: Sequence[MetricPair], margin: float) -> str:
-    """How many cases have each verdict, and by how much they differ."""
     held: dict[Verdict, list[MetricPair]] = {}
     for finding in findings:
         held.setdefault(finding.ratio.judge(margin), []).append(finding)
@@ -66,7 +66,7 @@ def _write_size(metric: Metric, findings: Sequence[MetricPair]) -> str:
 
 
 def _write_digits(value: float) -> str:
-    """Three of them, zeros too: by them a ratio of 1.00 is told from one of 1."""
+    # zeros too: by them a ratio of 1.00 is told from one of 1
     return f"{value:#.3g}".rstrip(".")
 
 
@@ -95,17 +95,16 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
         for name in FOLLOWS.get(comparison.axis, ()):
             used, left = list_left_out(comparison, side, name)
             if used and left:
-                kept, rest = ([value or "none" for value in part] for part in (used, left))
                 yield (
-                    f"{side.title}: only {name_axis(name)} {' or '.join(kept)} is compared, "
-                    f"{', '.join(rest)} left out; --axis {name} compares one with another"
+                    f"{side.title}: only {name_axis(name)} {' or '.join(used)} is compared, "
+                    f"{', '.join(left)} left out; --axis {name} compares one with another"
                 )
     if matched := comparison.matched:
         both = f"with both values of {comparison.axis}" if comparison.axis else "in both"
         yield f"{count(len(matched), 'case')} {both}: {_write_common(comparison)}"
     else:
         yield f"no case in both: {explain_unmatched(comparison)}"
-    if not any(comparison.environment()) and not comparison.differing_conditions():
+    if not any(list_differences(comparison)):
         yield "no recorded difference in what ran them"
     if spoilt := list(write_spoilt(comparison, matched)):
         yield (
@@ -127,7 +126,6 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
 
 
 def _write_common(comparison: Comparison) -> str:
-    """What all matched cases have in common."""
     hidden = {*comparison.telling, *comparison.free}
     ran = [end.case for match in comparison.matched for end in comparison.ends(match)]
     hidden |= {name for name in SAME_QUESTION if len({getattr(case, name) for case in ran}) > 1}
@@ -148,8 +146,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
     yield from conclude(comparison, margins.verdict)
     if said := advise(comparison, margins.verdict):
         yield said
-    told = [found for found in list_environment(comparison) if found[-1]]
-    told += list_conditions(comparison)
+    told = list_differences(comparison, mandatory=True)
     if differing := [f"{name} {of_a} and {of_b}" for name, of_a, of_b, _ in told]:
         yield f"! They differ in {name_first(differing, 2, '; ')}."
     if spoilt := list(write_spoilt(comparison, matched)):
@@ -157,10 +154,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
             f"! Do not rely on these times: {name_first(spoilt, 2, '; ')}. Close other programs "
             "and run again, into a new --out."
         )
-    alone = [
-        f"{count(len(cells), 'case')} only in {side.title}"
-        for side in (a, b)
-        if (cells := comparison.alone(side))
-    ]
-    if alone:
-        yield f"! Not compared: {', '.join(alone)}."
+    alone = {side.title: len(comparison.alone(side)) for side in (a, b)}
+    if any(alone.values()):
+        told_alone = (f"{count(n, 'case')} only in {title}" for title, n in alone.items() if n)
+        yield f"! Not compared: {', '.join(told_alone)}."

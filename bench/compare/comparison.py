@@ -10,7 +10,6 @@ from typing import Any
 from bench import verdict
 from bench.axis import Trait
 from bench.case import AXES, SAME_QUESTION, Case, free_axes, list_affecting, telling_axes
-from bench.compare import conditions
 from bench.compare.conditions import CONDITIONS, Condition, Count, Summarized
 from bench.compare.side import Ran, Readings, Side
 from bench.diagnosis.explanation import Change
@@ -26,9 +25,13 @@ from bench.verdict import Equivalence, Ratio
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
     """Time, loss, energy, the first measure of memory and the test error that both sides have."""
-    memory = next((c for c in MEMORY if a.has(c) and b.has(c)), next(iter(MEMORY)))
+
+    def have(column: str) -> bool:
+        return all(side.records[column].notna().any() for side in (a, b))
+
+    memory = next(filter(have, MEMORY), next(iter(MEMORY)))
     error = METRICS["test_top1_error"]
-    errors = [error] if a.has(error.column) and b.has(error.column) else []
+    errors = [error] if have(error.column) else []
     return [METRICS[c] for c in ("epoch_time_s", memory, "train_loss", "energy_j")] + errors
 
 
@@ -49,6 +52,17 @@ class MetricPair:
         shared = {seed for seed, _ in self.a} & {seed for seed, _ in self.b}
         a, b = ([(s, x) for s, x in side if s in shared] for side in (self.a, self.b))
         return a, b
+
+    @property
+    def seeded(self) -> verdict.Seeded:
+        return group_seeds(self.a), group_seeds(self.b)
+
+
+def group_seeds(readings: Readings) -> dict[int, list[float]]:
+    values: dict[int, list[float]] = {}
+    for seed, value in readings:
+        values.setdefault(seed, []).append(value)
+    return values
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,6 @@ class Comparison:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the sides are called."""
         return self.a.name, self.b.name
 
     @property
@@ -82,32 +95,28 @@ class Comparison:
         """The axes in which matched cases may differ, but for how much was measured."""
         return free_axes(self.axis)
 
-    def ends(self, match: Match) -> tuple[Ran, Ran]:
-        """The case as either side ran it."""
-        return self.a.ran[match.a], self.b.ran[match.b]
-
-    def ended(self, match: Match) -> list[str]:
-        """How the runs of either side ended: ``ok ×4, oom``."""
-        return [write_outcomes(end.outcomes) for end in self.ends(match)]
-
     @property
     def matched(self) -> Sequence[Match]:
         """Cases on both sides, in the order of A."""
         return self.matches.pairs
 
+    def ends(self, match: Match) -> tuple[Ran, Ran]:
+        """The case as either side ran it."""
+        return self.a.ran[match.a], self.b.ran[match.b]
+
     def alone(self, side: Side) -> Mapping[int, Told]:
         """Cells on one side alone, with what tells those of one case apart."""
         return self.matches.alone[0 if side is self.a else 1]
 
-    def count(self, side: Side) -> tuple[int, int]:
-        """How many cases of a side were matched or are alone, and how many runs those are."""
-        cells = self.list_cells(side)
-        return len(cells), sum(len(side.ran[cell].runs) for cell in cells)
-
     def list_cells(self, side: Side) -> list[int]:
         """The cells of a side that were matched or are alone: not those that others stand for."""
-        place = 0 if side is self.a else 1
-        return [*(match.cells[place] for match in self.matched), *self.alone(side)]
+        matched = [match.a if side is self.a else match.b for match in self.matched]
+        return [*matched, *self.alone(side)]
+
+    def count(self, side: Side) -> tuple[int, int]:
+        """How many cases of a side these are, and how many runs."""
+        cells = self.list_cells(side)
+        return len(cells), sum(len(side.ran[cell].runs) for cell in cells)
 
     def environment(self) -> Iterator[tuple[str, bool, list[str], list[str]]]:
         """What ran them and differs: column, whether it must agree, A's and B's values. Those that
@@ -115,72 +124,60 @@ class Comparison:
         datasets differ on purpose."""
         told = {condition.column for condition in CONDITIONS}  # with what they may vary by
         every = [f.name for f in fields(Environment) if f.name not in told]
-        names = [name for name in every if not self._is_asked(name)]
+        names = [name for name in every if not self.is_asked(name)]
         for name in sorted(names, key=lambda name: name not in COMPARABLE):
             a, b = self.a.environment(name), self.b.environment(name)
             if set(a) != set(b) or self.a.mixes(name):
                 yield name, name in COMPARABLE and self.axis not in COMPARABLE[name], a, b
 
-    def _is_asked(self, name: str) -> bool:
+    def is_asked(self, name: str) -> bool:
         """Whether an environment column says nothing but the value of the compared axis."""
         return self.axis != "device" and self.axis in COMPARABLE.get(name, ())
 
     @cached_property
     def conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
-        """What was read while the matched subjects ran, on A and B, where a side knows it."""
-        read = [[self._summarize(of, c, self.matched) for c in CONDITIONS] for of in (0, 1)]
-        both = zip(CONDITIONS, *read, strict=True)
-        return [(condition, a, b) for condition, a, b in both if a is not None or b is not None]
+        """What was read while the matched cases ran, on A and B, where a side knows it."""
+        both = ((c, self._summarize(c, self.matched)) for c in CONDITIONS)
+        return [(c, a, b) for c, (a, b) in both if a is not None or b is not None]
 
-    def _summarize(self, of: int, condition: Condition, matches: Sequence[Match]) -> Summarized:
-        side = (self.a, self.b)[of]
-        known = [side.ran[match.cells[of]].know(condition) for match in matches]
-        return conditions.summarize(condition, known)
+    def _summarize(self, condition: Condition, matches: Sequence[Match]) -> list[Summarized]:
+        both = [self.ends(match) for match in matches]
+        sides = ([end[of].know(condition) for end in both] for of in (0, 1))
+        return [condition.summarize(known) for known in sides]
 
     def differing_conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
         """Those that differ by so much that it is told."""
-        return [found for found in self.conditions if conditions.differ(*found)]
+        return [(c, a, b) for c, a, b in self.conditions if c.differs(a, b)]
 
     def spoilt(
         self, matches: Sequence[Match], beside: bool = False
-    ) -> Iterator[tuple[Side, Condition, Count]]:
+    ) -> list[tuple[Side, Condition, Count]]:
         """What makes the times of some matches unreliable, and in how many of a side's runs; or
         also what is told ``beside`` times that are reliable."""
-        for of, side in enumerate((self.a, self.b)):
-            for condition in CONDITIONS:
-                wanted = condition.spoils or (beside and condition.beside)
-                count = self._summarize(of, condition, matches) if wanted else None
-                if isinstance(count, Count) and count.runs:
-                    yield side, condition, count
-
-    def changed_models(self) -> Iterator[tuple[str, str]]:
-        """Models of matched cases that are two networks, and in which columns; unknown are not. Two
-        models are different networks on purpose, so are those for two shapes of images, and two
-        files to start from are two files."""
-        names = [name for name in MODEL_PARTS if not self._is_asked(name)]
-        columns = [[dict(side.cells[name]) for name in names] for side in (self.a, self.b)]
-        for match in self.matched:
-            for name, of_a, of_b in zip(names, *columns, strict=True):
-                if of_a[match.a] and of_b[match.b] and of_a[match.a] != of_b[match.b]:
-                    yield self.a.ran[match.a].case.model, name
+        wanted = [c for c in CONDITIONS if c.spoils or (beside and c.beside)]
+        found = [(c, self._summarize(c, matches)) for c in wanted]
+        return [
+            (side, condition, count)
+            for place, side in enumerate((self.a, self.b))
+            for condition, counts in found
+            if isinstance(count := counts[place], Count) and count.runs
+        ]
 
     def change(self, match: Match) -> str:
-        """How a matched subject's outcome changed: broken, fixed, changed, or empty for not."""
+        """How a matched case's outcome changed: broken, fixed, changed, or empty for not."""
         one, two = self.ends(match)
-        a, b = one.severities, two.severities
-        if b[0] > a[0] or b[-1] > a[-1]:
+        both = list(zip(one.severities, two.severities, strict=True))
+        if any(after > before for before, after in both):
             return "broken"
-        if b[0] < a[0] or b[-1] < a[-1]:
+        if any(after < before for before, after in both):
             return "fixed"
         return "" if {*one.outcomes} == {*two.outcomes} else "changed"
 
     def label(self, match: Match) -> str:
-        """Name a matched case by what tells it from the others."""
         return self._name(self.a.ran[match.a].case, match.told)
 
-    def label_alone(self, side: Side, cell: int) -> str:
-        """Name a case of one side alone."""
-        return self._name(side.ran[cell].case, self.alone(side)[cell])
+    def label_alone(self, side: Side) -> list[str]:
+        return [self._name(side.ran[cell].case, told) for cell, told in self.alone(side).items()]
 
     def _name(self, case: Case, told: Told) -> str:
         where = (f"{name} {value or 'none'}" for name, value in told)
@@ -188,17 +185,14 @@ class Comparison:
 
     def ask(self, case: Case) -> Case:
         """The case with the defaults of the axes in which matched cases may differ."""
-        neutral: dict[str, Any] = {name: AXES[name].default for name in self.free}
-        return replace(case, **neutral)
+        return _neutralize(case, self.free)
 
     @cached_property
     def telling(self) -> list[str]:
-        """The axes to name a case by."""
         ran = [self.a.ran[match.a] for match in self.matched]
         ran += [side.ran[cell] for side in (self.a, self.b) for cell in self.alone(side)]
         cases = {self.ask(one.case) for one in ran}
-        neutral: dict[str, Any] = {name: AXES[name].default for name in SAME_QUESTION}
-        whole = {replace(case, **neutral) for case in cases}
+        whole = {_neutralize(case, SAME_QUESTION) for case in cases}
         names = [name for name in telling_axes(whole) if name not in self.free]
         if len(whole) == len(cases):
             return names
@@ -211,8 +205,7 @@ class Comparison:
         """Whether B's loss or error is equivalent to A's, of each case that has it on both sides.
         The cases are one family. Empty for a metric that does not depend on the seed."""
         findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
-        family = [(_by_seed(f.a), _by_seed(f.b)) for f in findings]
-        judged = verdict.judge_equivalences(family, margin, self.names)
+        judged = verdict.judge_equivalences([f.seeded for f in findings], margin, self.names)
         return [
             (f, verdict.doubt_guessing(e, self.guessing(f.match)))
             for f, e in zip(findings, judged, strict=True)
@@ -221,10 +214,15 @@ class Comparison:
     def guessing(self, match: Match) -> list[bool]:
         """Whether a side's training loss is still that of guessing; of the sides that have one."""
         return [
-            verdict.learnt_nothing(verdict.average_seeds(_by_seed(read)), end.case.classes)
+            verdict.learnt_nothing(verdict.average_seeds(group_seeds(read)), end.case.classes)
             for end in self.ends(match)
             if (read := end.readings(METRICS["train_loss"]))
         ]
+
+
+def _neutralize(case: Case, names: Sequence[str]) -> Case:
+    neutral: dict[str, Any] = {name: AXES[name].default for name in names}
+    return replace(case, **neutral)
 
 
 def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comparison:
@@ -239,7 +237,13 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
             if of_a or of_b:
                 refused = Ratio(lack=_refuse(comparison, metric, match))
                 found.append(MetricPair(match, of_a, of_b, refused))
-        judged = iter(_judge(metric, [f for f in found if not f.ratio.lack], comparison.names))
+        family = [one for one in found if not one.ratio.lack]
+        if metric.seeded:
+            ratios = verdict.compare_seeds([one.seeded for one in family], comparison.names)
+        else:
+            samples = [([v for _, v in one.a], [v for _, v in one.b]) for one in family]
+            ratios = verdict.compare(samples, metric.deterministic, comparison.names)
+        judged = iter(ratios)
         for place, one in enumerate(found):
             if not one.ratio.lack:
                 ratio, guessing = next(judged), metric.seeded and comparison.guessing(one.match)
@@ -269,26 +273,18 @@ def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
     return f"{' and '.join(said)}: not comparable"
 
 
-def _judge(metric: Metric, family: Sequence[MetricPair], names: tuple[str, str]) -> list[Ratio]:
-    if metric.seeded:
-        return verdict.compare_seeds([(_by_seed(f.a), _by_seed(f.b)) for f in family], names)
-    samples = [([v for _, v in f.a], [v for _, v in f.b]) for f in family]
-    return verdict.compare(samples, metric.deterministic, names)
-
-
-def _by_seed(readings: Readings) -> dict[int, list[float]]:
-    values: dict[int, list[float]] = {}
-    for seed, value in readings:
-        values.setdefault(seed, []).append(value)
-    return values
-
-
 def refuse_other_models(comparison: Comparison) -> None:
-    """Refuse to compare two different networks of the same name. Raises UsageError: it says which
-    network changed, and what in it."""
-    changed: dict[str, dict[str, None]] = {}
-    for model, name in comparison.changed_models():
-        changed.setdefault(model, {})[MODEL_PARTS[name]] = None
+    """Refuse to compare two different networks of the same name: unknown ones are not. Two models
+    are different networks on purpose, so are those for two shapes of images, and two files to start
+    from are two files. Raises UsageError: it says which network changed, and what in it."""
+    sides, changed = (comparison.a, comparison.b), dict[str, dict[str, None]]()
+    names = [name for name in MODEL_PARTS if not comparison.is_asked(name)]
+    columns = [[dict(side.cells[name]) for name in names] for side in sides]
+    for match in comparison.matched:
+        model = comparison.a.ran[match.a].case.model
+        for name, of_a, of_b in zip(names, *columns, strict=True):
+            if of_a[match.a] and of_b[match.b] and of_a[match.a] != of_b[match.b]:
+                changed.setdefault(model, {})[MODEL_PARTS[name]] = None
     if changed:
         found = (f"{model} changed in {', '.join(what)}" for model, what in changed.items())
         which = make_printable("; ".join(found))
@@ -296,8 +292,3 @@ def refuse_other_models(comparison: Comparison) -> None:
             f"{comparison.a.title} and {comparison.b.title} trained different networks: {which}; "
             "to compare them anyway, add --mix"
         )
-
-
-def write_outcomes(outcomes: Mapping[str, int]) -> str:
-    """Write how runs ended: ``ok ×4, oom``."""
-    return ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in outcomes.items())

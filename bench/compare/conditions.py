@@ -17,36 +17,15 @@ from bench.diagnosis.rates import CALL, RATES, UNITS
 from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, SLOWED
 
-TREND, HOST_BOUND = "trend", "host_bound"
+DOUBTED = ("trend", "host_bound")
 """Columns that are added to the records, as `bench.study.doubts.DOUBTS` has them: whether an epoch
 ended otherwise than it began, and whether the GPU waited for the host."""
 
 
 class Summary(StrEnum):
-    """How the runs of a side are summarized."""
-
     MEDIAN = "median"  # of the cases' medians, so that a case with many repeats weighs as others
     SET = "set"
     COUNT = "count"  # of the runs in which it happened
-
-
-@dataclass(frozen=True)
-class Condition:
-    """What was read from the machine during a run, and how the two sides are compared. Medians are
-    reported whose ratio less 1 is above ``least``, counts whose shares of the runs differ by more;
-    sets where they differ at all."""
-
-    name: str  # in JSON
-    label: str  # for people; of a count, what happened to a run
-    column: str  # of the records, `TREND` or `HOST_BOUND`
-    summary: Summary = Summary.COUNT
-    unit: str = ""
-    least: float = 0.0
-    happened: Callable[[Any], bool] = bool  # of a count, by such a cell of a run
-    known: str = ""  # a column that is empty where this was not read; by default this one
-    spoils: bool = False  # times measured under it are unreliable
-    beside: bool = False  # told beside the times of a case; what spoils them is too
-    both: bool = False  # reported only where both sides know it
 
 
 @dataclass(frozen=True)
@@ -61,8 +40,47 @@ Summarized = float | tuple[float | str, ...] | Count | None
 """The summary of a side's runs; None where no run has a value."""
 
 
+@dataclass(frozen=True)
+class Condition:
+    """What was read from the machine during a run, and how the two sides are compared. Medians are
+    reported whose ratio less 1 is above ``least``, counts whose shares of the runs differ by more;
+    sets where they differ at all."""
+
+    name: str  # in JSON
+    label: str  # for people; of a count, what happened to a run
+    column: str  # of the records, or one of `DOUBTED`
+    summary: Summary = Summary.COUNT
+    unit: str = ""
+    least: float = 0.0
+    happened: Callable[[Any], bool] = bool  # of a count, by such a cell of a run
+    known: str = ""  # a column that is empty where this was not read; by default this one
+    spoils: bool = False  # times measured under it are unreliable
+    beside: bool = False  # told beside the times of a case; what spoils them is too
+    both: bool = False  # reported only where both sides know it
+
+    def summarize(self, cases: Sequence[Sequence[Any]]) -> Summarized:
+        """Summarize one side: a list of cells for each case, from the runs that have a value."""
+        cells = [cell for case in cases for cell in case]
+        if not cells:
+            return None
+        if self.summary is Summary.MEDIAN:
+            return float(median(median(case) for case in cases if case))
+        if self.summary is Summary.SET:
+            return tuple(sorted(set(cells)))
+        return Count(sum(map(self.happened, cells)), len(cells))
+
+    def differs(self, a: Summarized, b: Summarized) -> bool:
+        """Whether two sides differ by so much that it is reported; unknown differs from known."""
+        if a is None or b is None:
+            return a is not b and not self.both
+        if isinstance(a, Count) and isinstance(b, Count):
+            return abs(a.runs / a.of - b.runs / b.of) > self.least
+        if isinstance(a, float | int) and isinstance(b, float | int):
+            return max(a, b) > min(a, b) * (1 + self.least)
+        return a != b
+
+
 def _names(effect: str) -> Callable[[str], bool]:
-    """Whether a cell of ``throttle_during`` names a reason with this effect."""
     reasons = {name for name, its in EFFECTS.items() if its == effect}
     return lambda cell: not reasons.isdisjoint(cell.split("; "))
 
@@ -90,32 +108,9 @@ CONDITIONS: tuple[Condition, ...] = (
     _spoiling("cpu_shared", "shared the CPU", "other_cores", happened=lambda n: n > BUSY_CORES),
     _spoiling("unsteady", "was not steady after warm-up", "warmup_steady", known="warmup_steps",
               happened=lambda steady: not steady),
-    _spoiling("trend", "changed within the epoch", TREND, known="step_time_first_s"),
-    Condition("host_bound", "host-bound", HOST_BOUND, known="busy_s", beside=True, both=True),
+    _spoiling("trend", "changed within the epoch", "trend", known="step_time_first_s"),
+    Condition("host_bound", "host-bound", "host_bound", known="busy_s", beside=True, both=True),
     *(_median(column, f"rate of {what}", column, UNITS[column], _SLOWED, both=True)
       for column, what in RATES.items()),
     _median(CALL, "smallest operation", CALL, "s", _SLOWED, both=True),
 )  # fmt: skip
-
-
-def summarize(condition: Condition, cases: Sequence[Sequence[Any]]) -> Summarized:
-    """Summarize one side: a list of cells for each case, from the runs that have a value."""
-    cells = [cell for case in cases for cell in case]
-    if not cells:
-        return None
-    if condition.summary is Summary.MEDIAN:
-        return float(median(median(case) for case in cases if case))
-    if condition.summary is Summary.SET:
-        return tuple(sorted(set(cells)))
-    return Count(sum(map(condition.happened, cells)), len(cells))
-
-
-def differ(condition: Condition, a: Summarized, b: Summarized) -> bool:
-    """Whether two sides differ by so much that it is reported; unknown differs from known."""
-    if a is None or b is None:
-        return a is not b and not condition.both
-    if isinstance(a, Count) and isinstance(b, Count):
-        return abs(a.runs / a.of - b.runs / b.of) > condition.least
-    if isinstance(a, float | int) and isinstance(b, float | int):
-        return max(a, b) > min(a, b) * (1 + condition.least)
-    return a != b

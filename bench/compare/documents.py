@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from bench.compare import conditions
 from bench.compare.answer import conclude, introduce, open_screen
 from bench.compare.comparison import Comparison, MetricPair
 from bench.compare.conditions import Count
@@ -103,7 +102,7 @@ def render_json(
                 **{k: getattr(condition, k) for k in ("name", "column", "summary", "unit")},
                 "a": asdict(of_a) if isinstance(of_a, Count) else of_a,
                 "b": asdict(of_b) if isinstance(of_b, Count) else of_b,
-                "differs": conditions.differ(condition, of_a, of_b),
+                "differs": condition.differs(of_a, of_b),
                 "spoils_times": condition.spoils,
             }
             for condition, of_a, of_b in comparison.conditions
@@ -192,7 +191,6 @@ def _list_kinds(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _name_match(comparison: Comparison, match: Match) -> dict[str, Any]:
-    """Name a match by what its cases have in common, and by both cases."""
     one, two = (asdict(end.case) for end in comparison.ends(match))
     common = {name: value for name, value in one.items() if two[name] == value}
     both = {"case_a": one, "case_b": two} if one != two else {}

@@ -45,17 +45,16 @@ def parse_gate(text: str, margin: float) -> Gate:
     return Gate(text, word, parse_percent(f"--fail-on {text!r}", percent))
 
 
-def find(comparison: Comparison, gate: Gate) -> Iterator[str]:
-    """The cases that fail a gate, one line each."""
+def _find(comparison: Comparison, gate: Gate) -> Iterator[str]:
     one, two = comparison.a.title, comparison.b.title
     if gate.word == "broken":
         for match in comparison.matched:
             if comparison.change(match) == "broken":
-                a, b = comparison.ended(match)
-                yield f"{comparison.label(match)}: {a} in {one}, {b} in {two}"
+                a, b = comparison.ends(match)
+                yield f"{comparison.label(match)}: {a.ended} in {one}, {b.ended} in {two}"
     elif gate.word == "missing":
-        for cell in comparison.alone(comparison.a):
-            yield f"{comparison.label_alone(comparison.a, cell)}: in {one}, not in {two}"
+        for label in comparison.label_alone(comparison.a):
+            yield f"{label}: in {one}, not in {two}"
     for metric, findings in comparison.metrics.items():
         for finding in findings:
             judged = finding.ratio.judge(gate.margin)
@@ -85,7 +84,7 @@ class Result:
 
 def pass_gate(comparison: Comparison, gate: Gate) -> Result:
     """Check a gate, and count how much it could check."""
-    failures = list(find(comparison, gate))
+    failures = list(_find(comparison, gate))
     if gate.word in OUTCOME_FINDINGS:
         checked = len(comparison.matched)
         if gate.word == "missing":

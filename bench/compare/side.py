@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES, Case
-from bench.compare.conditions import CONDITIONS, HOST_BOUND, TREND, Condition
+from bench.compare.conditions import CONDITIONS, DOUBTED, Condition
 from bench.errors import UsageError
 from bench.record import COMPARABLE, RELIABLE, Status
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
@@ -66,14 +66,19 @@ class Ran:
 
     @cached_property
     def outcomes(self) -> dict[str, int]:
-        """How many runs ended in each way."""
         return dict(Counter(run["status"] + " (inferred)" * run["inferred"] for run in self.runs))
 
     @property
-    def severities(self) -> list[int]:
-        """Of the runs, best first: 0 is ok, 1 diverged, 2 not to be used."""
+    def ended(self) -> str:
+        """How its runs ended: ``ok ×4, oom``."""
+        return ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in self.outcomes.items())
+
+    @property
+    def severities(self) -> tuple[int, int]:
+        """Of its runs the best and the worst: 0 is ok, 1 diverged, 2 not to be used."""
         order = {Status.OK: 0, Status.DIVERGED: 1}
-        return sorted(order.get(run["status"], 2) for run in self.runs)
+        found = [order.get(run["status"], 2) for run in self.runs]
+        return min(found), max(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,25 +93,21 @@ class Side:
 
     @cached_property
     def ran(self) -> dict[int, Ran]:
-        """What it ran, by ``cell``."""
         names = {"cell", "part", "measured_steps", "status", "inferred", "executor", "run_seed"}
         names |= {metric.column for metric in METRICS.values()}
         names |= {name for c in CONDITIONS for name in (c.column, c.known) if name}
         runs = self.records[[*names]].to_dict("records")
+        both = list(zip(self.cases, runs, strict=True))
         known = {
             case
-            for case, run in zip(self.cases, runs, strict=True)
+            for case, run in both
             if case.steps is None or run["measured_steps"] == run["measured_steps"]
         }
-        parts = {
-            case: Part(
-                run["part"], case.steps if run["part"] < case.fraction else None, case in known
-            )
-            for case, run in zip(self.cases, runs, strict=True)
-        }
         found: dict[int, Ran] = {}
-        for case, run in zip(self.cases, runs, strict=True):
-            found.setdefault(run["cell"], Ran(self.name, case, parts[case], [])).runs.append(run)
+        for case, run in both:  # those of one case measure the same part
+            steps = case.steps if run["part"] < case.fraction else None
+            part = Part(run["part"], steps, case in known)
+            found.setdefault(run["cell"], Ran(self.name, case, part, [])).runs.append(run)
         return found
 
     @cached_property
@@ -115,10 +116,6 @@ class Side:
         wanted = ["cell", "part", *AXES, *COMPARABLE]
         first = self.records.loc[~self.records["cell"].duplicated(), wanted].set_index("cell")
         return first.assign(known=[self.ran[cell].part.known for cell in first.index])
-
-    def has(self, column: str) -> bool:
-        """Whether any run has a value of ``column``."""
-        return bool(self.records[column].notna().any())
 
     def environment(self, name: str) -> list[str]:
         """The distinct values of an environment column; none where all are empty."""
@@ -144,7 +141,7 @@ def read_side(name: str, path: Path) -> Side:
     if not len(records):
         raise UsageError(f"{path}: no records yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)
-    for column in (TREND, HOST_BOUND):
+    for column in DOUBTED:
         records[column] = DOUBTS[column].find(Columns(records))
     records["part"] = measure_part(records)
     # what a run did not get to know of what ran it is its case's

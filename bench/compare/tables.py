@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from bench import verdict
-from bench.compare.comparison import Comparison, KindChange, MetricPair, write_outcomes
+from bench.compare.comparison import Comparison, KindChange, MetricPair
 from bench.compare.conditions import Condition, Count, Summarized
-from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.rates import CALL, RATES, write_rate
-from bench.diagnosis.sentences import name_part
+from bench.diagnosis.sentences import name_part, write_ms
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import Status
 from bench.render.cells import write_ends
@@ -55,14 +54,13 @@ def _tabulate(
 def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     """All tables, in reading order: what ran the sides comes first."""
     names = comparison.names
-    environment = [*list_environment(comparison), *list_conditions(comparison)]
-    if environment:
-        rows = ((*told, "yes" * agree) for *told, agree in environment)
+    if differing := list(list_differences(comparison)):
+        rows = ((*told, "yes" * agree) for *told, agree in differing)
         yield _tabulate("Differences in what ran them", ("what", *names, "must agree"), rows)
     outcomes = [
-        (comparison.label(match), *comparison.ended(match), comparison.change(match))
-        for match in comparison.matched
-        if any({*end.outcomes} != {Status.OK} for end in comparison.ends(match))
+        (comparison.label(match), a.ended, b.ended, comparison.change(match))
+        for match, (a, b) in ((match, comparison.ends(match)) for match in comparison.matched)
+        if {*a.outcomes, *b.outcomes} != {Status.OK}
     ]
     if outcomes:
         labels = ("case", *names, "change")
@@ -74,31 +72,24 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     if comparison.kinds is not None:
         yield _kinds_table(comparison, comparison.kinds)
     for side in (comparison.a, comparison.b):
-        if alone := [[comparison.label_alone(side, cell)] for cell in comparison.alone(side)]:
-            yield _tabulate(f"Only in {side.title}", ["case"], alone)
+        if alone := comparison.label_alone(side):
+            yield _tabulate(f"Only in {side.title}", ["case"], [[label] for label in alone])
 
 
-Difference = tuple[str, str, str, bool]  # what differs, on A and on B, and whether it must agree
-
-
-def list_environment(comparison: Comparison) -> list[Difference]:
-    """What ran the sides and differs."""
-    return [
-        (name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, agree)
-        for name, agree, a, b in comparison.environment()
-    ]
-
-
-def list_conditions(comparison: Comparison) -> list[Difference]:
-    """What differed while they ran."""
-    return [
-        (condition.label, _write_summary(condition, a), _write_summary(condition, b), False)
-        for condition, a, b in comparison.differing_conditions()
-    ]
+def list_differences(
+    comparison: Comparison, mandatory: bool = False
+) -> Iterator[tuple[str, str, str, bool]]:
+    """What differed in what ran the sides and while they ran: what, on A and on B, and whether it
+    must agree; or of what ran them only that."""
+    for name, agree, a, b in comparison.environment():
+        if agree or not mandatory:
+            yield name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, agree
+    for condition, *both in comparison.differing_conditions():
+        of_a, of_b = (_write_summary(condition, of) for of in both)
+        yield condition.label, of_a, of_b, False
 
 
 def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
-    """The kinds of work that changed between two profiles of a case."""
     title = "Kinds of work that changed, of a step in ms"
     if not kinds:
         return _tabulate(f"{title}: none beyond noise", (), (), [BEYOND], level=Level.TABLE)
@@ -188,7 +179,6 @@ PAIRED = "Runs with the same seed are compared as pairs; without a pair they are
 
 
 def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) -> Iterator[Table]:
-    """Whether B may replace A without harm to a loss or an error, where several seeds were run."""
     judged = comparison.judge_equivalence(metric, margin)
     if not judged:
         return
@@ -266,7 +256,7 @@ def remarks(
     yield from describe_runs(comparison, metric, match)
     for end, values in zip(comparison.ends(match), (finding.a, finding.b), strict=True):
         if {*end.outcomes} != {Status.OK}:
-            yield f"{end.side} {write_outcomes(end.outcomes)}"
+            yield f"{end.side} {end.ended}"
         elif lacking := len(end.runs) - len(values):
             yield f"{end.side} lacks {lacking} of its values"
     pairs = finding.ratio.pairs
@@ -280,7 +270,6 @@ def remarks(
 
 
 def _write_parts(comparison: Comparison, metric: Metric, match: Match) -> str:
-    """Say that less than an epoch was measured, and on which side where only one did."""
     what = "extrapolated" if metric.name == "epoch_time_s" else "part of an epoch"
     one, two = comparison.ends(match)
     if one.part.share == two.part.share:

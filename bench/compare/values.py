@@ -11,8 +11,9 @@ from bench.axis import Value
 from bench.case import AXES, NAMED, SAME_QUESTION, format_value, parse_value, spell_value
 from bench.compare.comparison import Comparison
 from bench.compare.side import Side
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError
 from bench.study.axes import name_setting
+from bench.study.filters import parse_name
 from bench.study.pairs import match
 
 
@@ -20,9 +21,7 @@ def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
     """Read the name of an axis and no values or two. Raises UsageError: the axis is unknown, there
     are not two values, or one cannot be of this axis."""
     name, *values = texts
-    name = name.replace("-", "_")
-    if name not in AXES:
-        raise UsageError(f"--axis {texts[0]!r}: {nearest(name, list(AXES))}")
+    name = parse_name("--axis", name, list(AXES))
     if len(values) not in (0, 2):
         raise UsageError(
             f"--axis {' '.join(texts)}: give two values of {name}, "
@@ -71,7 +70,6 @@ def _write(values: Iterable[Value], most: int = 8) -> str:
 
 
 def _take(side: Side, axis: str, value: Value) -> Side:
-    """The runs of a sweep whose case has this value, and that the axis applies to."""
     title = name_setting(axis, spell_value(value))
     held = AXES[axis].holds
     kept = [i for i, c in enumerate(side.cases) if getattr(c, axis) == value and held(c)]
@@ -86,11 +84,12 @@ def _take(side: Side, axis: str, value: Value) -> Side:
 
 def list_left_out(comparison: Comparison, side: Side, name: str) -> tuple[list[str], list[str]]:
     """The values of an axis that are compared on a side, and those that are not."""
-    used = dict.fromkeys(
-        format_value(getattr(side.ran[cell].case, name)) for cell in comparison.list_cells(side)
+    compared = (side.ran[cell].case for cell in comparison.list_cells(side))
+    used, every = (
+        list(dict.fromkeys(format_value(getattr(case, name)) or "none" for case in cases))
+        for cases in (compared, side.cases)
     )
-    every = dict.fromkeys(format_value(getattr(case, name)) for case in side.cases)
-    return list(used), [value for value in every if value not in used]
+    return used, [value for value in every if value not in used]
 
 
 def explain_unmatched(comparison: Comparison) -> str:

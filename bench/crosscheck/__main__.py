@@ -40,6 +40,7 @@ from bench.workloads import IMAGES
 
 _SUPPORTED = ("model", "workload", "precision", "batch_size", "fraction", "device")
 """Axes that the independent loop knows; any other it would leave out, and measure another case."""
+_NAMED = f"{', '.join(map(axis_flag, _SUPPORTED[:-1]))} and {axis_flag(_SUPPORTED[-1])}"
 
 Bare = TypeVar("Bare")
 MODELS = ("dpn92", "dpn26", "dpn-small")
@@ -64,50 +65,41 @@ def build_parser() -> Parser:
     add("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,
-        f"of the case; without --overhead {_name_supported()}; default on a GPU: dpn92, bf16-amp, "
-        "batch 256, fraction 0.2, with --overhead fp16, batch 512, fraction 0.5",
+        f"of the case; without --overhead {_NAMED}; default on a GPU: dpn92, bf16-amp, batch 256, "
+        "fraction 0.2, with --overhead fp16, batch 512, fraction 0.5",
     )
     return parser
-
-
-def _name_supported() -> str:
-    *flags, last = map(axis_flag, _SUPPORTED)
-    return f"{', '.join(flags)} and {last}"
 
 
 @command
 def main(argv: Sequence[str]) -> int:
     """Cross-check; returns 0 where both agree, and on a CPU, which can only rehearse; 1 where they
     do not; 2 for a usage error. With ``--overhead`` it returns 0."""
-    with closing(build_executor("subprocess", Settings(allow_shared=True))) as executor:
-        return check(argv, executor)
-
-
-def check(argv: Sequence[str], executor: Executor) -> int:
     given = build_parser().parse(argv)
     axes = read_axes(given)
     case = choose_case(axes, given.overhead)
     if given.data_dir and not given.overhead:
         raise UsageError("--data-dir: the bare loop makes its own images; add --overhead")
-    asked = executor.examine(Lane(), [case.device], list_examined([case]), ASK_S)
-    inputs = gather_inputs([case], asked, axes, given.data_dir)
-    platform, data = inputs.platforms[case.device], inputs.data(case)
-    if "precision" not in axes and platform.discourage(PRECISIONS[case.precision]):
-        case = replace(case, precision="fp32")
-    case, environment = inputs.settle(case), platform.environment
-    where = environment.gpu or environment.cpu
-    say = partial(print, file=sys.stderr if given.json else sys.stdout, flush=True)
-    say(f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}")
-    job = Job(case, data.folder, environment.gpu_uuid)
-    if given.overhead:
-        turns = take_turns(executor, job, overhead.time_bare, given.pairs or 5)
-        answer, code = overhead.weigh(turns, say), 0
-    else:
-        time_bare = partial(agreement.time_bare, samples=data.train_images)
-        unit = inputs.describe(case).unit or "images"
-        pairs = take_turns(executor, job, time_bare, given.pairs or 3)
-        answer = agreement.compare(pairs, job, unit, say)
-        code = 0 if answer["agree"] or answer["rehearsal"] else 1
+    with closing(build_executor("subprocess", Settings(allow_shared=True))) as executor:
+        asked = executor.examine(Lane(), [case.device], list_examined([case]), ASK_S)
+        inputs = gather_inputs([case], asked, axes, given.data_dir)
+        platform, data = inputs.platforms[case.device], inputs.data(case)
+        if "precision" not in axes and platform.discourage(PRECISIONS[case.precision]):
+            case = replace(case, precision="fp32")
+        case, environment = inputs.settle(case), platform.environment
+        where = environment.gpu or environment.cpu
+        say = partial(print, file=sys.stderr if given.json else sys.stdout, flush=True)
+        say(f"{case.model}, {case.label()}, {case.dataset}, fraction {case.fraction:g}, on {where}")
+        job = Job(case, data.folder, environment.gpu_uuid)
+        if given.overhead:
+            turns = take_turns(executor, job, overhead.time_bare, given.pairs or 5)
+            answer, code = overhead.weigh(turns, say), 0
+        else:
+            time_bare = partial(agreement.time_bare, samples=data.train_images)
+            unit = inputs.describe(case).unit or "images"
+            pairs = take_turns(executor, job, time_bare, given.pairs or 3)
+            answer = agreement.compare(pairs, job, unit, say)
+            code = 0 if answer["agree"] or answer["rehearsal"] else 1
     if given.json:
         print(json.dumps({"case": asdict(case), "on": where, **answer}, indent=2))
     return code
@@ -117,16 +109,15 @@ def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
     """The one case to measure. Raises UsageError: several are given, or one that the independent
     loop cannot train."""
     device = list_devices(axes, "bench.crosscheck")
-    defaults: dict[str, list[Value]]
     if device == ["cpu"]:
-        defaults = {"model": ["dpn-small"], "fraction": [0.1 if overhead else 0.05]}
+        usual: dict[str, Value] = {"model": "dpn-small", "fraction": 0.1 if overhead else 0.05}
     elif overhead:
-        defaults = {"precision": ["fp16"], "batch_size": [512], "fraction": [0.5]}
+        usual = {"precision": "fp16", "batch_size": 512, "fraction": 0.5}
     else:
-        defaults = {"precision": ["bf16-amp"], "batch_size": [256], "fraction": [0.2]}
-    defaults |= {"dataset": [SYNTHETIC], "device": device}
+        usual = {"precision": "bf16-amp", "batch_size": 256, "fraction": 0.2}
+    usual["dataset"] = SYNTHETIC
     taken = {name: values for name, values in axes.items() if overhead or name in _SUPPORTED}
-    cases = grid({**defaults, **taken})
+    cases = grid({name: [value] for name, value in usual.items()} | {"device": device} | taken)
     if len(cases) > 1:
         raise UsageError(f"{len(cases)} cases are given; give one value for each axis")
     (case,) = cases
@@ -134,7 +125,7 @@ def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
         if axes[name] != [getattr(case, name)]:
             raise UsageError(
                 f"{axis_flag(name)}: bench.crosscheck does not take it, because the bare loop "
-                f"supports {_name_supported()}; add --overhead, or leave it out"
+                f"supports {_NAMED}; add --overhead, or leave it out"
             )
     if overhead:
         return case
@@ -156,11 +147,8 @@ def take_turns(
     be measured here."""
     for number in range(pairs):
         # whichever goes first may find a cooler machine, so they take turns at it
-        if number % 2 == 0:
-            bare = time_bare(job)
-            yield measure(executor, job), bare
-        else:
-            yield measure(executor, job), time_bare(job)
+        bare = time_bare(job) if number % 2 == 0 else None
+        yield measure(executor, job), time_bare(job) if bare is None else bare
 
 
 def measure(executor: Executor, job: Job) -> Measurement:

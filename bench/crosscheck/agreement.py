@@ -10,12 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.errors import UsageError
 from bench.executors import Job
@@ -71,8 +71,7 @@ class Side:
         return self.memory_bytes - self.reserved_bytes
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     harness: Side
     bare: Side
 
@@ -122,25 +121,21 @@ def judge(pairs: Sequence[tuple[float, float] | None]) -> Judgement:
     return Judgement(verdict, median(ratios), min(ratios), max(ratios))
 
 
-JUDGED = {
-    "tensors": lambda side: side.allocated_bytes,
-    "outside the allocator": lambda side: side.outside_bytes,
-}
+JUDGED = {"tensors": "allocated_bytes", "outside the allocator": "outside_bytes"}
 """The parts of a GPU's memory that both sides are to have alike."""
 
-RESIDENT = {"memory": lambda side: side.memory_bytes}
+RESIDENT = {"memory": "memory_bytes"}
 """In their place on a CPU, of whose memory torch tells nothing."""
 
 
 def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judgement]:
-    """The judgements of work, time and memory, by name; of a ``rehearsal`` on a CPU."""
     same = all((p.harness.steps, p.harness.images) == (p.bare.steps, p.bare.images) for p in pairs)
     judged = {
         "work": Judgement(Agreement.AGREE if same else Agreement.DISAGREE),
         "time": judge([(p.harness.seconds, p.bare.seconds) for p in pairs]),
     }
-    for what, read in (RESIDENT if rehearsal else JUDGED).items():
-        both = [(read(p.harness), read(p.bare)) for p in pairs]
+    for what, field in (RESIDENT if rehearsal else JUDGED).items():
+        both = [tuple(getattr(side, field) for side in p) for p in pairs]
         judged[what] = judge([(h, b) if h and b else None for h, b in both])
     return judged
 
@@ -173,7 +168,7 @@ def compare(
         "agree": all(judgement.verdict is Agreement.AGREE for judgement in judged.values()),
         "bound": BOUND,
         "judgements": {what: asdict(judgement) for what, judgement in judged.items()},
-        "pairs": [asdict(pair) for pair in pairs],
+        "pairs": [{"harness": asdict(pair.harness), "bare": asdict(pair.bare)} for pair in pairs],
     }
 
 
@@ -183,16 +178,16 @@ def time_bare(job: Job, samples: int) -> Side:
     case, gpu_uuid = job.case, job.gpu_uuid
     steps = math.ceil(case.fraction * math.ceil(samples / case.batch_size))
     images = case.workload == IMAGES
-    flags = {
-        # as the function of models/dpn.py is called
-        **({"model": case.model.replace("-", "_")} if images else {"workload": case.workload}),
-        "precision": case.precision,
-        "batch-size": case.batch_size,
-        "steps": steps,
-        "warmup-s": WARMUP_S[case.device],
-        "device": case.device,
-    }
-    words = [f"--{name}={value}" for name, value in flags.items()]
+    # a network by the name of its function in models/dpn.py
+    subject = f"model={case.model.replace('-', '_')}" if images else f"workload={case.workload}"
+    words = [
+        f"--{subject}",
+        f"--precision={case.precision}",
+        f"--batch-size={case.batch_size}",
+        f"--steps={steps}",
+        f"--warmup-s={WARMUP_S[case.device]}",
+        f"--device={case.device}",
+    ]
     with tempfile.TemporaryFile("w+") as readings, tempfile.TemporaryFile("w+") as errors:
         start = partial(subprocess.Popen, stdin=subprocess.PIPE, stderr=errors, text=True)
         command = [sys.executable, str(HERE / "bare.py"), *words]
@@ -215,12 +210,11 @@ def time_bare(job: Job, samples: int) -> Side:
         readings.seek(0)
         polled = [(float(t), int(b)) for t, b in (line.split() for line in readings)]
     measured: dict[str, Any] = json.loads(answer)
-    if measured["shared"]:
-        raise UsageError(f"the bare loop shares code with the harness: {measured['shared']}")
-    epoch = measured["began"], measured["ended"]
-    memory = find_peak(polled, *epoch, over_baseline=gpu_uuid is not None)
-    names = [field.name for field in fields(Side) if field.name in measured]
-    return Side(memory_bytes=memory, **{name: measured[name] for name in names})
+    shared, began, ended = (measured.pop(name) for name in ("shared", "began", "ended"))
+    if shared:
+        raise UsageError(f"the bare loop shares code with the harness: {shared}")
+    memory = find_peak(polled, began, ended, over_baseline=gpu_uuid is not None)
+    return Side(memory_bytes=memory, **measured)
 
 
 def find_peak(

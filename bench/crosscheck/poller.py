@@ -17,7 +17,6 @@ PAGE = 4096
 
 
 def read_card(uuid: str) -> Callable[[], int]:
-    """A function that reads the bytes in use on the card."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -31,7 +30,6 @@ def read_card(uuid: str) -> Callable[[], int]:
 
 
 def read_process(pid: int) -> Callable[[], int]:
-    """A function that reads the bytes of the process's resident set that no file backs."""
     statm = Path(f"/proc/{pid}/statm")
 
     def read() -> int:

@@ -183,7 +183,6 @@ def verify(folder: Path) -> DatasetInfo:
 
 
 def hash_arrays(dataset: Dataset) -> str:
-    """The `DatasetInfo.fingerprint` of a dataset."""
     digest = sha256()
     for array in _ARRAYS:
         digest.update(getattr(dataset, array).data)
@@ -258,33 +257,32 @@ def _store(source: Source, name: str, folder: Path, progress: Progress | None) -
 
 def decode(source: Source, name: str, folder: Path, progress: Progress | None) -> None:
     """Decode a dataset into ``folder``, to be read by every worker."""
+    import numpy as np
+
     digest = sha256()
     scratch = folder / "unpacked"
     counts = {}
     for split in ("train", "test"):
-        with (folder / f"{split}_images.npy").open("w+b") as images_file:
-            labels, kind, number = b"", "|u1", 0
-            _write_header(images_file, 0, *source.shape)
+        with (folder / f"{split}_images.npy").open("w+b") as file:
+            labels, number = [np.empty(0, np.uint8)], 0
+            _write_header(file, 0, *source.shape)
             for images, chunk_labels in source.read(split, scratch):
-                images_file.write(images.data)
+                file.write(images.data)
                 digest.update(images.data)
-                labels += chunk_labels.tobytes()
-                kind, number = chunk_labels.dtype.str, number + len(chunk_labels)
+                labels.append(chunk_labels)
+                number += len(chunk_labels)
                 if progress is not None:
                     progress(f"decoding {split} images", number, None)
             # numpy pads the header for exactly this: the first axis may grow in place.
-            images_file.seek(0)
-            _write_header(images_file, number, *source.shape)
-            # else a power cut could leave a whole folder of files that hold nothing
-            images_file.flush()
-            os.fsync(images_file.fileno())
-        with (folder / f"{split}_labels.npy").open("wb") as labels_file:
-            _write_header(labels_file, number, kind=kind)
-            labels_file.write(labels)
-            labels_file.flush()
-            os.fsync(labels_file.fileno())
-        digest.update(labels)
+            file.seek(0)
+            _write_header(file, number, *source.shape)
+        every = np.concatenate(labels)
+        np.save(folder / f"{split}_labels.npy", every)
+        digest.update(every.data)
         counts[split] = number
+    for array in _ARRAYS:  # else a power cut could leave a whole folder of files that hold nothing
+        with (folder / f"{array}.npy").open("rb") as file:
+            os.fsync(file.fileno())
     rmtree(scratch, ignore_errors=True)
     if not counts["train"]:
         raise UsageError(f"{source.files[0].parent} holds no training images")
@@ -302,8 +300,8 @@ def decode(source: Source, name: str, folder: Path, progress: Progress | None) -
     _write_meta(folder / "meta.json", {**meta, "written": _look_when_written(folder)})
 
 
-def _write_header(file: BinaryIO, *shape: int, kind: str = "|u1") -> None:
+def _write_header(file: BinaryIO, *shape: int) -> None:
     import numpy as np
 
-    header = {"descr": kind, "fortran_order": False, "shape": shape}
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)

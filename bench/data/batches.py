@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import count, cycle, islice
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
@@ -113,7 +113,27 @@ def stream(batches: Supply, first: int = 0) -> Iterator[Any]:
             yield from batch.parts
 
 
-class Batches:
+class Planned:
+    """What the harness's own kinds of `Supply` have in common."""
+
+    share = Share()
+    """What of each batch `divide` makes here; of `MadeBatches` others than the first draw their
+    own items."""
+
+    batch_size: int
+    micro_batch: int
+    samples: int
+
+    def __len__(self) -> int:
+        return -(-self.samples // self.batch_size)
+
+    def plan(self, steps: int | None, size: int | None) -> Iterator[tuple[range, int]]:
+        """Which items each of `plan_steps` has here, and how many all processes have of it."""
+        for items in plan_steps(self.samples, self.batch_size, steps, size):
+            yield self.share.cut(items), len(items)
+
+
+class Batches(Planned):
     """One split's batches: x float32 (B, C, H, W), normalised and contiguous; y int64 (B,).
 
     ``images`` uint8 (N, C, H, W) and ``labels`` (N,) go to ``device`` once and stay there.
@@ -122,9 +142,6 @@ class Batches:
     the epoch alone, not on the batch size; CPU and CUDA generators draw differently from the same
     seed. Where an epoch has more ``samples`` than there are images, each is visited several times.
     """
-
-    share = Share()
-    """What of each batch `divide` makes here."""
 
     def __init__(
         self,
@@ -144,18 +161,11 @@ class Batches:
         self.micro_batch = micro_batch or batch_size
         self.seed = seed
         self.augment = augment
-        self._samples = samples
+        self.samples = samples or len(images)
         # torch.tensor copies: from_numpy would warn of, and then write to, a read-only map
         self.images = torch.tensor(images, device=device)
         self.labels = torch.tensor(labels, device=device, dtype=torch.int64)
         self.mean, self.scale = normalisation(device, images.shape[1])
-
-    def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
-
-    @property
-    def samples(self) -> int:
-        return self._samples or len(self.images)
 
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
@@ -179,9 +189,8 @@ class Batches:
                     x = augment(x, corners[:, part], flips[part])
                 yield self._normalise(x), labels[part.start - first : part.stop - first]
 
-        for items in plan_steps(n, self.batch_size, steps, size or self.batch_size):
-            own = self.share.cut(items)
-            yield Divided(len(own), make(own.start, own.stop), len(items))
+        for own, whole in self.plan(steps, size):
+            yield Divided(len(own), make(own.start, own.stop), whole)
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Batch]:
         """Yield every image once, in order and as it is, ``batch_size`` at a time."""
@@ -261,7 +270,8 @@ class _Augmentation:
         return torch.where(flips.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
-class MadeBatches:
+@dataclass
+class MadeBatches(Planned):
     """Batches that a function makes anew, from a generator or from a place in the data.
 
     ``make`` gives the batch of so many items on a device from a generator, which is seeded by
@@ -270,50 +280,36 @@ class MadeBatches:
     UsageError: a batch has another number of items than was asked for.
     """
 
-    share = Share()
-    """What of each batch `divide` makes here; each process but the first draws other items."""
-
-    def __init__(
-        self,
-        make: Callable[[int, torch.device, torch.Generator], Any],
-        samples: int,
-        *,
-        batch_size: int,
-        micro_batch: int,
-        device: torch.device,
-        seed: int,
-        make_in_order: Callable[[int, torch.device, int], Any] | None = None,
-    ) -> None:
-        self._make, self._make_in_order = make, make_in_order
-        self.samples, self.batch_size, self.micro_batch = samples, batch_size, micro_batch
-        self.device, self.seed = device, seed
-
-    def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
+    make: Callable[[int, torch.device, torch.Generator], Any]
+    samples: int
+    _: KW_ONLY
+    batch_size: int
+    micro_batch: int
+    device: torch.device
+    seed: int
+    make_in_order: Callable[[int, torch.device, int], Any] | None = None
 
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        planned = plan_steps(self.samples, self.batch_size, steps, size)
-        for step, items in enumerate(planned):
-            own = len(self.share.cut(items))
-            yield Divided(own, self._parts(index, step, own), len(items))
+        for step, (own, whole) in enumerate(self.plan(steps, size)):
+            yield Divided(len(own), self._parts(index, step, len(own)), whole)
 
     def _parts(self, index: int, step: int, items: int) -> Iterator[Any]:
         for part in range(-(-items // self.micro_batch)):
             size = min(self.micro_batch, items - part * self.micro_batch)
             rank = [self.share.rank] if self.share.rank else []
             seeded = self._seeded(index, step, part, *rank)
-            yield _check(self._make(size, self.device, seeded), size)
+            yield _check(self.make(size, self.device, seeded), size)
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
         size = batch_size or self.batch_size
         for step, first in enumerate(range(0, self.samples, size)):
             items = min(size, self.samples - first)
-            if self._make_in_order is not None:
-                batch = self._make_in_order(items, self.device, first)
+            if self.make_in_order is not None:
+                batch = self.make_in_order(items, self.device, first)
             else:
-                batch = self._make(items, self.device, self._seeded(0, step, 0))
+                batch = self.make(items, self.device, self._seeded(0, step, 0))
             yield _check(batch, items)
 
     def _seeded(self, *place: int) -> torch.Generator:

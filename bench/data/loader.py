@@ -28,12 +28,11 @@ from bench.data.batches import (
     PADDING,
     Divided,
     Making,
-    Share,
+    Planned,
     count_items,
     draw,
     mix,
     normalisation,
-    plan_steps,
 )
 from bench.processes import die_with_parent
 
@@ -71,7 +70,7 @@ class Loading:
     prefetch: int = 2
 
 
-class LoadedBatches:
+class LoadedBatches(Planned):
     """A `bench.data.batches.Supply` of batches made by a DataLoader and copied to the device.
 
     Each batch of the DataLoader is a micro-batch. Its workers end with the epoch, unless they are
@@ -79,9 +78,6 @@ class LoadedBatches:
     ``draw`` gives the keys of an epoch's items, in order, as many as ``samples``, by default as
     there are items; ``in_order`` are those of all items, for `evaluation`.
     """
-
-    share = Share()
-    """What of each batch `divide` makes here."""
 
     def __init__(
         self,
@@ -97,16 +93,13 @@ class LoadedBatches:
         self.first_batch_s: float | None = None
         """Seconds from the start of the last epoch begun to its first batch; None before it."""
         self._dataset, self._draw, self._in_order = dataset, draw, in_order
-        self._micro_batch, self._seed = making["micro_batch"], making["seed"]
+        self.micro_batch, self._seed = making["micro_batch"], making["seed"]
         self._device, self._loading = making["device"], loading
         self._plan = _Plan()
         self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[Any] | None = None
         self._epoch = 0
         self._begun = 0.0
-
-    def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
 
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
@@ -130,9 +123,8 @@ class LoadedBatches:
         self._loader.generator.manual_seed(mix(self._seed, index))  # type: ignore[union-attr]
         self._batches = iter(self._loader)
         epoch = self._epoch
-        for items in plan_steps(self.samples, self.batch_size, steps, size):
-            own = len(self.share.cut(items))
-            yield Divided(own, self._take(-(-own // self._micro_batch), epoch), len(items))
+        for own, whole in self.plan(steps, size):
+            yield Divided(len(own), self._take(-(-len(own) // self.micro_batch), epoch), whole)
         ended = steps is None or steps >= len(self)
         if ended and epoch == self._epoch and self._batches is not None:
             next(self._batches, None)  # its workers end, as where a script's epoch ends
@@ -153,10 +145,9 @@ class LoadedBatches:
         self._epoch += 1
 
     def _list_batches(self, keys: Sequence[Key], size: int | None) -> Iterator[list[Key]]:
-        for items in plan_steps(self.samples, self.batch_size, size=size):
-            own = self.share.cut(items)
-            for start in range(own.start, own.stop, self._micro_batch):
-                yield list(keys[start : min(start + self._micro_batch, own.stop)])
+        for own, _ in self.plan(None, size):
+            for start in range(own.start, own.stop, self.micro_batch):
+                yield list(keys[start : min(start + self.micro_batch, own.stop)])
 
     def _build(self) -> DataLoader[Any]:
         from torch import Generator
@@ -236,16 +227,17 @@ class _Plan:
 
 
 def _start_worker(parent: int, number: int) -> None:
-    if os.getppid() == parent or parent_process() is None:
+    starter = parent_process()
+    if os.getppid() == parent or starter is None:
         die_with_parent(parent)
-    else:  # a fork server started it, the default from Python 3.14 on, and outlives the parent
-        Thread(target=_end_with_parent, daemon=True).start()
+        return
 
-
-def _end_with_parent() -> None:
-    if (parent := parent_process()) is not None:
-        wait([parent.sentinel])
+    # a fork server started it, the default from Python 3.14 on, and outlives the parent
+    def end() -> None:
+        wait([starter.sentinel])
         os._exit(1)
+
+    Thread(target=end, daemon=True).start()
 
 
 # ----------------------------------------------------------------------------------- what is loaded
@@ -301,11 +293,10 @@ def load_images(
             return [_as_it_is(number) for number in order]
         return list(zip(order, *corners, flips, strict=True))
 
-    in_order = [_as_it_is(number) for number in range(n)]
     return LoadedBatches(
         Crops(images, labels),
         draw=list_keys,
-        in_order=in_order,
+        in_order=[_as_it_is(number) for number in range(n)],
         loading=loading,
         samples=samples,
         **making,
@@ -326,8 +317,8 @@ def load_items(dataset: Dataset, *, loading: Loading, **making: Unpack[Making]) 
         order: list[int] = torch.randperm(len(dataset), generator=generator).tolist()
         return order
 
-    in_order = range(len(dataset))
-    return LoadedBatches(dataset, draw=list_keys, in_order=in_order, loading=loading, **making)
+    every = range(len(dataset))
+    return LoadedBatches(dataset, draw=list_keys, in_order=every, loading=loading, **making)
 
 
 # --------------------------------------------------------------------------------- the loader alone

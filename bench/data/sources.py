@@ -109,18 +109,15 @@ def detect(folder: Path, archive: Archive = CIFAR10) -> Source | None:
 
 
 def _batches(folder: Path, archive: Archive) -> Source:
-    def read(split: str, scratch: Path) -> Iterator[Chunk]:
-        return _read_batches(folder, archive, split)
-
     files = tuple(folder / name for name in (*archive.train, *archive.test))
-    return Source(archive.folder, files, CLASSES, read)
+    return Source(archive.folder, files, CLASSES, lambda split, _: _read(folder, archive, split))
 
 
 def _packed(path: Path, archive: Archive) -> Source:
     def read(split: str, scratch: Path) -> Iterator[Chunk]:
         if not scratch.exists():
             unpack(path, archive.md5, scratch)
-        return _read_batches(scratch / archive.folder, archive, split)
+        return _read(scratch / archive.folder, archive, split)
 
     return Source(archive.name, (path,), CLASSES, read)
 
@@ -166,7 +163,7 @@ class _Unpickler(pickle.Unpickler):
         return admitted[module, name]
 
 
-def _read_batches(folder: Path, archive: Archive, split: str) -> Iterator[Chunk]:
+def _read(folder: Path, archive: Archive, split: str) -> Iterator[Chunk]:
     import numpy as np
 
     for name, md5 in (archive.train if split == "train" else archive.test).items():
@@ -244,12 +241,9 @@ def _class_folders(train: dict[str, list[Path]], test: dict[str, list[Path]]) ->
     if len(labels) > 256:
         folder = next(iter(train.values()))[0].parent.parent
         raise UsageError(f"{folder} holds {len(labels)} class folders; at most 256 are supported")
-    for name in test:
-        if name not in labels:
-            folder = test[name][0].parent
-            raise UsageError(
-                f"{folder} has no matching folder in train; expected: {', '.join(labels)}"
-            )
+    if odd := next((name for name in test if name not in labels), None):
+        folder = test[odd][0].parent
+        raise UsageError(f"{folder} has no matching folder in train; expected: {', '.join(labels)}")
 
     def read(split: str, scratch: Path) -> Iterator[Chunk]:
         folders = train if split == "train" else test
@@ -264,13 +258,10 @@ def _class_folders(train: dict[str, list[Path]], test: dict[str, list[Path]]) ->
 def _classes(folder: Path) -> dict[str, list[Path]]:
     """The images of each sub-folder that holds any, by its name, in order of names."""
     found = {
-        place.name: [path for path in _entries(place) if path.suffix.lower() in _IMAGES]
+        place.name: [p for p in _entries(place) if p.suffix.lower() in (".png", ".jpg", ".jpeg")]
         for place in _folders(folder)
     }
     return {name: paths for name, paths in found.items() if paths}
-
-
-_IMAGES = {".png", ".jpg", ".jpeg"}
 
 
 def _load(path: Path, label: int) -> Encoded:
@@ -309,7 +300,7 @@ def _decode(encoded: Iterable[Encoded]) -> Iterator[Chunk]:
 
 
 def decode_pixels(data: bytes, where: str) -> bytes:
-    """Decode one PNG or JPEG to 32 rows of 32 RGB values."""
+    """32 rows of 32 RGB values."""
     from io import BytesIO
 
     from PIL import Image

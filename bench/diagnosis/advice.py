@@ -139,7 +139,6 @@ def _find_lever(option: Option, case: Case) -> Advice | None:
     ours = PRECISIONS[case.precision]
 
     def differ(lever: Lever) -> tuple[bool, bool, int]:
-        """How unlike the case what was measured is: what matters most first."""
         theirs = PRECISIONS[lever.precision]
         other = theirs.arithmetic is not ours.arithmetic
         return theirs is not ours, other, abs(lever.batch_size - case.batch_size)

@@ -96,7 +96,6 @@ class Breakdown:
 
     @property
     def estimates(self) -> set[str]:
-        """The names of the parts whose time is an estimate."""
         return {part.name for part in self.parts if part.estimated}
 
     def find_time(self, name: str) -> float:
@@ -155,7 +154,6 @@ def _estimate_shares(work: Iterable[WorkRow], busy_s: float) -> dict[str, float]
 
 
 def _time(row: WorkRow, time_s: float, share: float, step: Step) -> Timed:
-    """A row with a share of a time, and what it reached in that."""
     time_s *= share
     limits = find_rate(row.format, step.peaks, step.arithmetic), step.peaks.copy
     reached = [amount / time_s if amount else None for amount in (row.flop, row.bytes)]
@@ -197,7 +195,6 @@ def _sum_kinds(step: Step, rows: tuple[Timed, ...]) -> Iterator[Part]:
 
 
 def _sum(times: Iterable[tuple[Bound, float]]) -> dict[Bound, float]:
-    """The time of each bound, largest first."""
     sums: dict[Bound, float] = {}
     for bound, time_s in times:
         sums[bound] = sums.get(bound, 0.0) + time_s

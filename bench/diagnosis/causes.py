@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.explanation import Cause, Side
-from bench.diagnosis.rates import CONVOLUTIONS, find_floor, find_limit, name_arithmetic
+from bench.diagnosis.rates import CONVOLUTIONS, find_limit, name_arithmetic
 from bench.diagnosis.step import Bound, Step, Wait
 from bench.precision import Arithmetic
 from bench.record import WorkRow, read_kernels
@@ -87,12 +87,12 @@ def _divide(timed: Timed, side: Side, clock: float) -> Iterator[tuple[Cause, flo
     if timed.bound is Bound.COMPUTE and clock < 1:
         yield Cause.CLOCKS, time_s * (1 - clock)
         time_s *= clock
-    floor = find_floor(row, step.rates, step.arithmetic)
     moves = timed.bound is Bound.MEMORY
-    if floor is None:  # compiled into a kernel that was not counted
+    if (least := find_limit(row, step.rates, step.arithmetic)) is None:
+        # compiled into a kernel that was not counted
         yield Cause.MEMORY if moves else Cause.PRODUCTS, time_s
         return
-    limit = find_limit(row, step.rates, step.arithmetic)
+    floor, limit = least
     yield Cause.MEMORY if limit is Bound.MEMORY else Cause.ARITHMETIC, min(floor, time_s)
     if time_s > floor:
         plain = row.kind in CONVOLUTIONS and lacks_tensor_cores(timed, step)
@@ -101,7 +101,6 @@ def _divide(timed: Timed, side: Side, clock: float) -> Iterator[tuple[Cause, flo
 
 
 def _find_whole(timed: Timed, side: Side) -> Cause | None:
-    """The cause that has all of an operation's time."""
     row, kind = timed.row, Kind(timed.row.kind)
     if cause := _WHOLLY.get(kind):
         return cause

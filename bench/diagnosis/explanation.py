@@ -63,12 +63,10 @@ class Change:
 
     @property
     def change_s(self) -> float:
-        """What it adds to the step; below 0 where it gained."""
         return self.after_s - self.before_s
 
     @property
     def estimated(self) -> bool:
-        """Whether one of the two is an estimate."""
         return self.before_estimated or self.after_estimated
 
 
@@ -112,7 +110,6 @@ class Reason(Change):
 
     @property
     def cause(self) -> Cause:
-        """The cause that it is the name of."""
         return Cause(self.name)
 
 
@@ -152,7 +149,6 @@ class Explanation:
         return reason.change_s / self.change_s if self.lost else reason.after_s / self.b.step.step_s
 
     def estimates(self, reason: Reason) -> bool:
-        """Whether that share is an estimate."""
         return reason.after_estimated or (self.lost and reason.before_estimated)
 
 

@@ -73,7 +73,6 @@ class Expectation:
 
     @property
     def speedup(self) -> float:
-        """A's least time over B's."""
         return sum(self.a.values()) / sum(self.b.values())
 
 

@@ -139,24 +139,23 @@ def find_times(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, floa
 def find_floor(row: WorkRow, rates: Rates, arithmetic: str) -> float | None:
     """The s of a step that a row's work takes at the machine's rates. That is its arithmetic or its
     memory traffic, whichever takes longer: they overlap. What calls take to start is not in it."""
-    times = find_times(row, rates, arithmetic)
-    return None if times is None else max(times)
+    found = find_limit(row, rates, arithmetic)
+    return found and found[0]
 
 
-def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
-    """Which of arithmetic and memory traffic a row's floor is."""
+def find_limit(row: WorkRow, rates: Rates, arithmetic: str) -> tuple[float, Bound] | None:
+    """A row's floor, and which of arithmetic and memory traffic it is."""
     if (times := find_times(row, rates, arithmetic)) is None:
         return None
-    computing, moving = times
-    return Bound.COMPUTE if computing >= moving else Bound.MEMORY
+    return max(times), Bound.COMPUTE if times[0] >= times[1] else Bound.MEMORY
 
 
 def find_bound(row: WorkRow, rates: Rates, arithmetic: str) -> Bound | None:
     """What limits a row: launch where its work is done before another call has started."""
-    floor = find_floor(row, rates, arithmetic)
-    if floor is not None and rates.call_s is not None and floor < row.calls * rates.call_s:
+    found = find_limit(row, rates, arithmetic)
+    if found and rates.call_s is not None and found[0] < row.calls * rates.call_s:
         return Bound.LAUNCH
-    return find_limit(row, rates, arithmetic)
+    return found and found[1]
 
 
 def floor_step(step: Step, times: Mapping[int, float] | None = None) -> dict[Bound, float] | None:
@@ -165,9 +164,8 @@ def floor_step(step: Step, times: Mapping[int, float] | None = None) -> dict[Bou
     was faster than its floor takes that."""
     found = dict.fromkeys((Bound.COMPUTE, Bound.MEMORY), 0.0)
     for row in (row for row in step.work if row.bytes is not None):
-        floor = find_floor(row, step.rates, step.arithmetic)
-        limit = find_limit(row, step.rates, step.arithmetic)
-        if floor is None or limit is None:
+        if (least := find_limit(row, step.rates, step.arithmetic)) is None:
             return None
+        floor, limit = least
         found[limit] += min(floor, (times or {}).get(id(row), floor))
     return found if any(found.values()) else None

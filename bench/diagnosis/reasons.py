@@ -14,7 +14,6 @@ from bench.diagnosis.advice import advise
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.causes import find_shares
 from bench.diagnosis.ceiling import find_beaten, find_ceiling
-from bench.diagnosis.evidence import FEWEST_MS, name_kernel, name_operation, show
 from bench.diagnosis.explanation import (
     LEFT_OVER,
     Alternatives,
@@ -26,6 +25,7 @@ from bench.diagnosis.explanation import (
     Side,
     Swap,
 )
+from bench.diagnosis.sentences import FEWEST_MS, name_kernel, name_operation, show
 from bench.limits import SLOWED, STEADY
 from bench.verdict import Ratio
 from bench.work import COMPUTING
@@ -56,7 +56,6 @@ def explain(
         reasons.sort(key=lambda reason: -(reason.change_s if lost else reason.after_s))
 
     def subtract(step_s: float, explained_s: float) -> float:
-        """What is left of a step, without what rounding leaves of 0."""
         left_s = step_s - explained_s
         return 0.0 if abs(left_s) < 1e-9 * step_s else left_s
 
@@ -72,7 +71,6 @@ def explain(
 
 
 def _list_reasons(a: Side, b: Side, alternatives: Alternatives) -> Iterator[Reason]:
-    """The causes that either step has, with B's evidence."""
     clock = b.sm_clock_mhz / a.sm_clock_mhz if a.sm_clock_mhz and b.sm_clock_mhz else 1.0
     ours, theirs = list(find_shares(a)), list(find_shares(b, clock if clock < 1 - STEADY else 1.0))
     for cause in Cause:
@@ -125,7 +123,6 @@ def find_swaps(a: Side, b: Side) -> list[Swap]:
 
 
 def _is_slowed(before: Run, after: Run) -> bool:
-    """Whether work that is memory traffic moves less a second than before."""
     if before.row.kind in COMPUTING or not (before.row.bytes and after.row.bytes):
         return False
     kept = after.row.bytes / after.time_s * before.time_s / before.row.bytes
@@ -143,11 +140,9 @@ def _group(rows: Sequence[Timed]) -> dict[tuple[str, str], list[Timed]]:
 
 
 def _join(group: Sequence[Timed]) -> Run:
-    """Operations of a group as one; its kernels are of the one that takes longest."""
     longest = max(group, key=lambda timed: timed.time_s).row
 
     def add(name: str) -> float | None:
-        """An amount; none where its rate would be above the card's data sheet."""
         amounts = (getattr(timed.row, name) or 0.0 for timed in group)
         return None if any(timed.beyond for timed in group) else sum(amounts)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from bench.plain import read_value
 from bench.record import COMPARABLE, Environment
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
-from bench.text import replace_file
+from bench.text import read_time, replace_file
 from bench.yardstick import Yardstick, read_tries
 
 if TYPE_CHECKING:
@@ -69,12 +69,8 @@ def forget(environment: Environment, cores: Sequence[int] = ()) -> None:
 
 
 def find_age(moment: str) -> float:
-    """Seconds since a UTC time of a record; of what is none, or in the future, without end."""
-    try:
-        then = datetime.fromisoformat(moment)
-    except ValueError:
-        return math.inf
-    age_s = (datetime.now(UTC) - then).total_seconds() if then.tzinfo else math.inf
+    """Seconds since a UTC time of a record; of none since 1970, in the future without end."""
+    age_s = time.time() - read_time(moment)
     return age_s if age_s >= 0 else math.inf
 
 

@@ -85,8 +85,8 @@ def _judge_torch(m: Machine) -> Iterator[Remark]:
     cuda = m.devices.get("cuda")
     if cuda is None or (cuda.error and not m.gpus and not cuda.environment.get("gpu")):
         threads = m.devices["cpu"].environment.get("torch_threads") if "cpu" in m.devices else None
-        on = "the CPU" if threads is None else f"the CPU with {threads} threads"
-        yield _fine("torch", f"{version}, computes on {on}")
+        beside = "" if threads is None else f" with {threads} threads"
+        yield _fine("torch", f"{version}, computes on the CPU{beside}")
     elif cuda.error:
         yield _wrong("torch", _shorten(cuda.error), _fix_torch(m, cuda))
     else:
@@ -148,14 +148,13 @@ def _judge_cards(m: Machine) -> Iterator[Remark]:
 
 def _judge_card(gpu: Gpu) -> Iterator[Remark]:
     card = gpu.card
-    facts = [card.name]
-    if card.memory_bytes:
-        facts.append(f"{card.memory_bytes / GB:.0f} GB")
-    if card.capability:
-        facts.append(f"compute capability {_dots(card.capability)}")
-    if card.ecc is not None:
-        facts.append(f"ECC {'on' if card.ecc else 'off'}")
-    yield _fine("card", ", ".join(facts))
+    facts = (
+        card.name,
+        f"{card.memory_bytes / GB:.0f} GB" if card.memory_bytes else None,
+        card.capability and f"compute capability {_dots(card.capability)}",
+        {True: "ECC on", False: "ECC off", None: None}[card.ecc],
+    )
+    yield _fine("card", ", ".join(filter(None, facts)))
     if card.mig:
         yield _note(
             "MIG",
@@ -170,46 +169,32 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
             f"sudo nvidia-smi -i {card.index} -pm 1",
         )
     if card.pcie and card.pcie.width < card.pcie.max_width:
-        yield _note(
-            "PCIe",
-            f"{card.pcie}: half the lanes or fewer, so copies to the card are slow",
-            "move the card to a slot with all lanes",
-        )
+        what = f"{card.pcie}: half the lanes or fewer, so copies to the card are slow"
+        yield _note("PCIe", what, "move the card to a slot with all lanes")
 
 
 def _judge_sharing(gpu: Gpu) -> Iterator[Remark]:
     if gpu.others is None:
-        why = gpu.lacks.get("others", "")
-        yield _note(
-            "neighbours",
-            f"other processes on the card cannot be listed ({why}), so a shared card would not "
-            "be noticed",
-            "list them on the host: nvidia-smi",
-        )
+        cannot = f"other processes on the card cannot be listed ({gpu.lacks.get('others', '')})"
+        what = f"{cannot}, so a shared card would not be noticed"
+        yield _note("neighbours", what, "list them on the host: nvidia-smi")
         return
-    computing = [p for p in gpu.others if not p.display]
-    drawing = [p for p in gpu.others if p.display]
-    if computing:
-        yield _wrong(
-            "neighbours",
-            "other processes compute on the card: " + _who(computing),
-            "end them or wait (nvidia-smi lists them); --allow-shared measures anyway",
-        )
-    if drawing:
-        yield _note(
-            "neighbours",
-            "the card also drives a display: " + _who(drawing),
-            "for steady numbers: sudo systemctl isolate multi-user.target",
-        )
+    if computing := _name_processes(gpu.others, display=False):
+        fix = "end them or wait (nvidia-smi lists them); --allow-shared measures anyway"
+        yield _wrong("neighbours", f"other processes compute on the card: {computing}", fix)
+    if drawing := _name_processes(gpu.others, display=True):
+        fix = "for steady numbers: sudo systemctl isolate multi-user.target"
+        yield _note("neighbours", f"the card also drives a display: {drawing}", fix)
     if not gpu.others:
         yield _fine("neighbours", "no other process uses the card")
 
 
-def _who(processes: Iterable[Process]) -> str:
+def _name_processes(processes: Iterable[Process], display: bool) -> str:
     return "; ".join(
         f"pid {p.pid}{f' ({p.name})' if p.name else ''}"
         + (f", {p.bytes / GB:.1f} GB" if p.bytes else "")
         for p in processes
+        if p.display is display
     )
 
 
@@ -232,25 +217,19 @@ def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
             reasons.setdefault(gpu.lacks[quantity], []).append(name)
     for reason, names in reasons.items():
         also = "; energy is then integrated from power" if names == ["the energy counter"] else ""
-        yield _note(
-            "readings",
-            f"{', '.join(names)} cannot be read ({reason}){also}",
+        fix = (
             "if permission is missing: run as root; in a container: "
-            "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         )
-    read = [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]
-    if read:
+        yield _note("readings", f"{', '.join(names)} cannot be read ({reason}){also}", fix)
+    if read := [name for quantity, name in _READINGS.items() if quantity not in gpu.lacks]:
         yield _fine("readings", f"{', '.join(read)} can be read")
     if gpu.process_bytes is not None:
         yield _fine("memory", "the memory of a process can be read")
     elif gpu.tried:
-        yield _note(
-            "memory",
-            "the memory of a process cannot be read ("
-            + gpu.lacks.get("process_bytes", "")
-            + "); that of the whole card is used instead",
-            "in a container: docker run --pid=host",
-        )
+        lack = gpu.lacks.get("process_bytes", "")
+        what = f"the memory of a process cannot be read ({lack}); that of the whole card is used "
+        yield _note("memory", f"{what}instead", "in a container: docker run --pid=host")
 
 
 _WHOLE_CARD = ("energy_j", "power_w", "power_limit_w")
@@ -259,23 +238,19 @@ _WHOLE_CARD = ("energy_j", "power_w", "power_limit_w")
 def _judge_power(gpu: Gpu) -> Iterator[Remark]:
     card = gpu.card
     limit, usual = card.power_limit_w, card.default_power_limit_w
-    if limit is not None:
-        if usual is not None and abs(limit / usual - 1) > 0.01:
-            yield _note(
-                "power limit",
-                f"{limit:.0f} W, where this card's default is {usual:.0f} W: not comparable with "
-                "other cards of its kind",
-                f"sudo nvidia-smi -i {card.index} -pl {usual:.0f}",
-            )
-        else:
-            yield _fine("power limit", f"{limit:.0f} W, the default")
-    slowed = [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]
-    if slowed:
-        yield _wrong(
-            "clocks",
-            f"the card is throttled before it has any work: {', '.join(slowed)}",
-            "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+    if limit is not None and usual is not None and abs(limit / usual - 1) > 0.01:
+        yield _note(
+            "power limit",
+            f"{limit:.0f} W, where this card's default is {usual:.0f} W: not comparable with "
+            "other cards of its kind",
+            f"sudo nvidia-smi -i {card.index} -pl {usual:.0f}",
         )
+    elif limit is not None:
+        yield _fine("power limit", f"{limit:.0f} W, the default")
+    if slowed := [name for name in gpu.throttle or () if EFFECTS.get(name) == "slowed"]:
+        what = f"the card is throttled before it has any work: {', '.join(slowed)}"
+        fix = "check cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
+        yield _wrong("clocks", what, fix)
     held = [name for name in gpu.throttle or () if EFFECTS.get(name) == "set"]
     clock, default = card.application_clock_mhz, card.default_application_clock_mhz
     if clock is not None and default is not None and clock != default:
@@ -299,8 +274,9 @@ STEAL_NOTED, STEAL_HEAVY = 0.01, 0.05
 def _judge_cpu(m: Machine) -> Iterator[Remark]:
     cpu = m.cpu
     used = f"other processes used {cpu.others:.2g} of {count(cpu.cores, 'core')}"
-    if cpu.others > OTHERS_NOTED * cpu.cores:
-        remark = _wrong if cpu.others > OTHERS_HEAVY * cpu.cores else _note
+    share = cpu.others / cpu.cores
+    if share > OTHERS_NOTED:
+        remark = _wrong if share > OTHERS_HEAVY else _note
         what = f"{used} in {cpu.watched_s:.2g} s"
         yield remark("CPU", what, "find them with top, and end them")
     if cpu.steal > STEAL_NOTED:
@@ -311,24 +287,18 @@ def _judge_cpu(m: Machine) -> Iterator[Remark]:
             "measure at another time, or on a machine with dedicated cores; watch the column st "
             "of: vmstat 1",
         )
-    if cpu.others <= OTHERS_NOTED * cpu.cores and cpu.steal <= STEAL_NOTED:
+    if share <= OTHERS_NOTED and cpu.steal <= STEAL_NOTED:
         yield _fine("CPU", f"{cpu.name}; {used}")
     if cpu.governor is not None and cpu.governor != "performance":
-        yield _note(
-            "governor",
-            f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load",
-            "sudo cpupower frequency-set -g performance",
-        )
+        what = f"CPU frequency governor {cpu.governor}: clocks rise and fall with the load"
+        yield _note("governor", what, "sudo cpupower frequency-set -g performance")
 
 
 def _judge_places(m: Machine) -> Iterator[Remark]:
     if (free := m.results_free_bytes) is not None:
         what = f"{free / GB:.1f} GB free for {m.results}"
-        if free < 1 * GB:
-            fix = "free some space there, or choose another folder with --out"
-            yield _note("disk", what, fix)
-        else:
-            yield _fine("disk", what)
+        fix = "free some space there, or choose another folder with --out"
+        yield _note("disk", what, fix) if free < 1 * GB else _fine("disk", what)
     if (free := m.shm_free_bytes) is not None:
         what = f"{free / GB:.1f} GB free in /dev/shm"
         if free < 0.5 * GB:
@@ -340,12 +310,9 @@ def _judge_places(m: Machine) -> Iterator[Remark]:
         what = f"CIFAR-10 found in {m.data_dir} ({m.data_layout})"
         yield _fine("images", what, numbers=False)
     else:
-        yield _note(
-            "images",
-            f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there",
-            "give its folder with --data-dir, or use --dataset synthetic",
-            numbers=False,
-        )
+        what = f"CIFAR-10 is not in {m.data_dir}: a sweep would download 170 MB to there"
+        fix = "give its folder with --data-dir, or use --dataset synthetic"
+        yield _note("images", what, fix, numbers=False)
 
 
 def _judge_precisions(m: Machine) -> Iterator[Remark]:
@@ -357,12 +324,9 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
         for precision in PRECISIONS.values():
             lacks = precision.float8 and not m.torchao
             lacks |= precision.apex and bool(refuse_apex(m.apex, None, device))
-            if lacks or platform.refuse(precision):
-                ways["cannot run"].append(precision.name)
-            elif platform.find_emulation(precision):
-                ways["emulates, slowly,"].append(precision.name)
-            else:
-                ways["runs"].append(precision.name)
+            way = "emulates, slowly," if platform.find_emulation(precision) else "runs"
+            cannot = lacks or platform.refuse(precision)
+            ways["cannot run" if cannot else way].append(precision.name)
         told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
         where = "the CPU" if device == "cpu" else "the GPU"
         yield _fine("precisions", f"{where} {told}", numbers=False)
@@ -371,28 +335,18 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
 def _judge_packages(m: Machine) -> Iterator[Remark]:
     # what is said of these two below and of torch says more
     if missing := [name for name in m.missing if name not in ("nvidia-ml-py", "torch")]:
-        yield _wrong(
-            "packages",
-            f"not installed: {', '.join(missing)}; nothing can be measured without",
-            describe_install(missing),
-            numbers=False,
-        )
+        what = f"not installed: {', '.join(missing)}; nothing can be measured without"
+        yield _wrong("packages", what, describe_install(missing), numbers=False)
     if _hip_build(m):
         pass  # NVML reads no AMD GPU
     elif m.nvidia_ml_py is None:
-        yield _note(
-            "NVML package",
-            "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read",
-            "pip install nvidia-ml-py",
-            numbers=bool(m.gpus) or _cuda_build(m),
-        )
+        what = "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read"
+        counts = bool(m.gpus) or _cuda_build(m)
+        yield _note("NVML package", what, "pip install nvidia-ml-py", numbers=counts)
     elif m.pynvml is not None and int(m.pynvml.partition(".")[0] or 0) < 12:
-        yield _note(
-            "NVML package",
-            f"the deprecated package pynvml {m.pynvml} overwrites nvidia-ml-py {m.nvidia_ml_py}",
-            "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py",
-            numbers=bool(m.gpus),
-        )
+        what = f"the deprecated package pynvml {m.pynvml} overwrites nvidia-ml-py {m.nvidia_ml_py}"
+        fix = "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py"
+        yield _note("NVML package", what, fix, numbers=bool(m.gpus))
     else:
         yield _fine("NVML package", f"nvidia-ml-py {m.nvidia_ml_py}")
     yield from _judge_apex(m.apex)
@@ -405,12 +359,8 @@ def _judge_apex(apex: Apex | None) -> Iterator[Remark]:
         yield _fine("apex", "not installed; fp16-apex alone needs it", numbers=False)
         return
     if not apex.nvidia:
-        yield _note(
-            "apex",
-            f"apex {apex.version} is not NVIDIA's but a login toolkit for web sites, from PyPI",
-            "pip uninstall -y apex",
-            numbers=False,
-        )
+        what = f"apex {apex.version} is not NVIDIA's but a login toolkit for web sites, from PyPI"
+        yield _note("apex", what, "pip uninstall -y apex", numbers=False)
         return
     has = "with" if apex.cuda_extensions else "without"
     contrib = "with" if apex.contrib_extensions else "without"
@@ -436,10 +386,8 @@ def _judge_variables(m: Machine) -> Iterator[Remark]:
 
 def _judge_models(m: Machine) -> Iterator[Remark]:
     for name, wrong in m.models.items():
-        if wrong:
-            yield _wrong("model", wrong, numbers=False)
-        else:
-            yield _fine("model", f"{name} can be imported and built", numbers=False)
+        remark = _wrong if wrong else _fine
+        yield remark("model", wrong or f"{name} can be imported and built", numbers=False)
 
 
 def _judge_rates(m: Machine) -> Iterator[Remark]:
@@ -465,15 +413,13 @@ def _judge_expectations(m: Machine) -> Iterator[Remark]:
             rates = take_rates(yardstick.rates, peaks)
             steps[one.model, one.precision] = one.make_step(rates)
     for one in m.counted:
-        name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
-        if one.error:
-            what = f"{name}: not counted: {one.error}"
-            yield _fine("expected", what, numbers=False)
-            continue
+        what = f"not counted: {one.error}" if one.error else ""
         base, step = steps.get((one.model, BASE)), steps.get((one.model, one.precision))
         if one.precision != BASE and base and step and (found := expect(base, step)):
-            what = f"{name}: {describe_expectation(found, BASE)}"
-            yield _fine("expected", what, numbers=False)
+            what = describe_expectation(found, BASE)
+        if what:
+            name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
+            yield _fine("expected", f"{name}: {what}", numbers=False)
 
 
 BASE = "fp32"
@@ -481,17 +427,8 @@ BASE = "fp32"
 
 
 _JUDGES = (
-    _judge_driver,
-    _judge_torch,
-    _judge_cards,
-    _judge_unread,
-    _judge_cpu,
-    _judge_places,
-    _judge_precisions,
-    _judge_packages,
-    _judge_variables,
-    _judge_models,
-    _judge_rates,
+    *(_judge_driver, _judge_torch, _judge_cards, _judge_unread, _judge_cpu, _judge_places),
+    *(_judge_precisions, _judge_packages, _judge_variables, _judge_models, _judge_rates),
     _judge_expectations,
 )
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from bench.environment import (
     describe_host,
     find_missing,
     find_variables,
+    find_version,
     read_core_times,
     read_governor,
     usable_cpus,
@@ -155,33 +155,23 @@ def examine_machine(
     load = _Load()
     lack, reason = check_nvml(nvml)
     cards, no_gpu = find_cards(nvml) if "cuda" in devices else ([], "")
-    opened = {card.uuid: open_device(card.uuid, nvml) for card in cards}
-    for device in opened.values():
+    opened = [open_device(card.uuid, nvml) for card in cards]
+    for device in opened:
         device.read(Depth.SLOW)  # who is there before our own process comes
-    seen: dict[str, Gpu] = {}
+    gpus: list[Gpu] = []
 
-    def look(pid: int | None, used: str | None = None) -> None:
-        for card in cards:
-            device = opened[card.uuid]
-            if pid is not None:
-                device.watch(pid)
-            now = device.read(Depth.EDGE)[-1]
-            lacks = {
-                name: device.why(name)
-                for name in READINGS
-                if getattr(now, name) is None and name != "process_bytes"
-            }
-            tried = used == card.uuid
-            if tried and now.process_bytes is None:
-                lacks["process_bytes"] = device.why("process_bytes")
-            seen[card.uuid] = Gpu(
-                card, lacks, now.others, now.throttle, tried, now.process_bytes if tried else None
-            )
+    def look(pid: int, ours: Card | None = None) -> None:
+        for card, device in zip(cards, opened, strict=True):
+            device.watch(pid)
+            now, tried = device.read(Depth.EDGE)[-1], card is ours
+            asked = [name for name in READINGS if tried or name != "process_bytes"]
+            lacks = {name: device.why(name) for name in asked if getattr(now, name) is None}
+            held = now.process_bytes if tried else None
+            gpus.append(Gpu(card, lacks, now.others, now.throttle, tried, held))
 
     def look_at_ours(answer: ProcessAnswer, pid: int) -> None:
         uuid = answer.devices["cuda"].environment.get("gpu_uuid") if "cuda" in devices else None
-        ours = find_card(uuid, cards) if uuid else None
-        look(pid, ours.uuid if ours else None)
+        look(pid, find_card(uuid, cards) if uuid else None)
 
     folder = (data_dir or Path("data")).absolute()
     place = (out or Path("results")).absolute()
@@ -189,9 +179,9 @@ def examine_machine(
         host, layout = pool.submit(describe_host), pool.submit(find_layout, folder)
         # in this thread, so that Ctrl-C ends a model that hangs
         answer = ask(devices, models, timeout_s=timeout_s, look=look_at_ours)
-    if not seen:
+    if not gpus:
         look(os.getpid())
-    for device in opened.values():
+    for device in opened:
         device.close()
     unread = {}
     for name, found in answer.devices.items():
@@ -209,7 +199,7 @@ def examine_machine(
         nvml=lack,
         nvml_reason=reason,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        gpus=tuple(seen.values()),
+        gpus=tuple(gpus),
         no_gpu=no_gpu,
         torch_error=answer.error,
         devices=answer.devices,
@@ -225,8 +215,8 @@ def examine_machine(
         # a folder that this user may not read has none
         data_layout=None if isinstance(layout.exception(), OSError) else layout.result(),
         apex=find_apex(),
-        nvidia_ml_py=_find_version("nvidia-ml-py"),
-        pynvml=_find_version("pynvml"),
+        nvidia_ml_py=find_version("nvidia-ml-py"),
+        pynvml=find_version("pynvml"),
         variables=find_variables(),
         missing=find_missing(),
         torchao=find_torchao(),
@@ -258,11 +248,4 @@ def _free_bytes(place: Path) -> int | None:
     try:
         return shutil.disk_usage(place).free
     except OSError:
-        return None
-
-
-def _find_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
         return None

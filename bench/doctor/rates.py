@@ -83,17 +83,19 @@ def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:
         return write_rate(column, known[column]) + (f" ({', '.join(beside)})" if beside else "")
 
     said = []
-    for what, columns in _FORMATS.items():
-        if parts := [
-            f"{name} {write(column)}" for name, column in columns.items() if column in known
-        ]:
-            said.append(f"{what} {', '.join(parts)}")
-    said += [f"{what} {write(column)}" for what, column in _SINGLE.items() if column in known]
+    for what, columns in _TOLD.items():
+        parts = [f"{name} {write(c)}".strip() for name, c in columns.items() if c in known]
+        said += [f"{what} {', '.join(parts)}"] if parts else []
     return "; ".join(said)
 
 
-_FORMATS = {"large products": RATE_COLUMNS, "convolutions": CONVOLUTION_COLUMNS}
-_SINGLE = {"large copies": COPY, "the smallest operation": CALL}
+_TOLD = {
+    "large products": RATE_COLUMNS,
+    "convolutions": CONVOLUTION_COLUMNS,
+    "large copies": {"": COPY},
+    "the smallest operation": {"": CALL},
+}
+"""Columns by number format, or by nothing."""
 
 
 def _list_readings(tries: Tries) -> list[str]:

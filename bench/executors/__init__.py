@@ -184,6 +184,7 @@ class Executor:
         devices: Sequence[str],
         models: Sequence[str],
         timeout_s: float,
+        *,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
         """Ask about devices and models where the lane is, as `bench.environment.ask` does; ``look``

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bench.axis import Value
 from bench.case import AXES, Case, parse_value
@@ -119,14 +120,7 @@ class FakeExecutor(Executor):
         names, uuids = zip(*alike[:size], strict=True)
         return replace(lane, name="+".join(names), gpus=uuids)
 
-    def examine(
-        self,
-        lane: Lane,
-        devices: Sequence[str],
-        models: Sequence[str],
-        timeout_s: float,
-        look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
-    ) -> ProcessAnswer:
+    def examine(self, lane: Lane, devices: Sequence[str], *_: Any, **__: Any) -> ProcessAnswer:
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
         return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
 
@@ -156,8 +150,15 @@ class FakeExecutor(Executor):
             m.first_bad_step = 0 if status is Status.DIVERGED else None
         reason = "" if status is Status.OK else "as the fake was told"
         epochs = list(_learn(job)) if job.enough and status in MEASURED else []
-        if epochs and _describe_learning(m, job.case, epochs):
-            status, reason = Status.DIVERGED, "the loss was inf or NaN"
+        if epochs:
+            last = epochs[-1]
+            m.truncated_after = len(epochs) if len(epochs) < job.case.epochs else None
+            for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+                setattr(m, name, getattr(last, name))
+            m.first_bad_step = None
+            if last.train_loss is None:
+                m.first_bad_step = 0
+                status, reason = Status.DIVERGED, "the loss was inf or NaN"
         return Outcome(status, reason, m, epochs=epochs)
 
 
@@ -197,16 +198,6 @@ def _learn(job: Job) -> Iterator[EpochRow]:
         yield (row := learn(job.case, epoch))
         if epoch + 1 < job.case.epochs and job.enough(row):
             return
-
-
-def _describe_learning(m: Measurement, case: Case, epochs: Sequence[EpochRow]) -> bool:
-    """Fill the columns that follow from the epochs; whether the loss is no number any more."""
-    last = epochs[-1]
-    m.truncated_after = len(epochs) if len(epochs) < case.epochs else None
-    for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
-        setattr(m, name, getattr(last, name))
-    m.first_bad_step = 0 if last.train_loss is None else None
-    return last.train_loss is None
 
 
 def _parse_rule(rule: str) -> tuple[str, Value, Status]:

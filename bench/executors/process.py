@@ -16,7 +16,7 @@ from shutil import copyfileobj
 from typing import IO
 
 from bench.executors import Job
-from bench.executors.server import Process, Servers
+from bench.executors.server import Servers
 from bench.processes import hold_to, list_children
 from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, encode, encode_names
 
@@ -43,7 +43,7 @@ class Worker:
         with hold_to(job.lane.cores):
             environment = {**os.environ, **job.lane.variables, **variables}
             servers = servers or Servers(cold=True)
-            self._process, self.note, self._messages = _launch(servers, environment)
+            self._process, self.note, self._messages = servers.launch(environment)
         self.pid, self.pids = self._process.pid, ()
         assert self._process.stdout is not None
         self._log = threading.Thread(
@@ -128,24 +128,12 @@ class Worker:
         return returncode
 
 
-def _launch(servers: Servers, environment: Mapping[str, str]) -> tuple[Process, str, int]:
-    """A worker, why it was started cold where it was to be warm, and where it writes messages."""
-    reader, writer = os.pipe()
-    try:
-        return *servers.launch(writer, environment), reader
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        os.close(writer)
-
-
 @contextmanager
 def start_warm(
     servers: Servers, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
 ) -> Iterator[tuple[int, IO[bytes]]]:
     """Ask a process that a server forks, as `bench.environment.start_asked` asks a new Python."""
-    process, _, reader = _launch(servers, environment)
+    process, _, reader = servers.launch(environment)
     assert process.stdin is not None
     assert process.stdout is not None
     log = threading.Thread(target=copyfileobj, args=(process.stdout, errors), daemon=True)

@@ -44,18 +44,6 @@ def find_gpus(job: Job) -> tuple[str, ...]:
     return gpus[: job.case.world_size]
 
 
-def see_all(job: Job) -> dict[str, str]:
-    """Environment variables of a worker that trains on all GPUs of its job. Raises
-    UnsupportedError: its lane has too few."""
-    gpus = find_gpus(job)
-    return _see(gpus if job.lane.gpus else ())
-
-
-def _see(gpus: Sequence[str]) -> dict[str, str]:
-    # a lane that is pinned to nothing has the only GPU there is to it, however CUDA spells that
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-
-
 def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:
     """The cores of each of ``size`` processes: equal shares, or one for several of them.
 
@@ -106,12 +94,11 @@ class Ranks:
         try:
             for rank in range(size):
                 lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
-                own = _see(lane.gpus)
                 store = str(Path(self._folder.name) / "store")
                 seat = Seat(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
                 uuid = gpus[rank] if gpus else None
                 placed = replace(job, gpu_uuid=uuid, lane=lane)
-                worker = Worker(placed, {**given, **own}, seat, servers)
+                worker = Worker(placed, given, seat, servers)
                 self._workers.append(worker)
         except BaseException:
             self.end(patiently=False)

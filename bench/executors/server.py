@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from bench.processes import LENT
 from bench.text import last_line
@@ -43,32 +43,6 @@ its workers. All others may be read as Python starts or torch is imported: where
 server is another. `OMP_NUM_THREADS` is read as its library is loaded, `PYTORCH_ALLOC_CONF` too."""
 
 _ANSWER_S = 120.0  # torch from a slow disk, by the first of its workers
-
-
-class Process(Protocol):
-    """What a `Worker` needs of its process; `subprocess.Popen` has it."""
-
-    pid: int
-    stdin: IO[bytes] | None
-    stdout: IO[bytes] | None
-
-    @property
-    def returncode(self) -> int | None:
-        """As it ended, negative for a signal; None where that is not known."""
-
-    def poll(self) -> int | None:
-        """Look whether it has ended; its return code."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; its return code. Raises subprocess.TimeoutExpired: it has not in
-        so many s."""
-
-    def send_signal(self, sig: int) -> None: ...
-
-
-def start_cold(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a worker that writes messages to ``descriptor`` as a new Python."""
-    return _start([str(descriptor), str(os.getpid())], [descriptor], environment)
 
 
 def _start(
@@ -200,12 +174,13 @@ class Server:
 
 
 class Forked:
+    """A process that a server has forked, with what a `Worker` uses of `subprocess.Popen`."""
+
     pid = 0
 
     def __init__(self, server: Server, stdin: IO[bytes], stdout: IO[bytes], told: int) -> None:
         self._server = server  # which lives as long as its workers
-        self.stdin: IO[bytes] | None = stdin
-        self.stdout: IO[bytes] | None = stdout
+        self.stdin, self.stdout = stdin, stdout
         self.returncode: int | None = None
         self._told, self._buffer = told, b""
 
@@ -245,8 +220,11 @@ class Forked:
     def release(self) -> None:
         """Close what leads to a worker that was never forked."""
         os.close(self._told)
-        for stream in (self.stdin, self.stdout):
-            stream.close()  # type: ignore[union-attr]
+        self.stdin.close()
+        self.stdout.close()
+
+
+Process = subprocess.Popen[bytes] | Forked
 
 
 class Servers:
@@ -259,27 +237,37 @@ class Servers:
         self._unfit: dict[Surroundings, str] = {}
         self._lock = threading.Lock()
 
-    def launch(self, descriptor: int, environment: Mapping[str, str]) -> tuple[Process, str]:
-        """Start a worker that writes messages to ``descriptor``; it, and why it was started cold
-        where it was to be warm."""
-        if self.cold:
-            return start_cold(descriptor, environment), ""
-        around = Surroundings.take(environment)
-        for fresh in (False, True):
-            with self._lock:
-                if around in self._unfit:
-                    break
-                server = self._find(around, environment, fresh)
-            try:
-                return server.fork(descriptor, environment), ""
-            except UnfitError as error:
+    def launch(self, environment: Mapping[str, str]) -> tuple[Process, str, int]:
+        """Start a worker; it, why it was started cold where it was to be warm, and the descriptor
+        that its messages are read from."""
+        reader, writer = os.pipe()
+        try:
+            return *self._launch(writer, environment), reader
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+
+    def _launch(self, descriptor: int, environment: Mapping[str, str]) -> tuple[Process, str]:
+        why = ""
+        if not self.cold:
+            around = Surroundings.take(environment)
+            for fresh in (False, True):
                 with self._lock:
-                    if self._running.get(around) is server:
-                        del self._running[around]
-                    if fresh or not error.stale:
-                        self._unfit[around] = str(error)
-        why = f"the worker was started cold, because of its server: {self._unfit[around]}"
-        return start_cold(descriptor, environment), why
+                    if around in self._unfit:
+                        break
+                    server = self._find(around, environment, fresh)
+                try:
+                    return server.fork(descriptor, environment), ""
+                except UnfitError as error:
+                    with self._lock:
+                        if self._running.get(around) is server:
+                            del self._running[around]
+                        if fresh or not error.stale:
+                            self._unfit[around] = str(error)
+            why = f"the worker was started cold, because of its server: {self._unfit[around]}"
+        return _start([str(descriptor), str(os.getpid())], [descriptor], environment), why
 
     def prepare(self, environment: Mapping[str, str]) -> None:
         """Start the server of a worker that is about to be launched from this thread."""

@@ -18,14 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
-
-from bench.case import Case
 from bench.environment import Asking, usable_cpus
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Job, Lane, Listener, Settings, Stopping
 from bench.executors.process import Worker, start_warm
-from bench.executors.ranks import Ranks, see_all, share_cores
+from bench.executors.ranks import Ranks, find_gpus, share_cores
 from bench.executors.server import Servers
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
@@ -111,27 +108,19 @@ class SubprocessExecutor(Executor):
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         """Run one case; what fails for a passing reason is tried again, up to three times."""
-        tries = 0
-
-        def attempt() -> tuple[Outcome, bool]:
-            nonlocal tries
-            tries += 1
+        for tries in range(_ATTEMPTS):
+            if tries:
+                time.sleep(_BACK_OFF_S * 2 ** (tries - 1))
             try:
-                return self._attempt(job, on_event, stopping, last=tries == _ATTEMPTS)
+                outcome, again = self._attempt(job, on_event, stopping, tries == _ATTEMPTS - 1)
             except Exception as error:  # the machine's doing; the sweep goes on
                 with suppress(OSError), (job.log or Path(os.devnull)).open("a") as log:
                     log.write(traceback.format_exc())
                 fault = classify(list_kinds(error), str(error))
-                return Outcome(fault.status, fault.reason), fault.transient
-
-        retrying = Retrying(
-            retry=retry_if_result(lambda answer: answer[1] and not stopping()),
-            stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_exponential(multiplier=_BACK_OFF_S, max=30),
-            retry_error_callback=lambda state: state.outcome.result(),  # type: ignore[union-attr]
-        )
-        outcome, _ = retrying(attempt)
-        outcome.retries = tries - 1
+                outcome, again = Outcome(fault.status, fault.reason), fault.transient
+            outcome.retries = tries
+            if not again or stopping():
+                break
         return outcome
 
     def kill(self) -> None:
@@ -321,8 +310,8 @@ def start_worker(
 ) -> Worker | Ranks:
     """Start what runs a job: a worker, or several that train one network. Raises UnsupportedError:
     the job's lane has too few GPUs."""
-    if job.case.parallel == Case.parallel:
-        return Worker(job, variables, servers=servers)
+    if job.case.parallel == "ddp":
+        return Ranks(job, variables, timeout_s, servers)
     if job.case.parallel == "dp":
-        return Worker(job, {**variables, **see_all(job)}, servers=servers)
-    return Ranks(job, variables, timeout_s, servers)
+        find_gpus(job)
+    return Worker(job, variables, servers=servers)

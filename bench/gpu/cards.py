@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from bench.gpu.build import read_build
-from bench.gpu.nvml import NvmlMissingError, start_nvml
+from bench.gpu.nvml import NvmlMissingError, use_nvml
 
 
 @dataclass(frozen=True)
@@ -76,25 +77,19 @@ def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tup
     if "hip" in read_build():
         return [], "torch is built for ROCm, and NVML lists no AMD GPU"
     try:
-        nvml = start_nvml(nvml)
+        with use_nvml(nvml) as nvml:
+            driver = nvml.nvmlSystemGetDriverVersion()
+            cuda = None
+            with suppress(AttributeError, nvml.NVMLError):
+                number = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 13020 is CUDA 13.2
+                cuda = (number // 1000, number % 1000 // 10)
+            cards = [
+                replace(card, driver=driver, driver_cuda=cuda)
+                for index in range(nvml.nvmlDeviceGetCount())
+                for card in _describe(nvml, index)
+            ]
     except NvmlMissingError as missing:
         return [], str(missing)
-    try:
-        driver = nvml.nvmlSystemGetDriverVersion()
-        cuda = None
-        with suppress(AttributeError, nvml.NVMLError):
-            number = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 13020 is CUDA 13.2
-            cuda = (number // 1000, number % 1000 // 10)
-        cards = [
-            replace(card, driver=driver, driver_cuda=cuda)
-            for index in range(nvml.nvmlDeviceGetCount())
-            for card in _describe(nvml, index)
-        ]
-    except nvml.NVMLError as error:
-        return [], f"NVML: {error}"
-    finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     chosen = select_visible(cards, visible)
     if chosen:
@@ -135,36 +130,29 @@ def _describe(nvml: Any, index: int) -> list[Card]:
     if not whole.mig:
         memory = ask("nvmlDeviceGetMemoryInfo", gpu)
         limit = ask("nvmlDeviceGetEnforcedPowerLimit", gpu)
-        usual = ask("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
-        clock = ask("nvmlDeviceGetApplicationsClock", gpu, nvml.NVML_CLOCK_SM)
-        usual_clock = ask("nvmlDeviceGetDefaultApplicationsClock", gpu, nvml.NVML_CLOCK_SM)
-        return [
-            replace(
-                whole,
-                memory_bytes=memory and memory.total,
-                power_limit_w=limit and limit / 1e3,
-                default_power_limit_w=usual and usual / 1e3,
-                application_clock_mhz=clock,
-                default_application_clock_mhz=usual_clock,
-                names=(uuid,),
-            )
-        ]
+        usual, sm = ask("nvmlDeviceGetPowerManagementDefaultLimit", gpu), nvml.NVML_CLOCK_SM
+        found = replace(
+            whole,
+            memory_bytes=memory and memory.total,
+            power_limit_w=limit and limit / 1e3,
+            default_power_limit_w=usual and usual / 1e3,
+            application_clock_mhz=ask("nvmlDeviceGetApplicationsClock", gpu, sm),
+            default_application_clock_mhz=ask("nvmlDeviceGetDefaultApplicationsClock", gpu, sm),
+            names=(uuid,),
+        )
+        return [found]
     cards: list[Card] = []
     for i in range(ask("nvmlDeviceGetMaxMigDeviceCount", gpu) or 0):
         instance = ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, i)
-        own = instance and ask("nvmlDeviceGetUUID", instance)
-        if own:
+        if own := instance and ask("nvmlDeviceGetUUID", instance):
             memory = ask("nvmlDeviceGetMemoryInfo", instance)
+            size = memory and memory.total
             ids = [ask(f"nvmlDeviceGet{kind}InstanceId", instance) for kind in ("Gpu", "Compute")]
             # the second spelling is that before driver 470; a divided card stands for its first
             # instance
             names = (own, f"MIG-{uuid}/{ids[0]}/{ids[1]}", *(() if cards else (uuid,)))
             name = ask("nvmlDeviceGetName", instance) or f"{whole.name} MIG"
-            cards.append(
-                replace(
-                    whole, uuid=own, name=name, memory_bytes=memory and memory.total, names=names
-                )
-            )
+            cards.append(replace(whole, uuid=own, name=name, memory_bytes=size, names=names))
     return cards
 
 
@@ -176,12 +164,9 @@ def select_visible(cards: Sequence[Card], visible: str | None) -> list[Card]:
     Environment Variables; what is said of repetitions and of ``1abc`` is as torch 2.13 reads it.
     """
     if visible is None:
-        return [
-            card for i, card in enumerate(cards) if card.index not in {c.index for c in cards[:i]}
-        ]
+        return [next(instances) for _, instances in groupby(cards, lambda card: card.index)]
     chosen: list[Card] = []
-    for entry in visible.split(","):
-        entry = entry.strip()
+    for entry in map(str.strip, visible.split(",")):
         if number := re.match(r"\+?[0-9]+", entry):
             found = [card for card in cards if card.index == int(number[0])][:1]
         elif entry.startswith(("GPU-", "MIG-")):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bench.processes import read_held_memory
 
@@ -66,23 +66,26 @@ class Reading:
 READINGS = tuple(f.name for f in fields(Reading) if f.name != "time_ns")
 
 
-class Device(Protocol):
+class Device:
     """What a monitor watches. It never raises: what cannot be read is None, and `why` tells."""
 
-    total_bytes: int | None
+    total_bytes: int | None = None
 
     @property
     def notes(self) -> Sequence[str]:
         """What a reader of its readings should know."""
+        return ()
 
     def watch(self, pid: int) -> None:
         """Count this process and its descendants as the worker's own from now on."""
 
     def read(self, depth: Depth) -> Sequence[Reading]:
         """Take one reading; a recording gives, at an edge, all it holds up to that edge."""
+        return (Reading(time.monotonic_ns()),)
 
     def why(self, quantity: str) -> str:
         """Say in one line why ``quantity`` of `READINGS` is None; empty if nothing is known."""
+        return ""
 
     def close(self) -> None:
         """Let go of the device."""
@@ -98,7 +101,7 @@ _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
 """What several cards are together; in the rest, memory, the first stands for itself."""
 
 
-class Several:
+class Several(Device):
     """Cards that train one network, read as one: energy and power are of all together, clocks of
     the slowest and temperature of the hottest; memory is that of the first."""
 
@@ -161,22 +164,15 @@ class ProcessTree:
 
 
 @dataclass
-class Unreadable:
+class Unreadable(Device):
     """A card nobody can look at: every quantity is None, for one reason."""
 
     reason: str
     total_bytes: int | None = None
     notes: Sequence[str] = ()
 
-    def watch(self, pid: int) -> None: ...
-
-    def read(self, depth: Depth) -> Sequence[Reading]:
-        return (Reading(time.monotonic_ns()),)
-
     def why(self, quantity: str) -> str:
         return self.reason
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -191,9 +187,9 @@ class Host(Unreadable):
         self._tree = ProcessTree(pid)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        now = time.monotonic_ns()
         if self._tree is None:
-            return (Reading(now),)
+            return super().read(depth)
+        now = time.monotonic_ns()
         if depth == Depth.EDGE:
             self._tree.refresh()
         return (Reading(now, process_bytes=self._tree.held_bytes()),)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from bench.gpu.device import Depth, Process, ProcessTree, Reading
+from bench.gpu.device import Depth, Device, Process, ProcessTree, Reading
 
 Listed = Iterable[tuple[int, int | None]]
 """Processes on a card: pid, and bytes where they are told."""
@@ -25,7 +25,7 @@ class Call:
         self.depth, self.ways, self.instance = depth, ways, instance
 
 
-class LibraryCard:
+class LibraryCard(Device):
     """A card, or an ``instance`` of one, read by ``calls``. One that the driver or the library
     lacks is asked once and its quantity stays None; one that fails for the moment is asked again
     next time. The call ``others`` gives `Listed`, as ``display`` does, those that draw.
@@ -34,7 +34,6 @@ class LibraryCard:
     """
 
     name = ""
-    total_bytes: int | None = None
 
     def __init__(
         self,
@@ -61,8 +60,6 @@ class LibraryCard:
 
     def word(self, error: Exception) -> str:
         return str(error)
-
-    def close(self) -> None: ...
 
     @property
     def notes(self) -> Sequence[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import combinations
 from typing import Any
@@ -90,17 +90,10 @@ _CALLS: Mapping[str, Call] = {
 }
 
 # What will not get better by asking again; anything else (lost, timeout, unknown) may.
-_LACKS = frozenset(
-    {
-        "AttributeError",
-        "NVMLLibraryMismatchError",
-        "NVMLError_NotSupported",
-        "NVMLError_FunctionNotFound",
-        "NVMLError_NoPermission",
-        "NVMLError_InvalidArgument",
-        "NVMLError_ArgumentVersionMismatch",
-        "NVMLError_Deprecated",
-    }
+_LACKS = (
+    *("AttributeError", "NVMLLibraryMismatchError", "NVMLError_NotSupported"),
+    *("NVMLError_FunctionNotFound", "NVMLError_NoPermission", "NVMLError_InvalidArgument"),
+    *("NVMLError_ArgumentVersionMismatch", "NVMLError_Deprecated"),
 )
 
 
@@ -144,15 +137,27 @@ def start_nvml(nvml: Any) -> Any:
     return nvml
 
 
+@contextmanager
+def use_nvml(nvml: Any = None) -> Iterator[Any]:
+    """NVML, shut down at the end. Raises NvmlMissingError: it does not work here, or a call of it
+    failed."""
+    nvml = start_nvml(nvml)
+    try:
+        yield nvml
+    except (AttributeError, nvml.NVMLError) as error:
+        raise NvmlMissingError(Lack.OTHER, f"NVML: {error}") from None
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
 def check_nvml(nvml: Any = None) -> tuple[Lack | None, str]:
     """Why NVML cannot be used, as a member and as a line; None and empty where it can."""
     try:
-        nvml = start_nvml(nvml)
+        with use_nvml(nvml):
+            return None, ""
     except NvmlMissingError as missing:
         return missing.lack, str(missing)
-    with suppress(nvml.NVMLError):
-        nvml.nvmlShutdown()
-    return None, ""
 
 
 class Nvml(LibraryCard):
@@ -213,26 +218,20 @@ def describe_links(uuids: Sequence[str], nvml: Any = None) -> tuple[str | None, 
     PCIe: PIX, PXB, PHB, NODE or SYS, from one bridge to the link between processors.
     """
     try:
-        nvml = start_nvml(nvml)
+        with use_nvml(nvml) as nvml:
+            cards = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            links = [Counter(_list_links(nvml, card)) for card in cards]
+            names = [_read_bus(nvml.nvmlDeviceGetPciInfo(card)) for card in cards]
+            pairs = []
+            for a, b in combinations(range(len(cards)), 2):
+                if number := links[a][names[b]] + min(links[a][""], links[b][""]):
+                    pairs.append(f"{a}-{b} NV{number}")
+                else:
+                    level = nvml.nvmlDeviceGetTopologyCommonAncestor(cards[a], cards[b])
+                    pairs.append(f"{a}-{b} {_PATHS.get(level, f'level {level}')}")
+            return ", ".join(pairs), ""
     except NvmlMissingError as missing:
         return None, str(missing)
-    try:
-        cards = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-        links = [Counter(_list_links(nvml, card)) for card in cards]
-        names = [_read_bus(nvml.nvmlDeviceGetPciInfo(card)) for card in cards]
-        pairs = []
-        for a, b in combinations(range(len(cards)), 2):
-            if number := links[a][names[b]] + min(links[a][""], links[b][""]):
-                pairs.append(f"{a}-{b} NV{number}")
-            else:
-                level = nvml.nvmlDeviceGetTopologyCommonAncestor(cards[a], cards[b])
-                pairs.append(f"{a}-{b} {_PATHS.get(level, f'level {level}')}")
-        return ", ".join(pairs), ""
-    except (AttributeError, nvml.NVMLError) as error:
-        return None, f"NVML: {error}"
-    finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
 
 
 def _list_links(nvml: Any, card: Any) -> Iterator[str]:

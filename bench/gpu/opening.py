@@ -29,13 +29,10 @@ def open_device(
         return _leave_unread(why)
     if uuid is None:
         return Host()
-    if "hip" in read_build():
-        try:
-            return Amdsmi(uuid, amdsmi)
-        except AmdsmiMissingError as missing:
-            return _leave_unread(str(missing))
     try:
-        return Nvml(uuid, nvml)
+        return Amdsmi(uuid, amdsmi) if "hip" in read_build() else Nvml(uuid, nvml)
+    except AmdsmiMissingError as missing:
+        return _leave_unread(str(missing))
     except NvmlMissingError as missing:
         return Unreadable(str(missing))
 

@@ -12,8 +12,14 @@ from pathlib import Path
 
 from bench.case import telling_axes
 from bench.flags import Parser, command, describe, writable
-from bench.merge.sources import Source, read_source, refuse_schemas, refuse_unlike
-from bench.merge.union import claim, write_union
+from bench.merge.union import (
+    Source,
+    claim,
+    read_source,
+    refuse_schemas,
+    refuse_unlike,
+    write_union,
+)
 from bench.record import REPEATED
 from bench.store.attempts import find_truncated, keep_cases, keep_latest
 from bench.store.plans import Plan, list_lost_shards, parse_shard, read_plans

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
-from bench.precision import PRECISIONS
 from bench.questions.effects import Effect
 from bench.questions.families import Family, find_bounds
 from bench.questions.material import Material
@@ -22,15 +22,13 @@ from bench.render.cells import (
     iterate,
     mark_part,
     name_case,
-    quantity_cell,
     remarks,
     take_first,
     write_ends,
-    write_quantity,
     write_ratio,
 )
 from bench.render.model import MOST_SECTIONS, Answer
-from bench.store.attempts import number_groups
+from bench.render.section import write_quantity
 from bench.study import doubts, summaries
 from bench.study.axes import find_varying, list_naming_axes, name_axis, order_values
 from bench.study.doubts import DOUBTS
@@ -41,8 +39,7 @@ from bench.workloads import IMAGES, OWN
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_EFFECTS = 6
-"""Changes that are said in a sentence."""
+MOST_EFFECTS = 6  # changes that are said in a sentence
 
 _PLACE = (*summaries.SOURCE, "model", "dataset")
 
@@ -76,23 +73,21 @@ def _answer_each(found: Material) -> Iterator[Answer]:
     several = len({place[2:] for place in places}) > 1
     for pair in list(found.machines)[:MOST_SECTIONS]:
         for place in [place for place in places if place[:2] == pair][:MOST_SECTIONS]:
+            model, dataset = place[2:]
             rows = measured.get(place, found.cases.head(0))
             searched = probed.get(place, found.probes.head(0))
-            here = [
-                f for f in found.families if tuple(getattr(f.first, n) for n in _PLACE) == place
-            ]
+            here = [f for f in found.families if attrgetter(*_PLACE)(f.first) == place]
             said = (
-                *(_tell_fastest(rows, named) if len(rows) else ()),
+                *_tell_fastest(rows, named),
                 _tell_largest(rows, searched),
                 _compare_largest(here),
             )
-            data = "" if place[3] == OWN else f" on {place[3]}"
-            about = found.machines[pair] + (f", {place[2]}{data}" if several else "")
+            data = "" if dataset == OWN else f" on {dataset}"
+            about = found.machines[pair] + (f", {model}{data}" if several else "")
             yield Answer(about, tuple(filter(None, said)))
 
 
 def _tell_repeats(cases: pd.DataFrame) -> Iterator[str]:
-    """What too few runs of a case leave open, said once of all cases."""
     timed = cases[doubts.trusted(cases) & (cases["kind"] == "measured")]
     few = timed["repeats"] < MIN_REPEATS
     if len(timed) > 1 and few.any():
@@ -168,12 +163,10 @@ def _tell_saved(saved: float, memory: str = " memory") -> str:
 
 
 def _tell_least_busy(compared: pd.DataFrame) -> str:
-    """Which of the cases that are compared left the GPU idle most, where any is host-bound."""
     waiting = compared[compared["host_bound"]].sort_values("busy_share")
     if not len(waiting):
         return ""
-    row = take_first(waiting)
-    named = list_naming_axes(find_varying(compared))
+    row, named = take_first(waiting), list_naming_axes(find_varying(compared))
     return f" ({name_case(row, named)} is host-bound: {_tell_busy(row)})"
 
 
@@ -184,32 +177,30 @@ def _tell_busy(row: Row) -> str:
 def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
     """Name the lowest time of the cases of a network and dataset on a machine, and claim no more of
     it than its runs allow."""
+    if (cases["kind"] == "fake").all():  # or there is none
+        return
     timed = cases[cases["epoch_time_s"].notna()].sort_values("epoch_time_s", kind="stable")
-    trusted = doubts.trusted(timed)
-    good, doubted = timed[trusted], timed[~trusted]
-    if (cases["kind"] == "fake").all():
-        return
-    if not len(timed):
-        yield "No case was timed."
-        return
-    if not len(good):
+    rows = list(iterate(timed.assign(trusted=doubts.trusted(timed))))
+    row = next((row for row in rows if row.trusted), None)
+    if row is None:
         yield (
             "Every case has a warning, so none is called the fastest. Lowest time: "
-            f"{_name_doubted(doubted.head(1), named)}."
+            f"{_name_doubted(rows[:1], named)}."
+            if rows
+            else "No case was timed."
         )
         return
-    row = take_first(good)
-    rivals = _find_rivals(row, timed)
-    faster = doubted[doubted["epoch_time_s"] < row.epoch_time_s]
+    rivals = _find_rivals(row, rows)
+    faster = [other for other in rows if other.epoch_time_s < row.epoch_time_s]
     claim = "Fastest"
     if row.repeats < MIN_REPEATS or rivals:
         claim = "Lowest time" if row.repeats == 1 else "Lowest median"
-    among = " of the rows without warnings" if len(faster) else ""
+    among = " of the rows without warnings" if faster else ""
     yield (
         f"{claim}{among}: {name_case(row, named)}, "
         f"{write_quantity(QUANTITIES['epoch_time_s'], row)} an epoch "
         f"({write_quantity(QUANTITIES['images_per_s'], row)} {row.unit or IMAGES}/s)"
-        f"{_against_fp32(row, timed)}"
+        f"{_against_fp32(row, rows)}"
         f"{f', host-bound: {_tell_busy(row)}' if row.host_bound else ''}."
     )
     if rivals:
@@ -218,28 +209,32 @@ def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
             f"Its runs overlap with those of {names}, so the difference is not certain; use "
             f"--repeats {2 * row.repeats + 1} to compare."
         )
-    if len(faster):
+    if faster:
         yield f"Faster, but with warnings: {_name_doubted(faster, named)}."
 
 
-def _find_rivals(row: Row, timed: pd.DataFrame) -> list[Row]:
+def _find_rivals(row: Row, timed: Sequence[Row]) -> list[Row]:
     """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run. A
     case of too few runs to show a spread is taken to have that of ``row``."""
     if row.repeats == 1:
         return []
-    low = timed["epoch_time_s_low"].fillna(timed["epoch_time_s"])
-    alike = timed["epoch_time_s"] * row.epoch_time_s_low / row.epoch_time_s
-    low = low.mask(timed["repeats"] < MIN_REPEATS, low.clip(upper=alike))
-    near = (timed["epoch_time_s"] >= row.epoch_time_s) & (low <= row.epoch_time_s_high)
-    return [rival for rival in iterate(timed[near]) if rival.record_id != row.record_id]
+
+    def reaches(other: Row) -> bool:
+        low = other.epoch_time_s_low
+        low = low if is_number(low) else other.epoch_time_s
+        if other.repeats < MIN_REPEATS:
+            low = min(low, other.epoch_time_s * row.epoch_time_s_low / row.epoch_time_s)
+        return bool(other.epoch_time_s >= row.epoch_time_s and low <= row.epoch_time_s_high)
+
+    return [other for other in timed if other is not row and reaches(other)]
 
 
-def _name_doubted(rows: pd.DataFrame, axes: Iterable[str]) -> str:
+def _name_doubted(rows: Sequence[Row], axes: Iterable[str]) -> str:
     time = QUANTITIES["epoch_time_s"]
     names = [
-        f"{name_case(row, axes)}, {time.add_unit(quantity_cell(time, row, spread=False).text)}: "
+        f"{name_case(row, axes)}, {write_quantity(time, row, spread=False)}: "
         f"{remarks(row, _NOT_FATAL)}"
-        for row in iterate(rows)
+        for row in rows
     ]
     return _list_some(names, "; ")
 
@@ -249,24 +244,23 @@ def _list_some(names: Sequence[str], between: str = ", ") -> str:
     return between.join([*names[:3], *more])
 
 
-def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
+def _against_fp32(row: Row, timed: Sequence[Row]) -> str:
     """Compare the fastest case with fp32 at its batch size, and with the fastest fp32: a speed-up
     at one batch size alone would flatter where fp32 is slow at just that one. The cases with a time
     come fastest first."""
-    trusted, fp32 = doubts.trusted(timed), timed["precision"] == "fp32"
     if row.precision == "fp32":
-        return "; no other precision was faster" if (trusted & ~fp32).any() else ""
-    fp32 &= timed["kind"] == row.kind
+        other = any(one.trusted and one.precision != "fp32" for one in timed)
+        return "; no other precision was faster" if other else ""
     free = (*free_axes("precision"), *SAME_QUESTION, "batch_size")
     settings = [name for name in AXES if name not in free]
-    alike = number_groups(timed, ["environment", *settings])
-    same = fp32 & (alike == alike[timed["cell"] == row.cell].iloc[0])
-    if not same.any():
-        return _against_other_fp32(row, timed[fp32], settings)
-    about = mark_part(row)
-    doubt = "" if (trusted & same).any() else " (the fp32 times have warnings)"
-    # one in doubt is named only where none is better
-    best = take_first(timed[same] if doubt else timed[same & trusted])
+    tell = attrgetter("environment", *settings)
+    fp32 = [one for one in timed if one.precision == "fp32" and one.kind == row.kind]
+    same = [one for one in fp32 if tell(one) == tell(row)]
+    if not same:
+        return _against_other_fp32(row, fp32, ["batch_size", *settings])
+    sure = [one for one in same if one.trusted]
+    about, doubt = mark_part(row), "" if sure else " (the fp32 times have warnings)"
+    best = (sure or same)[0]  # one in doubt is named only where none is better
     speedup = best.epoch_time_s / row.epoch_time_s
     at_best = (
         f", {about}{speedup:.2f} times as fast as fp32 at its fastest "
@@ -276,27 +270,22 @@ def _against_fp32(row: Row, timed: pd.DataFrame) -> str:
         return at_best + doubt
     saved = _tell_saved(row.memory_saved)
     said = f", {about}{row.speedup:.2f} times as fast as fp32 at that batch size{saved}"
-    if not doubt and not (trusted & same & (timed["batch_size"] == row.batch_size)).any():
+    if sure and row.batch_size not in {one.batch_size for one in sure}:
         said += " (that fp32 time has a warning)"
     return said + (at_best if row.speedup > speedup * (1 + STEADY) else "") + doubt
 
 
-def _against_other_fp32(row: Row, others: pd.DataFrame, settings: Sequence[str]) -> str:
-    """Compare the fastest case with the fp32 case most like it, of which none has its settings, and
-    say in what that differs."""
-    if not len(others):
+def _against_other_fp32(row: Row, others: Sequence[Row], names: Sequence[str]) -> str:
+    if not others:
         return "; there is no fp32 case here to compare it with"
-    names = ("batch_size", *settings)
-    unlike = sum((others[name] != getattr(row, name)).astype(int) for name in names)
-    nearest = others[unlike == unlike.min()]
-    trusted = doubts.trusted(nearest)
-    other = take_first(nearest[trusted] if trusted.any() else nearest)
-    doubt = "" if trusted.any() else " (that fp32 time has a warning)"
-    differs = [
-        f"{name_axis(name)} {format_value(getattr(other, name))}"
-        for name in names
-        if getattr(other, name) != getattr(row, name)
-    ]
+
+    def list_unlike(other: Row) -> list[str]:
+        return [name for name in names if getattr(other, name) != getattr(row, name)]
+
+    # the one most like it, and of several one without a warning
+    other = min(others, key=lambda other: (len(list_unlike(other)), not other.trusted))
+    doubt = "" if other.trusted else " (that fp32 time has a warning)"
+    differs = (f"{name_axis(n)} {format_value(getattr(other, n))}" for n in list_unlike(other))
     what = ", ".join(differs) or "other versions"
     speedup = f"{mark_part(row, other)}{other.epoch_time_s / row.epoch_time_s:.2f}"
     return f", {speedup} times as fast as the nearest fp32 case ({what}){doubt}"
@@ -325,9 +314,8 @@ def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
 
 
 def _list_largest(ended: pd.DataFrame) -> Iterator[str]:
-    parts = dict(list(ended.groupby("precision")))
-    for precision in (name for name in PRECISIONS if name in parts):
-        fits, fails = find_bounds([*parts[precision].itertuples()])
+    for precision in order_values("precision", ended["precision"]):
+        fits, fails = find_bounds([*iterate(ended[ended["precision"] == precision])])
         if fits:
             yield f"{precision} {f'{fits} ({fails} does not)' if fails else f'at least {fits}'}"
         elif fails:
@@ -359,10 +347,9 @@ def _contrast_largest(largest: Match, family: Family) -> str:
         apart = f"{abs(largest.loss):.3f}"
         higher = "higher" if largest.loss > 0 else "lower"
         said += ", with the same loss" if apart == "0.000" else f", with a loss {higher} by {apart}"
-    for equal in (
-        Match(before, row) for row in family.ended if row.batch_size == before.batch_size
-    ):
-        if is_number(equal.speed):
+    for row in family.ended:
+        equal = Match(before, row)
+        if row.batch_size == before.batch_size and is_number(equal.speed):
             times = f"{mark_part(*equal)}{write_ratio(equal.speed)} times"
             said += f", and {times} with both at {before.batch_size}"
     return said

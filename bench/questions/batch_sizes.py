@@ -15,29 +15,21 @@ from bench.limits import MIN_REPEATS
 from bench.questions.families import Bounds, Family, list_keys, note_first
 from bench.questions.material import Material
 from bench.record import RELIABLE
-from bench.render.cells import Row, quantity_cell, write_tenths
+from bench.render.cells import Row, write_tenths
 from bench.render.model import NOTHING, Cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.section import Column, Section, Sheet, quantity_cell
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.text import GIB, parse_bytes, write_number
-from bench.wall.line import MemoryLine, fit_line
-from bench.wall.search import STEP
+from bench.wall.search import STEP, MemoryLine, fit_line
 
 LEAST_SIZES = 3
 """Batch sizes that a knee or a line needs: two points lie on a line whatever they are."""
 
-NEAR = 0.05
-"""Images/s within this share of the best are as good as it."""
-
-DROP = 0.10
-"""A larger share of images/s lost from one batch size to the next is a cliff."""
-
-ROUGH = 0.05
-"""Where a batch size misses the line by more, memory is no line."""
-
-FARTHEST = 2
-"""Times the largest batch that ran up to which memory is predicted."""
+NEAR = 0.05  # images/s within this share of the best are as good as it
+DROP = 0.10  # a larger share of images/s lost from one batch size to the next is a cliff
+ROUGH = 0.05  # where a batch size misses the line by more, memory is no line
+FARTHEST = 2  # times the largest batch that ran up to which memory is predicted
 
 MIB = 2**20
 
@@ -79,11 +71,10 @@ class Knee:
 def list_speeds(rows: Sequence[Row]) -> list[Speed]:
     """The speeds of rows of the frame of cases, upwards by batch size."""
     speeds = []
-    for row in rows:
-        if is_number(row.images_per_s):
-            low, high = row.images_per_s_low, row.images_per_s_high
-            ends = (low, high) if is_number(low) and is_number(high) else 2 * (row.images_per_s,)
-            speeds.append(Speed(int(row.batch_size), row.images_per_s, *ends))
+    for row in (row for row in rows if is_number(row.images_per_s)):
+        ends = row.images_per_s_low, row.images_per_s_high
+        ends = ends if all(map(is_number, ends)) else 2 * (row.images_per_s,)
+        speeds.append(Speed(int(row.batch_size), row.images_per_s, *ends))
     return sorted(speeds, key=lambda speed: speed.batch_size)
 
 
@@ -175,7 +166,7 @@ def _tell_speeds(found: Material) -> Iterator[Sheet]:
         family, knee, cliffs = row
         sizes = {knee.best, knee.batch_size, *(s.batch_size for cliff in cliffs for s in cliff)}
         rested = [row for row in family.ended if row.batch_size in sizes]
-        told = [doubt for doubt in DOUBTS.values() if doubt.name not in found.below]
+        told = (doubt for doubt in DOUBTS.values() if doubt.name not in found.below)
         return ", ".join(d.remark for d in told if any(getattr(row, d.name) for row in rested))
 
     columns: list[Column[_Speeds]] = [
@@ -226,7 +217,7 @@ def write_knee(knee: Knee, fails: int | None) -> str:
 
 def _write_cliff(cliff: Cliff) -> str:
     """``256 → 257: 23 % slower, 257 is no multiple of 8``."""
-    said = f"{' → '.join(str(speed.batch_size) for speed in cliff)}: {write_drop(cliff)}"
+    said = f"{cliff.before.batch_size} → {cliff.after.batch_size}: {write_drop(cliff)}"
     return ", ".join(filter(None, (said, cliff.misalignment)))
 
 
@@ -237,29 +228,20 @@ def _write_sizes(sizes: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Growth:
-    """Memory of a family as a line over its batch sizes, and what it predicts.
-
-    Attributes:
-        miss: the largest deviation of a batch size from the line, or of the largest from the line
-            through the others if that is more, as a share of its memory.
-        sizes: the batch sizes that the line was fitted to, upwards.
-        available: bytes up to the end of the card or the memory limit; None if unknown.
-        largest: the largest multiple of `STEP` predicted to fit, at most `FARTHEST` times the
-            largest that ran; None where `available` is, or nothing is predicted.
-        more: whether larger ones may fit too, beyond what is predicted.
-        predicted: batch sizes that did not run -> bytes: the next power of two, unless it is
-            predicted not to fit, or was found not to.
-        holds: whether what was found of the largest batch is within `ROUGH` of the prediction.
-    """
+    """Memory of a family as a line over its batch sizes, and what it predicts."""
 
     line: MemoryLine
+    # the largest deviation of a batch size from the line, or of the largest from the line through
+    # the others if that is more, as a share of its memory
     miss: float
-    sizes: tuple[int, ...]
-    available: float | None
+    sizes: tuple[int, ...]  # that the line was fitted to, upwards
+    available: float | None  # bytes up to the end of the card or the limit; None if unknown
+    # the largest multiple of `STEP` predicted to fit, at most `FARTHEST` times the largest that ran
     largest: int | None = None
-    more: bool = False
+    more: bool = False  # whether larger ones may fit too, beyond what is predicted
+    # bytes of batch sizes that did not run: of the next power of two, where it may fit
     predicted: dict[int, float] = field(default_factory=dict)
-    holds: bool = True
+    holds: bool = True  # whether what was found of the largest batch is within `ROUGH` of it
 
 
 def fit_growth(family: Family) -> Growth | None:
@@ -292,17 +274,11 @@ def fit_growth(family: Family) -> Growth | None:
     ):
         return replace(growth, holds=False)
     ends = math.inf if available is None else line.find_largest(available, STEP)
-    power = 2 ** top.bit_length()
-    more = ends > FARTHEST * top
-    known = available is not None and not (more and fails)
-    return replace(
-        growth,
-        largest=int(min(ends, FARTHEST * top)) if known else None,
-        more=more,
-        predicted={power: line.predict(power)}
-        if power <= ends and power < (fails or math.inf)
-        else {},
-    )
+    power, more = 2 ** top.bit_length(), ends > FARTHEST * top
+    largest = None if available is None or (more and fails) else int(min(ends, FARTHEST * top))
+    predicted = power <= ends and power < (fails or math.inf)
+    ahead = {power: line.predict(power)} if predicted else {}
+    return replace(growth, largest=largest, more=more, predicted=ahead)
 
 
 def _find_available(family: Family) -> float | None:
@@ -312,8 +288,7 @@ def _find_available(family: Family) -> float | None:
     rows = (*family.probes, *family.cases)
 
     def middle(name: str) -> float:
-        known = [float(v) for row in rows if is_number(v := getattr(row, name))]
-        return median(known) if known else 0.0
+        return median([float(v) for row in rows if is_number(v := getattr(row, name))] or [0.0])
 
     card, ends = middle("gpu_memory_bytes"), []
     if family.first.memory_limit:
@@ -324,7 +299,7 @@ def _find_available(family: Family) -> float | None:
         return None
     of_allocator = {"peak_reserved_bytes", "peak_allocated_bytes"}
     context = any(row.memory_measure in of_allocator for row in rows)
-    return min(ends) - (max(middle("context_bytes"), 0) if context else 0)
+    return min(ends) - context * max(middle("context_bytes"), 0)
 
 
 def _tell_growth(found: Material) -> Iterator[Sheet]:
@@ -380,11 +355,10 @@ def _write_fitting(growth: Growth) -> str:
 
 def _write_bounds(bounds: Bounds) -> str:
     """``512 fits, 640 does not``; empty where nothing ran out of memory."""
-    if bounds.fails is None:
+    fits, fails = bounds
+    if fails is None:
         return ""
-    if bounds.fits is None:
-        return f"not even {bounds.fails} fits"
-    return f"{bounds.fits} fits, {bounds.fails} does not"
+    return f"not even {fails} fits" if fits is None else f"{fits} fits, {fails} does not"
 
 
 SPEEDS = Section("batch-speed", "From which batch size on is training no faster?", _tell_speeds)

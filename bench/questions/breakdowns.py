@@ -8,21 +8,18 @@ from functools import partial
 from bench.diagnosis.breakdown import LISTED, Breakdown, Timed
 from bench.diagnosis.explanation import LEFT_OVER
 from bench.diagnosis.rates import choose_prefix, find_floor
-from bench.diagnosis.sentences import name_part
+from bench.diagnosis.sentences import name_part, write_ms
 from bench.diagnosis.step import Bound, Step
 from bench.questions.material import Material
 from bench.questions.profiles import Profiled
 from bench.questions.reasons import choose_pairs
-from bench.render.cells import Row, case_column, estimate_cell, ms_cell, name_place, write_tenths
+from bench.render.cells import Row, name_place, number_cell, write_tenths
 from bench.render.model import NOTHING, Cell
-from bench.render.section import Column, Section, Sheet, join
+from bench.render.section import Column, Section, Sheet, case_column, join
 from bench.text import ESTIMATE, count, say_left_out, write_number
 
-MOST_PARTS = 7
-"""Parts of a step with a column of their own; the others are summed."""
-
-SMALL = 0.03
-"""Share of a step below which a part has no column of its own in any case."""
+MOST_PARTS = 7  # parts of a step with a column of their own; the others are summed
+SMALL = 0.03  # share of a step below which a part has no column of its own in any case
 
 MOST_STEPS, MOST_OPERATIONS = 4, 6
 """Cases whose operations are listed, and how many of each."""
@@ -46,12 +43,12 @@ def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
 
     def write_share(names: Sequence[str], one: _Broken) -> Cell:
         share = sum(shares[id(one[2])].get(name, 0.0) for name in names)
-        return _percent_cell(share, not one[2].estimates.isdisjoint(names))
+        return number_cell(share, write_tenths, not one[2].estimates.isdisjoint(names))
 
     columns: list[Column[_Broken]] = [
         case_column(found.named, found.machines, lambda one: one[0]),
         Column("step", "step (ms)", "a median step, not profiled",
-               lambda one: ms_cell(one[2].step_s), better="lower"),
+               lambda one: one[2].step_s, write=write_ms, better="lower"),
         Column("verdict", "limited by", "what limits most of the step",
                lambda one: Cell(one[2].verdict or NOTHING, one[2].bound), wrap=True, always=True),
         *(
@@ -87,17 +84,12 @@ def _share(breakdown: Breakdown) -> dict[str, float]:
 
 
 def _choose_parts(shares: Iterable[dict[str, float]]) -> list[str]:
-    """The parts that are largest anywhere, the largest first."""
     largest: dict[str, float] = {}
     for share in shares:
         for name, value in share.items():
             largest[name] = max(largest.get(name, 0.0), abs(value))
     named = [name for name, value in largest.items() if value >= SMALL]
     return sorted(named, key=lambda name: -largest[name])[:MOST_PARTS]
-
-
-def _percent_cell(share: float, estimated: bool = False) -> Cell:
-    return estimate_cell(write_tenths(share), share, estimated)
 
 
 _Operation = tuple[Timed, Step, Breakdown]
@@ -116,6 +108,10 @@ def _tell_operations(found: Material) -> Iterator[Sheet]:
         for row, one, breakdown in profiled[:MOST_STEPS]
     )
     scale, prefix = choose_prefix(max((timed.flops or 0.0 for timed, *_ in rows), default=0.0))
+
+    def write_rate(rate: float | None, scale: float, estimated: bool) -> Cell:
+        return number_cell(rate, lambda rate: write_number(rate / scale), estimated)
+
     columns: list[Column[_Operation]] = [
         Column("operation", "operation", "its name, or a convolution's window and channels",
                lambda one: Cell(one[0].row.operation, one[0].row.operation), number=False),
@@ -127,15 +123,15 @@ def _tell_operations(found: Material) -> Iterator[Sheet]:
         Column("calls", "calls", "of a step",
                lambda one: Cell(f"{one[0].row.calls:,}", one[0].row.calls), keep=4),
         Column("time", "ms a step", "time of a step",
-               lambda one: ms_cell(one[0].time_s, one[0].estimated), better="lower"),
+               lambda one: number_cell(one[0].time_s, write_ms, one[0].estimated), better="lower"),
         Column("share", "of the step (%)", "share of the step", lambda one:
-               _percent_cell(one[0].time_s / one[2].step_s, one[0].estimated), keep=8),
+               number_cell(one[0].time_s / one[2].step_s, write_tenths, one[0].estimated), keep=8),
         Column("flops", f"{prefix}FLOP/s", "reached", lambda one:
-               _write_rate(one[0].flops, scale, one[0].estimated), better="higher", keep=7),
+               write_rate(one[0].flops, scale, one[0].estimated), better="higher", keep=7),
         Column("traffic", "GB/s", "reached, were nothing kept in a cache", lambda one:
-               _write_rate(one[0].traffic, 1e9, one[0].estimated), better="higher", keep=7),
+               write_rate(one[0].traffic, 1e9, one[0].estimated), better="higher", keep=7),
         Column("floor", "at least (ms)", "at the measured rates of this machine", lambda one:
-               ms_cell(find_floor(one[0].row, one[1].rates, one[1].arithmetic)), keep=7),
+               find_floor(one[0].row, one[1].rates, one[1].arithmetic), write=write_ms, keep=7),
         Column("bound", "limited by", "what limits it: see the notes", lambda one:
                Cell(one[0].bound, one[0].bound) if one[0].bound else None, number=False, keep=8),
     ]  # fmt: skip
@@ -153,10 +149,6 @@ def _tell_operations(found: Material) -> Iterator[Sheet]:
     if (more := len(profiled) - MOST_STEPS) > 0:
         notes.append(f"{say_left_out(more, 'case')}; --where chooses.")
     yield Sheet("The operations that take longest", columns, rows, notes, groups)
-
-
-def _write_rate(rate: float | None, scale: float, estimated: bool) -> Cell | None:
-    return None if rate is None else estimate_cell(write_number(rate / scale), rate, estimated)
 
 
 BREAKDOWNS = Section("time", "Where does the time of a step go?", _tell_breakdowns)

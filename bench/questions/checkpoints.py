@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from bench.questions.material import Material
 from bench.record import read_missing
-from bench.render.cells import TIMED, Row, case_column, iterate, quantity_column
+from bench.render.cells import TIMED, Row, iterate
 from bench.render.model import Cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.section import Column, Section, Sheet, case_column, quantity_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,8 +20,6 @@ EXACT, DIFFERS, UNKNOWN = "exact", "differs", "not known"
 
 
 def _judge(runs: pd.DataFrame) -> tuple[str, str]:
-    """Whether a resume was exact in all runs of a case, as far as it could be told; and if not why,
-    in a sentence."""
     if differences := [*filter(None, runs["resume_difference"])]:
         return DIFFERS, f"Resumed steps differ, first in {differences[0]}"
     if runs["resume_exact"].astype(bool).any():
@@ -50,13 +48,13 @@ def _tell_checkpoints(found: Material) -> Iterator[Sheet]:
         reasons.setdefault(judged[row.cell][1], {})[row.precision] = None
     exact = reasons.pop("", {})
     unsure = {name for names in reasons.values() for name in names}
-    notes = [f"{reason}: {', '.join(names)}." for reason, names in reasons.items()]
-    if sure := [name for name in exact if name not in unsure]:
-        notes.insert(
-            0,
-            "Training resumed in a new network takes the same next steps, bit for bit (weights, "
-            f"master weights, optimizer, loss scale, random numbers, data): {', '.join(sure)}.",
-        )
+    sure = [name for name in exact if name not in unsure]
+    told = {
+        "Training resumed in a new network takes the same next steps, bit for bit (weights, "
+        "master weights, optimizer, loss scale, random numbers, data)": sure,
+        **reasons,
+    }
+    notes = [f"{text}: {', '.join(names)}." for text, names in told.items() if names]
     yield Sheet("Checkpoints", columns, rows, notes, empty=())
 
 

@@ -12,7 +12,7 @@ from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE
 from bench.render.cells import ESTIMATE, name_case, write_ends, write_ratio, write_signed
 from bench.render.model import NOTHING, Cell
-from bench.render.section import Column, Said, Section, Sheet, set_off
+from bench.render.section import Column, Said, Section, Sheet, join
 from bench.study.axes import (
     Machines,
     find_varying,
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 
     from bench.questions.material import Material
 
-MOST_ROWS = 100
-"""Changes that are shown."""
-
-MIXED = "mixed"
-"""The verdict on a change that makes some cases faster and others not."""
+MOST_ROWS = 100  # changes that are shown
+MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 
 KINDS = ("measured", "fake", "published")
 """Where there are cases of several kinds, the effects are of the first of these."""
@@ -45,29 +42,19 @@ KINDS = ("measured", "fake", "published")
 
 @dataclass(frozen=True)
 class Effect:
-    """One change of one axis, with all else equal.
+    """One change of one axis, with all else equal."""
 
-    Attributes:
-        axis: an axis of `Case`, or ``machine``.
-        before: its value, for people; ``after`` is the one it changes to.
-        pairs: the ``cell`` of the case before and of the case after, of all that differ in it.
-        estimates: by the name of one of `JUDGED`, each over some of these pairs.
-        estimated: whether any of the times compared was extrapolated.
-        doubts: what speaks against the cases compared, as remarks.
-        over: at which settings of other axes times are compared, for people; empty where that is at
-            all that any change of this axis has.
-        apart: whether changes of the same baseline are compared at other settings, for want of any
-            that all have.
-    """
-
-    axis: str
-    before: str
+    axis: str  # an axis of `Case`, or ``machine``
+    before: str  # its value, for people
     after: str
-    pairs: tuple[tuple[int, int], ...]
-    estimates: dict[str, Estimate]
-    estimated: bool
-    doubts: tuple[str, ...]
+    pairs: tuple[tuple[int, int], ...]  # the ``cell`` before and after, of all that differ in it
+    estimates: dict[str, Estimate]  # by the name of one of `JUDGED`, each over some of these pairs
+    estimated: bool  # whether any of the times compared was extrapolated
+    doubts: tuple[str, ...]  # what speaks against the cases compared, as remarks
+    # at which settings of other axes times are compared, for people; empty where that is at all
+    # that any change of this axis has
     over: str = ""
+    # whether changes of the same baseline are compared at other settings, having none in common
     apart: bool = False
 
     @property
@@ -147,7 +134,6 @@ def _describe_axis(
 def _name_settings(
     pairs: Sequence[Pair], settings: Mapping[str, Mapping[int, Any]], machines: Machines
 ) -> str:
-    """Name the settings of pairs, by axis and cell: ``fp32, fp16 · batch size 128, 256``."""
     said = []
     for axis, value_of in settings.items():
         values = order_values(axis, [value_of[pair.a] for pair in pairs])
@@ -157,9 +143,14 @@ def _name_settings(
 
 
 def _tell_effects(found: Material) -> Iterator[Sheet]:
-    effects = found.effects
+    effects, starts = join(("", part) for _, part in groupby(found.effects, lambda e: e.axis))
+
+    def write_change(effect: Effect) -> Cell:
+        change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
+        return Cell(change, change)
+
     columns: list[Column[Effect]] = [
-        Column("change", "change", "what changes, all else equal", _write_change, wrap=True),
+        Column("change", "change", "what changes, all else equal", write_change, wrap=True),
         Column("speed", "speed", "epoch time before over after, geometric mean",
                _of_time(_write_speed), better="higher"),
         Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %",
@@ -187,7 +178,6 @@ def _tell_effects(found: Material) -> Iterator[Sheet]:
                lambda effect: ", ".join([*effect.doubts, *_tell_ends(effect.time, found)]),
                keep=8, wrap=True),
     ]  # fmt: skip
-    starts = set_off(effects, lambda effect: effect.axis)
     yield Sheet(
         "What each change does, all else equal",
         columns,
@@ -201,18 +191,11 @@ def _tell_effects(found: Material) -> Iterator[Sheet]:
 
 
 def _of_time(say: Callable[[Effect, Estimate], Said]) -> Callable[[Effect], Said]:
-    """What there is to say of a change of the epoch time, if that has one."""
-
     def write(effect: Effect) -> Said:
         time = effect.time
         return say(effect, time) if time is not None and time.ratio.value else None
 
     return write
-
-
-def _write_change(effect: Effect) -> Cell:
-    change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
-    return Cell(change, change)
 
 
 def _write_speed(effect: Effect, time: Estimate) -> Cell:

@@ -28,11 +28,8 @@ MEASURES = {
 }
 """The quantities that are shown of each epoch, and their columns in epochs.csv."""
 
-LEAST_EPOCHS = 3
-"""Epochs that a trend needs."""
-
-OPTIONAL = ("test_loss", "test_accuracy")
-"""Those of `MEASURES` that only an evaluation fills."""
+LEAST_EPOCHS = 3  # epochs that a trend needs
+OPTIONAL = ("test_loss", "test_accuracy")  # those of `MEASURES` that only an evaluation fills
 
 
 def _collect_epochs(found: Material) -> pd.DataFrame:

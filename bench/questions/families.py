@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.record import REFUSED, RELIABLE, Status
-from bench.render.cells import TIMED, Row, axis_column, iterate, whole_cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.cells import TIMED, Row, iterate, whole_cell
+from bench.render.section import Column, Section, Sheet, axis_column
 from bench.store.attempts import number_groups
 from bench.store.reader import read_cases
 from bench.study.axes import Machines, find_varying, keep_main
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from bench.questions.material import Material
     from bench.study.sweeps import Sweep
 
-MOST_FAMILIES = 60
-"""Families that a report looks at; more would not be read."""
-
-CLOSE = 0.9
-"""A batch of this share of the largest that trained stands for it."""
+MOST_FAMILIES = 60  # families that a report looks at; more would not be read
+CLOSE = 0.9  # a batch of this share of the largest that trained stands for it
 
 EQUAL = list_equal(("batch_size", *SAME_QUESTION))
 
@@ -58,18 +55,12 @@ class Family:
     """Cases of one precision that differ in nothing but their batch size.
 
     Rows, not frames: each is looked at many times, and a frame takes a millisecond to give one.
-
-    Attributes:
-        cases: one row a batch size, upwards; at least one.
-        probes: the records of probes that take as much memory, in the order in which they ran.
-        group: a number that it shares with families that differ from it in precision only.
-        wall: what a search for its largest batch found; None where there was none.
     """
 
-    cases: tuple[Row, ...]
-    probes: tuple[Row, ...]
-    group: int
-    wall: Wall | None = None
+    cases: tuple[Row, ...]  # one row a batch size, upwards; at least one
+    probes: tuple[Row, ...]  # records that take as much memory, in the order in which they ran
+    group: int  # a number that it shares with families that differ from it in precision only
+    wall: Wall | None = None  # what a search for its largest batch found, if there was one
 
     @property
     def first(self) -> Row:
@@ -155,17 +146,17 @@ def find_families(
     cases = cases[cases.groupby("_group")["batch_size"].transform("nunique") > 1]
     first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
     cases = keep_one(cases[cases["_family"].isin(first)], "batch_size")
-    rows = list(iterate(cases))
-    # of each family its places in the frame, upwards by batch size
-    places = {number: list(part) for number, part in cases.groupby("_family").indices.items()}
+    families: dict[int, list[Row]] = {number: [] for number in first}
+    for row in iterate(cases):  # upwards by batch size
+        families[row._family].append(row)
     return [
         Family(
-            tuple(rows[at] for at in places[number]),
-            tuple(probed.get(rows[places[number][0]]._memory, ())),
-            int(rows[places[number][0]]._group),
-            _find_wall(cases.iloc[places[number][:1]], searches) if searches else None,
+            tuple(rows),
+            tuple(probed.get(rows[0]._memory, ())),
+            int(rows[0]._group),
+            _find_wall(cases[cases["cell"] == rows[0].cell], searches) if searches else None,
         )
-        for number in first
+        for rows in families.values()
     ]
 
 
@@ -243,9 +234,7 @@ def _tell_walls(found: Material) -> Iterator[Sheet]:
 
 
 def _describe_search(search: Search) -> Row:
-    """The settings of a search as a row of the frame of cases has them."""
-    axes = {name: getattr(search.family, name) for name in AXES}
-    spelled = {name: "" if value is None else value for name, value in axes.items()}
+    spelled = {name: "" if value is None else value for name, value in vars(search.family).items()}
     return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)
 
 

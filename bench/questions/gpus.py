@@ -25,16 +25,21 @@ from bench.render.cells import (
     mark_part,
     name_place,
     name_spread,
-    quantity_cell,
-    quantity_column,
     remarks,
-    time_cell,
     write_ends,
     write_ratio,
     write_tenths,
 )
 from bench.render.model import Cell
-from bench.render.section import Column, Section, Sheet, join
+from bench.render.section import (
+    Column,
+    Section,
+    Sheet,
+    axis_column,
+    join,
+    quantity_cell,
+    quantity_column,
+)
 from bench.store.attempts import number_groups
 from bench.study.axes import Machines, name_value
 from bench.study.doubts import DOUBTS, list_links, name_links
@@ -47,8 +52,7 @@ if TYPE_CHECKING:
 
     from bench.questions.material import Material
 
-MOST_ROWS = 60
-"""Rows of one of these tables; more would not be read."""
+MOST_ROWS = 60  # rows of one of these tables; more would not be read
 
 SPREADING = ("parallel", *FOLLOWS["parallel"])
 """Axes in which cases on several GPUs may differ from that on one."""
@@ -59,25 +63,15 @@ _WAYS = tuple(name for name in SPREADING if name != "world_size")
 
 @dataclass(frozen=True)
 class Point:
-    """Some GPUs of a line.
+    """Some GPUs of a line."""
 
-    Attributes:
-        row: its case.
-        base: the one on one GPU that it is compared with; None for that itself, or without one.
-        times: the epoch times of its repeats, in s.
-        ratio: of its epoch time over that of one GPU; without a value where there is no such case.
-        slowest: the rank that worked longest in most of its repeats; None where none is known.
-    """
-
-    row: Row
-    base: Row | None
-    times: Sequence[float]
-    ratio: Ratio
-    slowest: int | None
+    row: Row  # its case
+    base: Row | None  # the one on one GPU that it is compared with; not for that itself
+    times: Sequence[float]  # epoch times of its repeats, in s
+    ratio: Ratio  # of its epoch time over that of one GPU; no value where there is no such case
 
     @property
     def gpus(self) -> int:
-        """How many train together."""
         return int(self.row.world_size)
 
     @property
@@ -115,14 +109,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """A case on one GPU, None where that was not measured, and the same on several, upwards by
-    their number; there may be another one on one GPU too. Where it is ``strong``, the batch of all
-    GPUs stays, and not that of each. Lines of one ``group`` differ in precision only."""
+    """A case on one GPU, and the same on several; there may be another one on one GPU too."""
 
-    strong: bool
-    base: Point | None
-    points: tuple[Point, ...]
-    group: int
+    strong: bool  # whether the batch of all GPUs stays, and not that of each
+    base: Point | None  # the one on one GPU; None where that was not measured
+    points: tuple[Point, ...]  # the others, upwards by their number
+    group: int  # a number that it shares with lines that differ from it in precision only
 
     @property
     def all(self) -> tuple[Point, ...]:
@@ -157,14 +149,16 @@ def find_lines(found: Material) -> list[Line]:
     # of cases that differ only in how they were measured, the one that measured most
     timed = timed.sort_values("part", ascending=False, kind="stable")
     timed = timed.drop_duplicates(list_equal(SAME_QUESTION)).sort_index()
+    # the rank that worked longest in most repeats
     ranks = rows[rows["status"].isin(RELIABLE)].dropna(subset=["slowest_rank"])
-    slowest = {c: int(held.mode().iloc[0]) for c, held in ranks.groupby("cell")["slowest_rank"]}
+    slowest = {c: held.mode().iloc[0] for c, held in ranks.groupby("cell")["slowest_rank"]}
+    timed["slowest"] = timed["cell"].map(slowest).astype(float)
 
     def read(row: Row, base: Row | None) -> Point:
-        ratio = Ratio(lack="there is no such case on one GPU")
+        ratio, own = Ratio(lack="there is no such case on one GPU"), times.get(row.cell, ())
         if base is not None:
-            (ratio,) = compare([(times.get(base.cell, ()), times.get(row.cell, ()))])
-        return Point(row, base, times.get(row.cell, ()), ratio, slowest.get(row.cell))
+            (ratio,) = compare([(times.get(base.cell, ()), own)])
+        return Point(row, base, own, ratio)
 
     weak, strong = (list(_gather(timed, held, read)) for held in ("batch_size", "global_batch"))
     lines = [line for line in (*weak, *strong) if len(line.all) > 1]
@@ -176,7 +170,6 @@ def find_lines(found: Material) -> list[Line]:
 def _gather(
     cases: pd.DataFrame, held: str, read: Callable[[Row, Row | None], Point]
 ) -> Iterator[Line]:
-    """The lines of cases that agree in ``held``, also those of one point."""
     equal = [*list_equal({*SPREADING, *SAME_QUESTION, "batch_size"}), held]
     question = number_groups(cases, equal)
     wide = (cases["world_size"] > 1).groupby(question).transform("any")
@@ -220,9 +213,9 @@ def name_line(line: Line, named: Sequence[str], machines: Machines, but: str = "
 def _name_base(line: Line) -> str:
     if line.base is None:
         return "nothing: add --parallel none, which measures one"
-    if line.base.row.parallel == Case.parallel:
-        return "--parallel none"
-    return f"--parallel {name_value('parallel', line.base.row.parallel, {})} --world-size 1"
+    way = line.base.row.parallel
+    alone = "" if way == Case.parallel else " --world-size 1"
+    return f"--parallel {name_value('parallel', way, {})}{alone}"
 
 
 def _name_devices(points: Sequence[Point]) -> str:
@@ -233,10 +226,9 @@ def _name_devices(points: Sequence[Point]) -> str:
 
 
 def _tell_scaling(found: Material) -> Iterator[Sheet]:
-    again = False  # what the first says of both kinds is not repeated
-    for _, lines in groupby(found.lines, lambda line: line.strong):
-        yield _tell_lines(list(lines), found, again)
-        again = True
+    for again, (_, lines) in enumerate(groupby(found.lines, lambda line: line.strong)):
+        # what the first says of both kinds is not repeated
+        yield _tell_lines(list(lines), found, bool(again))
 
 
 def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
@@ -249,10 +241,6 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
         mark = mark_part(*(row for row in (point.row, point.base) if row is not None))
         return None if math.isnan(value) else Cell(mark + write(value), value)
 
-    def write_way(point: Point) -> Cell | None:
-        way = point.row.parallel
-        return Cell(name_value("parallel", way, {}), way) if several_ways else None
-
     def write_exposed(point: Point) -> Cell:
         cell, error = quantity_cell(exposed, point.row, spread=False), point.exposed_error_s
         if not (is_number(cell.value) and is_number(error)):
@@ -260,10 +248,9 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
         return replace(cell, text=f"{cell.text} ± {exposed.write(error)}")
 
     def write_slowest(point: Point) -> Cell | None:
-        late_by = float(point.row.straggle)
-        if point.slowest is None or math.isnan(late_by):
-            return None
-        return Cell(f"{point.slowest}, +{late.write(late_by)} %", late_by)
+        rank, late_by = point.row.slowest, point.row.straggle
+        known = not math.isnan(rank + late_by)
+        return Cell(f"{rank:.0f}, +{late.write(late_by)} %", late_by) if known else None
 
     def list_remarks(point: Point) -> Iterator[str]:
         yield remarks(point.row, found.below)
@@ -281,13 +268,13 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
     columns: list[Column[Point]] = [
         Column("world_size", what, "that train one network together", lambda point: point.gpus,
                always=True),
-        Column("parallel", "parallel", "how they do",
-               write_way, number=False, keep=8),
+        *([replace(axis_column("parallel", found.machines, lambda point: point.row),
+                   help="how they do", keep=8, always=False)] if several_ways else []),
         Column("batch_size", "batch size", "of each", lambda point: int(point.row.batch_size)),
         Column("global_batch", "global batch", "of all together, a step of the optimizer",
                lambda point: int(point.row.global_batch)),
-        Column(time.name, time.title + name_spread(found.cases), "of the slowest process",
-               lambda point: time_cell(point.row), better=time.better),
+        replace(quantity("epoch_time_s", spread=True, help="of the slowest process"),
+                label=time.title + name_spread(found.cases)),
         quantity("images_per_s"),
         Column("gpu_speedup", "speed-up (×)", "images/s over those of one",
                lambda point: write(point, point.speedup, write_ratio),
@@ -381,14 +368,12 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
 
 @dataclass(frozen=True)
 class Tax:
-    """What a precision is faster than fp32, all else equal, by the number of GPUs: at least on one
-    and on more. The ``share`` of its speed-up on one GPU is lost on the most, negative where it is
-    more there; ``ends`` are its 95 % interval, None with too few repeats."""
+    """What a precision is faster than fp32, all else equal, at least on one GPU and on more."""
 
     line: Line
-    speedups: Mapping[int, float]
-    share: float
-    ends: tuple[float, float] | None
+    speedups: Mapping[int, float]  # by the number of GPUs
+    share: float  # of the speed-up on one GPU, lost on the most; negative where it is more there
+    ends: tuple[float, float] | None  # the 95 % interval of the share; None with too few repeats
 
     @property
     def most(self) -> Point:
@@ -427,7 +412,6 @@ _Pair = tuple[Sequence[float], Sequence[float]]
 
 
 def _lead(pair: _Pair) -> float:
-    """The logarithm of a speed-up, of geometric means."""
     before, after = (fmean(map(math.log, times)) for times in pair)
     return before - after
 
@@ -444,24 +428,21 @@ def _judge(one: _Pair, most: _Pair) -> tuple[float, tuple[float, float] | None]:
 
 def _tell_taxes(found: Material) -> Iterator[Sheet]:
     order = list(PRECISIONS)
-    taxes = sorted(
-        find_taxes(found.lines), key=lambda tax: (tax.line.place, order.index(tax.line.precision))
-    )
+    taxes = find_taxes(found.lines)
+    taxes.sort(key=lambda tax: (tax.line.place, order.index(tax.line.precision)))
     what = _name_devices([point for tax in taxes for point in tax.line.all])
     shown = ["precision", *(name for name in FOLLOWS["precision"] if name in found.named)]
     quantity = partial(quantity_column, take=lambda tax: tax.most.row, spread=False, keep=6)
 
-    def take_lead(gpus: int, tax: Tax) -> float | None:
-        return tax.speedups.get(gpus)
+    def lead(gpus: int) -> Column[Tax]:
+        return Column(f"over_fp32_{gpus}", f"over fp32 on {gpus} (×)",
+                      f"speed-up over fp32 on as many {what}", lambda tax: tax.speedups.get(gpus),
+                      write=write_ratio, better="higher")  # fmt: skip
 
     columns: list[Column[Tax]] = [
         Column("precision", "precision", "and what follows from it",
                lambda tax: name_place(tax.most.row, shown, {}), number=False),
-        *(
-            Column(f"over_fp32_{n}", f"over fp32 on {n} (×)", f"speed-up over fp32 on as many "
-                   f"{what}", partial(take_lead, n), write=write_ratio, better="higher")
-            for n in sorted({gpus for tax in taxes for gpus in tax.speedups})
-        ),
+        *(lead(n) for n in sorted({gpus for tax in taxes for gpus in tax.speedups})),
         Column("tax", "scaling tax (%)", "part of the speed-up on one that is lost on the most",
                lambda tax: tax.share, write=write_tenths, better="lower", always=True),
         Column("tax_interval", "95 % interval", "of the tax",

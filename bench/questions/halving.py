@@ -31,26 +31,22 @@ if TYPE_CHECKING:
 CONFIRMED = 3
 """Trials that are worth repeats: the best, and those that may be better by another seed."""
 
-REPEATS = 5
-"""Runs of each of them: seeds differ by more than most settings near the best do."""
+REPEATS = 5  # runs of each of them: seeds differ by more than most settings near the best do
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial as its record has it: its ``number``, from 1, in the order in which trials were
-    drawn, and the metric by epoch, NaN where it was no number."""
+    """One trial as its record has it."""
 
-    number: int
+    number: int  # from 1, in the order in which trials were drawn
     case: Case
     status: Status
-    reason: str
     inferred: bool
     truncated: bool
-    curve: tuple[float, ...]
+    curve: tuple[float, ...]  # the metric by epoch, NaN where it was no number
 
     @property
     def last(self) -> float:
-        """The metric of its last epoch; NaN where there is none."""
         return self.curve[-1] if self.curve else math.nan
 
     @property
@@ -79,7 +75,6 @@ def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
                 number,
                 case,
                 Status(row["status"]),
-                row["reason"],
                 bool(row["inferred"]),
                 not math.isnan(row["truncated_after"]),
                 curves.get(row["record_id"], ()),
@@ -104,13 +99,12 @@ def _describe(trial: Trial) -> str:
 
 def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
     quantity = QUANTITIES[halving.metric]
-    best = next((trial for trial in trials if trial.whole), None)
-    if best is None:
-        yield "No trial has trained all its epochs yet."
-    else:
+    if best := next((trial for trial in trials if trial.whole), None):
         value = quantity.add_unit(quantity.write(best.last))
         named = best.case.label(halving.trials[0])
         yield f"Best: {named}, {quantity.label} {value} after {count(halving.epochs, 'epoch')}."
+    else:
+        yield "No trial has trained all its epochs yet."
     spent = sum(len(trial.curve) for trial in trials)
     whole = len(trials) * halving.epochs
     yield f"{spent:,} epochs were trained where {count(len(trials), 'whole trial')} take {whole:,}"
@@ -136,10 +130,7 @@ def tell_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
     columns: list[Column[Trial]] = [
         Column("trial", "trial", "in the order in which they were drawn",
                lambda trial: trial.number),
-        *(
-            Column(name, name_axis(name), AXES[name].help, partial(write_axis, name))
-            for name in axes
-        ),
+        *(Column(n, name_axis(n), AXES[n].help, partial(write_axis, n)) for n in axes),
         Column("epochs", "epochs", f"trained, of {halving.epochs}",
                lambda trial: len(trial.curve)),
         *(
@@ -171,7 +162,6 @@ def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) ->
     pick, drop = (max, min) if halving.higher else (min, max)
 
     def list_values(rung: int, *, on: bool) -> list[float]:
-        """The metric of those that came to a rung, and went on or did not."""
         there = [trial for trial in trials if len(trial.curve) >= rung]
         return [trial.curve[rung - 1] for trial in there if (len(trial.curve) > rung) is on]
 
@@ -201,7 +191,6 @@ def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) ->
 
 
 def _of_each(tell: Callable[..., Iterator[Sheet]]) -> Callable[[Material], Iterator[Sheet]]:
-    """What is told of each search that a report is about."""
     return lambda found: chain.from_iterable(
         tell(sweep.records, sweep.read_epochs(), sweep.halving)
         for sweep in found.sweeps

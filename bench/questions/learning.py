@@ -38,21 +38,19 @@ from bench.verdict import (
     take_back,
 )
 
-MARGIN = STEADY
-"""A loss or an error within this share of the other counts as equal."""
+MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
 
 LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
 
 
 class Lesson(NamedTuple):
-    """What a change of precision does to a loss or an error: over its pairs, seed by seed. So many
-    ``pairs`` have readings on both sides, ``of`` all."""
+    """What a change of precision does to a loss or an error: over its pairs, seed by seed."""
 
     effect: Effect
     metric: Metric
     found: Equivalence
-    pairs: int
-    of: int
+    pairs: int  # that have readings on both sides
+    of: int  # all
     remarks: Sequence[str]
 
 
@@ -85,7 +83,6 @@ def _judge_learning(found: Material) -> Iterator[Lesson]:
 
 
 def _guesses(losses: Seeds | None, classes: str) -> bool:
-    """Whether the loss of a case is still that of guessing; not, where it is unknown."""
     if losses is None:
         return False
     loss = math.exp(fmean(log for _, log in losses.values()))
@@ -93,7 +90,6 @@ def _guesses(losses: Seeds | None, classes: str) -> bool:
 
 
 def _list_remarks(before: Sequence[Row], low: float, high: float) -> Iterator[str]:
-    """What to know of the cases before the change, and of the ends of its ratios."""
     if high / low > 1 + MARGIN:
         yield f"from {low:.3f} to {high:.3f} over the cases"
     if any(case.dataset == "synthetic" for case in before):

@@ -29,31 +29,26 @@ from bench.render.cells import (
     iterate,
     name_case,
     name_place,
-    quantity_column,
-    time_cell,
     write_ends,
     write_tenths,
 )
 from bench.render.model import Cell
-from bench.render.section import Column, Section, Sheet, join
+from bench.render.section import Column, Section, Sheet, join, quantity_column
 from bench.store.attempts import number_groups
 from bench.study.axes import name_axis, sort_cases
 from bench.study.summaries import list_equal
 from bench.verdict import Ratio, Verdict, compare
 
-SETTINGS = free_axes("loader")
-"""The axes in which cases of the table's sets may differ."""
+SETTINGS = free_axes("loader")  # the axes in which cases of the table's sets may differ
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A case of torch's DataLoader beside that of the device's loader, equal in all else: the ratio
-    of epoch times over that of the device's loader, without a value where it ended without a time,
-    and whether either was extrapolated."""
+    """A case of torch's DataLoader beside that of the device's loader, equal in all else."""
 
     row: Row
-    ratio: Ratio
-    estimated: bool
+    ratio: Ratio  # of its epoch time over that of the device's loader; no value without a time
+    estimated: bool  # whether either was extrapolated
 
     @property
     def share(self) -> float:
@@ -88,7 +83,6 @@ class Comparison:
 
 
 def _find_loaded(found: Material) -> Iterator[Comparison]:
-    """The cases of torch's DataLoader that have one of the device's loader beside them."""
     times, cases = found.times, found.cases
     if cases["loader"].nunique() < 2:
         return
@@ -101,10 +95,7 @@ def _find_loaded(found: Material) -> Iterator[Comparison]:
     pairs = [(device, row) for device, others in sets for row in others]
     ratios = iter(compare([(times[a.cell], times.get(b.cell, [])) for a, b in pairs]))
     for device, others in sets:
-        loaded = []
-        for row, ratio in zip(others, ratios, strict=False):
-            known = ratio if row.cell in times else Ratio(lack="it has no time")
-            loaded.append(Loaded(row, known, min(device.part, row.part) < 1))
+        loaded = (Loaded(row, next(ratios), min(device.part, row.part) < 1) for row in others)
         yield Comparison(device, tuple(loaded))
 
 
@@ -125,9 +116,7 @@ def tell_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
         tried = [one for one in alone if one.row.pin_memory in pinned] + loaded
         tried.sort(key=lambda one: one.row.workers)
         enough = [*takewhile(lambda one: one.free is not False, reversed(tried))]
-        name = name_case(
-            tried[-1].row, [axis for axis in axes if axis not in ("loader", "workers")]
-        )
+        name = name_case(tried[-1].row, [a for a in axes if a not in ("loader", "workers")])
         certain = all(one.free for one in enough)
         few = "" if certain else ", but there are too few runs to be certain; use --repeats 5"
         if not enough:
@@ -170,12 +159,8 @@ def _tell_loading(found: Material) -> Iterator[Sheet]:
                lambda line: Cell(line[1].loader, line[1].loader), number=False, always=True),
         Column("workers", "workers", "processes that load; 0: the training process itself",
                lambda line: int(line[1].workers) if line[2] else None, always=True),
-        *(
-            Column(axis, name_axis(axis), AXES[axis].help, partial(write_setting, axis))
-            for axis in settings
-        ),
-        Column("epoch_time_s", "epoch time (s)", "one training epoch",
-               lambda line: time_cell(line[1], spread=False), better="lower"),
+        *(Column(n, name_axis(n), AXES[n].help, partial(write_setting, n)) for n in settings),
+        case("epoch_time_s", help="one training epoch"),
         Column("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
                "take", write_share, better="lower", always=True),
         Column("interval", "95 % interval", "of that part", lambda line:

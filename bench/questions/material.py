@@ -31,34 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Material:
-    """What a report is about, and what several of its sections ask of it.
-
-    Attributes:
-        reference: published figures, some of which may stand beside cases.
-        everything: of `summaries.read`.
-        records: of these, those that ``--where`` asks for.
-        rows: the runs that count, of `summaries.latest`.
-        cases: the same summarized, in the order of the overview.
-        machines: the name of each.
-        varying: the axes in which the cases differ.
-        order: the axes that have a column in the overview, the one that groups first.
-        by: the axis that was asked to group the overview; empty where none was.
-        tried: the cases before ``--where``.
-        steps: of `read_steps`, of these.
-    """
+    """What a report is about, and what several of its sections ask of it."""
 
     sweeps: Sequence[Sweep]
-    reference: Sweep | None
-    everything: pd.DataFrame
-    records: pd.DataFrame
-    rows: pd.DataFrame
-    cases: pd.DataFrame
-    machines: Machines
-    varying: tuple[str, ...]
-    order: tuple[str, ...]
-    by: str
-    tried: pd.DataFrame
-    steps: Mapping[int, Profiled]
+    reference: Sweep | None  # published figures, some of which may stand beside cases
+    everything: pd.DataFrame  # of `summaries.read`
+    records: pd.DataFrame  # of these, those that ``--where`` asks for
+    rows: pd.DataFrame  # the runs that count, of `summaries.latest`
+    cases: pd.DataFrame  # the same summarized, in the order of the overview
+    machines: Machines  # the name of each
+    varying: tuple[str, ...]  # the axes in which the cases differ
+    order: tuple[str, ...]  # those that have a column in the overview, the one that groups first
+    by: str  # the axis that was asked to group the overview; empty where none was
+    tried: pd.DataFrame  # the cases before ``--where``
+    steps: Mapping[int, Profiled]  # of `read_steps`, of these
 
     @cached_property
     def named(self) -> list[str]:

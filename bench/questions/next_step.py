@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.flags import join_flags, split_flags
 from bench.limits import MIN_REPEATS
@@ -25,8 +25,7 @@ SWEEP, WHY, COMPARE, REPORT = (
     ["python", "-m", f"bench.{name}"] for name in ("sweep", "why", "compare", "report")
 )
 
-UNSURE = ("shared", "noisy", "trend", "unknown")
-"""Doubts that more repeats may settle."""
+UNSURE = ("shared", "noisy", "trend", "unknown")  # doubts that more repeats may settle
 
 
 def choose_next(sweeps: Sequence[Sweep], cases: pd.DataFrame) -> NextStep:
@@ -46,6 +45,10 @@ def choose_next(sweeps: Sequence[Sweep], cases: pd.DataFrame) -> NextStep:
 def _suggest(sweep: Sweep, cases: pd.DataFrame) -> Iterator[tuple[str, Sequence[str]]]:
     """What may have to be done to a sweep, given the cases of it that are shown, most urgent first:
     why, and the words of a command; none where it need not."""
+
+    def change(needed: Any, without: Sequence[str] = (), **flags: Sequence[str]) -> Sequence[str]:
+        return _change(sweep, without, **flags) if needed else []
+
     best: list[str] = []
     if sweep.halving is not None:
         folder = Path(_name_folder(sweep))
@@ -56,31 +59,26 @@ def _suggest(sweep: Sweep, cases: pd.DataFrame) -> Iterator[tuple[str, Sequence[
     words = [*SWEEP, "--preset", "rtx-titan"] if published else []
     yield "measure the same cases here", words
     fake = len(cases) and cases["fake"].all()
-    words = _change(sweep, ["--executor", "--out"]) if fake else []
-    yield "measure, instead of making figures up", words
+    yield "measure, instead of making figures up", change(fake, ["--executor", "--out"])
     whole = not (sweep.plan and sweep.plan.shard)
     left = cases["status"].isin(list(REPEATED)).any() or (whole and sweep.gaps)
-    yield "run what is missing", _change(sweep) if left else []
+    yield "run what is missing", change(left)
     asked = list_asked(list_failed(cases))
-    yield "run again what failed", _change(sweep, retry=asked) if asked else []
+    yield "run again what failed", change(asked, retry=asked)
     timed = cases[cases["epoch_time_s"].notna()]
     full = not len(timed) and (cases["status"] == Status.OOM.value).any()
-    words = _change(sweep, **{"batch-size": ["auto"]}) if full else []
-    yield "look for the largest batch that fits", words
+    yield "look for the largest batch that fits", change(full, **{"batch-size": ["auto"]})
     few = len(timed) and timed["repeats"].min() < MIN_REPEATS
-    words = _change(sweep, repeats=[str(MIN_REPEATS)]) if few else []
-    yield "tell differences from chance by repeats", words
+    yield "tell differences from chance by repeats", change(few, repeats=[str(MIN_REPEATS)])
     unsure = cases[list(UNSURE)].any(axis=None) or find_wide(cases).any()
     most = max(5, 2 * int(cases["repeats"].max()) + 1) if unsure else 0
-    words = _change(sweep, repeats=[str(most)]) if unsure else []
-    yield "measure better what spreads, on an idle machine", words
+    yield "measure better what spreads, on an idle machine", change(unsure, repeats=[str(most)])
     profiled = set(cases.loc[cases["profiled_step_s"].notna(), "precision"])
     told = "fp32" in profiled and len(profiled) > 1
     yield "see where the time goes", [*WHY, _name_folder(sweep)] if told else []
     flags = {"fraction": ["1"]} if (cases["fraction"] < 1).any() else {}
     flags |= {name: ["none"] for name in ("steps", "until") if (cases[name] != "").any()}
-    part = flags and cases["extrapolated"].any()
-    yield "measure whole epochs", _change(sweep, **flags) if part else []
+    yield "measure whole epochs", change(flags and cases["extrapolated"].any(), **flags)
 
 
 def _name_folder(sweep: Sweep) -> str:

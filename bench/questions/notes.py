@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,28 @@ if TYPE_CHECKING:
 
 KINDS = {"fake": "not measured (fake executor)", "published": "published figures"}
 """What is said of cases that were not measured."""
+
+ENVIRONMENT = {
+    "gpu_memory_bytes": "GPU memory",
+    "gpu_uuid": "GPU UUID",
+    "capability": "compute capability",
+    "driver": "driver",
+    "cpu": "CPU",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "hip": "HIP",
+    "miopen": "MIOpen",
+    "python": "Python",
+    "os": "operating system",
+    "host": "host",
+    "bench": "harness",
+    "commit": "commit",
+    "dataset_source": "dataset layout",
+    "dataset_fingerprint": "dataset fingerprint",
+    "flags": "flags",
+}
+"""Columns of records that say what ran them, and what they are called."""
 
 ON_CPU = "Python, torch and the dataset"
 SHARED_MEMORY = {
@@ -85,11 +108,8 @@ def _list_same(cases: pd.DataFrame, varying: Collection[str]) -> list[str]:
 
 def _name_scales(cases: pd.DataFrame) -> str:
     pairs = dict.fromkeys(zip(cases["precision"], cases["loss_scale"], strict=True))
-    names = [
-        f"{scale} ({precision})" if len(pairs) > 1 else str(scale)
-        for precision, scale in pairs
-        if scale != ""
-    ]
+    of = " ({})" if len(pairs) > 1 else ""
+    names = [f"{scale}{of.format(precision)}" for precision, scale in pairs if scale != ""]
     return f"loss scale {', '.join(names)}" if names else ""
 
 
@@ -97,11 +117,9 @@ def _describe_machine(machine: str, rows: pd.DataFrame) -> str:
     bytes = rows["gpu_memory_bytes"].dropna()
     size = len(bytes) and (rows["device"] != "cpu").any()
     said = [f"{machine} ({bytes.iloc[0] / GIB:.1f} GiB)" if size else machine]
-    labels = {"driver": "driver", "torch": "torch", "cuda": "CUDA", "cudnn": "cuDNN"}
-    labels |= {"hip": "HIP", "miopen": "MIOpen"}
-    for name, label in {**labels, "device": "device"}.items():
+    for name in ("driver", "torch", "cuda", "cudnn", "hip", "miopen", "device"):
         if values := name_values(rows, name, 4):
-            said.append(f"{label} {values}")
+            said.append(f"{ENVIRONMENT.get(name, name)} {values}")
     return ", ".join([*said, *_name_kinds(rows)]) + "."
 
 
@@ -135,8 +153,8 @@ def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
         ended = f"{outcome(row.status, inferred=bool(row.inferred))}: {row.reason}"
         lines.setdefault(ended, {})[name_case(row, axes)] = None
     for ended, cases in list(lines.items())[:8]:
-        more = f" and {len(cases) - 3:,} more cases" if len(cases) > 3 else ""
-        yield f"{'; '.join([*cases][:3])}{more}: {ended}"
+        more = " cases" if len(cases) > 3 else ""
+        yield f"{name_first([*cases], 3, '; ')}{more}: {ended}"
     if len(lines) > 8:
         yield f"{len(lines) - 8} more outcomes have reasons; --format csv has a column of them."
 
@@ -149,8 +167,7 @@ def join_notes(rows: pd.DataFrame) -> pd.Series:
 
 
 def _noted(rows: pd.DataFrame) -> Iterator[str]:
-    notes = join_notes(rows)
-    counts = notes[notes != ""].value_counts(sort=False)
+    counts = Counter(filter(None, join_notes(rows)))
     shown = 3 if len(counts) <= 3 else 1
     for text, count in list(counts.items())[:shown]:
         share = "Every case" if count == len(rows) else f"{count:,} of {len(rows):,} cases"

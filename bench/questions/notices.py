@@ -23,8 +23,7 @@ from bench.text import capitalize, name_first, write_range
 if TYPE_CHECKING:
     import pandas as pd
 
-QUIETER = "Close other programs, or use --repeats 5 or more."
-"""What helps where runs differ."""
+QUIETER = "Close other programs, or use --repeats 5 or more."  # what helps where runs differ
 
 
 def warn(
@@ -111,7 +110,6 @@ def _describe_spread(cases: pd.DataFrame) -> Iterator[Notice]:
 
 
 def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
-    """Say the worst of a sweep's drifts, and of how many."""
     order = list(Steadiness)
     worst = min(found, key=lambda drift: (order.index(drift.steadiness), -abs(drift.change)))
     moments = len({drift.started_at for drift in found})
@@ -181,7 +179,6 @@ def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
 
 
 def _differ(rows: pd.DataFrame) -> dict[str, str]:
-    """The columns of `COMPARABLE` in which rows differ, and their values for people."""
     said = {}
     for name, axes in COMPARABLE.items():
         if rows[name].nunique() < 2:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case
+from bench.questions import notes
 from bench.questions.material import Material
-from bench.questions.notes import name_values
-from bench.render.cells import (
-    TIMED,
-    Row,
+from bench.render.cells import TIMED, Row, iterate, name_spread, remarks
+from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Level
+from bench.render.section import (
+    Column,
+    Section,
+    Sheet,
     axis_column,
-    iterate,
-    name_spread,
-    published_time_cell,
+    join,
     quantity_column,
-    remarks,
     time_cell,
 )
-from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Level
-from bench.render.section import Column, Section, Sheet
 from bench.study import axes
 from bench.study.axes import MACHINE, Machines, name_setting, name_value, sort_cases
 from bench.study.doubts import DOUBTS
@@ -32,11 +32,8 @@ from bench.text import GIB, count, write_number
 if TYPE_CHECKING:
     import pandas as pd
 
-FEW_AXES = 3
-"""Up to so many columns of axes, the overview has room for what is saved as well."""
-
-MOST_ROWS = 400
-"""Rows of one table; more would not be read."""
+FEW_AXES = 3  # up to so many columns of axes, the overview has room for what is saved as well
+MOST_ROWS = 400  # rows of one table; more would not be read
 
 HEADINGS = (MACHINE, "model", "dataset", "start")
 """Axes that are said above their rows, where others tell these apart: a path of 60 characters in a
@@ -45,8 +42,6 @@ column left no room for loss and memory at 100."""
 EMPTY = (NOTHING, "", "0")
 
 CSV = "--format csv"
-
-TIME = QUANTITIES["epoch_time_s"]
 
 
 def _tell_cases(found: Material) -> Iterator[Sheet]:
@@ -61,6 +56,7 @@ def _tell_cases(found: Material) -> Iterator[Sheet]:
         "global_batch", "global batch", "items of a step of the optimizer, of all GPUs together",
         lambda row: int(row.batch_size * row.world_size), always=True,
     )  # fmt: skip
+    time = QUANTITIES["epoch_time_s"].title
     # the effects say it, and the page is full
     saved = [quantity_column("memory_saved", keep=2), quantity_column("tensors_saved", keep=1)]
     yield Sheet(
@@ -68,7 +64,7 @@ def _tell_cases(found: Material) -> Iterator[Sheet]:
         [
             *(axis_column(axis, machines) for axis in columns),
             *([several] if "world_size" in columns else []),
-            _time_column(TIME.title + name_spread(cases)),
+            replace(quantity_column("epoch_time_s", always=True), label=time + name_spread(cases)),
             quantity_column("images_per_s", keep=5),
             quantity_column("speedup", label="speed-up over fp32", keep=7),
             quantity_column("memory_bytes", keep=8),
@@ -91,10 +87,6 @@ def _tell_cases(found: Material) -> Iterator[Sheet]:
         file=CSV,
         empty=EMPTY,
     )  # fmt: skip
-
-
-def _time_column(label: str) -> Column[Row]:
-    return Column(TIME.name, label, TIME.help, time_cell, better=TIME.better, always=True)
 
 
 def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tuple[str, ...]:
@@ -129,17 +121,13 @@ def _find_groups(
 
 
 def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines) -> dict[int, str]:
-    """The rows at which ``leading`` axes change, and their values there."""
     columns = [axes.take_values(cases, axis).tolist() for axis in leading]
-    keys = list(zip(*columns, strict=True))
-    return {
-        i: " · ".join(
-            name_setting(axis, name_value(axis, value, machines))
-            for axis, value in zip(leading, key, strict=True)
-        )
-        for i, key in enumerate(keys)
-        if i == 0 or key != keys[i - 1]
-    }
+
+    def name(key: Sequence[Any]) -> str:
+        values = zip(leading, key, strict=True)
+        return " · ".join(name_setting(axis, name_value(axis, v, machines)) for axis, v in values)
+
+    return join((name(key), part) for key, part in groupby(zip(*columns, strict=True)))[1]
 
 
 def _tell_machines(found: Material) -> Iterator[Sheet]:
@@ -194,9 +182,9 @@ def _tell_published(found: Material) -> Iterator[Sheet]:
         "Beside the published RTX Titan of 2019",
         [
             *(axis_column(axis, machines) for axis in columns),
-            _time_column("epoch time (s)"),
-            Column("published_epoch_time_s", "2019 epoch time (s)", "published for the RTX Titan",
-                   published_time_cell, always=True),
+            quantity_column("epoch_time_s", always=True),
+            quantity_column("epoch_time_s", label="2019 epoch time", prefix="published_",
+                            help="published for the RTX Titan", better="", always=True),
             quantity_column("speedup", label="speed-up over fp32"),
             quantity_column("speedup", label="2019 speed-up", prefix="published_"),
             quantity_column("memory_bytes", keep=7),
@@ -219,31 +207,7 @@ def _tell_published(found: Material) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-_ENVIRONMENT = {
-    "gpu_memory_bytes": "GPU memory",
-    "gpu_uuid": "GPU UUID",
-    "capability": "compute capability",
-    "driver": "driver",
-    "cpu": "CPU",
-    "torch": "torch",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-    "hip": "HIP",
-    "miopen": "MIOpen",
-    "python": "Python",
-    "os": "operating system",
-    "host": "host",
-    "bench": "harness",
-    "commit": "commit",
-    "dataset_source": "dataset layout",
-    "dataset_fingerprint": "dataset fingerprint",
-    "flags": "flags",
-}
-"""Columns of records, and what they are called."""
-
-
 def tell_environment(found: Material) -> Sheet:
-    """One row a column of `_ENVIRONMENT`, one column a machine."""
     cases, pairs = found.cases, list(found.machines)[:MOST_SECTIONS]
     parts = [cases[(cases["sweep"] == s) & (cases["machine"] == machine)] for s, machine in pairs]
 
@@ -251,20 +215,20 @@ def tell_environment(found: Material) -> Sheet:
         if name == "gpu_memory_bytes":
             sizes = [f"{bytes / GIB:.1f} GiB" for bytes in part[name].dropna().unique()]
             return " or ".join(sizes[:4])
-        return name_values(part, name, 4)
+        return notes.name_values(part, name, 4)
 
-    def pick(place: int, row: Sequence[str]) -> str | None:
-        return row[place] or None
-
-    rows = [(label, *(write(name, part) for part in parts)) for name, label in _ENVIRONMENT.items()]
+    rows = [
+        (label, *(write(name, part) or NOTHING for part in parts))
+        for name, label in notes.ENVIRONMENT.items()
+    ]
     return Sheet(
         "Environment",
         [
             Column("what", "", "", itemgetter(0), number=False),
-            *(Column(f"m{i}", found.machines[pair], "", partial(pick, i + 1),
-                     number=False) for i, pair in enumerate(pairs)),
+            *(Column(f"m{i}", found.machines[pair], "", itemgetter(i + 1), number=False)
+              for i, pair in enumerate(pairs)),
         ],
-        [row for row in rows if any(row[1:])],
+        [row for row in rows if any(said != NOTHING for said in row[1:])],
         empty=(),
     )  # fmt: skip
 

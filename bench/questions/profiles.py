@@ -11,7 +11,7 @@ from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
-from bench.case import AXES, SAME_QUESTION, Case, format_value, free_axes, spell_value
+from bench.case import SAME_QUESTION, Case, format_value, free_axes, spell_value
 from bench.diagnosis.advice import CURES, Option
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side
@@ -22,6 +22,7 @@ from bench.diagnosis.step import PROFILED, Profile, Step
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
+from bench.render.cells import iterate, name_case
 from bench.render.model import Notice
 from bench.store.attempts import number_groups
 from bench.store.reader import list_work, read_cases
@@ -41,15 +42,13 @@ STEP = "step_time_median_s"
 
 @dataclass(frozen=True)
 class Profiled:
-    """A case with its step: the geometric mean of its repeats' median steps, whose times in s are
-    here too, with the work of one of these. The clock is the mean of the repeats', None where it is
-    not known, and the retries are the most of any."""
+    """A case with its step, which takes the geometric mean of its repeats' median steps."""
 
     case: Case
-    step: Step
-    times: tuple[float, ...]
-    sm_clock_mhz: float | None
-    alloc_retries: int
+    step: Step  # with the work of one of the repeats
+    times: tuple[float, ...]  # of the repeats' median steps, in s
+    sm_clock_mhz: float | None  # the mean of the repeats'; None where it is not known
+    alloc_retries: int  # the most of any repeat
 
     @cached_property
     def breakdown(self) -> Breakdown | None:
@@ -66,17 +65,16 @@ def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profile
         for record, part in sweep.work.groupby("record_id", sort=False)
     }
     frames = [work.get(key) for key in zip(rows["sweep"], rows["record_id"], strict=True)]
-    cases, runs = read_cases(rows), take_runs(rows)
+    cells = rows["cell"].tolist()
+    case_of = dict(zip(cells, read_cases(rows), strict=True))
     repeats: dict[int, list[tuple[Run, pd.DataFrame | None]]] = {}
-    for cell, run, frame in zip(rows["cell"].tolist(), runs, frames, strict=True):
+    for cell, run, frame in zip(cells, take_runs(rows), frames, strict=True):
         repeats.setdefault(cell, []).append((run, frame))
-    case_of = dict(zip(rows["cell"].tolist(), cases, strict=True))
     steps = {cell: make_step(case_of[cell], held) for cell, held in repeats.items()}
     return {cell: step for cell, step in steps.items() if step}
 
 
-Run = Mapping[Any, Any]
-"""What is looked at of a record, by column."""
+Run = Mapping[Any, Any]  # what is looked at of a record, by column
 
 
 def take_runs(records: pd.DataFrame) -> list[Run]:
@@ -130,9 +128,8 @@ def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
     """What to know before believing the times and rates of operations of the steps that are
     shown."""
     divided = [(one, one.breakdown) for one in steps if one.breakdown]
-    guessed = [(one, breakdown) for one, breakdown in divided if breakdown.estimates]
-    if guessed:
-        names = dict.fromkeys(name for _, breakdown in guessed for name in breakdown.estimates)
+    if guessed := [(one, breakdown) for one, breakdown in divided if breakdown.estimates]:
+        names = {name for _, breakdown in guessed for name in breakdown.estimates}
         kinds = " and ".join(name_part(name) for name in sorted(names))
         text = (
             "Kernels ran side by side, and these profiles do not say how they shared the time: "
@@ -141,10 +138,9 @@ def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
         mend = "Run the same command with --profile on and a new --out: profiles now measure it."
         where = _count_cases([one for one, _ in guessed], len(divided))
         yield Notice("Estimated division", text, mend, where)
-    beyond = [
+    if beyond := [
         (one, timed) for one, breakdown in divided for timed in breakdown.rows if timed.beyond
-    ]
-    if beyond:
+    ]:
         operations = list(dict.fromkeys(timed.row.operation for _, timed in beyond))
         text = (
             f"The rates of {name_first(operations, 3)} would be above the data sheet of the card "
@@ -181,8 +177,7 @@ def explain_pairs(
     common = _name_common(profiled, axis, machines)
     pairs = list(_find_pairs(profiled, axis, before, after, machines))
     sides = []
-    for one, two in pairs:
-        a, b = steps[one], steps[two]
+    for a, b in ((steps[one], steps[two]) for one, two in pairs):
         factor = b.case.batch_size / a.case.batch_size
         sides.append((make_side(axis, a, factor), make_side(axis, b)))
     ratios = compare([(b.times, a.times) for a, b in sides])
@@ -252,32 +247,26 @@ def scale_step(step: Step, factor: float) -> Step:
 
 
 def _name_common(cases: pd.DataFrame, axis: str, machines: Machines) -> dict[int, str]:
-    """What tells each case from the others, but for one axis and what follows from it."""
     free = free_axes(axis)
     names = [n for n in ("model", *find_varying(cases), "batch_size") if n not in free]
     if axis != "precision":
         names.insert(1, "precision")
     several = len(cases[list(SOURCE)].drop_duplicates()) > 1
-    named = list(dict.fromkeys(name for name in names if name in AXES))
-    common = {}
-    for cell, case, sweep, machine in zip(
-        cases["cell"], read_cases(cases), cases["sweep"], cases["machine"], strict=True
-    ):
-        where = [machines[sweep, machine]] if several else []
-        common[int(cell)] = " · ".join([case.label(named), *where])
-    return common
+    named = list(dict.fromkeys(names))
+    return {
+        row.cell: name_case(row, named)
+        + (f" · {machines[row.sweep, row.machine]}" if several else "")
+        for row in iterate(cases)
+    }
 
 
-_OPTION_AXES = sorted(
-    {option.axis for cures in CURES.values() for option in cures if isinstance(option, Option)}
-)
+_OPTION_AXES = sorted({o.axis for cures in CURES.values() for o in cures if isinstance(o, Option)})
 
 
 def _group_others(
     steps: Mapping[int, Profiled], cases: pd.DataFrame
 ) -> Callable[[int], Alternatives]:
-    """What else the sweeps measured, for the options of the case of a cell."""
-    cells = [int(cell) for cell in cases["cell"]]
+    cells = cases["cell"].tolist()
     times: dict[int, tuple[Case, float]] = {}
     for cell, case, time in zip(cells, read_cases(cases), cases[STEP].tolist(), strict=True):
         # of those without work, what the frame says
@@ -286,11 +275,9 @@ def _group_others(
             times[cell] = case, step_s / case.batch_size
     groups: dict[str, dict[int, list[int]]] = {}
     for axis in _OPTION_AXES:
-        alike: dict[int, list[int]] = {}
         keys = number_groups(cases, list_equal({*free_axes(axis), *SAME_QUESTION}))
-        for key, cell in zip(keys.tolist(), cells, strict=True):
-            alike.setdefault(key, []).append(cell)
-        groups[axis] = {cell: group for group in alike.values() for cell in group}
+        alike = cases["cell"].groupby(keys).agg(list)
+        groups[axis] = dict(zip(cells, keys.map(alike), strict=True))
 
     def find(cell: int) -> Alternatives:
         found: dict[str, dict[Value, float]] = {}

@@ -7,38 +7,32 @@ from itertools import count
 
 from bench.case import Case
 from bench.diagnosis.ceiling import Ceiling, find_beaten, find_ceiling
-from bench.diagnosis.evidence import write_ms
 from bench.diagnosis.explanation import Change, Explanation
-from bench.diagnosis.sentences import describe, name_part, write_beaten, write_host, write_percent
-from bench.questions.material import Material
-from bench.render.cells import (
-    Row,
-    case_column,
-    estimate_cell,
-    ms_cell,
-    ratio_cell,
-    write_ends,
-    write_ratio,
+from bench.diagnosis.sentences import (
+    describe,
+    name_part,
+    write_beaten,
+    write_host,
+    write_ms,
+    write_percent,
 )
+from bench.questions.material import Material
+from bench.render.cells import Row, number_cell, write_ends, write_ratio
 from bench.render.model import Cell
-from bench.render.section import Column, Section, Sheet
+from bench.render.section import Column, Section, Sheet, case_column
 from bench.text import capitalize
 
 MOST_PAIRS = 4
 """Pairs that are explained in full; of each value of the axis the one at the largest batch size
 comes first."""
 
-MOST_REASONS = 3
-"""Reasons that are named in the row of a pair."""
+MOST_REASONS = 3  # reasons that are named in the row of a pair
 
 NAMED = 0.05
 """Share of the step, or of the loss, from which a reason is named there, or its evidence told."""
 
-SMALL = 0.01
-"""Share of the step below which a part is no line of its own of a short table."""
-
-LEAST_S = 1e-6
-"""What takes less of both steps is left out of the way between them."""
+SMALL = 0.01  # share of the step below which a part is no line of its own of a short table
+LEAST_S = 1e-6  # what takes less of both steps is left out of the way between them
 
 NOTE = (
     "At most: the step before as it was measured, over the time that the operations after take at "
@@ -62,8 +56,7 @@ def name_pair(why: Explanation) -> str:
     return " · ".join(filter(None, (f"{why.a.name} → {why.b.name}", why.about)))
 
 
-_Possible = tuple[Row, float, Ceiling | None]
-"""A case, its speed-up, and what that can be at most."""
+_Possible = tuple[Row, float, Ceiling | None]  # a case, its speed-up, and what that can be at most
 
 
 def _tell_possible(found: Material) -> Iterator[Sheet]:
@@ -173,9 +166,10 @@ def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
         rows = _fold(rows, SMALL * why.b.step.step_s, most)
 
     def write_share(ends: Change) -> Cell:
-        share = (ends.change_s if lost else ends.after_s) / whole
-        estimated = ends.estimated if lost else ends.after_estimated
-        return estimate_cell(f"{100 * share:.0f}", share, estimated)
+        part_s, estimated = (
+            (ends.change_s, ends.estimated) if lost else (ends.after_s, ends.after_estimated)
+        )
+        return number_cell(part_s / whole, lambda share: f"{100 * share:.0f}", estimated)
 
     before, after, change = _end_columns(why)
     columns: list[Column[Part]] = [
@@ -195,20 +189,19 @@ def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
     return Sheet(title, columns, rows, notes, words=describe(why), name=name, empty=())
 
 
-def _end_columns(why: Explanation) -> Iterator[Column[Part]]:
-    yield Column("before", f"{why.a.name} (ms)", "time in a step",
-                 lambda row: ms_cell(row[1].before_s, row[1].before_estimated))  # fmt: skip
-    yield Column("after", f"{why.b.name} (ms)", "time in a step",
-                 lambda row: ms_cell(row[1].after_s, row[1].after_estimated))  # fmt: skip
-    yield Column("change", "change (ms)", "what it adds to the step",
-                 lambda row: _change_cell(row[1]))  # fmt: skip
+def _end_columns(why: Explanation) -> list[Column[Part]]:
+    def write_change(change_s: float) -> str:
+        text = write_ms(change_s)
+        return text if change_s <= 0 or text == "0" else f"+{text}"
 
-
-def _change_cell(ends: Change) -> Cell:
-    """What is added to a time, in milliseconds with its sign."""
-    text = write_ms(ends.change_s)
-    sign = "" if ends.change_s <= 0 or text == "0" else "+"
-    return estimate_cell(f"{sign}{text}", ends.change_s, ends.estimated)
+    return [
+        Column("before", f"{why.a.name} (ms)", "time in a step",
+               lambda row: number_cell(row[1].before_s, write_ms, row[1].before_estimated)),
+        Column("after", f"{why.b.name} (ms)", "time in a step",
+               lambda row: number_cell(row[1].after_s, write_ms, row[1].after_estimated)),
+        Column("change", "change (ms)", "what it adds to the step",
+               lambda row: number_cell(row[1].change_s, write_change, row[1].estimated)),
+    ]  # fmt: skip
 
 
 def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
@@ -224,8 +217,9 @@ def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
     rows.append((Cell("the whole step"), Change("", why.a.step.step_s, why.b.step.step_s)))
 
     def write_speedup(ends: Change) -> Cell | None:
-        known = min(ends.before_s, ends.after_s) > 0
-        return ratio_cell(ends.before_s / ends.after_s, ends.estimated) if known else None
+        if min(ends.before_s, ends.after_s) <= 0:
+            return None
+        return number_cell(ends.before_s / ends.after_s, write_ratio, ends.estimated)
 
     columns: list[Column[Part]] = [
         Column("part", "part of the step", "", lambda row: row[0], wrap=True),

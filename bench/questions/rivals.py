@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from statistics import fmean
@@ -20,18 +19,17 @@ from bench.questions.batch_sizes import Shape, find_knee, list_speeds
 from bench.questions.families import EQUAL, Family, keep_one, list_keys, note_first
 from bench.questions.material import Material
 from bench.record import RELIABLE
-from bench.render.cells import (
-    Row,
-    iterate,
-    mark_part,
-    name_case,
-    quantity_column,
-    time_cell,
-    write_ratio,
-    write_signed,
-)
+from bench.render.cells import Row, iterate, mark_part, name_case, write_ratio, write_signed
 from bench.render.model import Cell
-from bench.render.section import MOST_ROWS, Column, Said, Section, Sheet, join
+from bench.render.section import (
+    MOST_ROWS,
+    Column,
+    Said,
+    Section,
+    Sheet,
+    join,
+    quantity_column,
+)
 from bench.store.attempts import number_groups
 from bench.study.doubts import DOUBTS
 from bench.study.estimate import share_seeds
@@ -101,7 +99,7 @@ class Contest(NamedTuple):
 
 
 def list_contests(families: Sequence[Family]) -> Iterator[Contest]:
-    """The precisions that can be compared each at its own largest batch."""
+    """The precisions that may be compared each at its own largest batch."""
     for base, others in list_rivals(families):
         ends = [(family, row) for family in (base, *others) if (row := family.end) is not None]
         left = [family for family in (base, *others) if family.end is None]
@@ -112,13 +110,10 @@ def _write_change(share: float) -> str:
     return f"{write_signed(100 * share, 1)} %"
 
 
-def _write_difference(value: float) -> str:
-    return write_signed(value, 3)
+_write_difference = partial(write_signed, decimals=3)
 
 
-def _match_columns(take: Callable[[Any], Match | None]) -> list[Column[Any]]:
-    """How a case differs from the baseline; nothing for the baseline itself."""
-
+def _match_columns(take: Callable[[Any], Match | None], keep: int) -> list[Column[Any]]:
     def of_match(say: Callable[[Match], Said]) -> Callable[[Any], Said]:
         return lambda row: say(match) if (match := take(row)) else None
 
@@ -130,14 +125,14 @@ def _match_columns(take: Callable[[Any], Match | None]) -> list[Column[Any]]:
         Column("speed", "speed", "epoch time of the baseline over this one's",
                of_match(write_speed), better="higher"),
         Column("memory", "memory change", "of the peak", of_match(lambda match: match.memory),
-               write=_write_change, better="lower"),
+               write=_write_change, better="lower", keep=keep),
         Column("loss", "loss difference", "of the training loss",
                of_match(lambda match: match.loss), write=_write_difference, better="lower", keep=8),
     ]  # fmt: skip
 
 
 def _name_baselines(matches: Sequence[Match]) -> str:
-    return " or ".join(dict.fromkeys(str(match.before.precision) for match in matches))
+    return " or ".join(dict.fromkeys(match.before.precision for match in matches))
 
 
 def _tell_matches(found: Material) -> Iterator[Sheet]:
@@ -151,16 +146,13 @@ def _tell_matches(found: Material) -> Iterator[Sheet]:
         return  # the overview has it all
 
     def name_waiting(match: Match) -> str:
-        waiting = (row for row in match if row.host_bound)
-        return ", ".join(f"{row.precision} {DOUBTS['host_bound'].remark}" for row in waiting)
+        doubt = DOUBTS["host_bound"]
+        return ", ".join(f"{row.precision} {doubt.remark}" for row in match if row.host_bound)
 
-    speed, memory, loss = _match_columns(lambda match: match)
     columns: list[Column[Match]] = [
         *list_keys([m.after for m in rows], found.machines, lambda match: match.after),
         Column("batch_size", "batch size", "of both", lambda match: int(match.after.batch_size)),
-        speed,
-        replace(memory, keep=8),
-        loss,
+        *_match_columns(lambda match: match, keep=8),
         Column("remarks", "remarks", "which of the two waits for its program", name_waiting,
                wrap=True),
     ]  # fmt: skip
@@ -195,9 +187,7 @@ _Largest = tuple[Family, Row, Match | None]
 def _tell_largest(found: Material) -> Iterator[Sheet]:
     contests = list(list_contests(found.families))
     rows, groups = join(("", _list_largest(contest)) for contest in contests if contest.ends)
-    matches = [match for *_, match in rows if match]
     case = partial(quantity_column, take=lambda row: row[1], spread=False)
-    speed, memory, loss = _match_columns(lambda row: row[2])
     columns: list[Column[_Largest]] = [
         *list_keys([row for _, row, _ in rows], found.machines, lambda row: row[1]),
         Column("batch_size", "timed at", "the largest batch size that was timed and ended well",
@@ -208,9 +198,7 @@ def _tell_largest(found: Material) -> Iterator[Sheet]:
         case("images_per_s", help="at that batch size", keep=6),
         case("memory_bytes", keep=7),
         case("train_loss", help="mean cross-entropy over the epoch", keep=8),
-        speed,
-        replace(memory, keep=5),
-        loss,
+        *_match_columns(lambda row: row[2], keep=5),
     ]  # fmt: skip
     rough = dict.fromkeys(
         f"{family.first.precision}: memory ends between {row.batch_size} and {family.bounds.fails}"
@@ -224,8 +212,10 @@ def _tell_largest(found: Material) -> Iterator[Sheet]:
         *_note_unended(found.families, contests),
         *note_first(found.families),
     ]
-    baselines = _name_baselines(matches)
-    title = f"Each precision at its own largest batch, against {baselines} at its largest"
+    title = (
+        "Each precision at its own largest batch, against "
+        f"{_name_baselines([match for *_, match in rows if match])} at its largest"
+    )
     yield Sheet(title, columns, rows, notes, groups)
 
 
@@ -242,8 +232,8 @@ def _note_unended(families: Sequence[Family], contests: Sequence[Contest]) -> li
     left = [family for contest in contests for family in contest.left]
     if not left or not any(family.bounds.fails for family in families):
         return []
-    limits = {family.first.memory_limit for family in left}
-    axes = ["precision", *(["memory_limit"] if len(limits) > 1 else [])]
+    limited = len({family.first.memory_limit for family in left}) > 1
+    axes = ["precision", *["memory_limit"] * limited]
     told = "; ".join(f"{name_case(f.first, axes)}: {_describe_end(f)}" for f in left)
     return [f"Not compared each at its largest batch: {told}. {_AUTO} measures it."]
 
@@ -262,11 +252,9 @@ def list_accumulated(cases: pd.DataFrame) -> Iterator[list[Row]]:
     """Cases that differ only in how many micro-batches make their batch, the fewest first. Where
     the plain batch did not fit, its row says so."""
     equal = [name for name in (*EQUAL, "batch_size") if name != "accumulate"]
-    numbers = number_groups(cases, equal)
-    several = cases.groupby(numbers)["accumulate"].transform("nunique") > 1
-    order = cases.assign(_family=numbers)[several]
-    order = order.sort_values(["_family", "accumulate"], kind="stable")
-    for _, part in order.groupby("_family", sort=False):
+    cases = cases.assign(_family=number_groups(cases, equal))
+    several = cases.groupby("_family")["accumulate"].transform("nunique") > 1
+    for _, part in cases[several].groupby("_family"):
         yield list(iterate(keep_one(part, "accumulate")))
 
 
@@ -276,7 +264,6 @@ def _tell_accumulated(found: Material) -> Iterator[Sheet]:
     case = partial(quantity_column, take=lambda match: match.after, spread=False)
 
     def is_known(match: Match) -> bool:
-        """Whether there is a batch in one piece, and that was trained."""
         plain, parted = match
         return plain.accumulate == 1 != parted.accumulate and plain.status in RELIABLE
 
@@ -296,8 +283,7 @@ def _tell_accumulated(found: Material) -> Iterator[Sheet]:
                lambda match: int(match.after.batch_size)),
         Column("micro", "computed as", "micro-batches times their size", write_pieces,
                number=False),
-        replace(case("epoch_time_s", help="one training epoch"),
-                say=lambda match: time_cell(match.after, spread=False)),
+        case("epoch_time_s", help="one training epoch"),
         Column("time", "time change", "from the plain batch", write_time, better="lower"),
         case("memory_bytes", keep=7),
         Column("memory", "memory change", "from the plain batch",
@@ -309,14 +295,14 @@ def _tell_accumulated(found: Material) -> Iterator[Sheet]:
                if is_known(match) and match.after.workload == IMAGES else None,
                write=_write_difference, better="lower", keep=7),
     ]  # fmt: skip
-    images = {match.after.workload == IMAGES for match in rows}
     notes = {
-        "Networks with BatchNorm see each micro-batch's own statistics, so their loss differs "
-        "from that of the plain batch.": True in images,
-        "A workload of your own draws each micro-batch by itself: the data of the plain batch are "
-        "others, and the losses are not compared.": False in images,
+        True: "Networks with BatchNorm see each micro-batch's own statistics, so their loss "
+        "differs from that of the plain batch.",
+        False: "A workload of your own draws each micro-batch by itself: the data of the plain "
+        "batch are others, and the losses are not compared.",
     }
-    told = [note for note, holds in notes.items() if holds]
+    images = {match.after.workload == IMAGES for match in rows}
+    told = [note for of_images, note in notes.items() if of_images in images]
     title = "Accumulation: a batch in one piece, and in micro-batches"
     yield Sheet(title, columns, rows, told, groups)
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.questions.loss_scales import name_steps, tell_seen, write_scale
+from bench.render.palette import INK, STYLE
 from bench.scale_map import Fate, Kind, ScaleCase, ScaleMap, Window, find_window
 
-INK, OVERFLOW, ABSENT = "#15181c", "#a8195c", "#d9dce1"
+OVERFLOW, ABSENT = "#a8195c", "#d9dce1"
 LEAST = 0.01
 """Per cent: the lowest end of the colours."""
 MOST_PANELS = 4
@@ -32,18 +33,7 @@ def _draw(scales: ScaleMap, format: str) -> bytes:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    style: Any = {
-        "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
-        "font.size": 9,
-        "axes.edgecolor": INK,
-        "axes.labelcolor": INK,
-        "text.color": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "text.parse_math": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "scales",
-    }
+    style: Any = {**STYLE, "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "scales"}
     cases = scales.cases[:MOST_PANELS]
     heights = [min(max(2.6, 0.17 * len(case.layers) + 1.3), 9.0) for case in cases]
     file = io.BytesIO()
@@ -112,7 +102,6 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
 
 
 def _mark_window(ax: Any, scales: Sequence[float], window: Window) -> None:
-    """Lines around the safe scales, and a mark over the one to use."""
     if window.low is None or window.high is None or window.use is None:
         return
     for edge in (scales.index(window.low), scales.index(window.high) + 1):

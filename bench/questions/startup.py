@@ -26,21 +26,19 @@ from bench.verdict import Ratio, compare
 PREPARING = {"compile": "compiling", "cudnn_benchmark": "autotuning", "cuda_graphs": "capturing"}
 """Switches that trade time before the first epoch for time in each, and what takes it."""
 
-MOST_ROWS = 16
-"""Pairs of cases of which the costs of starting up are shown."""
+MOST_ROWS = 16  # pairs of cases of which the costs of starting up are shown
 
 
 @dataclass(frozen=True)
 class Price:
-    """What a switch of `PREPARING` to a value, such as ``on`` or a mode, costs at the start of one
-    case, and what it brings in each epoch: the cases without and with it, and the ratio of their
-    epochs, as far as the repeats tell. Starts are of set-up and first steps."""
+    """What a switch of `PREPARING` costs at the start of one case, and brings in each epoch. Starts
+    are of set-up and first steps."""
 
     axis: str
-    value: str
-    off: Row
+    value: str  # to which it is switched, such as ``on`` or a mode
+    off: Row  # the case without it
     on: Row
-    ratio: Ratio
+    ratio: Ratio  # of their epochs, as far as the repeats tell
 
     @property
     def saved(self) -> float:
@@ -64,19 +62,19 @@ class Price:
         return self.count_epochs(self.saved, self.on.start_time_s)
 
     @property
-    def ends(self) -> tuple[float, float] | None:
-        """The fewest and the most epochs within the interval of the ratio; None without one."""
-        if self.ratio.low is None or self.ratio.high is None:
-            return None
-        savings = [self.off.epoch_time_s * (1 - end) for end in (self.ratio.low, self.ratio.high)]
-        low, high = (self.count_epochs(saved, self.on.start_time_s) for saved in savings)
-        return low, high
+    def ends(self) -> list[float]:
+        """The fewest and the most epochs within the interval of the ratio; empty without one."""
+        savings = (self.off.epoch_time_s * (1 - end) for end in self._interval)
+        return [self.count_epochs(saved, self.on.start_time_s) for saved in savings]
 
     @property
     def unclear(self) -> bool:
         """Whether the epochs with and without may be equally long."""
-        low, high = self.ratio.low, self.ratio.high
-        return low is not None and high is not None and low <= 1 <= high
+        return bool(self._interval) and self._interval[0] <= 1 <= self._interval[1]
+
+    @property
+    def _interval(self) -> list[float]:
+        return [end for end in (self.ratio.low, self.ratio.high) if end is not None]
 
     @property
     def switch(self) -> str:
@@ -85,7 +83,6 @@ class Price:
 
 
 def _find_prices(found: Material) -> Iterator[Price]:
-    """What each switch of `PREPARING` costs, for each pair of cases that differs in it alone."""
     pairs = [
         (effect, *pair)
         for effect in found.effects
@@ -111,7 +108,7 @@ def _tell_prices(found: Material) -> Iterator[Sheet]:
     def write_saved(price: Price) -> Cell:
         return Cell(mark_part(price.off, price.on) + write_number(price.saved), price.saved)
 
-    def write_epochs(price: Price, epochs: float, ends: tuple[float, float] | None) -> Cell:
+    def write_epochs(price: Price, epochs: float, ends: Sequence[float] = ()) -> Cell:
         if price.unclear:
             return Cell("cannot tell")
         if math.isinf(epochs):
@@ -119,14 +116,14 @@ def _tell_prices(found: Material) -> Iterator[Sheet]:
         if epochs == 0:
             return Cell("at once", 0)
         text = mark_part(price.off, price.on) + count(int(epochs), "epoch")
-        if ends is not None and ends[0] != ends[1]:
+        if len({*ends}) > 1:
             text += f" ({'–'.join(map(_write_whole, ends))})"
         return Cell(text, epochs)
 
     def write_again(price: Price) -> Cell | None:
         if math.isnan(price.cached):
             return None
-        return write_epochs(price, price.count_epochs(price.saved, price.cached), None)
+        return write_epochs(price, price.count_epochs(price.saved, price.cached))
 
     columns: list[Column[Price]] = [
         Column("switch", "switch", "what is switched on", lambda price: price.switch, number=False),
@@ -143,9 +140,8 @@ def _tell_prices(found: Material) -> Iterator[Sheet]:
         Column("again", "cached, after", "whole epochs where compiled code is found",
                write_again, keep=6),
     ]  # fmt: skip
-    *most, last = [
-        what for axis, what in PREPARING.items() if any(p.axis == axis for p in prices)
-    ] or [""]
+    axes = {price.axis for price in prices}
+    *most, last = [what for axis, what in PREPARING.items() if axis in axes] or [""]
     what = f"{', '.join(most)} and {last}" if most else last
     title = f"What {what} costs before the first epoch, and when it pays off"
     yield Sheet(title, columns, prices, _note_prices(prices), most=MOST_ROWS)
@@ -161,7 +157,7 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
         "capturing happen; of these the slowest repeat, because later ones find compiled code in a "
         "cache. Cached: with those of the fastest repeat."
     )
-    if any(price.ends is None for price in prices):
+    if not all(price.ends for price in prices):
         yield (
             f"Without {MIN_REPEATS} repeats of both cases the saving may be chance; use --repeats "
             f"{MIN_REPEATS}."
@@ -186,9 +182,8 @@ _Part = tuple[tuple[str, str], dict[Hashable, Any]]
 def _tell_parts(found: Material) -> Iterator[Sheet]:
     told = found.rows[found.rows["status"].isin(RELIABLE)].dropna(subset=[*BESIDE])
     seconds = told[[*BESIDE]].astype(float)
-    parts = seconds.assign(all=seconds.sum(axis=1)).groupby(
-        [told[name] for name in SOURCE], sort=False
-    )
+    seconds = seconds.assign(all=seconds.sum(axis=1))
+    parts = seconds.groupby([told[name] for name in SOURCE], sort=False)
     medians = parts.median().assign(runs=parts.size())
     rows: list[_Part] = list(zip(medians.index, medians.to_dict("records"), strict=True))
 

@@ -85,7 +85,6 @@ class Rehearsal:
     """One step: the kernels it would launch, those it may, and the rules it broke. ``budget`` is
     None for a model that has none: its launches are counted and not judged."""
 
-    model: str
     precision: str
     policy: Policy
     compile: bool
@@ -148,8 +147,7 @@ def _rehearse(
         if budget is not None and launches > budget:
             excess = f"{launches} where {budget} are allowed"
             breaches.append(Breach(Rule.LAUNCHES, *watch.busiest(), excess))
-        name = precision.name
-        yield Rehearsal(model, name, policy, compiled, launches, budget, tuple(breaches))
+        yield Rehearsal(precision.name, policy, compiled, launches, budget, tuple(breaches))
 
 
 _SUMMARY = (

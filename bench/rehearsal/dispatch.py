@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -86,12 +87,8 @@ def count_multi_tensor(sizes: Sequence[int], lists: int) -> int:
 
 
 _UNLAUNCHED = {
-    "aten::empty",
-    "aten::empty_like",
-    "aten::empty_strided",
-    "aten::new_empty",
-    "aten::new_empty_strided",
-    "aten::_unsafe_view",
+    *("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"),
+    *("aten::new_empty_strided", "aten::_unsafe_view"),
     "aten::_local_scalar_dense",  # a copy of its own kind, and a breach
 }
 
@@ -151,16 +148,13 @@ _LIBRARIES = (
 
 def _place() -> str:
     """The innermost line on the stack that belongs neither to torch nor to Python nor here."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_LIBRARIES) and file != str(_HERE) and not file.startswith("<"):
+        file, base = frame.f_code.co_filename, _HERE.parents[2]
+        if not file.startswith((*_LIBRARIES, str(_HERE), "<")):
             path = Path(file)
-            base = _HERE.parents[2]
             shown = path.relative_to(base) if path.is_relative_to(base) else path.name
             return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
-        if frame.f_back is None:
-            break
         frame = frame.f_back
     return "an unknown place"
 

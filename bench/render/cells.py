@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import AXES, Case
-from bench.diagnosis.evidence import write_ms
-from bench.precision import PRECISIONS
 from bench.record import MEASURED, Status
 from bench.render.model import NOTHING, Cell
-from bench.render.section import Column
-from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
+from bench.study.axes import MACHINE, Machines
 from bench.study.doubts import DOUBTS
-from bench.study.quantities import QUANTITIES, Quantity, is_number
+from bench.study.quantities import is_number
 from bench.study.spread import Spread
 from bench.text import ESTIMATE as ESTIMATE
 from bench.text import write_number
@@ -58,118 +55,19 @@ def take_first(frame: pd.DataFrame) -> Row:
     return next(iterate(frame.head(1)))
 
 
-def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
-    """Write one number of a case, the ends of its spread and an estimate's mark, without unit; of
-    less than an epoch nothing that was learnt. The ends are of repeats in parentheses, within one
-    run in brackets."""
-    value = getattr(row, prefix + quantity.name)
-    if not is_number(value) or (quantity.learnt and not prefix and row.part < 1):
-        return Cell(NOTHING)
-    text = quantity.write(value)
-    if spread and not prefix and quantity.spread:
-        low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
-        if is_number(low) and is_number(high) and (ends := quantity.write_ends(low, high, value)):
-            text += f" [{ends}]" if row.spread == Spread.WITHIN.value else f" ({ends})"
-    return estimate_cell(text, value, not prefix and is_estimate(quantity, row))
-
-
-def quantity_column(
-    name: str,
-    take: Callable[[Any], Row] = lambda row: row,
-    label: str = "",
-    prefix: str = "",
-    *,
-    spread: bool = True,
-    **head: Any,
-) -> Column[Any]:
-    """The column of one of `QUANTITIES`, of the case that ``take`` finds in a row of the table. A
-    ``label`` is without its unit; ``head`` is what else is other than the quantity has it."""
-    quantity = QUANTITIES[name]
-    unit = f" ({quantity.unit})" if quantity.unit not in ("", "×") else ""
-
-    def say(one: Any) -> Cell:
-        return quantity_cell(quantity, take(one), prefix, spread=spread)
-
-    shown = {"help": quantity.help, "better": quantity.better, **head}
-    return Column(prefix + name, label + unit if label else quantity.title, say=say, **shown)
-
-
-def axis_column(
-    axis: str,
-    machines: Machines,
-    take: Callable[[Any], Row] = lambda row: row,
-    number: bool | None = None,
-) -> Column[Any]:
-    """The column of an axis, or of the machine, of the case that ``take`` finds in a row of the
-    table; it is there always. A ``number`` stands to the right, by default if it is one."""
-    # on the command line the help of an axis says images, and means items
-    told = "where it ran" if axis == MACHINE else AXES[axis].help
-
-    def say(one: Any) -> Cell:
-        row = take(one)
-        if axis == "fp8_recipe" and not PRECISIONS[row.precision].float8:
-            return Cell(NOTHING)
-        if axis == MACHINE:
-            where = machines[row.sweep, row.machine]
-            return Cell(where, where)
-        return Cell(name_value(axis, getattr(row, axis), machines), getattr(row, axis))
-
-    return Column(
-        axis,
-        name_axis(axis),
-        told.replace("images", "items"),
-        say,
-        number=axis in NUMBERS if number is None else number,
-        wrap=axis in (MACHINE, "model"),
-        always=True,
-    )
-
-
-def case_column(
-    axes: Collection[str], machines: Machines, take: Callable[[Any], Row] = lambda row: row
-) -> Column[Any]:
-    """The column that names a case by some axes; ``take`` takes a row of the table to it."""
-
-    def say(one: Any) -> str:
-        return name_place(take(one), axes, machines)
-
-    return Column("case", "case", "the settings that tell it apart", say, wrap=True)
-
-
-def estimate_cell(text: str, value: float, estimated: bool) -> Cell:
-    """A number with the mark of an estimate, if it is one."""
-    return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
-
-
 def mark_part(*rows: Row) -> str:
     """The mark of an estimate, where one of these cases measured less than an epoch."""
     return ESTIMATE if any(row.part < 1 for row in rows) else ""
 
 
-def ms_cell(seconds: float | None, estimated: bool = False) -> Cell:
-    """Write a time in milliseconds, an estimate with its mark; nothing for none."""
-    if seconds is None:
-        return Cell(NOTHING)
-    return Cell(write_ms(seconds, estimated), seconds, estimated)
-
-
-def ratio_cell(value: float | None, estimated: bool = False) -> Cell:
-    """Write a ratio, an estimate with its mark; nothing for none."""
-    if value is None:
-        return Cell(NOTHING)
-    return estimate_cell(write_ratio(value), value, estimated)
-
-
-def write_quantity(quantity: Quantity, row: Row) -> str:
-    """Write one number of a case as `quantity_cell` does, with its unit."""
-    return quantity.add_unit(quantity_cell(quantity, row).text)
-
-
-def number_cell(value: float | None) -> Cell:
-    """Write a number that is no quantity of a case; nothing, if there is none."""
+def number_cell(
+    value: float | None, write: Callable[[float], str] = write_number, estimated: bool = False
+) -> Cell:
+    """Write a number that is no quantity of a case, an estimate with its mark; nothing, if there is
+    none."""
     if value is None or not is_number(value):
         return Cell(NOTHING)
-    return Cell(write_number(value), value)
+    return Cell(f"{ESTIMATE * estimated}{write(value)}", value, estimated)
 
 
 def whole_cell(number: int | None, sign: bool = False) -> Cell:
@@ -217,30 +115,10 @@ def name_spread(cases: pd.DataFrame) -> str:
     return words[kinds[0]] if kinds else ""
 
 
-def is_estimate(quantity: Quantity, row: Row) -> bool:
-    """Whether this number of a case was extrapolated."""
-    other = row.base_fraction if quantity.name == "speedup" else 1.0
-    return bool(quantity.whole and min(row.part, other) < 1)
-
-
 def outcome(status: str, inferred: bool = False) -> str:
     """Name an outcome without a time; out of memory by its meaning, others by name."""
     names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
     return names.get(status, status) + (" (inferred)" if inferred else "")
-
-
-def time_cell(row: Row, *, spread: bool = True) -> Cell:
-    """Write a case's epoch time, or the outcome that left it without one."""
-    if row.status in TIMED:
-        return quantity_cell(QUANTITIES["epoch_time_s"], row, spread=spread)
-    return Cell(outcome(row.status, bool(row.inferred)), row.status)
-
-
-def published_time_cell(row: Row) -> Cell:
-    """Write the published epoch time of a case, or its published outcome."""
-    if row.published_status and row.published_status not in TIMED:
-        return Cell(outcome(row.published_status), row.published_status)
-    return quantity_cell(QUANTITIES["epoch_time_s"], row, "published_")
 
 
 TIMED = {status.value for status in MEASURED}

@@ -8,6 +8,15 @@ from bench.precision import PRECISIONS
 
 INK, GRID = "#15181c", "#c9ced6"
 
+STYLE = {
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
+    "grid.color": GRID,
+    "text.parse_math": False,  # a name may hold what mathtext would obey
+}
+"""What all figures have of matplotlib's settings."""
+
 PALETTE: tuple[tuple[str, str], ...] = (
     ("#4f5b69", "#aeb9c7"),
     ("#a85507", "#f0a848"),

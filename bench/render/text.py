@@ -103,8 +103,6 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
 
 
 def _list_screen(report: Document, console: Console) -> list[Text]:
-    """What was measured, the answer, the next step, the table, what to doubt, what else there is.
-    The table has the room that the others leave of `LINES`."""
     width = min(console.width, WIDTH)
     # one sentence of each answer before a second of any
     turns = [[" ".join(t.words)] for t in report.opening if t.level is Level.ANSWER and t.words]
@@ -201,7 +199,6 @@ def join_doubts(notices: Sequence[Notice], width: int) -> str:
 
 
 def _cut_table(table: Table, width: int, room: int, console: Console) -> list[Text]:
-    """The rows of a table that there is room for, and how much is left out."""
     shown = fit(replace(table, rows=table.rows[:room]), width)
     blocks = list(_draw_blocks(shown, width, console))
     head, rows = [line for block in blocks[:1] for line in block], blocks[1:]
@@ -222,7 +219,6 @@ def _cut_table(table: Table, width: int, room: int, console: Console) -> list[Te
 
 
 def _wrap(text: str, width: int, console: Console) -> list[Text]:
-    """Break a sentence into lines, `SENTENCE_LINES` at most."""
     room = width * SENTENCE_LINES
     while True:
         lines = _break(_cut(text, room), width, console)
@@ -266,7 +262,6 @@ def draw_table(table: Table, console: Console, brief: bool = False) -> None:
 
 
 def _name_missing(table: Table, shown: Table) -> list[str]:
-    """Say which columns there was no room for, if any."""
     left = [head.label for head in table.heads if head not in shown.heads]
     return [f"Not shown at this width: {', '.join(left)}."] if left else []
 
@@ -284,35 +279,30 @@ def fit(table: Table, room: int) -> Table:
 
 
 def _need_whole(table: Table) -> int:
-    return sum(_need(table)) + _gaps(table)
+    return sum(_widths(table)) + _gaps(table)
 
 
 def _gaps(table: Table) -> int:
     return _GAP * (len(table.heads) + 1)
 
 
-def _need(table: Table) -> list[int]:
-    """Characters each column needs: its cells, broken between words where it may wrap."""
-    widths = []
+def _widths(table: Table, room: int = 0) -> list[int]:
+    """Characters of each column: what it needs for its cells, broken between words where it may
+    wrap; what is left of a room goes to cells that wrap, then heads."""
+    widths, whole = [], []
     for i, head in enumerate(table.heads):
         words = max(map(cell_len, head.label.split()), default=0)
         cells = max((cell_len(row[i].text) for row in table.rows), default=0)
+        whole.append(cells)
         if head.wrap:
             longest = (cell_len(word) for row in table.rows for word in row[i].text.split())
             kept = max((length for length in longest if length <= LONGEST), default=0)
             cells = min(cells, max(WRAPPED, kept))
         widths.append(max(words, cells))
-    return widths
-
-
-def _widths(table: Table, room: int) -> list[int]:
-    """Widths that fill no more than the room: what is left goes to cells that wrap, then heads."""
-    widths = _need(table)
     left = room - sum(widths) - _gaps(table)
     for wrapping in (True, False):
         for i, head in enumerate(table.heads):
-            cells = max((cell_len(row[i].text) for row in table.rows), default=0)
-            wanted = max(cells, cell_len(head.label) if not wrapping else 0)
+            wanted = max(whole[i], cell_len(head.label) if not wrapping else 0)
             more = min(max(left, 0), max(wanted - widths[i], 0)) if head.wrap or not wrapping else 0
             widths[i] += more
             left -= more
@@ -326,7 +316,7 @@ def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Te
         return
     widths = _widths(table, width)
     room = max(width - _gaps(table), len(widths))
-    while _need_whole(table) > width and sum(widths) > room:  # it is too wide all the same
+    while sum(widths) > room:  # it is too wide all the same
         widths[widths.index(max(widths))] -= 1
     heads = [head.label for head in table.heads]
     rule = Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)))

@@ -5,22 +5,19 @@ Numbers are in SI units, as the names of their columns say; what ran them stands
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any
 
-from bench.case import AXES, format_value
+from bench.case import AXES
 from bench.report.document import Report
+from bench.store.cells import write_lines
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.summaries import BESIDE
-from bench.text import write_text
 
 WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")
 
 
 def column_names() -> list[str]:
-    """The columns, in order."""
     numbers = [
         n
         for q in QUANTITIES.values()
@@ -33,22 +30,11 @@ def column_names() -> list[str]:
 
 
 def render(report: Report) -> str:
-    """The report as CSV."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
     names = column_names()
-    writer.writerow(names)
-    columns = [report.beside[name].tolist() for name in names]
-    writer.writerows(map(write_cell, row) for row in zip(*columns, strict=True))
-    return buffer.getvalue()
+    columns = [map(keep_known, report.beside[name].tolist()) for name in names]
+    return write_lines([names, *zip(*columns, strict=True)]).decode()
 
 
-def write_cell(value: Any) -> str:
-    """One cell: NaN is empty, switches are on or off, no text is a formula to a spreadsheet."""
-    if isinstance(value, str):
-        return write_text(value)
-    if isinstance(value, bool):
-        return format_value(value)
-    if not is_number(value):
-        return ""
-    return repr(value).removesuffix(".0")
+def keep_known(value: Any) -> Any:
+    """Text, a switch or a finite number; None for what else stands in a frame, such as NaN."""
+    return value if isinstance(value, (str, bool)) or is_number(value) else None

@@ -9,8 +9,12 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from bench.case import AXES, NAMED, format_value
 from bench.questions.loss_scales import summarize_scale_map
@@ -31,17 +35,10 @@ from bench.study.quantities import QUANTITIES, is_number
 from bench.study.summaries import latest
 from bench.text import clean
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from markupsafe import Markup
-
 TEMPLATES = Path(__file__).with_name("templates")
 
 
 def render(report: Report) -> str:
-    """The report as HTML."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     templates = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -99,8 +96,6 @@ def count_axes(table: Table) -> int:
 def keep_whole(text: str) -> Markup:
     """Escape a text whose flags and shares are not broken over lines. ``--`` at a line's end reads
     as a dash, and ``%`` at its beginning as nothing."""
-    from markupsafe import Markup, escape
-
     whole = _SHARE.sub("\N{NO-BREAK SPACE}", str(escape(text)))
     return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', whole))
 

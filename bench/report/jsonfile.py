@@ -11,11 +11,11 @@ from bench.diagnosis.sentences import describe
 from bench.limits import STEADY
 from bench.questions.effects import Effect
 from bench.render.model import Cell, Table
-from bench.report.csvfile import column_names
+from bench.report.csvfile import column_names, keep_known
 from bench.report.document import Report
 from bench.study.estimate import JUDGED, Estimate
 from bench.study.metrics import Metric
-from bench.study.quantities import describe_columns, is_number
+from bench.study.quantities import describe_columns
 
 
 def render(report: Report) -> str:
@@ -94,10 +94,9 @@ def _table(table: Table) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, (str, bool)):
+    value = keep_known(value)
+    if value is None or isinstance(value, (str, bool)):
         return value
-    if not is_number(value):
-        return None
     return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from bench.data import load
 from bench.environment import ask, refuse_missing, with_inputs
@@ -15,16 +15,19 @@ from bench.errors import UsageError
 from bench.flags import command
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
-from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map
-from bench.scales.folder import FIGURE, PICTURE, SUMMARY, refuse_existing, write_map, write_pages
+from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
+from bench.render.markdown import escape, table_lines
+from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map, write_map
 from bench.scales.options import Options, build_parser, read_options
 from bench.sweep.folder import refuse_unwritable
 from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours
+from bench.text import replace_file
+
+SUMMARY, FIGURE, PICTURE = "scales.md", "scales.svg", "scales.png"
 
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Make a map, or show one."""
     given = build_parser().parse(argv)
     if given.show is not None:
         scales = read_scale_map(given.show)
@@ -32,19 +35,20 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(
                 f"--show {given.show}: there is no {MAP}; give a folder of this command"
             )
-        show(scales)
-        return 0
-    options = read_options(given, shlex.join(["python", "-m", "bench.scales", *argv]))
-    refuse_unwritable(options.out)
-    refuse_existing(options.out)
-    refuse_missing(["torch", "numpy", "pandas", "seaborn"])
-    scales = measure_all(options)
-    write_pages(scales)
+    else:
+        options = read_options(given)
+        refuse_unwritable(options.out)
+        for name in (MAP, GRADIENTS, TRAININGS):
+            if (options.out / name).exists():
+                raise UsageError(
+                    f"--out {options.out}: holds a {name} already; choose another folder, or read "
+                    f"it with --show {options.out}"
+                )
+        refuse_missing(["torch", "numpy", "pandas", "seaborn"])
+        scales = measure_all(options)
+        write_pages(scales)
     show(scales)
     return 0
-
-
-# --------------------------------------------------------------------------------------- measure
 
 
 def measure_all(options: Options) -> ScaleMap:
@@ -52,9 +56,9 @@ def measure_all(options: Options) -> ScaleMap:
     stored as it ends. Raises UsageError: a device, model or dataset cannot be used, or memory ran
     out."""
     first, cases = options.questions[0], [question.case for question in options.questions]
-    answer = ask([first.device], list_examined(cases))
+    answer = ask([first.case.device], list_examined(cases))
     inputs = gather_inputs(cases, answer, data_dir=options.data_dir)
-    platform = inputs.platforms[first.device]
+    platform = inputs.platforms[first.case.device]
     if first.way is Way.TRAINED:
         for name in first.precisions:
             if why := platform.refuse(PRECISIONS[name]):
@@ -62,15 +66,10 @@ def measure_all(options: Options) -> ScaleMap:
     uuid = platform.environment.gpu_uuid
     if uuid and not options.allow_shared:
         refuse_neighbours(uuid)
-    environment = with_inputs(platform.environment, inputs.data(cases[0]), None)
-    scales = ScaleMap(
-        options.out,
-        options.command,
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        first.tolerance,
-        {k: v for k, v in asdict(environment).items() if v is not None},
-        (),
-    )
+    environment = asdict(with_inputs(platform.environment, inputs.data(cases[0]), None))
+    known = {name: value for name, value in environment.items() if value is not None}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    scales = ScaleMap(options.out, options.command, now, first.tolerance, known, ())
 
     import torch
 
@@ -80,23 +79,27 @@ def measure_all(options: Options) -> ScaleMap:
         folder = inputs.data(question.case).folder
         data = load(folder) if folder else None
         try:
-            for answered in measure(question, data, say):
+            for answered in measure(question, data, partial(print, file=sys.stderr, flush=True)):
                 scales = replace(scales, cases=(*scales.cases, answered))
                 write_map(scales)
         except torch.OutOfMemoryError as error:
             kept = f"; what was measured before is in {options.out}" if scales.cases else ""
             raise UsageError(
-                f"{question.model}, batch size {question.batch_size} ran out of memory; "
+                f"{question.case.model}, batch size {question.case.batch_size} ran out of memory; "
                 f"use a smaller --batch-size{kept}"
             ) from error
     return scales
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-# ------------------------------------------------------------------------------------------ show
+def write_pages(scales: ScaleMap) -> None:
+    lines = ["# Loss-scale map", ""]
+    for line in summarize_scale_map(scales).splitlines():
+        lines += [escape(line), ""]
+    for table in SCALES.lay_out(tell_scale_map(scales)):
+        lines += table_lines(table)
+    replace_file(scales.folder / SUMMARY, "\n".join(lines) + "\n")
+    replace_file(scales.folder / FIGURE, draw_scale_map(scales))
+    replace_file(scales.folder / PICTURE, rasterize_scale_map(scales))
 
 
 def show(scales: ScaleMap) -> None:
@@ -110,17 +113,13 @@ def show(scales: ScaleMap) -> None:
     for table in SCALES.lay_out(tell_scale_map(scales)):
         draw_table(table, console)
         console.print()
-    told = [
-        *(
-            f"Dataset: {dataset}. Device: {device}. Gradients: {way}."
-            for dataset, device, way in dict.fromkeys(
-                (case.dataset, case.device, case.way.value) for case in scales.cases
-            )
-        ),
-        *summarize_scale_map(scales).splitlines(),
-        f"In {scales.folder}: {', '.join((SUMMARY, FIGURE, PICTURE, GRADIENTS, TRAININGS))}.",
+    on = [
+        f"Dataset: {case.dataset}. Device: {case.device}. Gradients: {case.way.value}."
+        for case in scales.cases
     ]
-    for line in told:
+    files = ", ".join((SUMMARY, FIGURE, PICTURE, GRADIENTS, TRAININGS))
+    said = summarize_scale_map(scales).splitlines()
+    for line in (*dict.fromkeys(on), *said, f"In {scales.folder}: {files}."):
         console.print(style_text(line))
 
 

@@ -124,6 +124,5 @@ class Cells:
         return len(self.cuts) + 1
 
     def read(self, counts: Sequence[int], format: str, scale: float) -> Tally:
-        """The fates of the values counted in ``counts``, one count a cell."""
         ends = [0, 1, *(self._index[cut] + 1 for cut in self._bounds[format, scale]), len(counts)]
         return Tally(*(sum(counts[start:end]) for start, end in pairwise(ends)))

@@ -6,8 +6,11 @@ each of its parameters. Nothing here reads a value back: counts stay on the devi
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,31 +81,19 @@ def attach(model: nn.Module, look: Look) -> Callable[[], None]:
     """Have ``look`` see every gradient of each layer; return a function that ends it. A tensor's
     hook sees the gradient as it is before an operation in place, such as an in-place ReLU after the
     layer, for which a module's backward hook raises."""
-    handles: list[Any] = []
+    hooks = ExitStack()
 
-    def hook(site: Site) -> Callable[[Tensor], Tensor | None]:
-        return lambda gradient: look(site, gradient)
-
-    def watch_output(index: int) -> Callable[..., None]:
-        def after(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(hook(Site(index, Kind.OUTPUT)))
-
-        return after
+    def watch(module: nn.Module, inputs: Any, output: Any, index: int) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(partial(look, Site(index, Kind.OUTPUT)))
 
     for index, module in enumerate(find_layers(model).values()):
-        handles.append(module.register_forward_hook(watch_output(index)))
-        handles += [
-            parameter.register_hook(hook(Site(index, Kind.WEIGHT, name)))  # type: ignore[no-untyped-call]
-            for name, parameter in module.named_parameters(recurse=False)
-            if parameter.requires_grad
-        ]
-
-    def end() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return end
+        hooks.enter_context(module.register_forward_hook(partial(watch, index=index)))
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                hook = partial(look, Site(index, Kind.WEIGHT, name))
+                hooks.enter_context(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+    return hooks.close
 
 
 class Counter:
@@ -152,11 +143,11 @@ class Comparison:
         # a layer that is called more than once has several, in the order of the backward pass; its
         # parameters have names, because autocast changes the order of theirs
         self._known: dict[Site, list[Tensor]] = {}
-        self._calls: dict[Site, int] = {}
+        self._calls = collections.Counter[Site]()
         self._pass = -1
 
     def forget(self) -> None:
-        """Before the fp32 pass of another batch."""
+        """After the passes over a batch, before the fp32 pass of another."""
         self._known.clear()
 
     def remember(self, site: Site, gradient: Tensor) -> None:
@@ -169,9 +160,8 @@ class Comparison:
         self._calls.clear()
 
     def look(self, site: Site, gradient: Tensor) -> None:
-        call = self._calls.get(site, 0)
-        self._calls[site] = call + 1
-        was = self._known[site][call]
+        was = self._known[site][self._calls[site]]
+        self._calls[site] += 1
         assert was.shape == gradient.shape
         size = gradient.detach().abs()
         zero, finite = size == 0, size.isfinite()
@@ -205,9 +195,8 @@ class Rounding:
         self._exempt = list_kept(model, precision, keeps_fp32)
 
     def __call__(self, site: Site, gradient: Tensor) -> Tensor | None:
-        if site.kind is Kind.WEIGHT and self._exempt[site.layer]:
-            return None
-        return self.round(gradient)
+        kept = site.kind is Kind.WEIGHT and self._exempt[site.layer]
+        return None if kept else self.round(gradient)
 
     def round(self, values: Tensor) -> Tensor:
         rounded = values.to(self._dtype).to(values.dtype)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -32,7 +33,6 @@ from bench.scales.gradients import (
     KINDS,
     Comparison,
     Counter,
-    Look,
     Rounding,
     attach,
     choose_format,
@@ -53,17 +53,18 @@ Say = Callable[[str], None]
 def measure(question: Question, data: Dataset | None, say: Say) -> Iterator[ScaleCase]:
     """Answer a question, one precision after another, on these images, or None for a user's
     workload; ``say`` is told what is done now, a line each."""
-    session = Session(question, data)
-    say(f"{question.model}, batch size {question.batch_size}: {question.steps} steps in fp32")
+    session, case = Session(question, data), question.case
+    say(f"{case.model}, batch size {case.batch_size}: {question.steps} steps in fp32")
     reference, gradients = session.observe(say)
     for precision in question.precisions:
-        case = session.describe(precision, reference, gradients[precision])
-        # the recommended scale is known only once the gradients are
-        settings = dict.fromkeys(session.name(setting, case) for setting in question.train)
-        for setting in filter(None, settings):
+        found = session.describe(precision, reference, gradients[precision])
+        # known only now that the gradients are; empty where there is none
+        recommended = format_value(find_window(found, question.tolerance).use)
+        settings = (recommended if s == RECOMMENDED else s for s in question.train)
+        for setting in filter(None, dict.fromkeys(settings)):
             say(f"{precision}: {question.steps} steps at loss scale {setting}")
-            case = add_training(case, session.train(precision, setting))
-        yield case
+            found = add_training(found, session.train(precision, setting))
+        yield found
 
 
 def add_training(case: ScaleCase, training: ScaledTraining) -> ScaleCase:
@@ -82,13 +83,14 @@ class Session:
     """One network and one stream of batches, from which every training of a question starts."""
 
     def __init__(self, question: Question, data: Dataset | None) -> None:
-        self.question, self.device = question, torch.device(question.device)
-        own = question.workload != IMAGES
-        self._workload = load_workload(question.workload) if own else Images(question.model, data)
-        seed_all(question.seed)
+        case = question.case
+        self.question, self.device = question, torch.device(case.device)
+        own = case.workload != IMAGES
+        self._workload = load_workload(case.workload) if own else Images(case.model, data)
+        seed_all(case.seed)
         self._start = self._workload.build_model()
         self.layers = tuple(find_layers(self._start))
-        self._batches = open_supply(question.case, self._workload, self.device)
+        self._batches = open_supply(case, self._workload, self.device)
 
     def prepare(self, precision: str, loss_scale: Value = None) -> Training:
         """A training from the start, with the flags of its precision set."""
@@ -99,13 +101,10 @@ class Session:
     def batches(self) -> Iterator[tuple[int, Any]]:
         """Steps from 1 and their batches; of dropout too each step draws the same every time."""
         for step, batch in enumerate(islice(stream(self._batches), self.question.steps), 1):
-            seed_all(self.question.seed + step)
+            seed_all(self.question.case.seed + step)
             yield step, batch
 
-    # ------------------------------------------------------------------------------- gradients
-
     def observe(self, say: Say) -> tuple[ScaledTraining, dict[str, Observation]]:
-        """Train in fp32 and look at the gradients of every precision asked for."""
         q, training = self.question, self.prepare("fp32")
         trained = q.way is Way.TRAINED
         formats = [] if trained else [choose_format(name).name for name in q.precisions]
@@ -121,7 +120,8 @@ class Session:
             weights = None
             if probes and step in q.at:
                 weights = {n: v.clone() for n, v in training.model.state_dict().items()}
-            ends = [attach(training.model, p.begin()) for p in probes.values() if weights]
+            seen = [probe.comparison.remember for probe in probes.values() if weights]
+            ends = [attach(training.model, remember) for remember in seen]
             set_flags(training.precision)  # building and running the probes set theirs
             losses.append(training.step(batch)[0])
             for end in ends:
@@ -131,25 +131,16 @@ class Session:
                     say(f"{name}: gradients at step {step}, {len(q.scales)} scales")
                     probe.look(weights, step, batch)
         # here, and not before, the host waits for the device
-        reference = _read_training("", losses, [1.0] * q.steps, [])
-        peaks = counter.peaks.cpu()
-        counts = counter.counts.tolist() if not trained else []
-        return reference, {
-            name: probes[name].read(peaks)
-            if trained
-            else self._read_rounded(name, cells, counts, peaks)
-            for name in q.precisions
-        }
+        reference = _read_training("", losses, [1.0] * q.steps, [False] * q.steps)
+        peaks, counts = counter.peaks.cpu(), counter.counts.tolist()
+        if trained:
+            return reference, {name: probe.read(peaks) for name, probe in probes.items()}
+        read = partial(self._read_rounded, cells=cells, counts=counts, peaks=peaks)
+        return reference, {name: read(name) for name in q.precisions}
 
     def masks(self, precision: str) -> list[tuple[int, Kind]]:
-        """The gradients that the precision rounds: layers by index, and kinds."""
         kept = list_kept(self._start, precision, self._workload.keeps_fp32)
-        return [
-            (index, kind)
-            for index in range(len(kept))
-            for kind in KINDS
-            if kind is Kind.OUTPUT or not kept[index]
-        ]
+        return [(i, k) for i in range(len(kept)) for k in KINDS if k is Kind.OUTPUT or not kept[i]]
 
     def _read_rounded(
         self, precision: str, cells: Cells, counts: list[list[list[list[int]]]], peaks: Tensor
@@ -166,10 +157,10 @@ class Session:
         overflows = {}
         for scale in q.scales:
             limit = find_bounds(format, scale).overflowing
-            for step, (peak, place) in enumerate(zip(largest, places, strict=True), 1):
-                if not peak < limit:
-                    overflows[scale] = Overflow(step, place)
-                    break
+            # NaN is not below it either
+            over = (step for step, peak in enumerate(largest, 1) if not peak < limit)
+            if step := next(over, None):
+                overflows[scale] = Overflow(step, places[step - 1])
         return Observation(gradients, overflows, tuple(largest))
 
     def find_peaks(
@@ -183,27 +174,22 @@ class Session:
         return values.tolist(), [names[i] for i in indices.tolist()]
 
     def describe(self, precision: str, reference: ScaledTraining, seen: Observation) -> ScaleCase:
-        """The case, with the fp32 training alone."""
-        asked = {f.name for f in fields(ScaleCase)} & {f.name for f in fields(Question)}
+        q = self.question
+        of = ("model", "dataset", "batch_size", "lr", "seed", "device")
         return ScaleCase(
             precision=precision,
+            way=q.way,
+            steps=q.steps,
+            at=q.at,
             layers=self.layers,
+            scales=q.scales,
             limit=find_bounds(choose_format(precision), 1.0).overflowing,
             trainings=(reference,),
             **seen._asdict(),
-            **{name: getattr(self.question, name) for name in asked},
+            **{name: getattr(q.case, name) for name in of},
         )
 
-    # ------------------------------------------------------------------------------- trainings
-
-    def name(self, setting: str, case: ScaleCase) -> str:
-        """A setting as flags spell it; empty for a recommended scale where there is none."""
-        if setting != RECOMMENDED:
-            return setting
-        return format_value(find_window(case, self.question.tolerance).use)
-
     def train(self, precision: str, setting: str) -> ScaledTraining:
-        """Train under a loss scale: in the precision, or in fp32 with its gradients rounded."""
         loss_scale = parse_value("loss_scale", setting, "--train")
         rounded = self.question.way is Way.ROUNDED
         training = self.prepare("fp32" if rounded else precision, loss_scale)
@@ -211,20 +197,16 @@ class Session:
             keeps = self._workload.keeps_fp32
             rounding = Rounding(self._start, precision, choose_format(precision), keeps)
             attach(training.model, rounding)
-        losses, scales, overflowed = [], [], []
+        scales, steps = [], []
         for _, batch in self.batches():
             scales.append(training.loss_scale.current().clone())
-            loss, _, bad = training.step(batch)
-            losses.append(loss)
-            overflowed.append(bad)
-        return _read_training(
-            setting, losses, torch.stack(scales).tolist(), torch.stack(overflowed).tolist()
-        )
+            steps.append(training.step(batch))
+        losses, _, overflowed = zip(*steps, strict=True)
+        flags = torch.stack(overflowed).tolist()
+        return _read_training(setting, losses, torch.stack(scales).tolist(), flags)
 
 
 class Observation(NamedTuple):
-    """What the gradients of one precision came to."""
-
     gradients: tuple[Gradients, ...]
     overflows: dict[float, Overflow]
     peaks: tuple[float, ...]
@@ -234,18 +216,12 @@ class Probe:
     """Passes of a network in its own precision, one for each scale, at weights of the fp32 one."""
 
     def __init__(self, session: Session, precision: str) -> None:
-        q = session.question
+        q, format = session.question, choose_format(precision)
         self._session, self.precision = session, precision
         self.training = session.prepare(precision, 1.0)
-        self.comparison = Comparison(
-            len(session.layers), len(q.at) * len(q.scales), choose_format(precision), session.device
-        )
+        passes = len(q.at) * len(q.scales)
+        self.comparison = Comparison(len(session.layers), passes, format, session.device)
         attach(self.training.model, self.comparison.look)
-
-    def begin(self) -> Look:
-        """Before the fp32 pass; what is to see its gradients."""
-        self.comparison.forget()
-        return self.comparison.remember
 
     def look(self, weights: dict[str, Tensor], step: int, batch: Any) -> None:
         """One pass for each scale, over the batch that the fp32 pass has seen."""
@@ -254,12 +230,12 @@ class Probe:
         for scale in q.scales:
             self.training.model.load_state_dict(weights)
             self.training.loss_scale = build_loss_scale(scale, self._session.device)
-            seed_all(q.seed + step)
+            seed_all(q.case.seed + step)
             self.comparison.begin()
             self.training.step(batch)
+        self.comparison.forget()
 
     def read(self, peaks: Tensor) -> Observation:
-        """Fetch what was counted."""
         q, masks = self._session.question, self._session.masks(self.precision)
         fates = self.comparison.fates.tolist()
         passes = [(step, scale) for step in q.at for scale in q.scales]
@@ -280,8 +256,6 @@ class Probe:
 def _read_training(
     setting: str, losses: Sequence[Tensor], scales: Sequence[float], overflowed: Sequence[bool]
 ) -> ScaledTraining:
-    values = torch.stack(list(losses)).tolist()
+    values = torch.stack(tuple(losses)).tolist()
     finite = (loss if math.isfinite(loss) else math.nan for loss in values)
-    return ScaledTraining(
-        setting, tuple(finite), tuple(scales), tuple(overflowed or [False] * len(values))
-    )
+    return ScaledTraining(setting, tuple(finite), tuple(scales), tuple(overflowed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from bench.case import Case, axis_flag, format_value, list_absent, parse_value
 from bench.data import find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, choose, nearest
-from bench.flags import Parser, refuse_beside_workload
+from bench.flags import Parser, parse_number, refuse_beside_workload
 from bench.gpu.kinds import refuse_others
 from bench.precision import PRECISIONS
 from bench.scale_map import TOLERANCE, Way
@@ -65,42 +65,16 @@ takes it.
 
 @dataclass(frozen=True)
 class Question:
-    """What to find out of one model or workload at one batch size.
+    """What to find out of one model or workload at one batch size."""
 
-    Attributes:
-        at: steps, from 1 and rising, at which gradients are counted.
-        scales: rising, and each a float32 number.
-        train: loss scales to train under, as flags spell them, or `RECOMMENDED`.
-        tolerance: see `bench.scale_map.find_window`.
-    """
-
-    model: str
-    dataset: str
+    case: Case  # what is trained, in fp32
     precisions: tuple[str, ...]
-    batch_size: int
-    lr: float
-    seed: int
-    device: str
     way: Way
     steps: int
-    at: tuple[int, ...]
-    scales: tuple[float, ...]
-    train: tuple[str, ...]
-    tolerance: float
-    workload: str = IMAGES
-
-    @property
-    def case(self) -> Case:
-        """What is trained, in fp32."""
-        return Case(
-            self.model,
-            self.dataset,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            workload=self.workload,
-            seed=self.seed,
-            device=self.device,
-        )
+    at: tuple[int, ...]  # steps, from 1 and rising, at which gradients are counted
+    scales: tuple[float, ...]  # rising, and each a float32 number
+    train: tuple[str, ...]  # loss scales to train under, as flags spell them, or `RECOMMENDED`
+    tolerance: float  # see `bench.scale_map.find_window`
 
 
 @dataclass(frozen=True)
@@ -113,69 +87,52 @@ class Options:
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="python -m bench.scales",
-        absent=list_absent("scales"),
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
+    texts = {"description": _DESCRIPTION, "epilog": _EPILOG}
+    parser = Parser(prog="python -m bench.scales", absent=list_absent("scales"), **texts)
+    add = parser.add_argument_group("what to look at").add_argument
+    add("--precision", nargs="+", default=["fp16"], metavar="NAME", help="number formats (fp16)")
+    add("--batch-size", nargs="+", default=["128"], metavar="N", help="images per step (128)")
+    add("--model", nargs="+", metavar="NAME", help="networks (dpn92 on a GPU, else dpn-small)")
+    own = "your own workloads, package.module:factory, in place of networks"
+    add("--workload", nargs="+", metavar="NAME", help=own)
+    some = "loss scales, such as 128 or 2^16 (2^0 to 2^24)"
+    add("--scales", nargs="+", metavar="S", help=some)
+    at = " ".join(map(str, AT))
+    counted = f"steps at which gradients are counted ({at})"
+    add("--at", nargs="+", metavar="STEP", default=at.split(), help=counted)
+    add("--steps", metavar="N", help="steps of each training (the last of --at)")
+    train = (
+        "loss scales to train with for --steps: numbers, 'dynamic' or 'recommended' "
+        f"({' '.join(TRAIN)}; with --way trained, every scale)"
     )
-    what = parser.add_argument_group("what to look at")
-    what.add_argument(
-        "--precision", nargs="+", default=["fp16"], metavar="NAME", help="number formats (fp16)"
+    add("--train", nargs="*", metavar="SCALE", help=train)
+    share = (
+        "share of the values that a safe scale may flush to zero beyond the best scale "
+        f"({TOLERANCE:g})"
     )
-    what.add_argument(
-        "--batch-size", nargs="+", default=["128"], metavar="N", help="images per step (128)"
-    )
-    what.add_argument(
-        "--model", nargs="+", metavar="NAME", help="networks (dpn92 on a GPU, else dpn-small)"
-    )
-    what.add_argument(
-        "--workload", nargs="+", metavar="NAME",
-        help="your own workloads, package.module:factory, in place of networks",
-    )  # fmt: skip
-    what.add_argument(
-        "--scales", nargs="+", metavar="S", help="loss scales, such as 128 or 2^16 (2^0 to 2^24)"
-    )
-    what.add_argument(
-        "--at", nargs="+", metavar="STEP", default=list(map(str, AT)),
-        help=f"steps at which gradients are counted ({' '.join(map(str, AT))})",
-    )  # fmt: skip
-    what.add_argument("--steps", metavar="N", help="steps of each training (the last of --at)")
-    what.add_argument(
-        "--train", nargs="*", metavar="SCALE",
-        help="loss scales to train with for --steps: numbers, 'dynamic' or 'recommended' "
-        f"({' '.join(TRAIN)}; with --way trained, every scale)",
-    )  # fmt: skip
-    what.add_argument(
-        "--tolerance", default=str(TOLERANCE), metavar="SHARE",
-        help="share of the values that a safe scale may flush to zero beyond the best scale "
-        f"({TOLERANCE:g})",
-    )  # fmt: skip
-    what.add_argument(
-        "--lr", default=str(Case.lr), metavar="LR", help=f"learning rate ({Case.lr:g})"
-    )
-    what.add_argument("--seed", default="0", metavar="N", help="seed of weights and batches (0)")
-    how = parser.add_argument_group("how")
-    how.add_argument("--way", metavar="WAY", help="how gradients are computed, see below")
-    how.add_argument("--device", metavar="NAME", help="cuda or cpu (cuda if there is one)")
-    how.add_argument(
-        "--dataset", metavar="NAME", help="cifar10 or synthetic (cifar10 if --data-dir holds it)"
-    )
-    how.add_argument("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
-    how.add_argument("--allow-shared", action="store_true", help="run on a GPU that others use")
-    how.add_argument(
-        "--out", type=Path, metavar="DIR",
-        help="folder to write the map to (results/scales- and the time)",
-    )  # fmt: skip
-    how.add_argument("--show", type=Path, metavar="DIR", help="show the map of a folder, and end")
+    add("--tolerance", default=str(TOLERANCE), metavar="SHARE", help=share)
+    add("--lr", default=str(Case.lr), metavar="LR", help=f"learning rate ({Case.lr:g})")
+    add("--seed", default="0", metavar="N", help="seed of weights and batches (0)")
+    add = parser.add_argument_group("how").add_argument
+    add("--way", metavar="WAY", help="how gradients are computed, see below")
+    add("--device", metavar="NAME", help="cuda or cpu (cuda if there is one)")
+    images = "cifar10 or synthetic (cifar10 if --data-dir holds it)"
+    add("--dataset", metavar="NAME", help=images)
+    add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
+    add("--allow-shared", action="store_true", help="run on a GPU that others use")
+    out = "folder to write the map to (results/scales- and the time)"
+    add("--out", type=Path, metavar="DIR", help=out)
+    add("--show", type=Path, metavar="DIR", help="show the map of a folder, and end")
     return parser
 
 
-def read_options(given: argparse.Namespace, command: str) -> Options:
+def read_options(given: argparse.Namespace) -> Options:
     """Check the command line, without torch. Raises UsageError: a flag or value is wrong."""
     device = _axis("device", given.device or ("cuda" if has_cuda() else "cpu"))
     refuse_others([device], "bench.scales")
-    way = _parse_way(given.way, device)
+    way = Way.TRAINED if device == "cuda" else Way.ROUNDED
+    if given.way is not None:
+        way = choose("--way", given.way, {str(way): way for way in Way})
     scales = tuple(sorted({_parse_scale(text) for text in given.scales or []})) or POWERS
     at = tuple(sorted({_parse_step("--at", text) for text in given.at}))
     steps = _parse_step("--steps", given.steps) if given.steps else at[-1]
@@ -184,41 +141,38 @@ def read_options(given: argparse.Namespace, command: str) -> Options:
     precisions = tuple(dict.fromkeys(_parse_precision(n, way) for n in given.precision))
     subjects = _read_subjects(given, device)
     train = _parse_train(given.train, way, scales)
-    tolerance = _parse_tolerance(given.tolerance)
+    tolerance = parse_number(
+        "--tolerance", given.tolerance, "a share from 0 to 1, such as 0.01", lambda n: 0 <= n <= 1
+    )
     lr, seed = _axis("lr", given.lr), _axis("seed", given.seed)
-    questions = [
-        Question(
-            model, dataset, precisions, size, lr, seed, device, way, steps, at, scales, train,
-            tolerance, workload,
-        )
-        for model, dataset, workload in subjects
-        for size in dict.fromkeys(_axis("batch_size", text) for text in given.batch_size)
-    ]  # fmt: skip
+    sizes = dict.fromkeys(_axis("batch_size", text) for text in given.batch_size)
+    cases = [
+        replace(subject, batch_size=size, lr=lr, seed=seed)
+        for subject in subjects
+        for size in sizes
+    ]
+    questions = (
+        Question(case, precisions, way, steps, at, scales, train, tolerance) for case in cases
+    )
     out = given.out or Path("results") / f"scales-{datetime.now():%Y%m%d-%H%M%S}"
-    return Options(tuple(questions), given.data_dir, given.allow_shared, out, command)
+    return Options(tuple(questions), given.data_dir, given.allow_shared, out, given.command)
 
 
-def _read_subjects(given: argparse.Namespace, device: str) -> list[tuple[str, str, str]]:
-    """The model, dataset and workload of each question, each once."""
+def _read_subjects(given: argparse.Namespace, device: str) -> list[Case]:
     flags = {name: getattr(given, name) for name in ("workload", "model", "dataset")}
     refuse_beside_workload({name: value for name, value in flags.items() if value})
     workloads = [_axis("workload", name) for name in given.workload or []]
     if own := [name for name in workloads if name != IMAGES]:
-        return [(name, OWN, name) for name in dict.fromkeys(own)]
+        return [Case(name, OWN, workload=name, device=device) for name in dict.fromkeys(own)]
     found = "cifar10" if given.data_dir or find_layout(None) else "synthetic"
     dataset = _axis("dataset", given.dataset) if given.dataset else found
     models = given.model or ["dpn92" if device == "cuda" else "dpn-small"]
-    return [(name, dataset, IMAGES) for name in dict.fromkeys(_axis("model", n) for n in models)]
+    names = dict.fromkeys(_axis("model", name) for name in models)
+    return [Case(name, dataset, device=device) for name in names]
 
 
 def _axis(name: str, text: str) -> Any:
     return parse_value(name, text, axis_flag(name))
-
-
-def _parse_way(text: str | None, device: str) -> Way:
-    if text is None:
-        return Way.TRAINED if device == "cuda" else Way.ROUNDED
-    return choose("--way", text, {str(way): way for way in Way})
 
 
 def _parse_precision(text: str, way: Way) -> str:
@@ -256,16 +210,6 @@ def _parse_step(flag: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text)):
         raise UsageError(f"{flag} {text[:60]!r}: give whole numbers from 1 to 999999")
     return int(text)
-
-
-def _parse_tolerance(text: str) -> float:
-    try:
-        tolerance = float(text)
-    except ValueError:
-        tolerance = -1.0
-    if not 0 <= tolerance <= 1:
-        raise UsageError(f"--tolerance {text[:60]!r}: give a share from 0 to 1, such as 0.01")
-    return tolerance
 
 
 def _parse_train(texts: Sequence[str] | None, way: Way, scales: Sequence[float]) -> tuple[str, ...]:

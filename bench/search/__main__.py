@@ -76,7 +76,7 @@ def run_search(asked: Search) -> int:
             config = describe_config(drawn.trials, options, inputs, before)
             loop.store.write_config({**config, "halving": asdict(halving)})
             trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)
-            known = trials.all - trials.waiting
+            known = len(drawn.trials) - trials.waiting
             with (
                 hire_crew({loop: hardware}) as (crew, stopped),
                 Display(out, trials.waiting, known, trials.axes) as display,

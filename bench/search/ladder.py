@@ -10,9 +10,9 @@ which they look at ``trial_id`` alone, and an epoch's result, and answer CONTINU
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
+from types import SimpleNamespace
 
 from bench.errors import UsageError
 from bench.halving import Halving
@@ -23,9 +23,7 @@ Curve = Sequence[float | None]
 """The metric of each epoch of a trial so far; None where it is not known or no number."""
 
 
-@dataclass(frozen=True)
-class _Trial:
-    trial_id: str
+_EPOCH = "epoch"
 
 
 class Ladder:
@@ -61,17 +59,14 @@ class Ladder:
         place for it."""
         with self._lock:
             self._added += 1
-            trial = _Trial(str(self._added))
+            trial = SimpleNamespace(trial_id=str(self._added))
             self._scheduler.on_trial_add(None, trial)
         return partial(self._judge, trial)
 
-    def _judge(self, trial: _Trial, epoch: int, value: float | None) -> bool:
+    def _judge(self, trial: SimpleNamespace, epoch: int, value: float | None) -> bool:
         if value is None or epoch >= self._halving.epochs:
             return True
         result = {_EPOCH: epoch, self._halving.metric: value}
         with self._lock:
             answer: str = self._scheduler.on_trial_result(None, trial, result)
         return answer == self._scheduler.STOP  # type: ignore[no-any-return]
-
-
-_EPOCH = "epoch"

@@ -6,14 +6,24 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from bench.axis import Value
 from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_absent, parse_value
 from bench.environment import list_devices
 from bench.errors import UsageError, choose
 from bench.executors import EXECUTORS
-from bench.flags import Parser, add_axes, describe, parse_number, parse_whole, read_axes
+from bench.flags import (
+    Parser,
+    add_axes,
+    add_flag,
+    describe,
+    parse_number,
+    parse_whole,
+    read_axes,
+)
 from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
@@ -39,24 +49,16 @@ _MOST_SAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Search:
-    """A command line, parsed and checked.
+    """A command line, parsed and checked. Learning rates are of the range ``rates``, or ``around``
+    each optimizer's own, or of a list as the other values are."""
 
-    Attributes:
-        options: as of a sweep of the values that are lists.
-        halving: the rules, without the trials.
-        samples: how many trials there are to be.
-        rates: the ends of the range of learning rates; None where they are lists, or are
-            ``around`` each optimizer's own.
-        time_s: after which no trial begins.
-    """
-
-    options: Options
-    halving: Halving
-    samples: int
+    options: Options  # as of a sweep of the values that are lists
+    halving: Halving  # the rules, without the trials
+    samples: int  # how many trials there are to be
     seed: int
     rates: tuple[float, float] | None
     around: bool
-    time_s: float
+    time_s: float  # after which no trial begins
 
     def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> Drawn:
         """Draw the trials; ``settle`` is as of `bench.sweep.options.plan_cases`. Raises UsageError:
@@ -74,11 +76,9 @@ class Search:
                 "there is one trial, and a search compares several; give --lr a range such as "
                 "0.01..1, or another axis several values"
             )
-        settings = tuple(
-            {name: format_value(getattr(case, name)) for name in axes} for case in trials
-        )
-        told = replace(self.halving, trials=settings, combinations=None if ranged else len(grid))
-        return Drawn(trials, told)
+        told = [{name: format_value(getattr(case, name)) for name in axes} for case in trials]
+        several = None if ranged else len(grid)
+        return Drawn(trials, replace(self.halving, trials=tuple(told), combinations=several))
 
 
 @dataclass(frozen=True)
@@ -119,43 +119,19 @@ def build_parser(docstring: str | None) -> Parser:
         usage="%(prog)s [--lr LOW..HIGH] [--AXIS VALUE …] [--epochs E] [--samples N] […]",
         description=describe(docstring),
     )
-    add = parser.add_argument_group("how to search").add_argument
-    add(
-        "--samples",
-        metavar="N",
-        type=lambda text: parse_whole("--samples", text, 2, _MOST_SAMPLES),
-        default=SAMPLES,
-        help=f"trials to make ({SAMPLES})",
-    )
-    add(
-        "--metric",
-        default=METRIC,
-        metavar="NAME",
-        help=f"what trials are compared by: {', '.join(METRICS)} ({METRIC})",
-    )
-    add(
-        "--grace",
-        metavar="E",
-        default=str(GRACE),
-        help=f"epochs that every trial is given ({GRACE})",
-    )
-    add(
-        "--reduction",
-        metavar="R",
-        type=lambda text: parse_whole("--reduction", text, 2, 1000),
-        default=REDUCTION,
-        help=f"of the trials compared, about one in R goes on, R times as long ({REDUCTION})",
-    )
-    add(
-        "--time-limit",
-        metavar="S",
-        type=lambda text: parse_number(
-            "--time-limit", text, "a number of seconds above 0", lambda s: 0 < s < math.inf
-        ),
-        default=math.inf,
-        help="begin no trial after so many seconds; the same command goes on (no limit)",
-    )
-    add("--dry-run", action="store_true", help="print the trials and their epochs")
+    group = parser.add_argument_group("how to search")
+    add = partial(add_flag, group)
+    several = partial(parse_whole, least=2, most=_MOST_SAMPLES)
+    add("--samples", "N", f"trials to make ({SAMPLES})", several, SAMPLES)
+    by = f"what trials are compared by: {', '.join(METRICS)} ({METRIC})"
+    add("--metric", "NAME", by, default=METRIC)
+    add("--grace", "E", f"epochs that every trial is given ({GRACE})", default=str(GRACE))
+    share = f"of the trials compared, about one in R goes on, R times as long ({REDUCTION})"
+    add("--reduction", "R", share, partial(parse_whole, least=2, most=1000), REDUCTION)
+    limit = "begin no trial after so many seconds; the same command goes on (no limit)"
+    above = partial(parse_number, right="a number of seconds above 0")
+    add("--time-limit", "S", limit, above, math.inf)
+    group.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")
     names = " ".join(map(str, BATCHES))
     scales = " ".join(map(format_value, LOSS_SCALES))
     add_axes(
@@ -225,17 +201,12 @@ def _take_range(given: argparse.Namespace) -> tuple[float, float] | None:
     if len(given.lr) > 1:
         raise UsageError(f"{flag} {' '.join(given.lr)}: give one range, or numbers")
     (text,), given.lr = given.lr, None
-    try:
-        low, high = (parse_value("lr", end, flag) for end in text.split(".."))
-    except (UsageError, ValueError):
-        raise UsageError(f"{flag} {text[:40]!r}: {_RANGE}") from None
-    low, high = float(str(low)), float(str(high))
-    if low >= high:
-        raise UsageError(f"{flag} {text[:40]!r}: {_RANGE}")
-    return low, high
-
-
-_RANGE = "a range is of two numbers above 0 and goes upwards, such as 0.001..0.1"
+    with suppress(UsageError, ValueError):
+        low, high = (float(str(parse_value("lr", end, flag))) for end in text.split(".."))
+        if low < high:
+            return low, high
+    right = "a range is of two numbers above 0 and goes upwards, such as 0.001..0.1"
+    raise UsageError(f"{flag} {text[:40]!r}: {right}")
 
 
 def _read_halving(given: argparse.Namespace, axes: dict[str, list[Value]]) -> Halving:

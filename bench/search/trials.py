@@ -17,7 +17,7 @@ from bench.search.ladder import Curve, Ladder
 from bench.store.attempts import keep_latest
 from bench.store.reader import read_cases, read_epochs
 from bench.sweep.loop import Loop, Ticket
-from bench.sweep.schedule import Losses
+from bench.sweep.schedule import Losses, OomSkips
 from bench.wall.records import name_family
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ class Trials:
         until: float = math.inf,
     ) -> None:
         self.loop = loop
-        self.all, self.axes = len(cases), telling_axes(cases)
+        self.axes = telling_axes(cases)
         self._halving, self._until = halving, until
         self._attempts = Counter[Case]()
-        self._done: dict[Case, Status] = {}
+        self._walls = OomSkips({}, name_family)
         self._curves: list[Curve] = []  # in the order in which trials ended
-        self._read(frame, set(cases))
-        self._queue = deque(case for case in cases if case not in self._done)
+        done = self._read(frame, set(cases))
+        self._queue = deque(case for case in cases if case not in done)
         self._losses = Losses()
         self._open = 0  # trials that are dealt out and have not ended
         self._ladder: Ladder | None = None
@@ -73,7 +73,7 @@ class Trials:
         return Ticket(
             (case, 1, False),
             self._attempts[case],
-            self._find_smaller(case),
+            self._walls.blocks(case),
             enough=lambda row: judge(row.epoch + 1, read_metric(row, metric)),
         )
 
@@ -86,7 +86,7 @@ class Trials:
             self._queue.appendleft(case)
         if record.status in REPEATED:
             return
-        self._done[case] = record.status
+        self._walls.note(case, record.status)
         if record.status not in MEASURED:
             return
         if getattr(m, self._halving.metric) is None and m.first_bad_step is None:
@@ -96,19 +96,9 @@ class Trials:
             )
         self._curves.append([read_metric(row, self._halving.metric) for row in outcome.epochs])
 
-    def _find_smaller(self, case: Case) -> int | None:
-        """A batch size below that of ``case`` that ran out of memory, all that matters alike."""
-        family = name_family(case)
-        refused = (
-            other.batch_size
-            for other, status in self._done.items()
-            if status is Status.OOM and name_family(other) == family
-        )
-        smallest = min(refused, default=case.batch_size)
-        return smallest if smallest < case.batch_size else None
-
-    def _read(self, frame: pd.DataFrame, wanted: set[Case]) -> None:
+    def _read(self, frame: pd.DataFrame, wanted: set[Case]) -> set[Case]:
         """Take in the trials that ended before, but for those that are to be tried again."""
+        done = set()
         plain = ~frame["probe"] & ~frame["sentinel"] & (frame["anchor"] == "")
         rows = keep_latest(frame[plain & (frame["repeat"] == 1)])
         epochs = read_epochs(self.loop.store.folder)
@@ -120,12 +110,14 @@ class Trials:
             self._attempts[case] = max(self._attempts[case], int(row["attempt"]))
             if status in again:
                 continue
-            self._done[case] = status
+            done.add(case)
+            self._walls.note(case, status)
             if status in MEASURED:
                 mine = epochs[epochs["record_id"] == row["record_id"]].sort_values("epoch")
                 # a loss that is no number any more is empty there, and leaves nothing to compare
                 values = mine[self._halving.metric].where(mine["train_loss"].notna())
                 self._curves.append([None if math.isnan(v) else v for v in values.tolist()])
+        return done
 
 
 def read_metric(row: EpochRow, metric: str) -> float | None:

@@ -8,25 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Migration:
-    """How to fill a column: from the cells ``needs`` names, all text as it stands in the file."""
-
-    needs: tuple[str, ...]
-    fill: Callable[..., str]
-
 
 # Schema 1 told who shared a card or a CPU in sentences of its notes and reasons alone. These are
 # its words, frozen; nothing writes them for a reader to search any more.
 _COMPUTED, _DRAWS, _LATE = "card was shared", "drives a display", "came after the epoch"
 _OTHERS = re.compile(r"the CPU was shared: others used ([0-9.]+) cores")
-
-
-def _count(neighbours: str) -> int:
-    return len(re.findall(r"\bpid [0-9]+", neighbours))
 
 
 def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, str, str], str]:
@@ -38,7 +24,7 @@ def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, st
         if "neighbours: " in missing:
             return ""
         told = sentence in said or (unless and not any(other in said for other in unless))
-        return str(_count(neighbours) if told else 0)
+        return str(len(re.findall(r"\bpid [0-9]+", neighbours)) if told else 0)
 
     return count
 
@@ -49,13 +35,14 @@ RESPELLED = {"compile": {"on": "default"}}
 """By column, values that had another spelling before: until schema 8 the network was compiled in
 one mode, or not."""
 
-MIGRATIONS: dict[str, Migration] = {
+MIGRATIONS: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     # schema 2
-    "run_seed": Migration(("seed",), lambda seed: seed),
-    "neighbours_computing": Migration(_SAID, _told(_COMPUTED, unless=(_DRAWS, _LATE))),
-    "neighbours_drawing": Migration(_SAID, _told(_DRAWS)),
-    "neighbours_late": Migration(_SAID, _told(_LATE)),
-    "other_cores": Migration(("notes",), lambda notes: "".join(_OTHERS.findall(notes)[:1])),
+    "run_seed": (("seed",), lambda seed: seed),
+    "neighbours_computing": (_SAID, _told(_COMPUTED, unless=(_DRAWS, _LATE))),
+    "neighbours_drawing": (_SAID, _told(_DRAWS)),
+    "neighbours_late": (_SAID, _told(_LATE)),
+    "other_cores": (("notes",), lambda notes: "".join(_OTHERS.findall(notes)[:1])),
     # schema 4
-    "probe": Migration(("sentinel",), lambda sentinel: "off"),
+    "probe": (("sentinel",), lambda sentinel: "off"),
 }
+"""By column, those that it is filled from, and how, of cells as text as it stands in the file."""

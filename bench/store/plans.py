@@ -62,11 +62,8 @@ def parse_shard(text: str) -> Shard:
 
 
 def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
-    whole = {
-        of: {Shard(number, of) for number in range(1, of + 1)} for of in {s.of for s in shards}
-    }
-    lost = set().union(*whole.values()) - set(shards)
-    return sorted(lost, key=lambda shard: (shard.of, shard.number))
+    whole = {Shard(number, of) for of in {s.of for s in shards} for number in range(1, of + 1)}
+    return sorted(whole - {*shards}, key=lambda shard: (shard.of, shard.number))
 
 
 def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:

@@ -12,8 +12,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -21,15 +22,17 @@ from bench.axis import Value
 from bench.case import AXES, Case, format_value, parse_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, SCHEMA, Column, Status, WorkRow
-from bench.store.attempts import find_truncated, keep_latest, number_groups
+from bench.store.attempts import FEW, find_truncated, keep_latest, number_groups
 from bench.store.cells import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, TABLES, WORK, write_lines
 from bench.store.migration import MIGRATIONS, RESPELLED
 from bench.text import clean
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     import pyarrow as pa
 
+    Places = np.ndarray[Any, Any]  # of cells among the distinct ones
 
 _LONGEST_LINE = 1_000_000  # bytes; the longest honest row is a few thousand
 _STRANGE = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
@@ -64,12 +67,12 @@ def records_file(path: Path) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration in a sweep's folder; empty where none can be read."""
     file = folder / CONFIG
-    try:
+    with suppress(OSError, ValueError):
         found = file.stat()
         config = _parse_config(file.absolute(), found.st_ino, found.st_mtime_ns, found.st_size)
-    except (OSError, ValueError):
-        return {}
-    return {**config} if isinstance(config, dict) else {}
+        if isinstance(config, dict):
+            return {**config}
+    return {}
 
 
 @lru_cache(maxsize=4)
@@ -82,8 +85,9 @@ def read_records(path: Path) -> pd.DataFrame:
     """Read a sweep's records, checked and typed, one row a record.
 
     Numbers are float64 with NaN for empty (int64 where none is empty and all are whole), text is
-    str with "" for empty, switches are bool with False for empty. The columns are those of
-    `COLUMNS`, whatever schema the file has. ``path`` is a sweep's folder, or a records file.
+    str (object in fewer rows than `FEW`) with "" for empty, switches are bool with False for empty.
+    The columns are those of `COLUMNS`, whatever schema the file has. ``path`` is a sweep's folder,
+    or a records file.
 
     Raises UsageError: it is no records file of this harness, is of a newer schema, or holds a value
     that cannot be; the message names file, line and column.
@@ -92,33 +96,19 @@ def read_records(path: Path) -> pd.DataFrame:
     return type_table(file, read_text(file, COLUMNS), COLUMNS)
 
 
-def read_steps(path: Path) -> pd.DataFrame:
-    """Read the steps beside a sweep's records, maybe none. Raises UsageError: as `read_records`."""
-    return _read_beside(path, STEPS)
-
-
-def read_epochs(path: Path) -> pd.DataFrame:
-    """The same of the epochs, which only cases of several have."""
-    return _read_beside(path, EPOCHS)
-
-
-def read_work(path: Path) -> pd.DataFrame:
-    """The same of the work of a step."""
-    return _read_beside(path, WORK)
-
-
-def read_ranks(path: Path) -> pd.DataFrame:
-    """The same of the processes, which only cases on several GPUs have."""
-    return _read_beside(path, RANKS)
-
-
-def _read_beside(path: Path, name: str) -> pd.DataFrame:
+def _read_beside(name: str, path: Path) -> pd.DataFrame:
+    """Read a table beside a sweep's records, maybe none. Raises UsageError: as `read_records`."""
     records, columns = records_file(path), TABLES[name]
     # results/reference/NAME.csv has its steps in NAME-curve.csv
     apart = name == STEPS and records.name != RECORDS
     file = records.with_name(f"{records.stem}-curve.csv" if apart else name)
     table = read_text(file, columns) if file.is_file() else _empty(columns)
     return type_table(file, table, columns)
+
+
+read_steps, read_epochs, read_work, read_ranks = (
+    partial(_read_beside, name) for name in (STEPS, EPOCHS, WORK, RANKS)
+)
 
 
 def list_work(frame: pd.DataFrame) -> list[WorkRow]:
@@ -180,9 +170,9 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
 
 def _fill_in(column: Column, table: pa.Table) -> list[str]:
     """The cells of a column that an older file lacks: migrated, the axis's default, or empty."""
-    if migrate := MIGRATIONS.get(column.name):
-        columns = (table[needed].to_pylist() for needed in migrate.needs)
-        return [migrate.fill(*cells) for cells in zip(*columns, strict=True)]
+    if column.name in MIGRATIONS:
+        needs, fill = MIGRATIONS[column.name]
+        return list(map(fill, *(table[needed].to_pylist() for needed in needs)))
     default = format_value(getattr(Case, column.name)) if _is_axis(column) else ""
     return [default] * len(table)
 
@@ -196,27 +186,18 @@ def _check_bytes(path: Path, data: bytes) -> None:
     ):
         if (at := data.find(byte)) >= 0:
             raise UsageError(f"{path}:{_place(data, at)}: {name}; {mend}")
-    if len(data) > _LONGEST_LINE:
-        _check_line_lengths(path, data)
+    for number, line in enumerate(io.BytesIO(data), 1) if len(data) > _LONGEST_LINE else ():
+        if (length := len(line.rstrip(b"\n"))) > _LONGEST_LINE:
+            raise UsageError(
+                f"{path}:{number}: character {_LONGEST_LINE + 1}: a line of {length} bytes; "
+                f"no record is longer than {_LONGEST_LINE}"
+            )
     try:
         data.decode()
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}:{_place(data, error.start)}: not UTF-8 text; save it as UTF-8"
         ) from error
-
-
-def _check_line_lengths(path: Path, data: bytes) -> None:
-    start = 0
-    while len(data) - start > _LONGEST_LINE:
-        end = data.rfind(b"\n", start, start + _LONGEST_LINE + 1)
-        if end < 0:
-            length = (data.find(b"\n", start) + 1 or len(data) + 1) - 1 - start
-            raise UsageError(
-                f"{path}:{data.count(bytes([10]), 0, start) + 1}: character {_LONGEST_LINE + 1}: "
-                f"a line of {length} bytes; no record is longer than {_LONGEST_LINE}"
-            )
-        start = end + 1
 
 
 def _place(data: bytes, at: int) -> str:
@@ -250,7 +231,6 @@ def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
 
 
 def _refuse_csv(path: Path, data: bytes, cells: int, why: str) -> NoReturn:
-    """Say on which line the CSV goes wrong."""
     lines = csv.reader(io.StringIO(data.decode(), newline=""))
     number = 0
     try:
@@ -270,7 +250,6 @@ def _refuse_csv(path: Path, data: bytes, cells: int, why: str) -> NoReturn:
 
 
 def _check_schema(path: Path, table: pa.Table) -> int:
-    """The oldest schema among the rows."""
     oldest = SCHEMA
     for text in table["schema"].unique().to_pylist():
         if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
@@ -295,50 +274,67 @@ def type_table(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.Da
     import pandas as pd
 
     typed = {}
-    nothing = {str: pd.array([""] * len(table), "str"), bool: np.zeros(len(table), bool)}
+    few = len(table) < FEW
+    no_text = np.full(len(table), "", object) if few else pd.array([""] * len(table), "str")
+    nothing = {str: no_text, bool: np.zeros(len(table), bool)}
     no_number = np.full(len(table), math.nan)
     for name, column in columns.items():
         # most columns hold few distinct cells; 100,000 records took 3.0 s cell by cell
-        cells = _encode(table[name])
-        if column.optional and not _is_axis(column) and cells.dictionary.to_pylist() == [""]:
-            typed[name] = nothing.get(column.type, no_number)  # as most are in most sweeps
+        distinct, places = _encode(table[name])
+        if (
+            len(distinct) == 1  # as most are in most sweeps
+            and column.optional
+            and not _is_axis(column)
+            and distinct[0].as_py() == ""
+        ):
+            typed[name] = nothing.get(column.type, no_number)
             continue
-        for text in _suspects(column, cells.dictionary):
+        for text in _suspects(column, distinct):
             if wrong := _wrong(column, text):
                 _refuse(path, table, name, text, wrong)
-        typed[name] = _READERS[column.type](cells.dictionary, cells.indices)
-    return pd.DataFrame(typed)
+        typed[name] = _read_cells(column.type, distinct, places)
+    if not few:
+        return pd.DataFrame(typed)
+    # text as objects in one block: of few rows a look at a column takes a tenth of the time
+    texts = [name for name, column in columns.items() if column.type is str]
+    block = np.array([typed.pop(name) for name in texts], object).T
+    text = pd.DataFrame(block.reshape(len(table), len(texts)), columns=texts, dtype=object)
+    return pd.concat([text, pd.DataFrame(typed)], axis=1)[list(columns)]
 
 
-def _encode(cells: pa.ChunkedArray) -> pa.DictionaryArray:
+def _encode(cells: pa.ChunkedArray) -> tuple[pa.Array, Places]:
     """The distinct cells, and the place of each among them."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if len(cells) and pc.all(pc.equal(cells, cells[0])).as_py():  # a tenth of the time
-        places = pa.array(np.zeros(len(cells), np.int32))
-        return pa.DictionaryArray.from_arrays(places, cells.slice(0, 1).combine_chunks())
-    return cells.combine_chunks().dictionary_encode()
+    if len(cells) < FEW:
+        texts = cells.to_pylist()
+        found = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        return pa.array(list(found), pa.string()), np.array([found[text] for text in texts], int)
+    if pc.all(pc.equal(cells, cells[0])).as_py():  # a tenth of the time
+        return cells.slice(0, 1).combine_chunks(), np.zeros(len(cells), int)
+    encoded = cells.combine_chunks().dictionary_encode()
+    return encoded.dictionary, encoded.indices.to_numpy()
 
 
-def _suspects(column: Column, distinct: pa.Array) -> list[str]:
+def _suspects(column: Column, distinct: pa.Array) -> Any:
     """The cells worth a look one by one: of numbers, those numpy finds odd."""
     import numpy as np
     import pyarrow as pa
 
     if _is_axis(column) or column.name == "status" or column.type is bool:
-        return distinct.to_pylist()  # type: ignore[no-any-return]
+        return distinct.to_pylist()
     if column.type is str:
         return []
     try:
         numbers = _parse_numbers(distinct)
     except pa.ArrowInvalid:
-        return distinct.to_pylist()  # type: ignore[no-any-return]
+        return distinct.to_pylist()
     odd = ~(np.isfinite(numbers) & (numbers >= 0) & (numbers <= _LARGEST_INT))
     if column.type is int:
         odd |= numbers != np.floor(numbers)
-    return distinct.filter(pa.array(odd)).to_pylist()  # type: ignore[no-any-return]
+    return distinct.filter(pa.array(odd)).to_pylist()
 
 
 def _is_axis(column: Column) -> bool:
@@ -367,18 +363,22 @@ def _wrong(column: Column, text: str) -> str:
     return ""
 
 
-def _read_strings(distinct: pa.Array, places: pa.Array) -> Any:
+def _read_cells(kind: type, distinct: pa.Array, places: Places) -> Any:
+    import numpy as np
     import pyarrow.compute as pc
 
-    # pandas' methods for text took two thirds of the time of reading a short file
-    bare = pc.replace_substring_regex(distinct, "^'", "", max_replacements=1)
-    return bare.take(places).to_pandas()
-
-
-def _read_switches(distinct: pa.Array, places: pa.Array) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.equal(distinct, "on").to_numpy(zero_copy_only=False)[places]
+    if kind is str:
+        # pandas' methods for text took two thirds of the time of reading a short file
+        bare = pc.replace_substring_regex(distinct, "^'", "", max_replacements=1)
+        if len(places) < FEW:
+            return np.array(bare.to_pylist(), object)[places]
+        return bare.take(places).to_pandas()
+    if kind is bool:
+        return pc.equal(distinct, "on").to_numpy(zero_copy_only=False)[places]
+    numbers = _parse_numbers(distinct)
+    if kind is int and not np.isnan(numbers).any():
+        numbers = numbers.astype("int64")
+    return numbers[places]
 
 
 def _parse_numbers(distinct: pa.Array) -> Any:
@@ -387,21 +387,6 @@ def _parse_numbers(distinct: pa.Array) -> Any:
 
     filled = pc.if_else(pc.equal(distinct, ""), None, distinct)
     return filled.cast(pa.float64()).to_numpy(zero_copy_only=False)
-
-
-def _read_whole_numbers(distinct: pa.Array, places: pa.Array) -> Any:
-    import numpy as np
-
-    numbers = _parse_numbers(distinct)
-    return (numbers if np.isnan(numbers).any() else numbers.astype("int64"))[places]
-
-
-_READERS = {
-    str: _read_strings,
-    bool: _read_switches,
-    float: lambda distinct, places: _parse_numbers(distinct)[places],
-    int: _read_whole_numbers,
-}
 
 
 def read_cases(frame: pd.DataFrame) -> list[Case]:

@@ -57,7 +57,6 @@ def list_naming_axes(varying: Collection[str]) -> list[str]:
 
 
 def name_axis(axis: str) -> str:
-    """Name an axis for people."""
     return axis.replace("_", " ")
 
 

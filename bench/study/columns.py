@@ -82,11 +82,9 @@ class Texts:
         return found
 
     def find(self, holds: Callable[[str], Any]) -> Array:
-        """The rows of whose text it holds."""
         return self.map(holds, bool)
 
     def any_of(self, which: Array) -> Array:
-        """The rows of whose text some row is one of these."""
         import numpy as np
 
         counts: Array = np.bincount(self._places, which)[self._places]
@@ -214,7 +212,6 @@ class Columns:
         return leave_out(rate, rate > self._look_up(lambda gpu: list_peaks(gpu).get(column)))
 
     def _look_up(self, find: Callable[[str], float | None]) -> Array:
-        """What the data sheet of each row's card says; NaN for a CPU and cards not known."""
         return leave_out(self.gpu.map(lambda gpu: find(gpu) or math.nan), self.device != "cuda")
 
     def _share(self, find_rate: Callable[[str], Array]) -> Array:

@@ -127,7 +127,6 @@ def _meets(effect: str) -> Callable[[Columns], Array]:
 
 
 def _in_fp8(r: Columns) -> Array:
-    """Which rows were measured in fp8."""
     float8: Array = r.precision.find(lambda name: PRECISIONS[name].float8)
     return float8 & known(r.epoch_time_s)
 
@@ -139,7 +138,6 @@ def _measure_error(r: Columns) -> Array:
 
 
 def _is_skipping(r: Columns) -> Array:
-    """Whether many steps left the weights as they were."""
     share = r.overflow_steps / positive(r.measured_steps)
     skipping: Array = (r.skip_overflow | r.loss_scale.find(is_dynamic)) & (share > MOST_SKIPPED)
     return skipping
@@ -162,7 +160,6 @@ def _is_beyond(r: Columns) -> Array:
 
 
 def _has_wrong_rates(r: Columns) -> Array:
-    """Whether a rate of the row's machine is above the data sheet of its card."""
     return reduce(or_, (known(getattr(r, name)) & ~known(r.take_rate(name)) for name in RATES))
 
 
@@ -206,7 +203,6 @@ def _describe_unknown_time(r: Columns) -> str:
 
 
 def _quote(column: str) -> Callable[[Columns], str]:
-    """Say the texts of a column, for display."""
 
     def quote(r: Columns) -> str:
         said = [text for text in getattr(r, column).distinct if text]

@@ -44,7 +44,6 @@ class Drift:
 
     @property
     def steadiness(self) -> Steadiness:
-        """Whether the machine drifted, held, or one cannot tell."""
         if abs(self.change) > max(self.margin, STEADY):
             return Steadiness.DRIFTED
         if abs(self.change) + self.margin <= STEADY:

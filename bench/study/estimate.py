@@ -26,7 +26,7 @@ from bench.record import RELIABLE, Status
 from bench.study import quantities
 from bench.study.columns import Columns, known
 from bench.study.metrics import METRICS
-from bench.study.pairs import Changed, keep_alike
+from bench.study.pairs import Changed, Pair, keep_alike
 from bench.verdict import MIN_SEEDS, ROUNDING, Ratio, adjust, compare_seeds
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ class Estimate:
 
     @property
     def pairs(self) -> int:
-        """How many pairs it is over."""
         return len(self.cells)
 
 
@@ -168,23 +167,16 @@ def list_shifts(a: Sequence[Seeds], b: Sequence[Seeds]) -> list[float]:
 
 
 def _average(seeds: Seeds, what: int) -> float:
-    """The mean over seeds, of which there is mostly one: of the value, or of its logarithm."""
     return fmean([reading[what] for reading in seeds.values()])
 
 
 def _judge_seeds(
     metric: Metric, changes: Sequence[Changed], readings: pd.DataFrame
 ) -> list[Estimate | None]:
-    """Estimate what each change does to a loss or an error."""
     seeds = take_seeds(readings)
-    known = [
-        [pair for pair in change.pairs if pair.same_loss and pair.a in seeds and pair.b in seeds]
-        for change in changes
-    ]
     found: list[Estimate | None] = []
     family: list[tuple[dict[int, list[float]], dict[int, list[float]]]] = []
-    for pairs in keep_alike(changes, known, seeds):
-        cells = tuple((pair.a, pair.b) for pair in pairs)
+    for cells in keep_alike(changes, lambda pair: pair.same_loss, seeds, seeds):
         if not cells:
             found.append(None)
             continue
@@ -224,44 +216,30 @@ def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
 def _judge_repeats(
     metric: Metric, changes: Sequence[Changed], readings: pd.DataFrame
 ) -> list[Estimate | None]:
-    """Estimate what each change does to a time, a memory or an energy."""
     grouped = readings.groupby("cell")
     logs, numbers = grouped["log"], grouped.size()
     still = logs.max() - logs.min() <= ROUNDING
-    moments = (numbers, logs.mean(), logs.var().mask(still, 0.0), grouped["value"].mean())
-    columns = [moment.to_numpy() for moment in moments]
-    cells = numbers.index.tolist()
-    place_of = {cell: place for place, cell in enumerate(cells)}
-    known = [
-        [
-            pair
-            for pair in change.pairs
-            if pair.a in place_of
-            and pair.b in place_of
-            and (metric is not MEMORY or pair.same_memory)
-        ]
-        for change in changes
-    ]
-    sure = {cell for cell, number in zip(cells, numbers, strict=True) if number >= MIN_REPEATS}
+    every = (numbers, logs.mean(), logs.var().mask(still, 0.0), grouped["value"].mean())
+    columns = [moment.to_numpy() for moment in every]
+    place_of = {cell: place for place, cell in enumerate(numbers.index.tolist())}
+    sure = set(numbers.index[numbers >= MIN_REPEATS].tolist())
+
+    def fits(pair: Pair) -> bool:
+        return metric is not MEMORY or pair.same_memory
+
     samples: list[_Sample | None] = []
-    for pairs in keep_alike(changes, known, sure):
-        if not pairs:
-            samples.append(None)
-            continue
-        both = tuple((pair.a, pair.b) for pair in pairs)
-        sides = [[place_of[cell] for cell in side] for side in zip(*both, strict=True)]
-        samples.append(_Sample(both, *(column[sides] for column in columns)))
+    for cells in keep_alike(changes, fits, place_of, sure):
+        sides = [[place_of[cell] for cell in side] for side in zip(*cells, strict=True)]
+        moments = (column[sides] for column in columns)
+        samples.append(_Sample(cells, *moments) if cells else None)
     noises = [noise for sample in samples if sample for noise in sample.noises]
     typical = math.exp(median(noises)) if noises else None
     estimates = [sample.estimate(metric, typical) if sample else None for sample in samples]
-    p_values = [e.ratio.p for e in estimates if e and e.ratio.p is not None]
-    adjusted = iter(adjust(p_values))
-    return [
-        replace(e, ratio=replace(e.ratio, p_adjusted=next(adjusted)))
-        if e and e.ratio.p is not None
-        else e
-        for e in estimates
-    ]
+    adjusted = iter(adjust([e.ratio.p for e in estimates if e and e.ratio.p is not None]))
+    for place, e in enumerate(estimates):
+        if e and e.ratio.p is not None:
+            estimates[place] = replace(e, ratio=replace(e.ratio, p_adjusted=next(adjusted)))
+    return estimates
 
 
 @dataclass(frozen=True)
@@ -277,7 +255,6 @@ class _Sample:
 
     @property
     def noises(self) -> list[float]:
-        """The logarithm of each pair's ratio of variances, where both sides vary."""
         import numpy as np
 
         before, after = self.variance[:, (self.variance > 0).all(axis=0)]
@@ -286,7 +263,6 @@ class _Sample:
 
     @property
     def errors(self) -> np.ndarray:
-        """Variance of each pair's difference."""
         errors: np.ndarray = (self.variance / self.number).sum(axis=0)
         return errors
 
@@ -347,7 +323,6 @@ class _Sample:
         return ratio, reach * float(self.value[0].mean()) * value
 
     def _is_mixed(self, shifts: np.ndarray) -> bool:
-        """Whether some pairs are below the margin, within it or above it, and others are not."""
         import numpy as np
         from scipy.special import stdtrit
 

@@ -70,7 +70,6 @@ def describe_gaps(
 
 
 def _name_run(run: Run, axes: Iterable[str], known: Collection[Case]) -> str:
-    """Name a run by its case, and where others of this case have rows, by which of them it is."""
     case, repeat, sentinel = run
     which = "sentinel" if sentinel else f"repeat {repeat}"
     return f"{case.label(axes)}, {which}" if case in known else case.label(axes)

@@ -7,6 +7,7 @@ instead, before / after: above 1 is faster.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bench.study.quantities import MEMORY
@@ -48,7 +49,6 @@ class Metric:
 
     @property
     def column(self) -> str:
-        """The column of the records that is read."""
         return self.error_of or self.name
 
     def read(self, cell: float) -> float:
@@ -73,26 +73,18 @@ class Metric:
         }
 
     def word(self, verdict: Verdict) -> str:
-        """Name a verdict on this metric."""
         words = {Verdict.LOWER: self.lower, Verdict.HIGHER: self.higher}
         return words.get(verdict, verdict.value)
 
 
-def _time(column: str, label: str) -> Metric:
-    return Metric(column, label, "faster", "slower", "s", speed=True, timed=True, diverged=True)
-
-
-def _memory(column: str, label: str) -> Metric:
-    return Metric(column, label, "less", "more", "GiB", GIB, deterministic=True, diverged=True)
-
-
-def _loss(column: str, label: str) -> Metric:
-    return Metric(column, label, "lower", "higher", seeded=True)
-
-
-def _error(name: str, label: str, accuracy: str) -> Metric:
-    return Metric(name, label, "lower", "higher", "%", 0.01, seeded=True, error_of=accuracy)
-
+_time = partial(
+    Metric, lower="faster", higher="slower", unit="s", speed=True, timed=True, diverged=True
+)
+_memory = partial(
+    Metric, lower="less", higher="more", unit="GiB", scale=GIB, deterministic=True, diverged=True
+)
+_loss = partial(Metric, lower="lower", higher="higher", seeded=True)
+_error = partial(_loss, unit="%", scale=0.01)
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -104,8 +96,8 @@ METRICS: dict[str, Metric] = {
         *(_memory(column, f"peak memory of {what}") for column, what in MEMORY.items()),
         _loss("train_loss", "training loss"),
         _loss("test_loss", "test loss"),
-        _error("train_top1_error", "training top-1 error", "train_accuracy"),
-        _error("test_top1_error", "test top-1 error", "test_accuracy"),
+        _error("train_top1_error", "training top-1 error", error_of="train_accuracy"),
+        _error("test_top1_error", "test top-1 error", error_of="test_accuracy"),
         Metric("energy_j", "energy of the measured steps", "less", "more", "J", timed=True),
     )
 }

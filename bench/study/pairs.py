@@ -7,7 +7,7 @@ each metric of them is over the same settings of all other axes: those that all 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import compress, pairwise, product, repeat
@@ -18,15 +18,7 @@ from bench.axis import Trait
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, free_axes, list_affecting
 from bench.record import COMPARABLE
 from bench.store.attempts import number_groups
-from bench.study.axes import (
-    MACHINE,
-    NUMBERS,
-    Machines,
-    keep_main,
-    name_value,
-    rank,
-    take_values,
-)
+from bench.study.axes import MACHINE, NUMBERS, Machines, keep_main, name_value, rank, take_values
 from bench.study.doubts import DOUBTS, SAID_BELOW
 from bench.study.summaries import SOURCE
 from bench.workloads import IMAGES
@@ -122,8 +114,6 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
 
 
 class _Line(NamedTuple):
-    """What is looked at of a case that may be a side of a pair."""
-
     cell: int
     asked: tuple[Any, ...]
     part: float
@@ -169,19 +159,28 @@ its end they may not differ in what is learnt either."""
 
 
 def keep_alike(
-    changes: Sequence[Changed], known: Sequence[Sequence[Pair]], sure: Collection[int]
-) -> list[list[Pair]]:
-    """Of each change the pairs at settings that all changes of its baseline have, if there are any.
+    changes: Sequence[Changed],
+    fits: Callable[[Pair], bool],
+    measured: Collection[int],
+    sure: Collection[int],
+) -> list[tuple[tuple[int, int], ...]]:
+    """Of each change the pairs at settings that all changes of its baseline have, if there are any:
+    their cells, before and after.
 
     Of these, or else of its own, those with enough repeats, where the changes that have any such
-    pairs have them in common; a change that has none does not stand in their way. ``known`` are the
-    pairs of each change whose metric is known, ``sure`` the cells that have enough repeats.
+    pairs have them in common; a change that has none does not stand in their way. ``fits`` says
+    whether a metric of a pair can be compared, ``measured`` are the cells that have it, ``sure``
+    those that have enough repeats.
     """
+    known = [
+        [p for p in change.pairs if p.a in measured and p.b in measured and fits(p)]
+        for change in changes
+    ]
     families: dict[tuple[str, str], list[int]] = {}
     for place, change in enumerate(changes):
-        if len(known[place]):
+        if known[place]:
             families.setdefault((change.axis, change.before), []).append(place)
-    kept = [list(pairs) for pairs in known]
+    kept = known[:]
     for places in families.values():
         keys = [{pair.key for pair in known[place]} for place in places]
         good = [
@@ -193,7 +192,7 @@ def keep_alike(
         for place, mine, enough in zip(places, keys, good, strict=True):
             wanted = (best or shared) if shared else (enough or mine)
             kept[place] = [pair for pair in known[place] if pair.key in wanted]
-    return kept
+    return [tuple((pair.a, pair.b) for pair in pairs) for pairs in kept]
 
 
 # --------------------------------------------------------------------------------------- two sides
@@ -209,11 +208,6 @@ class Match(NamedTuple):
     a: int
     b: int
     told: Told = ()
-
-    @property
-    def cells(self) -> tuple[int, int]:
-        """Of the first side and of the second."""
-        return self.a, self.b
 
 
 @dataclass(frozen=True)
@@ -270,17 +264,15 @@ def match(a: pd.DataFrame, b: pd.DataFrame, axis: str = "") -> Matches:
     alone: tuple[dict[int, Told], dict[int, Told]] = ({}, {})
     for key in dict.fromkeys([*groups[0], *groups[1]]):
         left = [group.get(key, []) for group in groups]
-        matched = _match_parts(*left)
+        matched: list[tuple[_Candidate | None, ...]] = [*_match_parts(*left)]
         taken = {id(one) for pair in matched for one in pair}
-        rest = [[one for one in side if id(one) not in taken] for side in left]
-        ends: list[tuple[_Candidate | None, _Candidate | None]] = [*matched]
-        ends += [(one, None) for one in rest[0]] + [(None, one) for one in rest[1]]
-        for one, two in ends:
-            ours, theirs = (
+        ours, theirs = ([one for one in side if id(one) not in taken] for side in left)
+        for ends in [*matched, *((one, None) for one in ours), *((None, one) for one in theirs)]:
+            held = [
                 {cell: known[cell] for cell in end.cells} if end else {}
-                for end, known in zip((one, two), environments, strict=True)
-            )
-            _match_environments(ours, theirs, pairs, alone)
+                for end, known in zip(ends, environments, strict=True)
+            ]
+            _match_environments(held, pairs, alone)
     places = {cell: place for place, cell in enumerate(a.index)}
     return Matches(sorted(pairs, key=lambda pair: places[pair.a]), alone)
 
@@ -288,7 +280,6 @@ def match(a: pd.DataFrame, b: pd.DataFrame, axis: str = "") -> Matches:
 def _list_candidates(
     side: pd.DataFrame, keys: Any, numbers: Any, axis: str
 ) -> dict[int, list[_Candidate]]:
-    """The cases of a side by what has to be equal."""
     import pandas as pd
 
     side = side.assign(_key=keys, _case=numbers)
@@ -320,21 +311,17 @@ def _match_parts(
         taken = any(one is x or two is y for x, y in pairs)
         if (one.share == two.share or failed) and not taken:
             pairs.append((one, two))
-    return pairs or [(max(ours, key=_get_share), max(theirs, key=_get_share))]
-
-
-_get_share = attrgetter("share")
+    share = attrgetter("share")
+    return pairs or [(max(ours, key=share), max(theirs, key=share))]
 
 
 def _match_environments(
-    ours: Mapping[int, tuple[str, ...]],
-    theirs: Mapping[int, tuple[str, ...]],
+    sides: Sequence[Mapping[int, tuple[str, ...]]],
     pairs: list[Match],
     alone: tuple[dict[int, Told], dict[int, Told]],
 ) -> None:
     """Match the cells of one case by what ran them, as far as that varies within a side."""
     names = list(COMPARABLE)
-    sides = (ours, theirs)
     held = [[set(column) for column in zip(*side.values(), strict=True)] for side in sides]
     varying = [i for i in range(len(names)) if any(s and len(s[i]) > 1 for s in held)]
     shared = [i for i in varying if all(held) and held[0][i] & held[1][i]]

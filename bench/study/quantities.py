@@ -56,22 +56,18 @@ class Quantity:
     paired: bool = False
 
     def take(self, r: Columns) -> Array:
-        """Its value in each row."""
         values: Array = self.derive(r) if self.derive else getattr(r, self.name)
         return values.astype(float, copy=False)
 
     @property
     def scale(self) -> float:
-        """SI units in its unit."""
         return _SCALES.get(self.unit, 1)
 
     @property
     def title(self) -> str:
-        """Its label, with its unit in parentheses."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
     def write(self, value: float) -> str:
-        """Write a value without its unit."""
         shown = value / self.scale
         return write_number(shown) if self.decimals is None else f"{shown:.{self.decimals}f}"
 
@@ -86,7 +82,6 @@ class Quantity:
         return "" if {*ends} == {middle} else "–".join(ends)
 
     def add_unit(self, text: str) -> str:
-        """Put the unit behind an already written number."""
         return f"{text}{self.unit}" if self.unit == "×" else f"{text} {self.unit}".rstrip()
 
 

@@ -94,7 +94,14 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
             added[name] = values
         elif values is not getattr(r, name):
             records[name] = values
-    return pd.concat([records, pd.DataFrame(added)], axis=1)
+    return name_by_objects(pd.concat([records, pd.DataFrame(added)], axis=1))
+
+
+def name_by_objects(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same with objects as the names of its columns: Arrow's take three times as long to look
+    one up."""
+    frame.columns = frame.columns.astype(object)
+    return frame
 
 
 def join_texts(frame: pd.DataFrame) -> pd.DataFrame:
@@ -104,7 +111,8 @@ def join_texts(frame: pd.DataFrame) -> pd.DataFrame:
 
     texts: pd.DataFrame = frame.select_dtypes("str")
     objects = pd.DataFrame(texts.to_numpy(), texts.index, texts.columns, dtype=object)
-    return pd.concat([objects, frame.select_dtypes(exclude="str")], axis=1).copy()
+    joined = pd.concat([objects, frame.select_dtypes(exclude="str")], axis=1).copy()
+    return name_by_objects(joined)
 
 
 def _fill_environment(records: pd.DataFrame) -> None:
@@ -208,7 +216,6 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _say_spread(first: Columns, found: Mapping[str, Array]) -> dict[str, Array]:
-    """What the ends of each case are; single runs have those their own steps allow."""
     import numpy as np
 
     repeats, time = found["repeats"], found["epoch_time_s"]
@@ -276,7 +283,6 @@ def _pair(first: pd.DataFrame, found: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _tell_apart(cases: pd.DataFrame) -> pd.Series:
-    """What tells each case from those of the same axes that something else ran."""
     import pandas as pd
 
     cell = number_groups(cases, [*SOURCE, *AXES, "kind"])

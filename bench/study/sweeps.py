@@ -153,7 +153,6 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
 
 
 def _recall_plans(file: Path, config: Mapping[str, Any]) -> tuple[Plan | None, tuple[Plan, ...]]:
-    """What its own sweep planned, and what those did that were joined in its folder."""
     if file.name != RECORDS:
         return None, ()
     own = read_own_plan(file.parent, config)

@@ -15,7 +15,7 @@ from bench.errors import UsageError
 from bench.executors import Executor, Lane
 from bench.flags import command
 from bench.record import Status
-from bench.sweep.anchors import describe_anchors, find_anchors, run_anchors
+from bench.sweep.anchors import compare_alone, compare_busy, find_anchors, run_anchors
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
 from bench.sweep.folder import default_out
@@ -31,7 +31,7 @@ from bench.sweep.hardware import (
 )
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, parse_arguments, plan_cases
-from bench.sweep.part import Part, open_part
+from bench.sweep.part import Part
 from bench.sweep.preflight import find_lane_inputs, refuse_searches
 from bench.sweep.preview import preview, print_registries
 from bench.sweep.probing import describe_wall, find_walls
@@ -73,7 +73,7 @@ def run_sweep(asked: Plan, options: Options) -> int:
             parts = []
             for hardware in classes:
                 loop = stores.enter_context(open_loop(hardware, executor, out, options))
-                parts.append(open_part(loop, hardware, asked, options))
+                parts.append(Part(loop, hardware, asked, options))
             parts[0].loop.notes += describe_places(classes, absent, out)
             work = {part.loop: hardware for part, hardware in zip(parts, classes, strict=True)}
             admit = partial(admit_lane, executor, work, every, options)
@@ -113,11 +113,11 @@ def measure_between_anchors(
     before = {part.loop: part.anchored for part in parts}
     cases, alone = find_anchors(crew, choices, before)
     for loop, records in alone.items():
-        loop.say(describe_anchors(records))
+        loop.say(compare_alone(records))
     if cases and not quiet:
         busy = run_anchors(crew, cases, BUSY, before, alone, together=True)
         for loop, records in busy.items():
-            loop.say(describe_anchors(alone[loop], records))
+            loop.say(compare_busy(alone[loop], records))
     crew.work(grids)
     if cases:
         run_anchors(crew, cases, CLOSE, before, alone, together=not quiet)
@@ -157,9 +157,8 @@ def conclude(
     """Say what could not be found or is left, else print the report; the return code."""
     walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
-    families = [family for family, _ in walls]
     for family, wall in lost:
-        name = family.label(telling_axes(families, but="batch_size"))
+        name = family.label(telling_axes((family for family, _ in walls), but="batch_size"))
         print(f"warning: no batch size for {name}: {describe_wall(wall)}", file=sys.stderr)
     # what the stop cut off is run again
     cut = sum(grid.ended[Status.INTERRUPTED] for grid in grids) if stopped else 0

@@ -169,15 +169,9 @@ def _is_refused(record: Record | None) -> bool:
     return record is not None and record.status in REFUSED
 
 
-def describe_anchors(
-    alone: Mapping[str, Record], busy: Mapping[str, Record] | None = None
-) -> list[str]:
-    """Say how lanes of one class compare: by their anchors alone, or with all lanes busy."""
-    lanes = tuple(_read(name, alone, busy or {}) for name in alone)
-    return _compare_alone(lanes, alone) if busy is None else _compare_busy(lanes, alone)
-
-
-def _compare_alone(lanes: Sequence[LaneReading], alone: Mapping[str, Record]) -> list[str]:
+def compare_alone(alone: Mapping[str, Record]) -> list[str]:
+    """Say how lanes of one class compare by their anchors alone."""
+    lanes = tuple(_read(name, alone, {}) for name in alone)
     lines = [
         f"warning: {name} has no anchor, and is compared with no other lane: batch size "
         f"{record.case.batch_size} is too large for it; add a smaller --batch-size"
@@ -186,7 +180,7 @@ def _compare_alone(lanes: Sequence[LaneReading], alone: Mapping[str, Record]) ->
     ]
     if len(lanes) < 2:
         return lines
-    spread = Session("", tuple(lanes)).spread
+    spread = Session("", lanes).spread
     if spread is None:
         why = _say_why_unknown(lanes)
         return [*lines, f"lanes: not known whether they are equally fast; {why}"]
@@ -199,11 +193,10 @@ def _compare_alone(lanes: Sequence[LaneReading], alone: Mapping[str, Record]) ->
     return [*lines, line]
 
 
-def _compare_busy(lanes: Sequence[LaneReading], alone: Mapping[str, Record]) -> list[str]:
+def compare_busy(alone: Mapping[str, Record], busy: Mapping[str, Record]) -> list[str]:
+    """Say what each lane's anchor changes by where all lanes are busy."""
     lines = []
-    for lane in lanes:
-        if _is_refused(alone[lane.lane]):
-            continue
+    for lane in (_read(name, alone, busy) for name, one in alone.items() if not _is_refused(one)):
         change = lane.interference
         if change is None:
             why = _say_why_unknown([lane])

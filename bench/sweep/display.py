@@ -36,13 +36,9 @@ class _Lane:
 class Display:
     """Shows which cases run, their phase, step, running loss, memory, and when all is done.
 
-    Each lane has a line of its own; the only lane of a sweep has no name.
-
-    Args:
-        runs: how many are to be made now; None where each decides on the next, as in a search.
-        done: how many of those asked for need not be made again.
-        axes: what each case is named by, see `bench.case.telling_axes`.
-        search: what is looked for, where each run decides on the next.
+    Each lane has a line of its own; the only lane of a sweep has no name. So many ``runs`` are
+    to be made now, and ``done`` are there already; with None, each decides on the next, as in a
+    ``search``. ``axes`` are those that each case is named by, see `bench.case.telling_axes`.
     """
 
     def __init__(

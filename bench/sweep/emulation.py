@@ -49,8 +49,7 @@ def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
 
 def foresee_emulation(cases: Sequence[Case], options: Options) -> tuple[list[str], float]:
     """What `warn_of_emulation` says of cases in a dry run, what speaks against the rates, and the s
-    that a pass over the cases takes at least; 0 where nothing is emulated, for then no rates are
-    measured.
+    that a pass over the cases takes at least; 0 where nothing is emulated.
 
     Torch and the machine are asked, which takes some seconds, only where something may be emulated.
     No images are opened; as many are assumed as CIFAR-10 has. Raises UsageError: torch cannot use
@@ -61,22 +60,12 @@ def foresee_emulation(cases: Sequence[Case], options: Options) -> tuple[list[str
         return [], 0.0
     cases = [case for case in cases if case.device in devices]
     answer = ask(devices, list_examined(cases), timeout_s=options.timeout_s)
-    inputs = Inputs(
-        {device: answer.platform(device) for device in devices},
-        {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)},
-        {
-            name_data(case): DatasetInfo(
-                case.dataset, "", IMAGES["train"], IMAGES["test"], 0, "", ""
-            )
-            for case in cases
-        },
-    )
+    platforms = {device: answer.platform(device) for device in devices}
+    models = {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)}
+    images = DatasetInfo("", "", IMAGES["train"], IMAGES["test"], 0, "", "")
+    inputs = Inputs(platforms, models, dict.fromkeys(map(name_data, cases), images))
     if "precision" not in options.axes:
-        cases = [
-            case
-            for case in cases
-            if not inputs.platforms[case.device].discourage(PRECISIONS[case.precision])
-        ]
+        cases = [c for c in cases if not platforms[c.device].discourage(PRECISIONS[c.precision])]
     lines = []
     for device in dict.fromkeys(case.device for case in cases if _find_emulation(case, inputs)):
         if seconds := choose_seconds(device):

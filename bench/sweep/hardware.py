@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Kind = tuple[tuple[object, ...], ...]
 """What lanes of one class agree on, of each device."""
 
+_OF_DEVICE = [name for name, owners in COMPARABLE.items() if owners == ("device",)]
 _NAMED = 8  # lanes of a class that the line on it names
 _AT_ONCE = 8  # processes that import torch to say what a lane is
 
@@ -81,13 +83,11 @@ def examine_lanes(
     beside = 0 if options.quiet else sum(lane.host == lanes[0].host for lane in lanes[1:])
     first = find_inputs(cases, options, families, executor, lanes[0], beside)
     every = [*cases, *families]
+    look = partial(find_lane_inputs, first, every, options, executor)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        others = pool.map(
-            lambda lane: find_lane_inputs(first, every, options, executor, lane), lanes[1:]
-        )
-        known = list(zip(lanes, [first, *others], strict=True))
+        found = [first, *pool.map(look, lanes[1:])]
     classes: dict[Kind, Hardware] = {}
-    for lane, inputs in known:
+    for lane, inputs in zip(lanes, found, strict=True):
         kind = find_kind(inputs.environments)
         classes.setdefault(kind, Hardware()).lanes.append((lane, inputs))
     return list(classes.values())
@@ -165,7 +165,7 @@ def read_folders(out: Path) -> dict[str, dict[str, Environment]]:
 
 def _read_environments(config: Mapping[str, Any]) -> dict[str, Environment]:
     """What a configuration says of its devices, as far as classes are told by it."""
-    types = dict.fromkeys(_find_names(), str) | {"gpu_memory_bytes": int}
+    types = dict.fromkeys(_OF_DEVICE, str) | {"gpu_memory_bytes": int}
     found = config.get("environment")
     return {
         device: Environment(**{n: cells[n] for n in types if isinstance(cells.get(n), types[n])})
@@ -197,7 +197,7 @@ def examine_alike(
 def find_kind(environments: Mapping[str, Environment]) -> Kind:
     """What a lane must have in common with others for its rows to be compared with theirs."""
     return tuple(
-        (device, *(getattr(e, name) for name in _find_names()), _round_memory(e))
+        (device, *(getattr(e, name) for name in _OF_DEVICE), _round_memory(e))
         for device, e in environments.items()
     )
 
@@ -205,10 +205,6 @@ def find_kind(environments: Mapping[str, Environment]) -> Kind:
 def find_machine(environments: Mapping[str, Environment]) -> Kind:
     """What stays of the kind of a lane where other software is installed."""
     return tuple((device, e.gpu, e.cpu, _round_memory(e)) for device, e in environments.items())
-
-
-def _find_names() -> list[str]:
-    return [name for name in COMPARABLE if COMPARABLE[name] == ("device",)]
 
 
 def find_card(environments: Mapping[str, Environment]) -> Kind:

@@ -55,20 +55,15 @@ from bench.text import read_clock
 
 @dataclass(frozen=True, eq=False)
 class Ticket:
-    """One thing to run on a lane.
-
-    ``smaller`` is the batch size of which it is concluded that this one runs out of memory.
-    ``probe`` says that it is a step of a search, ``anchor`` that it compares lanes. ``gate`` is
-    what it passes together with other lanes; ``enough`` is as in `Job`.
-    """
+    """One thing to run on a lane."""
 
     run: Run
     attempt: int = 1
-    smaller: int | None = None
-    probe: bool = False
-    anchor: str = ""
-    gate: Gate | None = None
-    enough: Callable[[EpochRow], bool] | None = None
+    smaller: int | None = None  # the batch size by which it is concluded that this one is too large
+    probe: bool = False  # a step of a search
+    anchor: str = ""  # what it compares lanes in
+    gate: Gate | None = None  # that it passes together with other lanes
+    enough: Callable[[EpochRow], bool] | None = None  # as in `Job`
 
     @property
     def which(self) -> str:
@@ -104,22 +99,16 @@ class Source(Protocol):
 
 @dataclass(eq=False)
 class Loop:
-    """Each run to its record, written as it ends; all lanes are of one class of hardware.
-
-    Args:
-        lanes: by name, what is known of each; at least one.
-        notes: lines that are shown once.
-        widest: the most GPUs that a case in the folder had: as many are short, where they are gone.
-        planned: what is to run, each case once.
-    """
+    """Each run to its record, written as it ends; all lanes are of one class of hardware."""
 
     store: Store
     executor: Executor
-    lanes: dict[str, Inputs]
+    lanes: dict[str, Inputs]  # by name, what is known of each; at least one
     options: Options
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # lines that are shown once
+    # the most GPUs that a case in the folder had: as many are short, where they are gone
     widest: int = 0
-    planned: Sequence[Case] = ()
+    planned: Sequence[Case] = ()  # what is to run, each case once
     display: Display = field(init=False)
     rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
     session: str = field(default_factory=lambda: uuid4().hex[:12], init=False)
@@ -161,8 +150,7 @@ class Loop:
         case, repeat, sentinel = ticket.run
         self.display.begin(case, repeat, sentinel, lane.name, ticket.anchor)
         if ticket.smaller is not None:
-            reason = f"batch size {ticket.smaller} already ran out of memory"
-            return Outcome(Status.OOM, reason)
+            return Outcome(Status.OOM, f"batch size {ticket.smaller} already ran out of memory")
         if reason := self.refuse(case):
             return Outcome(Status.UNSUPPORTED, reason)
         try:
@@ -180,14 +168,13 @@ class Loop:
             folder=inputs.data(case).folder,
             gpu_uuid=inputs.platforms[case.device].environment.gpu_uuid,
             log=self.store.folder / LOGS / f"{ticket.name_files(lane)}.log",
+            trace=self._place_trace(ticket, lane),
             lane=place,
             enough=ticket.enough,
             hold=ticket.gate is not None,
         )
         if self.options.trains and ticket.attempt == 1:  # a further one is to find everything
             job = replace(job, known=self._sharing.recall(case, inputs.describe(case)))
-        if self._keeps_trace(case):
-            job = replace(job, trace=self._place_trace(ticket, lane))
         if case.checkpoint:
             kept = self._keep_run(ticket)
             kept.open()
@@ -208,14 +195,8 @@ class Loop:
         place: Lane | None = None,
         beside: int = 0,
     ) -> Record:
-        """Write the record of a ticket that has ended, and show it.
-
-        Args:
-            lane: whose turn it was.
-            started_at: UTC.
-            place: the lane that it ran on, which may be wider.
-            beside: how many other lanes ran a case meanwhile, at most.
-        """
+        """Write the record of a ticket that has ended, and show it. It was the turn of ``lane``,
+        and ran on ``place``, which may be wider, with at most so many lanes busy ``beside`` it."""
         case, repeat, sentinel = ticket.run
         log, known = f"{LOGS}/{ticket.name_files(lane)}.log", self._know(lane, place)
         if unrated := known.unrated.get(case.device):
@@ -257,7 +238,7 @@ class Loop:
         if case.checkpoint:
             self._keep_run(ticket).finish(record)
         self.display.end(record, lane.name)
-        if self._keeps_trace(case) and (trace := self._place_trace(ticket, lane)).exists():
+        if (trace := self._place_trace(ticket, lane)) and trace.exists():
             self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
         if self.options.verbose:
             self.say(write_curve(outcome.steps, outcome.measurement.steps_per_epoch))
@@ -274,14 +255,8 @@ class Loop:
         if record.lane != lane.name or case.world_size > 1 or not step_s:
             return
         peaks = list_peaks(record.environment.gpu or "") if case.device == "cuda" else {}
-        step = Step(
-            step_s,
-            work,
-            take_rates(vars(record.environment), peaks),
-            case.device,
-            PRECISIONS[case.precision].float32,
-            peaks=take_rates(peaks),
-        )
+        rates, kind = take_rates(vars(record.environment), peaks), PRECISIONS[case.precision]
+        step = Step(step_s, work, rates, case.device, kind.float32, peaks=take_rates(peaks))
         beaten = find_beaten(step, case.compiled)
         if beaten and (once := (lane.name, case.device, beaten.rate)) not in self._beaten:
             self._beaten.add(once)
@@ -341,10 +316,9 @@ class Loop:
         if not (slower or expected):
             keep(found, environment, seconds, lane.cores)
 
-    def _keeps_trace(self, case: Case) -> bool:
-        return case.profile and self.options.trace
-
-    def _place_trace(self, ticket: Ticket, lane: Lane) -> Path:
+    def _place_trace(self, ticket: Ticket, lane: Lane) -> Path | None:
+        if not (ticket.run[0].profile and self.options.trace):
+            return None
         return self.store.folder / TRACES / f"{ticket.name_files(lane)}.json.gz"
 
     def _keep_run(self, ticket: Ticket) -> KeptRun:

@@ -14,7 +14,7 @@ from bench.case import Case
 from bench.environment import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.executors import ALL, EXECUTORS, Settings
-from bench.flags import Parser, Rare, add_axes, parse_number, parse_whole, read_axes
+from bench.flags import Parser, Rare, add_axes, add_flag, parse_number, parse_whole, read_axes
 from bench.gpu.kinds import OTHERS
 from bench.grid import MICRO_BATCH, fill_auto
 from bench.preset import Preset, default_preset, load_config, load_preset, read_micro_batch
@@ -90,17 +90,14 @@ def build_parser() -> Parser:
         "record time, memory and learning.",
     )
     what = parser.add_argument_group("what to measure")
-    what.add_argument("--preset", metavar="NAME", help="a named grid of cases, see --list")
-    own = "your own grid of cases, a TOML file"
-    what.add_argument("--config", metavar="FILE", type=Path, help=own)
-    what.add_argument(
-        "--repeats",
-        metavar="N",
-        type=lambda text: parse_whole("--repeats", text, 1),
-        help=f"fresh processes per case (default: 1; {CHEAP_REPEATS} where a --fraction up to "
+    add_flag(what, "--preset", "NAME", "a named grid of cases, see --list")
+    add_flag(what, "--config", "FILE", "your own grid of cases, a TOML file", _read_path)
+    repeats = (
+        f"fresh processes per case (default: 1; {CHEAP_REPEATS} where a --fraction up to "
         f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS} are given, as far as the repeats take "
-        f"at most {REPEATS_S / 60:g} minutes)",
+        f"at most {REPEATS_S / 60:g} minutes)"
     )
+    add_flag(what, "--repeats", "N", repeats, partial(parse_whole, least=1))
     _add_switch(
         what,
         "--same-seed",
@@ -112,11 +109,8 @@ def build_parser() -> Parser:
         "of powers of two, 32..1024, or auto, the largest that fits in memory less a margin, or "
         "32..auto",
     )
-    what.add_argument(
-        "--micro-batch",
-        metavar="M",
-        help=Rare("compute each batch in as few micro-batches as hold at most M images each"),
-    )
+    most = Rare("compute each batch in as few micro-batches as hold at most M images each")
+    add_flag(what, "--micro-batch", "M", most)
     how = add_running(parser)
     _add_switch(how, "--no-skip", Rare("run batch sizes above one that ran out of memory"))
     _add_switch(how, "--verbose", Rare("print each case's curve, as in 2019"))
@@ -125,20 +119,10 @@ def build_parser() -> Parser:
         "--trace",
         Rare("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
     )
-    how.add_argument(
-        "--no-anchors",
-        dest="anchors",
-        action="store_false",
-        help=Rare(
-            "with --lanes, do not measure whether the lanes are alike and disturb each other"
-        ),
-    )
-    how.add_argument(
-        "--shard",
-        metavar="K/N",
-        type=parse_shard,
-        help=Rare("run only part K of N, for job arrays; bench.merge joins the folders"),
-    )
+    none = Rare("with --lanes, do not measure whether the lanes are alike and disturb each other")
+    how.add_argument("--no-anchors", dest="anchors", action="store_false", help=none)
+    part = Rare("run only part K of N, for job arrays; bench.merge joins the folders")
+    how.add_argument("--shard", metavar="K/N", type=parse_shard, help=part)
     _add_switch(how, "--dry-run", "print the plan and check it, but train nothing")
     _add_switch(how, "--list", "print presets, precisions, models, …")
     return parser
@@ -147,24 +131,22 @@ def build_parser() -> Parser:
 def add_running(parser: Parser) -> argparse._ArgumentGroup:
     """Add the flags that say how runs are made and kept, and of which images; their group."""
     how = parser.add_argument_group("how to measure")
-    how.add_argument("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
-    how.add_argument("--data-url", metavar="URL", help=Rare("a mirror of the CIFAR-10 archive"))
-    out = "folder of the results (default: a new one in results/)"
-    how.add_argument("--out", metavar="DIR", type=Path, help=out)
+    add = partial(add_flag, how)
+    add("--data-dir", "DIR", "where CIFAR-10 is (./data)", _read_path)
+    add("--data-url", "URL", Rare("a mirror of the CIFAR-10 archive"))
+    add("--out", "DIR", "folder of the results (default: a new one in results/)", _read_path)
     how.add_argument(
         "--retry",
         nargs="+",
         metavar="STATUS",
-        type=_parse_status,
+        type=lambda text: choose("--retry", text, {str(status): status for status in Status}),
         default=[],
         help="run cases that ended like this again",
     )
-    for flag, least, usual, what in (
-        ("--timeout", 0.001, 3600.0, "seconds a phase of a case may take (3600)"),
-        ("--wait", 0.0, 0.0, "seconds to wait for another sweep on --out (0)"),
-    ):
-        parse, name = partial(_parse_seconds, flag, least), f"{flag[2:]}_s"
-        how.add_argument(flag, metavar="S", dest=name, type=parse, default=usual, help=Rare(what))
+    phase = Rare("seconds a phase of a case may take (3600)")
+    add("--timeout", "S", phase, partial(_parse_seconds, least=0.001), 3600.0, "timeout_s")
+    other = Rare("seconds to wait for another sweep on --out (0)")
+    add("--wait", "S", other, partial(_parse_seconds, least=0.0), 0.0, "wait_s")
     _add_switch(how, "--mix", Rare("add to rows of another GPU, version or model"))
     _add_switch(how, "--allow-shared", "measure on a GPU that other processes use")
     _add_switch(
@@ -175,25 +157,15 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
             "torch, which takes seconds less)"
         ),
     )
-    how.add_argument(
-        "--lanes",
-        metavar="N",
-        help="cases to run at once, each on a GPU or share of the CPU cores: a number, all, or "
-        "quiet, which uses all but one at a time (default: 1)",
+    lanes = (
+        "cases to run at once, each on a GPU or share of the CPU cores: a number, all, or quiet, "
+        "which uses all but one at a time (default: 1)"
     )
-    how.add_argument(
-        "--executor",
-        metavar="NAME",
-        default="subprocess",
-        help=Rare(
-            "subprocess, on this machine, or ray, on the nodes of a Ray cluster (subprocess)"
-        ),
-    )
-    how.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help=Rare("the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)"),
-    )
+    add("--lanes", "N", lanes)
+    by = Rare("subprocess, on this machine, or ray, on the nodes of a Ray cluster (subprocess)")
+    add("--executor", "NAME", by, default="subprocess")
+    join = Rare("the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)")
+    add("--address", "HOST:PORT", join)
     return how
 
 
@@ -243,26 +215,23 @@ def _parse_lanes(text: str | None) -> int | None:
     return int(text)
 
 
-def _parse_seconds(flag: str, least: float, text: str) -> float:
+def _read_path(flag: str, text: str) -> Path:
+    return Path(text)
+
+
+def _parse_seconds(flag: str, text: str, least: float) -> float:
     right = f"a number of seconds, at least {least:g}"
     return parse_number(flag, text, right, lambda seconds: least <= seconds < 1e9)
 
 
-def _parse_status(text: str) -> Status:
-    return choose("--retry", text, {str(status): status for status in Status})
-
-
 @dataclass
 class Plan:
-    """The cases of a sweep as far as they are known.
-
-    ``searched`` are the families whose largest batch is asked for, each with ``auto`` or
-    ``32..auto`` as it was given; ``unknown`` those of them that no search has ended for.
-    """
+    """The cases of a sweep as far as they are known."""
 
     cases: list[Case] = field(default_factory=list)
+    # whose largest batch is asked for, each with ``auto`` or ``32..auto`` as it was given
     searched: list[tuple[Case, str]] = field(default_factory=list)
-    unknown: list[Case] = field(default_factory=list)
+    unknown: list[Case] = field(default_factory=list)  # families that no search has ended for
 
     def settle(self, settle: Callable[[Case], Case]) -> Plan:
         """The same, with what workloads decide, once they were examined."""
@@ -285,11 +254,8 @@ def plan_cases(
     walls: Mapping[Case, Wall] | None = None,
     settle: Callable[[Case], Case] = lambda case: case,
 ) -> Plan:
-    """Expand preset and flags to cases, on the GPU where there is one.
-
-    Args:
-        walls: what searches found, by `bench.wall.records.name_family`.
-        settle: fills in what a workload decides, once it was examined.
+    """Expand preset and flags to cases, on the GPU where there is one, with what searches found of
+    families; ``settle`` fills in what a workload decides, once it was examined.
 
     Raises UsageError: settings do not go together, or nothing can be searched on a CPU because
     there is no memory limit.
@@ -311,22 +277,18 @@ def plan_cases(
             )
         case = settle(case)
         plan.searched.append((case, text))
-        family = name_family(case)
-        wall = found.get(family)
+        wall = found.get(name_family(case))
         if wall is None or wall.ending is None:
-            plan.unknown.append(family)
-            return []
-        if wall.largest is None or wall.recommended is None:
-            return []
-        return fill_auto(text, wall.largest, wall.recommended)
+            plan.unknown.append(name_family(case))
+        elif wall.largest is not None and wall.recommended is not None:
+            return fill_auto(text, wall.largest, wall.recommended)
+        return []
 
     device, axes = "cuda" if has_cuda() else "cpu", options.axes
     if any(isinstance(number, int) and number > 1 for number in axes.get("epochs", [])):
         # several epochs are whole ones, also where the preset measures a part of one
         axes = {"fraction": [Case.fraction], "steps": [Case.steps], **axes}
-    is_mine = choose_part(
-        options.shard, lambda find: options.preset.cases(axes, {"device": [device]}, find)
-    )
-    planned = options.preset.cases(axes, {"device": [device]}, find)
-    plan.cases = list(dict.fromkeys(settle(case) for case in planned if is_mine(case)))
+    expand = partial(options.preset.cases, axes, {"device": [device]})
+    is_mine = choose_part(options.shard, expand)
+    plan.cases = list(dict.fromkeys(settle(case) for case in expand(find) if is_mine(case)))
     return plan

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import Case, format_value, telling_axes
@@ -34,25 +33,18 @@ from bench.wall.search import list_sizes
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
 from bench.yardstick import Yardstick
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the cases need, determined once: devices, models and images, each by its name.
-
-    A model is None where it was not examined, as with the fake executor. ``warnings`` are what the
-    examination found of this machine that matters, a line each. ``starts`` are the hashes of the
-    files that cases start from, ``unrated`` by device the columns of rates that are empty, and why.
-    """
+    """What the cases need, determined once: devices, models and images, each by its name."""
 
     platforms: Mapping[str, Platform]
-    models: Mapping[str, Fingerprint | None]
+    models: Mapping[str, Fingerprint | None]  # None where it was not examined, as with the fake
     datasets: Mapping[str, DatasetInfo]
-    warnings: Sequence[str] = ()
+    warnings: Sequence[str] = ()  # what was found of this machine that matters
     apex: Apex | None = None
-    starts: Mapping[str | None, str] = field(default_factory=dict)
+    starts: Mapping[str | None, str] = field(default_factory=dict)  # hashes of weights, by file
+    # by device, the columns of rates that are empty, and why
     unrated: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
     @property
@@ -141,12 +133,8 @@ def find_inputs(
     lane: Lane,
     beside: int = 0,
 ) -> Inputs:
-    """Examine devices and models, decode the images, and refuse what cannot be trained.
-
-    Args:
-        families: cases whose batch size is yet to be found.
-        lane: where they are to run; of several, the first.
-        beside: how many others may run a case on its machine meanwhile.
+    """Examine devices and models, decode the images, and refuse what cannot be trained on a lane,
+    beside which so many others may run a case. The batch size of ``families`` is yet to be found.
 
     Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
     precision given as a flag cannot run there; others use the card and --allow-shared is not given;
@@ -176,9 +164,8 @@ def find_inputs(
     platforms = {device: answer.platform(device) for device in devices}
     if options.trains:
         examined = {subject: answer.fingerprint(subject) for subject in models}
-        for case in cases:
-            reason = platforms[case.device].refuse(PRECISIONS[case.precision])
-            if reason and "precision" in options.axes:
+        for case in cases if "precision" in options.axes else ():
+            if reason := platforms[case.device].refuse(PRECISIONS[case.precision]):
                 raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
         _refuse_places(platforms, cases, options, lane)
         _check_examined(cases, examined, options.data_dir, options.axes)
@@ -198,13 +185,9 @@ def gather_inputs(
     data_dir: Path | None = None,
     data_url: str | None = None,
 ) -> Inputs:
-    """What cases on one device need that a command trains itself, without lanes: as `find_inputs`
-    has it.
-
-    Args:
-        answer: of a process that was asked about the device and `list_examined` of the cases.
-        given: the axes that were given as flags.
-        data_url: a mirror of the archive of CIFAR-10.
+    """What cases on one device need that a command trains itself, without lanes, by the ``answer``
+    of a process that was asked about the device and `list_examined` of the cases; ``given`` are the
+    axes that were given as flags.
 
     Raises UsageError: torch cannot use the device, a precision cannot run there, a model or
     workload is broken, the images cannot be had, or a batch size does not fit them.
@@ -302,16 +285,12 @@ def list_examined(cases: Sequence[Case]) -> list[str]:
     parts: dict[str, list[Case]] = {}
     for case in cases:
         parts.setdefault(name_subject(case), []).append(case)
-    return [
-        str(
-            Asked(
-                subject,
-                tuple(dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)),
-                tuple(dict.fromkeys(case.start for case in of if case.start is not None)),
-            )
-        )
-        for subject, of in parts.items()
-    ]
+    asked = []
+    for subject, of in parts.items():
+        frozen = dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)
+        starts = dict.fromkeys(case.start for case in of if case.start is not None)
+        asked.append(str(Asked(subject, tuple(frozen), tuple(starts))))
+    return asked
 
 
 def check_models(cases: Sequence[Case]) -> None:
@@ -321,8 +300,7 @@ def check_models(cases: Sequence[Case]) -> None:
 
 
 def try_models(plan: Plan, options: Options) -> Inputs:
-    """Import, build and run once the user's own models, as a sweep does before its first case; the
-    models that were examined, and the numbers of images.
+    """Import, build and run once the user's own models, as a sweep does before its first case.
 
     Those that come with the harness are built only where some of their weights are given or frozen.
     Batch sizes are checked where it is known without decoding how many images there are. Raises
@@ -345,9 +323,10 @@ def try_models(plan: Plan, options: Options) -> Inputs:
         _check_examined(own, examined, options.data_dir, options.axes)
         models |= examined
     images = {name_data(case): case.dataset for case in cases if case.workload == IMAGES}
-    counts = {name: count_images(dataset, options.data_dir) for name, dataset in images.items()}
     datasets = {
-        n: DatasetInfo(n, "", counted, 0, 0, "", "") for n, counted in counts.items() if counted
+        name: DatasetInfo(name, "", counted, 0, 0, "", "")
+        for name, dataset in images.items()
+        if (counted := count_images(dataset, options.data_dir))
     }
     inputs = Inputs({}, models, datasets)
 
@@ -376,17 +355,14 @@ def _check_examined(
         facts = found.workload
         if case.loader != Case.loader and facts and not facts.dataset:
             raise UsageError(f"workload {case.model!r}: {NO_DATASET}")
-        if facts and facts.optimizer:
-            if "optimizer" in given and case.optimizer != OWN:
-                raise UsageError(
-                    f"--workload {case.model} brings its own optimizer, {facts.optimizer}; leave "
-                    "out --optimizer"
-                )
-        elif case.optimizer == OWN:
-            raise UsageError(
-                f"--workload {case.model} brings no optimizer of its own; leave out --optimizer "
-                f"{OWN}"
-            )
+        own = facts.optimizer if facts else ""
+        if own and "optimizer" in given and case.optimizer != OWN:
+            why = f"brings its own optimizer, {own}; leave out --optimizer"
+        elif case.optimizer == OWN and not own:
+            why = f"brings no optimizer of its own; leave out --optimizer {OWN}"
+        else:
+            continue
+        raise UsageError(f"--workload {case.model} {why}")
 
 
 def refuse_neighbours(uuid: str) -> None:
@@ -433,6 +409,5 @@ def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> Non
         family, batchnorm = name_family(case), inputs.has_batchnorm(case)
         smallest = list_sizes(family, images, batchnorm=batchnorm)[:1]
         low = max([*smallest, int(text.rpartition("..")[0] or 1)])
-        count_warmup_steps(
-            case.lr_warmup, case.epochs * math.ceil(images / (low * case.world_size))
-        )
+        steps = math.ceil(images / (low * case.world_size))
+        count_warmup_steps(case.lr_warmup, case.epochs * steps)

@@ -29,8 +29,7 @@ _VALUES = 8  # of a setting
 
 
 def preview(plan: Plan, options: Options) -> int:
-    """Print what a sweep would run; the return code. Raises UsageError: this machine has not the
-    lanes or the GPUs asked for, a batch size does not fit its data, or as `try_models`."""
+    """Print what a sweep would run; the return code. Raises UsageError as a start would."""
     if EXECUTORS[options.executor].here:  # what it has; a cluster's is known once it was joined
         cases, out = [*plan.cases, *plan.unsized], options.out
         with closing(build_executor(options.executor, options.settings)) as executor:
@@ -45,11 +44,8 @@ def preview(plan: Plan, options: Options) -> int:
 
 
 def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:
-    """How many runs there are, what varies between their cases, and what is not as by default.
-
-    A batch size that is yet to be found stands as it was asked for; ``pass_s`` is the s that a pass
-    over the cases takes at least, where that is known.
-    """
+    """How many runs there are, what varies between their cases, and what is not as by default;
+    ``pass_s`` is the s that a pass over the cases takes at least, where that is known."""
     cases = [*plan.cases, *(case for case, _ in plan.searched)]
     varies = [
         name
@@ -63,8 +59,8 @@ def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator
         label = [case.label(others)] if others else []
         lines.append("   ?  " + " · ".join([*label, f"batch size {text}"]))
     yield from lines[:_SHOWN]
-    if more := len(lines) - _SHOWN:
-        yield from [f"      and {more:,} more"] * (more > 0)
+    if (more := len(lines) - _SHOWN) > 0:
+        yield f"      and {more:,} more"
     if plan.searched:
         yield "   ?: found first, by a search that tries about eight batch sizes"
     yield from _name_sources(plan, options) or ["all settings are at their defaults"]

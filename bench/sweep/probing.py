@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 
 class Searches:
     """The searches for the largest batch of each family: a family has one lane, and one probe, at a
-    time. They go on from the probes that ``frame`` holds.
+    time. They go on from the probes in ``frame``, the rows that new ones can be compared with.
 
     Args:
-        families: as `bench.wall.records.name_family` names them.
-        frame: the rows that new ones can be compared with.
         step: images to which the walls are found.
         margin: share of memory that the recommended batches leave free.
         most: how many probes each search may make now; None for all that it takes.

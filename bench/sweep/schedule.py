@@ -131,11 +131,14 @@ _list_others: Callable[[Case], tuple[Value, ...]] = attrgetter(*AXES.keys() - {"
 
 
 class OomSkips:
-    """The smallest batch that ran out of memory, per family of cases alike in all else; ``history``
-    is what ran before, less what is to be run again."""
+    """The smallest batch that ran out of memory, by the ``family`` of a case, of those alike in all
+    else by default; ``history`` is what ran before, less what is to be run again."""
 
-    def __init__(self, history: Mapping[Run, Past]) -> None:
-        self._smallest: dict[tuple[Value, ...], int] = {}
+    def __init__(
+        self, history: Mapping[Run, Past], family: Callable[[Case], Hashable] = _list_others
+    ) -> None:
+        self._smallest: dict[Hashable, int] = {}
+        self._family = family
         for (case, _, _), past in history.items():
             if not past.inferred:
                 self.note(case, past.status)
@@ -143,11 +146,11 @@ class OomSkips:
     def note(self, case: Case, status: Status) -> None:
         """Learn from an outcome. A suspected OOM proves nothing."""
         if status is Status.OOM:
-            family = _list_others(case)
+            family = self._family(case)
             known = self._smallest.get(family, case.batch_size)
             self._smallest[family] = min(known, case.batch_size)
 
     def blocks(self, case: Case) -> int | None:
         """The smaller batch that already ran out of memory, if there is one."""
-        smallest = self._smallest.get(_list_others(case))
+        smallest = self._smallest.get(self._family(case))
         return smallest if smallest is not None and smallest < case.batch_size else None

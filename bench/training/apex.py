@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,44 +21,16 @@ from bench.optimization import OPTIMIZERS
 from bench.precision import cast, is_dynamic
 from bench.training.loop import Training
 
-Optimizers = Callable[[], torch.optim.Optimizer]
 SGD = OPTIMIZERS["sgd"]
-
-
-class Recipe(Protocol):
-    """What of apex stands between a loss and the weights."""
-
-    def backward(self, loss: Tensor, last: bool) -> None:
-        """Backpropagate the loss, float32 of shape (), times the scale, and add to the gradients.
-        Only after the last micro-batch of a step are they unscaled and searched for overflow."""
-
-    _optimizer: Any
-
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps from here on."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-
-    def step(self) -> Tensor | None:
-        """Update the weights, or skip, and clear all gradients; whether it skipped, of shape () or
-        (1,) and 0 where it did not, if apex keeps that on the device."""
-
-    def masters(self) -> list[Tensor]:
-        """What the optimizer steps, in the order of the weights."""
-
-    def scale(self) -> float:
-        """The loss scale now."""
-
-    def restart(self) -> None:
-        """Start again from the weights as they are: masters, momentum and loss scale."""
 
 
 def _masters(optimizer: Any) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-class _Fp16Optimizer(Recipe):
-    """``FP16_Optimizer(optimizer, static_loss_scale=..., dynamic_loss_scale=...)``, of either kind.
+class _Fp16Optimizer:
+    """``FP16_Optimizer(optimizer, static_loss_scale=..., dynamic_loss_scale=...)``, of either kind:
+    what stands between a loss and the weights, as `_Amp` is.
 
     Args:
         scale_name: the attribute that holds its scale.
@@ -71,16 +43,14 @@ class _Fp16Optimizer(Recipe):
         wrap: Any,
         scale_name: str,
         setting: float | str,
-        optimizers: Optimizers,
+        optimizers: Callable[[], torch.optim.Optimizer],
         weights: Sequence[Tensor],
     ) -> None:
         self._wrap, self._scale_name, self._optimizers = wrap, scale_name, optimizers
         self._weights = weights
-        self._arguments: dict[str, Any] = (
-            {"dynamic_loss_scale": True}
-            if is_dynamic(setting)
-            else {"static_loss_scale": float(setting)}
-        )
+        kind = "dynamic" if is_dynamic(setting) else "static"
+        value = True if is_dynamic(setting) else float(setting)
+        self._arguments: dict[str, Any] = {f"{kind}_loss_scale": value}
         if "verbose" in signature(wrap).parameters:  # not yet in the first months, of 2018
             self._arguments["verbose"] = False
         # fp16_utils': whether backward is to copy and unscale; contrib's leaves both to the step
@@ -88,27 +58,31 @@ class _Fp16Optimizer(Recipe):
         self.restart()
 
     def restart(self) -> None:
+        """Start again from the weights as they are: masters, momentum and loss scale."""
         optimizer = self._optimizers()
         stepped = [id(weight) for weight in _masters(optimizer)]
-        self._optimizer = self._wrap(optimizer, **self._arguments)
-        made = dict(zip(stepped, _masters(self._optimizer), strict=True))
+        self.optimizer: Any = self._wrap(optimizer, **self._arguments)
+        made = dict(zip(stepped, _masters(self.optimizer), strict=True))
         self._masters = [made[id(weight)] for weight in self._weights]
         # contrib's makes a master of each fp32 weight too, steps it and never copies it back
-        pairs = zip(self.masters(), self._weights, strict=True)
+        pairs = zip(self._masters, self._weights, strict=True)
         apart = [(m, w) for m, w in pairs if m is not w and w.dtype == torch.float32]
         self._apart = [m for m, _ in apart], [w for _, w in apart]
 
     def masters(self) -> list[Tensor]:
+        """What the optimizer steps, in the order of the weights."""
         return self._masters
 
     def scale(self) -> float:
-        return float(getattr(self._optimizer, self._scale_name))
+        return float(getattr(self.optimizer, self._scale_name))
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        self._optimizer.backward(loss, *([last] if self._unscales else []))
+        self.optimizer.backward(loss, *([last] if self._unscales else []))
 
     def step(self) -> Tensor | None:
-        self._optimizer.step()
+        """Update the weights, or skip, and clear all gradients; whether it skipped, of shape () or
+        (1,) and 0 where it did not, if apex keeps that on the device."""
+        self.optimizer.step()
         masters, weights = self._apart
         if masters:
             with torch.no_grad():
@@ -116,11 +90,11 @@ class _Fp16Optimizer(Recipe):
         for tensor in (*self._weights, *self._masters):
             tensor.grad = None
         # contrib's flag: 0 at the start of a step, 1 for an overflow, after which it skips
-        skipped: Tensor | None = getattr(self._optimizer, "overflow_buf", None)
+        skipped: Tensor | None = getattr(self.optimizer, "overflow_buf", None)
         return skipped
 
 
-class _Amp(Recipe):
+class _Amp:
     """``amp.initialize(model, optimizer, opt_level=..., loss_scale=...)``; once in a process."""
 
     def __init__(
@@ -133,13 +107,13 @@ class _Amp(Recipe):
         weights: Sequence[Tensor],
     ) -> None:
         self._amp, self._weights, self._model = amp, weights, model
-        _, self._optimizer = amp.initialize(
+        _, self.optimizer = amp.initialize(
             model, optimizer, opt_level=opt_level, loss_scale=setting, verbosity=0
         )
         self._scaling = {name: dict(state) for name, state in amp.state_dict().items()}
         # apex makes its masters with the first loss, and then clears the gradients of weights in
         # fp32: after the first micro-batch of several that would lose them
-        with amp.scale_loss(torch.zeros((), device=weights[0].device), self._optimizer):
+        with amp.scale_loss(torch.zeros((), device=weights[0].device), self.optimizer):
             pass
 
     def restart(self) -> None:
@@ -147,27 +121,26 @@ class _Amp(Recipe):
             for master, weight in zip(self.masters(), self._weights, strict=True):
                 master.copy_(weight)
                 master.grad = None
-        for state in self._optimizer.state.values():
+        for state in self.optimizer.state.values():
             if state.get("momentum_buffer") is not None:
                 state["momentum_buffer"].zero_()
         self._amp.load_state_dict({name: dict(state) for name, state in self._scaling.items()})
 
     def masters(self) -> list[Tensor]:
-        return _masters(self._optimizer)
+        return _masters(self.optimizer)
 
     def scale(self) -> float:
         return float(self._amp.state_dict()["loss_scaler0"]["loss_scale"])
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Backpropagate the scaled loss; apex unscales the sum as the last context closes."""
-        with self._amp.scale_loss(loss, self._optimizer, delay_unscale=not last) as scaled:
+        with self._amp.scale_loss(loss, self.optimizer, delay_unscale=not last) as scaled:
             scaled.backward()
 
-    def step(self) -> Tensor | None:
+    def step(self) -> None:
         """Step or skip, and clear all gradients; apex itself clears those of the masters."""
-        self._optimizer.step()
+        self.optimizer.step()
         self._model.zero_grad(set_to_none=True)
-        return None
 
 
 class ApexTraining(Training):
@@ -193,13 +166,13 @@ class ApexTraining(Training):
             )
         try:
             self.apex = f"{installed.version} {interface}".strip() if installed else None
-            self._recipe: Recipe = self._build(interface, setting)
+            self._recipe = self._build(interface, setting)
         except ImportError as error:
             raise UnsupportedError(
                 f"NVIDIA apex cannot be imported ({error}); build it for this torch"
             ) from error
 
-    def _build(self, interface: Interface, setting: float | str) -> Recipe:
+    def _build(self, interface: Interface, setting: float | str) -> _Fp16Optimizer | _Amp:
         # on a CPU torch 2.13's fused SGD steps fp16 weights wrongly, as O3 has them: 0.16 off after
         # one step of 216 weights from N(0, 1)
         fast = self.device.type == "cuda"
@@ -261,7 +234,8 @@ class ApexTraining(Training):
         )
 
     def set_lr(self, lr: float) -> None:
-        self._recipe.set_lr(lr)
+        for group in self._recipe.optimizer.param_groups:
+            group["lr"] = lr
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         self._recipe.backward(loss, last)
@@ -279,13 +253,8 @@ class ApexTraining(Training):
 
 def _overflowed(weights: Sequence[Tensor]) -> Tensor:
     # some still scaled, some not, in fp16 and fp32: the norms are taken in fp32, one list a dtype
-    grads: dict[torch.dtype, list[Tensor]] = {}
-    for weight in weights:
-        if weight.grad is not None:
-            grads.setdefault(weight.grad.dtype, []).append(weight.grad)
-    norms = [
-        norm
-        for alike in grads.values()
-        for norm in torch._foreach_norm(alike, 2.0, dtype=torch.float32)
-    ]
+    norms: list[Tensor] = []
+    for dtype in {weight.grad.dtype for weight in weights if weight.grad is not None}:
+        alike = [w.grad for w in weights if w.grad is not None and w.grad.dtype is dtype]
+        norms += torch._foreach_norm(alike, 2.0, dtype=torch.float32)
     return ~torch.isfinite(torch.stack(norms)).all()

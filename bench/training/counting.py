@@ -79,17 +79,10 @@ _NAMED: dict[Kind, str] = {
 }
 _KINDS = {name: kind for kind, names in _NAMED.items() for name in names.split()}
 
-_FREE = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}) | {
-    "detach",
-    "lift_fresh",
-    "resize",
-    "set",
-    "_unsafe_view",
-}
-_OVERWRITES = frozenset(
-    {"copy", "zero", "fill", "_foreach_copy", "_foreach_zero", "normal", "uniform"}
-)
-_PICKS = frozenset({"embedding", "index", "index_select", "gather", "_unsafe_index"})
+_FREE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
+_FREE |= {"detach", "lift_fresh", "resize", "set", "_unsafe_view"}
+_OVERWRITES = {"copy", "zero", "fill", "_foreach_copy", "_foreach_zero", "normal", "uniform"}
+_PICKS = {"embedding", "index", "index_select", "gather", "_unsafe_index"}
 
 
 class Counter(TorchDispatchMode):
@@ -110,11 +103,7 @@ class Counter(TorchDispatchMode):
             self._parts.pop()
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func.namespace == "profiler" or _is_free(func):
@@ -258,8 +247,9 @@ def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
     """
     name = base_name(str(func))
     written: dict[int, Tensor] = {}
-    for value, argument in _pair(func, args, kwargs):
+    for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
             written |= {id(t): t for t in tree_leaves(value) if isinstance(t, Tensor)}
     read = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
     made = {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in written}
@@ -294,22 +284,17 @@ _AGAIN: dict[str, Callable[..., list[Tensor]]] = {
 """What an operation reads or writes a second time, since it does its work in two passes."""
 
 
-def _pair(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    declared = func._schema.arguments
-    yield from zip(args, declared, strict=False)
-    by_name = {argument.name: argument for argument in declared}
-    yield from ((value, by_name[key]) for key, value in kwargs.items() if key in by_name)
-
-
 def _size(tensor: Tensor) -> int:
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return math.prod(size for size, stride in pairs if stride or not size) * tensor.element_size()
 
 
+Inside = Callable[[Kind | None], AbstractContextManager[Any]]
+"""A context in which what runs is of a part of the step; None for the network."""
+
+
 @contextmanager
-def mark_parts(
-    training: Training, inside: Callable[[Kind | None], AbstractContextManager[Any]]
-) -> Iterator[None]:
+def mark_parts(training: Training, inside: Inside) -> Iterator[None]:
     """Have the parts of each step run inside of ``inside(part)``, until this ends."""
     places: list[tuple[Any, str, Kind | None]] = [
         (training, "compute_loss", Kind.LOSS),
@@ -330,34 +315,23 @@ def mark_parts(
         yield
 
 
-def mark_input(
-    batches: Iterable[Divided], inside: Callable[[Kind | None], AbstractContextManager[Any]]
-) -> Iterator[Divided]:
+def mark_input(batches: Iterable[Divided], inside: Inside) -> Iterator[Divided]:
     """The same batches, made inside of ``inside(Kind.INPUT)``, and their micro-batches too."""
     for batch in _draw(batches, inside):
         yield Divided(batch.size, _draw(batch.parts, inside), batch.whole)
 
 
-def _draw(
-    things: Iterable[Any], inside: Callable[[Kind | None], AbstractContextManager[Any]]
-) -> Iterator[Any]:
-    source = iter(things)
+def _draw(things: Iterable[Any], inside: Inside) -> Iterator[Any]:
+    source, absent = iter(things), object()
     while True:
         with inside(Kind.INPUT):
-            one = next(source, _ABSENT)
-        if one is _ABSENT:
+            one = next(source, absent)
+        if one is absent:
             return
         yield one
 
 
-_ABSENT = object()
-
-
-def _wrap(
-    function: Callable[..., Any],
-    part: Kind | None,
-    inside: Callable[[Kind | None], AbstractContextManager[Any]],
-) -> Callable[..., Any]:
+def _wrap(function: Callable[..., Any], part: Kind | None, inside: Inside) -> Callable[..., Any]:
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with inside(part):

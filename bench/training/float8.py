@@ -87,7 +87,6 @@ class Product:
 
     @property
     def rows_per_item(self) -> int:
-        """Rows of its input that an item of a batch makes."""
         return self.rows // _TRIED
 
 
@@ -194,17 +193,16 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
     """Those of ``layers`` that a training step calls, with what it makes of them, on shapes alone.
     A layer whose weight is used without calling it, as in `torch.nn.MultiheadAttention`, would be
     converted in vain."""
-    rows, flop = dict.fromkeys(layers, 0), dict.fromkeys(layers, 0)
-    input_grad = dict.fromkeys(layers, False)
+    found = {name: Product(name, layer, input_grad=False) for name, layer in layers.items()}
 
     def watch(name: str, layer: nn.Linear) -> Any:
         def after(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-            x = inputs[0]
+            x, one = inputs[0], found[name]
             n = x.numel() // layer.in_features
             passes = 1 + x.requires_grad + layer.weight.requires_grad
-            rows[name] += n
-            input_grad[name] |= x.requires_grad
-            flop[name] += passes * 2 * n * layer.weight.numel()
+            flop = one.flop + passes * 2 * n * layer.weight.numel()
+            needed = one.input_grad or x.requires_grad
+            found[name] = replace(one, rows=one.rows + n, flop=flop, input_grad=needed)
 
         return layer.register_forward_hook(after)
 
@@ -223,11 +221,7 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
     finally:
         for handle in handles:
             handle.remove()
-    return [
-        Product(name, layer, rows[name], flop[name], input_grad[name])
-        for name, layer in layers.items()
-        if rows[name]
-    ]
+    return [product for product in found.values() if product.rows]
 
 
 def _import_torchao() -> Any:

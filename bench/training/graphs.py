@@ -8,7 +8,7 @@ learning rate is a tensor, and what a step leaves is copied from where it stands
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,22 +22,12 @@ WARMUP_STEPS = 3
 cannot be captured."""
 
 
-class Recorder(Protocol):
+class CudaGraph:
     """What records work of the device; here the only part that needs a GPU."""
 
     def capture(self, run: Callable[[], object]) -> None:
-        """Run ``run`` some times, and record what it does."""
-
-    def replay(self) -> None:
-        """Do what was recorded, in the current stream."""
-
-
-class CudaGraph:
-    def __init__(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-
-    def capture(self, run: Callable[[], object]) -> None:
         """Run `WARMUP_STEPS` times in a stream of its own, then once more to record."""
+        self._graph = torch.cuda.CUDAGraph()
         side, current = torch.cuda.Stream(), torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -53,6 +43,7 @@ class CudaGraph:
             raise error.__context__ or error from None
 
     def replay(self) -> None:
+        """Do what was recorded, in the current stream."""
         self._graph.replay()
 
 
@@ -61,7 +52,7 @@ class Captured:
     contents, which is trained on in one piece."""
 
     def __init__(
-        self, step: Callable[[Any], Results], batch: Any, recorder: Recorder | None = None
+        self, step: Callable[[Any], Results], batch: Any, recorder: CudaGraph | None = None
     ) -> None:
         self._recorder = recorder or CudaGraph()
         self._batch = tree_map_only(Tensor, torch.clone, batch)

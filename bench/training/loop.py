@@ -22,7 +22,7 @@ from bench.models.freezing import NONE, freeze
 from bench.precision import Precision, autocast, cast
 from bench.training.accelerator import find_accelerator
 from bench.training.float8 import Conversion, convert
-from bench.training.graphs import Captured, Recorder, Results
+from bench.training.graphs import Captured, CudaGraph, Results
 from bench.training.loss_scale import build_loss_scale
 from bench.training.optimizers import build_optimizer, clear_state
 from bench.training.timing import StepClock
@@ -112,7 +112,6 @@ class Training:
         self.model.to(self.device, memory_format=self.memory_format)  # type: ignore[call-overload]
 
     def _equip(self) -> None:
-        """Cast the network and move it, and make masters and optimizer."""
         cast(self.model, self.precision, self.workload.keeps_fp32)
         if self.precision.float8:
             self.conversion = convert(
@@ -206,7 +205,7 @@ class Training:
             else:
                 group["lr"] = lr * ratio
 
-    def capture(self, batch: Any, recorder: Recorder | None = None) -> None:
+    def capture(self, batch: Any, recorder: CudaGraph | None = None) -> None:
         """Record a step on ``batch``, in one piece, and replay it for all that are like it. It
         trains on it some times. Any other batch, such as a smaller last one, is trained on as
         before."""

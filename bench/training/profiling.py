@@ -115,7 +115,6 @@ def _names_kernels(case: Case, device: torch.device) -> bool:
 
 @contextmanager
 def _naming_kernels(training: Training, case: Case) -> Iterator[None]:
-    """Have what is compiled for a CPU record its kernels by their names."""
     if not _names_kernels(case, training.device):
         yield
         return

@@ -141,42 +141,25 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        layer = None
         if func is torch.ops.aten.convolution.default:
-            x, w, _, stride, padding, dilation, transposed, output_padding, groups = args
-            n = len(stride)
+            x, w, _, *steps, transposed, padded, groups = args
+            n = len(steps[0])
             if x.dim() == n + 2:
-                sizes = [tuple(s * n if len(s) == 1 else s) for s in (stride, padding, dilation)]
-                self.layers.add(
-                    Layer(
-                        image=tuple(x.shape[1:]),
-                        weight=tuple(w.shape),
-                        out=tuple(out.shape[1:]),
-                        stride=sizes[0],
-                        padding=sizes[1],
-                        dilation=sizes[2],
-                        groups=groups,
-                        transposed=transposed,
-                        output_padding=tuple(output_padding),
-                        batch=max(1, len(x) // self._items),
-                        input_grad=self._has_gradient(x, w),
-                        weight_grad=self._has_gradient(w),
-                    )
-                )
+                about: list[Any] = [tuple(s) for s in (x.shape[1:], w.shape, out.shape[1:])]
+                about += [tuple(s * n if len(s) == 1 else s) for s in steps]
+                about += [groups, transposed, tuple(padded)]
+                layer = Layer(*about)
         elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             x, w = args[-2:]
-            into, features = w.shape
             if all(type(t) in (Tensor, nn.Parameter) for t in (x, w)):  # not one in fp8
-                self.layers.add(
-                    Layer(
-                        image=(into,),
-                        weight=(features, into),
-                        out=(features,),
-                        batch=max(1, len(x) // self._items),
-                        # the first layer that trains is probed as the first of a network: with both
-                        input_grad=self._has_gradient(x, w),
-                        weight_grad=self._has_gradient(w),
-                    )
-                )
+                into, features = w.shape
+                layer = Layer((into,), (features, into), (features,))
+        if layer:
+            # the first layer that trains is probed as the first of a network: with both gradients
+            trained, both = self._has_gradient(w), self._has_gradient(x, w)
+            batch = max(1, len(x) // self._items)
+            self.layers.add(replace(layer, batch=batch, input_grad=both, weight_grad=trained))
         return out
 
     def _has_gradient(self, *tensors: Tensor) -> bool:

@@ -162,7 +162,7 @@ class Trial:
         ``freezes``."""
         workload = self.workload
         units = self._check_numbers()
-        batch, again = self._make_batch(), self._make_batch()
+        batch, again = (self._attempt("make_batch", self._make_batch) for _ in range(2))
         tensors = self._check_batch("make_batch", batch)
         if not all(map(torch.equal, tensors, self._check_batch("make_batch", again))):
             raise self._refuse(
@@ -211,20 +211,20 @@ class Trial:
         workload = self.workload
         if not (isinstance(workload.unit, str) and workload.unit.strip()):
             raise self._refuse("its unit is empty; name what is counted, such as 'tokens'")
-        for what, least in (("samples", 2), ("test_samples", 0)):
-            number = getattr(workload, what)
+
+        def require(what: str, number: Any, least: int) -> None:
             if type(number) is not int or number < least:
                 right = f"it must be a whole number of at least {least}"
                 raise self._refuse(f"{what} is {number!r}; {right}")
+
+        require("samples", workload.samples, 2)
+        require("test_samples", workload.test_samples, 0)
         units = self._attempt("count_units", lambda: workload.count_units(2))
-        if type(units) is not int or units < 1:
-            right = "it must be a whole number of at least 1"
-            raise self._refuse(f"count_units(2) is {units!r}; {right}")
-        return units
+        require("count_units(2)", units, 1)
+        return int(units)
 
     def _make_batch(self) -> Any:
-        generator = torch.Generator().manual_seed(0)
-        return self._attempt("make_batch", lambda: self.workload.make_batch(2, _CPU, generator))
+        return self.workload.make_batch(2, _CPU, torch.Generator().manual_seed(0))
 
     def _check_batch(self, method: str, batch: Any) -> list[Tensor]:
         tensors = _list_tensors(batch)
@@ -239,10 +239,8 @@ class Trial:
                 f"{shapes}"
             )
         for tensor in tensors:
-            if tensor.device != _CPU:
-                raise self._refuse(
-                    f"{method} made a tensor on {tensor.device} where cpu was asked for"
-                )
+            if (place := tensor.device) != _CPU:
+                raise self._refuse(f"{method} made a tensor on {place} where cpu was asked for")
             if tensor.requires_grad:
                 raise self._refuse(f"{method} made a tensor that requires a gradient; detach it")
         return tensors
@@ -260,12 +258,8 @@ class Trial:
             )
         if not loss.isfinite():
             raise self._refuse(f"compute_loss returned {float(loss.detach())} for the first batch")
-        if correct is not None and not (
-            isinstance(correct, Tensor)
-            and correct.shape == ()
-            and not correct.is_floating_point()
-            and 0 <= int(correct) <= units
-        ):
+        whole = isinstance(correct, Tensor) and not (correct.shape or correct.is_floating_point())
+        if correct is not None and not (whole and 0 <= int(correct) <= units):
             shown = correct.tolist() if isinstance(correct, Tensor) else correct
             raise self._refuse(
                 f"correct is {shown!r}; it must be an integer tensor of shape (), from 0 to what "
@@ -279,7 +273,6 @@ class Trial:
         return loss
 
     def _try_optimizer(self, parameters: list[Tensor]) -> str:
-        """The class of the workload's own optimizer; empty where it has none."""
         make = partial(self.workload.build_optimizer, parameters, 1e-3)
         made = self._attempt("build_optimizer", make)
         if made is None:
@@ -298,8 +291,6 @@ class Trial:
         return type(made).__name__
 
     def _try_dataset(self, dataset: Any, like: list[Tensor]) -> Any:
-        """Make a batch of the first two items of a dataset, and compare it with one of
-        make_batch."""
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise self._refuse(
                 f"build_dataset returned {type(dataset).__name__}; it returns a map-style dataset, "
@@ -328,15 +319,8 @@ class Trial:
         tried = [("fp32", NONE), ("bf16", NONE), *(("fp32", frozen) for frozen in freezes)]
         for precision, frozen in tried:
             where = f"{precision} with --freeze {frozen}" if frozen != NONE else precision
-            make = partial(
-                Training,
-                self.build_network(),
-                PRECISIONS[precision],
-                _CPU,
-                lr=1e-3,
-                frozen=frozen,
-                workload=self.workload,
-            )
+            about: dict[str, Any] = {"lr": 1e-3, "frozen": frozen, "workload": self.workload}
+            make = partial(Training, self.build_network(), PRECISIONS[precision], _CPU, **about)
             training = self._attempt(f"a training in {where}", make)
             self._attempt(f"a training step in {where}", partial(training.step, batch))
 

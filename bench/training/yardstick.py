@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -74,6 +74,7 @@ class Task:
     precision: str = "fp32"  # whose flags are on
 
 
+@dataclass
 class Meter:
     """Measures one rate, a column of a record, by tries of about ``try_s``.
 
@@ -82,30 +83,25 @@ class Meter:
     and ``card`` what is read during each try.
     """
 
-    def __init__(
-        self,
-        column: str,
-        make: Callable[[int], Task],
-        device: torch.device,
-        try_s: float,
-        *,
-        sizes: Sequence[int] = (1,),
-        growth: int = 1,
-        alone: bool = False,
-        card: Device | None = None,
-    ) -> None:
-        self.column, self.alone = column, alone
-        self._make, self._device, self._try_s, self._card = make, device, try_s, card
-        self._sizes, self._growth = sizes, growth
-        self._task: Task | None = None
-        self._repeats = 1
-        self._number, self._reading = 0, Reading(0)
-        self.rate = 0.0
-        self._least_s = math.inf  # of a try
+    column: str
+    make: Callable[[int], Task]
+    device: torch.device
+    try_s: float
+    sizes: Sequence[int] = (1,)
+    growth: int = 1
+    alone: bool = False
+    card: Device | None = None
+
+    rate = 0.0
+    _task: Task | None = field(default=None, init=False)
+    _repeats = 1
+    _number = 0
+    _reading = Reading(0)
+    _least_s = math.inf  # of a try
 
     @property
     def slow(self) -> bool:
-        return self._least_s > 2 * self._try_s
+        return self._least_s > 2 * self.try_s
 
     @property
     def tries(self) -> Tries:
@@ -117,7 +113,7 @@ class Meter:
         with use_threads(1 if self.alone else torch.get_num_threads()):
             self._task = self._task or self._fit()
             set_flags(PRECISIONS[self._task.precision])
-            time_s, reading = time_task(self._task, self._device, self._repeats, self._card)
+            time_s, reading = time_task(self._task, self.device, self._repeats, self.card)
         self._number += 1
         self._least_s = min(self._least_s, time_s * self._repeats)
         if (rate := self._task.amount / time_s) > self.rate:
@@ -128,27 +124,27 @@ class Meter:
         self._task, self._least_s = None, math.inf
 
     def _fit(self) -> Task:
-        first, *larger = self._sizes
-        task = self._make(first)
+        first, *larger = self.sizes
+        task = self.make(first)
         once_s = self._estimate(task)
         for size in larger:
-            if once_s * self._growth > self._try_s:
+            if once_s * self.growth > self.try_s:
                 break
             try:
-                task = self._make(size)
+                task = self.make(size)
             except torch.OutOfMemoryError:
                 break
             once_s = self._estimate(task)
-        self._repeats = max(1, int(self._try_s / once_s))
+        self._repeats = max(1, int(self.try_s / once_s))
         return task
 
     def _estimate(self, task: Task) -> float:
         """The least of a few times, in s: on a busy machine one was 300 times the others."""
         set_flags(PRECISIONS[task.precision])
         task.action()  # the first chooses an algorithm and takes memory
-        times = [time_task(task, self._device, 1)[0]]
-        while len(times) < 3 and sum(times) < self._try_s:
-            times.append(time_task(task, self._device, 1)[0])
+        times = [time_task(task, self.device, 1)[0]]
+        while len(times) < 3 and sum(times) < self.try_s:
+            times.append(time_task(task, self.device, 1)[0])
         return min(times)
 
 
@@ -222,7 +218,6 @@ def _find_collapsed(meters: Sequence[Meter]) -> dict[str, Collapse]:
 
 
 def list_meters(device: torch.device, try_s: float, card: Device | None = None) -> list[Meter]:
-    """What is measured: products, on a CPU convolutions too, a copy and a call."""
     meters = []
 
     def add(column: str, make: Callable[[int], Task], **settings: Any) -> None:

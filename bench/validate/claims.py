@@ -56,11 +56,7 @@ FORWARD_ERROR: dict[Arithmetic, tuple[float, float]] = {
 """Least and largest error that an arithmetic leaves, of all the ways that
 `bench.training.arithmetic` derives."""
 
-CIFAR10 = {
-    "dataset_fingerprint": "d519226402145e1e",
-    "train_images": 50_000,
-    "test_images": 10_000,
-}
+CIFAR10 = {"dataset_fingerprint": "d519226402145e1e", "train_images": 50_000, "test_images": 10_000}
 """Pixels and labels of CIFAR-10, whatever layout they were read from."""
 
 FLOP_PER_IMAGE = {("dpn92", "", ""): 12_250_994_688}
@@ -203,7 +199,6 @@ def find_wrong_rates(evidence: Evidence) -> Iterator[str]:
 
 
 def find_wrong_clocks(row: Row) -> Iterator[str]:
-    """Clocks lie between those at both ends or near them, and rates were measured at such ones."""
     ends = [row[c] for c in ("sm_clock_first_mhz", "sm_clock_last_mhz") if row.has(c)]
     if row.has("sm_clock_mhz") and len(ends) == 2:
         low, high = 0.7 * min(ends), 1.3 * max(ends)
@@ -223,17 +218,14 @@ def find_wrong_clocks(row: Row) -> Iterator[str]:
 
 
 def find_wrong_speed(evidence: Evidence) -> Iterator[str]:
-    """The FLOP and bytes of a step over its time are at most what the card can do."""
-    columns = Columns(evidence.own)
-    flops, moved = columns.of_peaks, columns.of_bandwidth
+    ids, columns = evidence.own["record_id"], Columns(evidence.own)
     by_id = {row["record_id"]: row for row in evidence.rows}
-    for place, record_id in enumerate(evidence.own["record_id"]):
-        if (row := by_id.get(record_id)) is None:
-            continue
-        if flops[place] > 1:
-            yield f"{row.name}: {flops[place]:.3g} times the FLOP/s that {row['gpu']} does"
-        if moved[place] > 1 and row.case.compile == Case.compile:
-            yield f"{row.name}: {moved[place]:.3g} times the bytes/s of {row['gpu']}'s memory"
+    for name, flops, moved in zip(ids, columns.of_peaks, columns.of_bandwidth, strict=True):
+        row = by_id.get(name)
+        if row and flops > 1:
+            yield f"{row.name}: {flops:.3g} times the FLOP/s that {row['gpu']} does"
+        if row and moved > 1 and row.case.compile == Case.compile:
+            yield f"{row.name}: {moved:.3g} times the bytes/s of {row['gpu']}'s memory"
 
 
 def find_wrong_energy(row: Row) -> Iterator[str]:
@@ -266,7 +258,6 @@ def find_wrong_memory(row: Row) -> Iterator[str]:
 
 
 def find_wrong_steps(row: Row) -> Iterator[str]:
-    """Steps beside a row add up to it, and its figures of steps are theirs."""
     steps = row.steps
     if not len(steps):
         if row.has("measured_steps"):
@@ -295,7 +286,6 @@ def find_wrong_steps(row: Row) -> Iterator[str]:
 
 
 def find_wrong_epochs(row: Row) -> Iterator[str]:
-    """The epoch is what its steps tell, and the rate is its images over it."""
     if not row.has("epoch_time_s", "train_images"):
         return
     per_step = row.case.batch_size * row.case.world_size
@@ -321,7 +311,6 @@ def find_wrong_epochs(row: Row) -> Iterator[str]:
 
 
 def find_wrong_learning(row: Row) -> Iterator[str]:
-    """Loss and accuracy are those of the steps."""
     steps = row.steps
     if not len(steps) or row.case.epochs > 1 or row["status"] != Status.OK:
         return
@@ -352,7 +341,6 @@ def find_odd_curves(evidence: Evidence) -> Iterator[str]:
 
 
 def find_wrong_work(evidence: Evidence) -> Iterator[str]:
-    """FLOP and bytes are the network's, whatever its rows trained in."""
     for row in evidence.rows:
         right = FLOP_PER_IMAGE.get((row.case.model, row.case.input or "", row["classes"] or ""))
         if right and row.has("flop_per_image") and _differ(row["flop_per_image"], right, EXACT):
@@ -371,7 +359,6 @@ def find_wrong_work(evidence: Evidence) -> Iterator[str]:
 
 
 def find_wrong_proofs(row: Row) -> Iterator[str]:
-    """What ran is what the precision says, and its errors are those of that arithmetic."""
     if not row["arithmetic"]:
         return
     label = find_formats(row.case.precision, row.case.opt_level).arithmetic

@@ -1,7 +1,8 @@
-"""What a folder of results holds, read once for all claims."""
+"""What a folder of results holds, read once for all claims, and what it gives away."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +13,11 @@ from bench.case import Case, telling_axes
 from bench.errors import UsageError
 from bench.executors import EXECUTORS
 from bench.record import MEASURED
+from bench.store.cells import RECORDS
 from bench.store.plans import read_plans
 from bench.store.reader import read_cases, read_ranks
 from bench.study.sweeps import Sweep, read_sweep
+from bench.text import name_first
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,33 +73,23 @@ class Evidence:
         """The rows that were measured and say so."""
         import pandas as pd
 
+        tables = [self.beside["steps"], self.beside["work"]]
         parts: list[dict[Any, pd.DataFrame]] = [
-            dict(iter(self.beside[name].groupby("record_id"))) for name in ("steps", "work")
+            dict(iter(table.groupby("record_id"))) for table in tables
         ]
-        steps, work = parts
-        names = [str(name) for name in self.records]
-        cells = [
-            {name: None if pd.isna(cell) else cell for name, cell in zip(names, row, strict=True)}
-            for row in self.records.itertuples(index=False, name=None)
-        ]
-        axes = telling_axes(self.cases)
-
-        def name(case: Case, row: dict[str, Any]) -> str:
+        axes, rows = telling_axes(self.cases), []
+        cells = self.records.itertuples(index=False, name=None)
+        for case, told in zip(self.cases, cells, strict=True):
+            row = dict(zip(map(str, self.records), told, strict=True))
+            row = {name: None if pd.isna(cell) else cell for name, cell in row.items()}
+            if row["status"] not in [*map(str, MEASURED)] or row["inferred"]:
+                continue
             which = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
-            return f"{case.label(axes)}{which}{', sentinel' if row['sentinel'] else ''}"
-
-        measured = {str(status) for status in MEASURED}
-        return [
-            Row(
-                name(case, row),
-                row,
-                case,
-                steps.get(row["record_id"], self.beside["steps"][:0]),
-                work.get(row["record_id"], self.beside["work"][:0]),
-            )
-            for row, case in zip(cells, self.cases, strict=True)
-            if row["status"] in measured and not row["inferred"]
-        ]
+            name = f"{case.label(axes)}{which}{', sentinel' if row['sentinel'] else ''}"
+            pairs = zip(parts, tables, strict=True)
+            steps, work = (part.get(row["record_id"], table[:0]) for part, table in pairs)
+            rows.append(Row(name, row, case, steps, work))
+        return rows
 
     def group(self, *columns: str) -> Iterator[list[Row]]:
         """The rows that agree on these columns, as lists of two or more."""
@@ -136,3 +129,29 @@ def read_known_faults(folder: Path) -> dict[str, str]:
             raise UsageError(f"{folder / KNOWN_FAULTS}: {line!r} is not 'check: reason'")
         faults[name] = reason
     return faults
+
+
+_PATH = re.compile(r"(?<![\w.:/~-])/[\w.-]+(?:/[\w.@+-]+)+")
+"""An absolute path of two parts or more, which is no part of an address."""
+
+_PUBLIC = ("/proc/", "/sys/", "/dev/", "/usr/")
+_MOST = 3
+
+
+def list_given_away(folder: Path, records: pd.DataFrame) -> Iterator[str]:
+    """Name what identifies a machine or a person: host, GPU and variables of the folder's records,
+    and paths in its text files."""
+    for column, what in (
+        ("host", "the host name"),
+        ("gpu_uuid", "the UUID of the GPU"),
+        ("variables", "environment variables"),
+    ):
+        if found := sorted({*records[column]} - {""}):
+            yield f"{what} {name_first(found, _MOST)}"
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    for file in files:
+        if file.suffix not in (".json", ".txt", ".log", ".html") and file.name != RECORDS:
+            continue
+        found = _PATH.findall(file.read_text(encoding="utf-8", errors="replace"))
+        if paths := sorted({path for path in found if not path.startswith(_PUBLIC)}):
+            yield f"paths in {file.name}: {name_first(paths, _MOST)}"

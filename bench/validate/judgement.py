@@ -9,8 +9,13 @@ from bench.errors import UsageError
 from bench.study.sweeps import Sweep
 from bench.text import count
 from bench.validate.claims import CLAIMS
-from bench.validate.evidence import KNOWN_FAULTS, Evidence, read_evidence, read_known_faults
-from bench.validate.private import list_given_away
+from bench.validate.evidence import (
+    KNOWN_FAULTS,
+    Evidence,
+    list_given_away,
+    read_evidence,
+    read_known_faults,
+)
 
 OK, KNOWN, FAULT = "ok", "known", "FAULT"
 """The results of a check."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bench.wall.line import MemoryLine
-from bench.wall.search import MARGIN, Ending, Goal, Probe, Standing, decide
+from bench.wall.search import MARGIN, Ending, Goal, MemoryLine, Probe, Standing, decide
 
 
 @dataclass(frozen=True)

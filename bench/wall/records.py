@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from bench.store.attempts import fill_unknown, number_groups
 from bench.store.reader import read_cases
 from bench.text import parse_bytes
 from bench.wall.answer import Wall, conclude
-from bench.wall.search import MARGIN, STEP, Goal, Probe, list_sizes, start_search
+from bench.wall.search import MARGIN, START, STEP, Goal, Probe, list_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,6 @@ def name_family(case: Case) -> Case:
 
 
 def make_probe(family: Case, batch_size: int, long: bool) -> Case:
-    """The case that a batch size is tried with."""
     steps = LONG_STEPS if long else SHORT_STEPS
     return replace(family, batch_size=batch_size, steps=steps)
 
@@ -124,13 +123,13 @@ class Trial:
         )
 
     def aim(self, images: int, step: int) -> Goal:
-        """The goal of the search on so many training images."""
         batchnorm = self.batchnorm
         if batchnorm is None:
             # a size that only a network without BatchNorm can train was tried for no other
             every, usual = (list_sizes(self.family, images, step, b) for b in (False, True))
             batchnorm = not {p.batch_size for p in self.rows} & (set(every) - set(usual))
-        return start_search(self.family, images, self.available_bytes, step, batchnorm)
+        sizes = list_sizes(self.family, images, step, batchnorm)
+        return Goal(sizes, self.available_bytes, START * self.family.accumulate)
 
 
 def _number(row: Mapping[Any, Any], name: str) -> float | None:
@@ -143,8 +142,8 @@ def read_peak(row: Mapping[Any, Any]) -> float | None:
     allocator reserves, and the context. Otherwise it is the process's memory, or the device's over
     its baseline where the process's is not known; where NVML tells neither, what a limit would
     count."""
-    counted, seen = [_read_reserved(row)], [_peak(row, "process"), _peak(row, "device")]
-    readings = [*counted, *seen] if row["memory_limit"] else [*seen, *counted]
+    readings = [_peak(row, "process"), _peak(row, "device")]
+    readings.insert(0 if row["memory_limit"] else 2, _read_reserved(row))
     return next((reading for reading in readings if reading is not None), None)
 
 
@@ -166,9 +165,9 @@ def read_trials(frame: pd.DataFrame) -> list[Trial]:
     if rows.empty:
         return []
     families = [name_family(case) for case in read_cases(rows)]
-    numbers = {family: number for number, family in enumerate(dict.fromkeys(families))}
     import pandas as pd
 
+    numbers = {family: number for number, family in enumerate(dict.fromkeys(families))}
     number = pd.Series([numbers[family] for family in families], index=rows.index)
     environment = fill_unknown(rows, number).assign(family=number)
     group = number_groups(environment, environment.columns)
@@ -189,19 +188,14 @@ def read_walls(
     """What the searches in a table of `bench.store.reader.read_records` found, each with its family
     of `name_family`: to ``step`` images, by default what divides all batch sizes that were tried,
     and with the ``margin`` of memory that the recommended batch leaves free."""
-    return [
-        (trial.family, conclude_trial(trial, step or common_step(trial.probes), margin))
-        for trial in read_trials(frame)
-    ]
+    found = []
+    for trial in read_trials(frame):
+        common = reduce(math.gcd, (probe.batch_size for probe in trial.probes), 0) or STEP
+        found.append((trial.family, conclude_trial(trial, step or common, margin)))
+    return found
 
 
 def conclude_trial(trial: Trial, step: int, margin: float = MARGIN) -> Wall:
-    """What a family's probes found."""
     largest = max((probe.batch_size for probe in trial.probes), default=step)
     goal = trial.aim(trial.train_images or largest, step)
     return conclude(trial.probes, goal, margin, trial.retried)
-
-
-def common_step(probes: Iterable[Probe]) -> int:
-    """The largest number that divides every batch size tried."""
-    return reduce(math.gcd, (probe.batch_size for probe in probes), 0) or STEP

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from statistics import linear_regression
 
 from bench.case import Case
 from bench.errors import UsageError
 from bench.grid import check_batches, check_division
 from bench.record import MEASURED, REFUSED, Status
 from bench.text import Explained
-from bench.wall.line import MemoryLine, fit_line
 
 STEP = 8
 """Images to which the wall is found. Kernels prefer multiples of 8, so nobody asks for less."""
@@ -34,7 +34,7 @@ _DOUBTED = 0.95
 is believed, and so is every `oom_suspected`. Closer to the wall a second run would cost more than
 it could move."""
 
-_START = 32
+START = 32
 """Images of a first micro-batch."""
 
 _FAR = 3.0
@@ -57,6 +57,32 @@ one batch on a busy CPU differed by 0.3 %."""
 
 _FOLLOWED = 12
 """Probes after which halving takes over from predictions, where memory is no line at all."""
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """Memory over the batch size: weights, optimizer state and context do not depend on the batch,
+    activations do."""
+
+    fixed_bytes: float
+    bytes_per_image: float
+
+    def predict(self, batch_size: int) -> float:
+        return self.fixed_bytes + self.bytes_per_image * batch_size
+
+    def find_largest(self, available_bytes: float, step: int = 1) -> int:
+        """The largest multiple of ``step`` predicted to fit; 0 where none does."""
+        images = (available_bytes - self.fixed_bytes) / self.bytes_per_image
+        return max(0, math.floor(images / step) * step)
+
+
+def fit_line(points: Sequence[tuple[int, float]]) -> MemoryLine | None:
+    """Fit the least-squares line through (batch size, bytes); None where there are fewer than two
+    batch sizes, or memory does not grow with them."""
+    if len({size for size, _ in points}) < 2:
+        return None
+    slope, fixed = linear_regression(*zip(*points, strict=True))
+    return MemoryLine(fixed, slope) if slope > 0 else None
 
 
 @dataclass(frozen=True)
@@ -95,7 +121,7 @@ class Goal:
 
     sizes: Sequence[int]
     available_bytes: float | None = None
-    start: int = _START
+    start: int = START
 
 
 @dataclass(frozen=True)
@@ -108,26 +134,20 @@ class Ask:
 
 
 class Ending(Explained):
-    """How a search ended."""
-
     FOUND = "found", "the largest batch that trains was confirmed by a longer run"
     NO_WALL = "no_wall", "every batch up to the whole dataset trains"
     NOTHING_FITS = "nothing_fits", "not even the smallest batch trains"
     UNSUPPORTED = "unsupported", "this device or build cannot run the case"
     GAVE_UP = (
         "gave_up",
-        (
-            f"a run failed {ATTEMPTS} times, and not for certain for want of memory; see its log, "
-            "then go on with --retry error timeout killed oom_suspected"
-        ),
+        f"a run failed {ATTEMPTS} times, and not for certain for want of memory; see its log, then "
+        "go on with --retry error timeout killed oom_suspected",
     )
     CROWDED = (
         "crowded",
-        (
-            f"a run failed {ATTEMPTS} times while others used the GPU; see python -m "
-            "bench.doctor, then go on with --retry error oom oom_suspected, on a GPU without them "
-            "or with --allow-shared"
-        ),
+        f"a run failed {ATTEMPTS} times while others used the GPU; see python -m bench.doctor, "
+        "then go on with --retry error oom oom_suspected, on a GPU without them or with "
+        "--allow-shared",
     )
 
 
@@ -156,14 +176,6 @@ def list_sizes(
 
     first = -(-case.accumulate // step) * step
     return tuple(size for size in range(first, images + 1, step) if fits(size))
-
-
-def start_search(
-    case: Case, images: int, available: float | None, step: int = STEP, batchnorm: bool = True
-) -> Goal:
-    """The goal of the search among cases that are like ``case`` in all but the batch size."""
-    sizes = list_sizes(case, images, step, batchnorm)
-    return Goal(sizes, available, _START * case.accumulate)
 
 
 def fit_near(points: dict[int, float]) -> MemoryLine | None:
@@ -238,6 +250,7 @@ class Standing:
         self._goal, self._sizes = goal, goal.sizes
         told = [p for p in probes if p.trained or p.refused]
         self.points, self._fallen = take_points(told)
+        self.line = fit_near(self.points)  # that memory follows near the wall
         self._told = [p for p in told if p.refused or p.batch_size not in self._fallen]
         # the last run of a batch and a length counts: where it was run again, it had been doubted
         last = {(p.batch_size, p.long): p.trained for p in self._told}
@@ -248,13 +261,11 @@ class Standing:
         self._long_only = any(
             size <= short and self._believe((size, times)) for size, times in long_refused.items()
         )
-        if not self._long_only:
-            self._refused = long_refused + self._refusals(self._trained, long=False)
-            self._fitting = self._trained
-        else:
-            self._refused = long_refused + self._refusals(self._long_trained, long=False)
-            self._fitting = self._long_trained
+        self._fitting = self._long_trained if self._long_only else self._trained
+        self._refused = long_refused + self._refusals(self._fitting, long=False)
         self._doubted_long = set(long_refused)
+        self.largest = max(self._fitting, default=None)  # that trains, as far as is known
+        self.confirmed = max(self._long_trained, default=None)  # that a longer run trained
 
     def _refusals(self, trained: set[int], long: bool) -> Counter[int]:
         """How often each batch was refused; one below a batch that trained was no matter of size.
@@ -277,24 +288,9 @@ class Standing:
         return self.line.predict(size) / available if self.line and available else 0.0
 
     @cached_property
-    def line(self) -> MemoryLine | None:
-        """The line that memory follows near the wall."""
-        return fit_near(self.points)
-
-    @cached_property
-    def largest(self) -> int | None:
-        """The largest batch that trains, as far as is known."""
-        return max(self._fitting, default=None)
-
-    @cached_property
     def smallest_refused(self) -> int | None:
-        """The smallest batch above it that does not, and is believed."""
+        """The smallest batch above `largest` that does not train, and is believed."""
         return min((n for n, *_ in filter(self._believe, self._refused.items())), default=None)
-
-    @property
-    def confirmed(self) -> int | None:
-        """The largest batch that a longer run trained."""
-        return max(self._long_trained, default=None)
 
     def predict_wall(self) -> float | None:
         """The batch size at which the line meets the memory there is, as a fraction of images."""
@@ -304,8 +300,9 @@ class Standing:
         return (available - self.line.fixed_bytes) / self.line.bytes_per_image
 
     def ask(self) -> Ask | Ending:
-        """The next batch size, or the end."""
-        low, high = self._bracket()
+        refused = self.smallest_refused
+        low = -1 if self.largest is None else self._at_most(self.largest)
+        high = len(self._sizes) if refused is None else self._index(refused)
         # a refusal that is not believed matters while it lies in the bracket
         doubted = [n for n in self._refused if low < self._index(n) < high]
         if doubted:
@@ -323,7 +320,11 @@ class Standing:
             index = min(max(self._choose(low, high), low + 1), high - 1)
             return Ask(self._sizes[index], self._long_only)
         if low < 0:
-            return self._end_low()
+            # what only ever crashed may be broken
+            if any(p.status is Status.OOM for p in self._told):
+                return Ending.NOTHING_FITS
+            tried = self._refused[self._sizes[0]]
+            return Ask(self._sizes[0]) if tried < ATTEMPTS else Ending.GAVE_UP
         largest = self._sizes[low]
         if largest not in self._long_trained or self._count_trained(largest) < 2:
             return Ask(largest, long=True)
@@ -336,19 +337,6 @@ class Standing:
 
     def _count_trained(self, size: int) -> int:
         return sum(p.trained for p in self._told if p.batch_size == size)
-
-    def _end_low(self) -> Ask | Ending:
-        """The end where the smallest batch does not train: what only ever crashed may be broken."""
-        if any(p.status is Status.OOM for p in self._told):
-            return Ending.NOTHING_FITS
-        tried = self._refused[self._sizes[0]]
-        return Ask(self._sizes[0]) if tried < ATTEMPTS else Ending.GAVE_UP
-
-    def _bracket(self) -> tuple[int, int]:
-        """Indices of the largest size that trains, -1 for none, and the smallest that does not."""
-        low = -1 if self.largest is None else self._at_most(self.largest)
-        refused = self.smallest_refused
-        return low, len(self._sizes) if refused is None else self._index(refused)
 
     def _index(self, size: int) -> int:
         return bisect_left(self._sizes, size)

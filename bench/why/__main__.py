@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> Parser:
-    """The command line."""
     parser = Parser(
         prog="python -m bench.why",
         description="Explain, from the profiles of a sweep, why a case is faster or slower than "

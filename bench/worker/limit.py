@@ -15,7 +15,6 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from bench.case import Case
 from bench.errors import UnsupportedError
@@ -32,26 +31,7 @@ class MemoryLimitError(MemoryError):
     """The process needs more than its limit before it holds an image or a weight."""
 
 
-class Limit(Protocol):
-    """The limit of a case, or none; then it only tells the size of the context."""
-
-    context_bytes: int | None = None
-    note: str = ""
-    """What a reader of ``context_bytes`` should know: its source, where it is not the best one."""
-
-    def impose(self) -> None:
-        """Set it, before the network and the images are on the device. Raises MemoryLimitError: the
-        process alone needs more."""
-
-    def adjust(self) -> None:
-        """Set it anew after warm-up, when kernels and libraries are loaded: now it is exact. Raises
-        MemoryLimitError: the process alone needs more."""
-
-    def lift(self) -> None:
-        """Let the process use all there is."""
-
-
-def build_limit(case: Case, gpu_uuid: str | None) -> Limit:
+def build_limit(case: Case, gpu_uuid: str | None) -> GpuLimit | HostLimit:
     """The limit that ``case`` names; open it before CUDA is used, so that it knows what was there.
     Raises UnsupportedError: this system cannot limit a process."""
     limit = None if case.memory_limit is None else parse_bytes(case.memory_limit)
@@ -93,7 +73,18 @@ def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes:
     )
 
 
-class GpuLimit(Limit):
+class GpuLimit:
+    """A cap of torch's allocator. Without a limit it only tells the size of the context, and in
+    ``note`` its source, where it is not the best one.
+
+    `impose` sets it before the network and the images are on the device, `adjust` anew after
+    warm-up, when kernels and libraries are loaded: now it is exact. Both raise MemoryLimitError:
+    the process alone needs more. `lift` lets the process use all there is.
+    """
+
+    context_bytes: int | None = None
+    note = ""
+
     def __init__(self, limit_bytes: int | None, device: Device) -> None:
         self._limit, self._device = limit_bytes, device
         # read before it is watched: a process of another pid namespace is told by having joined
@@ -136,7 +127,6 @@ def share_of_device(limit_bytes: int, context_bytes: int, total_bytes: int) -> f
 
 # ------------------------------------------------------------------------------------ on a CPU
 
-
 MAPPED_BYTES = 64 * 2**10
 """Blocks of at least this size are mapped on their own under a limit, and given back when freed.
 
@@ -156,9 +146,12 @@ is mapped. After warm-up it is known how much that is.
 """
 
 
-class HostLimit(Limit):
+class HostLimit:
     """A limit on the private memory of the process, set so that what it holds meets it;
-    `ALLOWANCE_BYTES` too loose at first."""
+    `ALLOWANCE_BYTES` too loose at first. It is used as a `GpuLimit` is, and knows no context."""
+
+    context_bytes: int | None = None
+    note = ""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit = limit_bytes

@@ -150,19 +150,13 @@ class Finished:
 
 Message = PhaseEntered | StepTaken | EpochEnded | Finished
 
-_KINDS: dict[str, type[Message]] = {
-    "phase": PhaseEntered,
-    "step": StepTaken,
-    "epoch": EpochEnded,
-    "finished": Finished,
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_KINDS = {kind.__name__: kind for kind in (PhaseEntered, StepTaken, EpochEnded, Finished)}
 
 
 def encode(content: Message | Assignment) -> bytes:
     values = {f.name: getattr(content, f.name) for f in fields(content)}
     if not isinstance(content, Assignment):
-        values["kind"] = _NAMES[type(content)]
+        values["kind"] = type(content).__name__
     return json.dumps(values, default=_list_cells).encode() + b"\n"
 
 
@@ -175,11 +169,10 @@ def decode(line: bytes) -> Message:
     """Read a message. Raises MessageError: it is none; says why."""
     try:
         values = read_value(dict[str, Any], json.loads(line))
-        name = values.pop("kind", None)
-        kind = _KINDS.get(name) if isinstance(name, str) else None
-        if kind is None:
-            raise MessageError(f"no kind {name!r}; right values: {', '.join(_KINDS)}")
-        message: Message = read_value(kind, values)
+        kind = values.pop("kind", None)
+        if kind not in [*_KINDS]:
+            raise MessageError(f"no kind {kind!r}; right values: {', '.join(_KINDS)}")
+        message: Message = read_value(_KINDS[kind], values)
     except (ValueError, TypeError) as error:
         shown = line[:_SHOWN].decode(errors="replace")
         raise MessageError(f"the worker sent {shown!r}, which is no message: {error}") from error

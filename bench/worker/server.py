@@ -147,9 +147,15 @@ class _Server:
     def _fork(
         self, asker: int, request: bytes, given: list[int], inherited: Mapping[str, str]
     ) -> Birth | None:
-        """Fork a worker and answer who asked; in the worker, what it starts with."""
-        told = given.pop()
-        server, (pid, answer) = os.getpid(), _fork(self._imported)
+        """Fork a worker, where that may be, and answer who asked; in it, what it starts with."""
+        told, server, pid = given.pop(), os.getpid(), None
+        answer = _refuse(self._imported)
+        if not answer:
+            try:
+                pid = os.fork()
+                answer = str(pid)
+            except OSError as error:
+                answer = f"{REFUSED}{error.errno}"
         if pid == 0:
             began = time.monotonic()
             die_with_parent(server)
@@ -177,17 +183,6 @@ def _remove(place: Path) -> None:
     with suppress(OSError):
         place.unlink()
         place.parent.rmdir()
-
-
-def _fork(imported: dict[str, tuple[int, int]]) -> tuple[int | None, str]:
-    """Fork, where that may be; what `os.fork` returns, or None, and what is to be answered."""
-    if why := _refuse(imported):
-        return None, why
-    try:
-        pid = os.fork()
-    except OSError as error:
-        return None, f"{REFUSED}{error.errno}"
-    return pid, str(pid)
 
 
 def _adopt(environment: Mapping[str, str], inherited: Mapping[str, str]) -> None:

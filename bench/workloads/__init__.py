@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
-from bench.data.batches import MadeBatches, Making, Supply, count_items
+from bench.data.batches import MadeBatches, Making, Supply
+from bench.data.batches import count_items as count_items
 from bench.data.loader import Dataset, LoadedBatches, Loading, load_items
 from bench.data.sources import CLASSES, SHAPE
 from bench.errors import UsageError
@@ -23,20 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from bench.data.sources import Shape
-
-__all__ = [
-    "IMAGES",
-    "NO_DATASET",
-    "OWN",
-    "Loss",
-    "Network",
-    "Workload",
-    "WorkloadFacts",
-    "check_workload",
-    "count_items",
-    "load_workload",
-    "parse_workload",
-]
 
 IMAGES = "images"
 """The axis value of the harness's own workload: the network and the dataset are axes."""

@@ -58,36 +58,28 @@ def test_file_that_is_there_is_not_fetched_again(fetch, server):
     assert len(server.ranges) == 1
 
 
-@pytest.mark.parametrize("have", [1, 150_000, 299_999])
-def test_interrupted_download_resumes(fetch, body, server, part, have):
-    part.write_bytes(body[:have])
+@pytest.mark.parametrize(
+    ("have", "faults", "then"),
+    [
+        (1, [], []),
+        (150_000, [], []),
+        (299_999, [], []),
+        (300_000, [], []),  # it is whole
+        (300_004, [], [None]),  # longer than the file: from the start
+        (1000, ["elsewhere"], [None]),
+    ],
+)
+def test_interrupted_download_resumes(fetch, body, server, part, have, faults, then):
+    part.write_bytes((body + b"more")[:have])
+    server.faults = faults
     assert fetch() == body
-    assert server.ranges == [f"bytes={have}-"]
+    assert server.ranges == [f"bytes={have}-", *then]
 
 
 def test_server_that_cannot_resume_starts_again(fetch, body, server, part):
     part.write_bytes(b"not the start of the body")
     server.resumes = False
     assert fetch() == body
-
-
-def test_whole_part_is_recognised(fetch, body, server, part):
-    part.write_bytes(body)
-    assert fetch() == body
-    assert server.ranges == [f"bytes={len(body)}-"]
-
-
-def test_part_longer_than_the_file_starts_again(fetch, body, server, part):
-    part.write_bytes(body + b"more")
-    assert fetch() == body
-    assert server.ranges == [f"bytes={len(body) + 4}-", None]
-
-
-def test_resumed_elsewhere_starts_again(fetch, body, server, part):
-    part.write_bytes(body[:1000])
-    server.faults = ["elsewhere"]
-    assert fetch() == body
-    assert server.ranges == ["bytes=1000-", None]
 
 
 def test_short_body_is_continued(fetch, body, server):

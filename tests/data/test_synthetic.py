@@ -14,7 +14,6 @@ def dataset(tmp_path_factory):
     return load(info.folder)
 
 
-@pytest.mark.slow
 def test_shape(dataset):
     info = dataset.info
     assert (info.name, info.source, info.classes) == ("synthetic", "synthetic", 10)
@@ -49,7 +48,6 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_small_network_learns_part_of_it(dataset):
     import torch

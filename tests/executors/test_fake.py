@@ -38,7 +38,9 @@ def test_it_answers_what_it_is_told(monkeypatch: pytest.MonkeyPatch, status: Sta
     assert answer(Case(batch_size=128)).status is Status.OK
 
 
-def test_the_first_rule_that_matches_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rule_that_matches_counts_where_it_is_not_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rules = (
         "seed=1:error batch_size=64:oom model=a.b:c:killed loss_scale=none:timeout compile=on:ok"
     )
@@ -48,10 +50,6 @@ def test_the_first_rule_that_matches_counts(monkeypatch: pytest.MonkeyPatch) -> 
     assert answer(Case(model="a.b:c")).status is Status.KILLED
     assert answer(Case(precision="fp16", loss_scale=1.0)).status is Status.TIMEOUT
     assert answer(Case(compile="default", batch_size=64)).status is Status.OOM
-
-
-def test_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ANSWERS, "batch_size=128:oom")
     assert answer(Case(), stopping=True).status is Status.INTERRUPTED
 
 

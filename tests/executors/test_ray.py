@@ -40,9 +40,8 @@ pytest.importorskip("ray")
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0  # for what is done in a second or two where nothing else runs
-TINY = Case(
-    device="cpu", model="dpn-small", dataset="synthetic", precision="fp32", batch_size=8, steps=2
-)
+TESTS = ROOT / "tests"
+TINY = Case(device="cpu", model="models_for_tests:good", dataset="synthetic", batch_size=8, steps=2)
 LONG = replace(TINY, steps=None)
 
 
@@ -109,6 +108,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     folder = f"/tmp/bench-test-{os.getpid()}"  # a socket's path has 107 characters at most
     before = dict(os.environ)
     os.environ |= {MARK: folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    os.environ["PYTHONPATH"] = f"{ROOT}:{TESTS}"
     try:
         nodes = Nodes(folder)
         yield nodes
@@ -149,12 +149,19 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_lane_for_each_gpu_of_each_node(nodes: Nodes) -> None:
+def test_a_lane_for_each_gpu_of_each_node_and_those_of_one_node_together(nodes: Nodes) -> None:
     hosts = [lane.host for lane in nodes.first]
     assert len({lane.name for lane in nodes.first}) == 4, "all names differ"
     assert sorted(hosts.count(host) for host in set(hosts)) == [1, 1, 2]
     assert hosts == sorted(hosts, key=hosts.index), "lanes of a node stand together"
     assert not nodes.join(), "nothing came since"
+    pair = next(lane for lane in nodes.first if hosts.count(lane.host) == 2)
+    single = next(lane for lane in nodes.first if hosts.count(lane.host) == 1)
+    assert nodes.executor.gather(pair, "cuda", 2).name == pair.name
+    assert nodes.executor.gather(single, "cuda", 1) == single
+    assert nodes.executor.gather(single, "cuda", 2).host == pair.host, "that node has them"
+    with pytest.raises(UnsupportedError, match=r"3 GPUs of one kind.* has more than 2$"):
+        nodes.executor.gather(pair, "cuda", 3)
 
 
 @pytest.mark.slow
@@ -171,17 +178,6 @@ def test_a_case_runs_as_it_does_locally(nodes: Nodes, tmp_path: Path) -> None:
     phases = [event.phase for event in events if isinstance(event, PhaseEntered)]
     assert phases == ["warmup", "epoch", "evaluation"]
     assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
-
-
-@pytest.mark.slow
-def test_a_cancelled_case_is_interrupted_and_its_lane_goes_on(nodes: Nodes) -> None:
-    lane = nodes.first[0]
-    for _ in range(2):
-        running = Running(nodes, lane)
-        running.stopped = True
-        assert running.end().status is Status.INTERRUPTED
-        wait_for(lambda pid=running.worker: gone(pid))
-    assert not nodes.executor.lose_lanes()
 
 
 @pytest.mark.slow
@@ -206,13 +202,18 @@ def test_a_killed_actor_is_lost_and_its_lane_comes_back(nodes: Nodes) -> None:
 
 
 @pytest.mark.slow
-def test_an_idle_lane_that_is_gone_is_not_dealt_to(nodes: Nodes) -> None:
+def test_a_cancelled_case_is_interrupted_and_its_lane_goes_on_until_it_is_gone(
+    nodes: Nodes,
+) -> None:
+    """An idle lane that is gone is not dealt to."""
     lane = nodes.first[0]
-    assert not nodes.executor.lose_lanes()
-    running = Running(nodes, lane)
-    station = nodes.station(running.worker)
-    running.stopped = True
-    assert running.end().status is Status.INTERRUPTED
+    for _ in range(2):
+        running = Running(nodes, lane)
+        station = nodes.station(running.worker)
+        running.stopped = True
+        assert running.end().status is Status.INTERRUPTED
+        wait_for(lambda pid=running.worker: gone(pid))
+        assert not nodes.executor.lose_lanes()
     os.kill(station, signal.SIGKILL)
     assert wait_for(nodes.executor.lose_lanes) == [lane]
     assert wait_for(nodes.join) == [lane]
@@ -232,18 +233,6 @@ def test_a_silent_actor_is_lost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     wait_for(lambda: gone(station) and gone(running.worker))
     assert lane in wait_for(nodes.join)
-
-
-@pytest.mark.slow
-def test_what_no_node_has_gpus_for_is_unsupported(nodes: Nodes) -> None:
-    hosts = [lane.host for lane in nodes.first]
-    pair = next(lane for lane in nodes.first if hosts.count(lane.host) == 2)
-    single = next(lane for lane in nodes.first if hosts.count(lane.host) == 1)
-    assert nodes.executor.gather(pair, "cuda", 2).name == pair.name
-    assert nodes.executor.gather(single, "cuda", 1) == single
-    assert nodes.executor.gather(single, "cuda", 2).host == pair.host, "that node has them"
-    with pytest.raises(UnsupportedError, match=r"3 GPUs of one kind.* has more than 2$"):
-        nodes.executor.gather(pair, "cuda", 3)
 
 
 @pytest.mark.slow
@@ -309,9 +298,8 @@ executor.run(Job(LONG, folder=folder, lane=lanes[0]), print, lambda: False)
 @pytest.mark.slow
 def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
     command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True) as driver:
-        assert driver.stdout is not None
         folder = driver.stdout.readline().strip()
 
         def has_worker() -> bool:
@@ -384,22 +372,24 @@ def test_gpus_that_were_not_there_when_the_sweep_started_are_short(unjoined: Ray
         unjoined.gather(first.lane, "cuda", 2)
 
 
+def ask_one_that_fails(
+    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    post = open_post(executor, "node", 0)
+    post.actor = MagicMock()
+    monkeypatch.setattr("ray.get", MagicMock(side_effect=fault))
+    executor.gather(post.lane, "cpu", 2)
+
+
 def test_a_station_that_is_gone_as_it_is_asked_is_a_lost_lane(
     unjoined: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU a station says which cores a wide case takes; the sweep goes on without it."""
-    import ray
+    from ray.exceptions import RayActorError
 
-    post = open_post(unjoined, "node", 0)
-    post.actor = MagicMock()
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise ray.exceptions.RayActorError
-
-    monkeypatch.setattr(ray, "get", fail)
     with pytest.raises(ShortageError, match=r"^lane node-gpu0 was lost: "):
-        unjoined.gather(post.lane, "cpu", 2)
-    assert list(unjoined.lose_lanes()) == [post.lane], "and is dealt nothing more"
+        ask_one_that_fails(unjoined, monkeypatch, RayActorError())
+    assert [lane.name for lane in unjoined.lose_lanes()] == ["node-gpu0"], "is dealt nothing more"
     assert not unjoined.lose_lanes()
 
 
@@ -407,14 +397,11 @@ def test_a_station_that_fails_as_it_is_asked_is_not_gone(
     unjoined: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault of the harness is said, and not waited for."""
-    import ray
+    from ray.exceptions import RayTaskError
 
-    post = open_post(unjoined, "node", 0)
-    post.actor = MagicMock()
-    fault = ray.exceptions.RayTaskError("ask", "a traceback", KeyError(0))
-    monkeypatch.setattr(ray, "get", MagicMock(side_effect=fault))
+    fault = RayTaskError("ask", "a traceback", KeyError(0))
     with pytest.raises(UsageError, match=r"^lane node-gpu0: KeyError\(0\)$"):
-        unjoined.gather(post.lane, "cpu", 2)
+        ask_one_that_fails(unjoined, monkeypatch, fault)
     assert unjoined._open
     assert not unjoined._gone
 
@@ -493,7 +480,6 @@ class Talker:
     def run(
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
     ) -> Outcome:
-        assert job.log is not None
         job.log.write_text("said\n")
         on_event(PhaseEntered("warmup"))
         while not stopping():
@@ -517,7 +503,6 @@ def test_a_station_reports_as_the_case_goes_on(monkeypatch: pytest.MonkeyPatch) 
         assert next(reports) == Report(), "a sign of life"
         station.stop(number)
         *_, last = reports
-        assert last.outcome is not None
         assert last.outcome.status is Status.INTERRUPTED
         threads.add(last.outcome.reason)
     assert len(threads) == 1, "a worker would die with the thread that started it"
@@ -530,7 +515,6 @@ class Passer(Talker):
         self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
     ) -> Outcome:
         on_event(PhaseEntered("epoch"))
-        assert job.log is not None
         job.log.write_text("passed")
         return Outcome(Status.INTERRUPTED if stopping() else Status.OK)
 

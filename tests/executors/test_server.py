@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import models_for_tests
 import psutil
@@ -22,13 +23,12 @@ from bench.data import DatasetInfo, prepare
 from bench.environment import ProcessAnswer
 from bench.executors import Event, Job, Lane, Settings
 from bench.executors import subprocess as room
-from bench.executors.server import Servers, lend_server
+from bench.executors.server import Process, Servers, lend_server
 from bench.executors.subprocess import SubprocessExecutor
 from bench.processes import LENT, find_lender
-from bench.record import BESIDE, Measurement, Outcome, Status
-from bench.store.reader import read_records
-from bench.sweep import __main__ as sweep
-from bench.worker.messages import PhaseEntered
+from bench.record import BESIDE, Measurement, Status
+from bench.sweep.options import parse_arguments
+from bench.worker.messages import PhaseEntered, encode_names
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
@@ -49,13 +49,6 @@ def data() -> DatasetInfo:
     return prepare("synthetic", data_dir=None)
 
 
-@pytest.fixture
-def executor() -> Iterator[SubprocessExecutor]:
-    executor = SubprocessExecutor(Settings(timeout_s=300))
-    yield executor
-    executor.close()
-
-
 class Run:
     """A case, the worker that ran it, and the process that had started that."""
 
@@ -69,10 +62,11 @@ class Run:
         self.worker, self.parent = 0, 0
         case = Case(
             model=f"models_for_tests:{model}", dataset="synthetic", batch_size=32, device="cpu",
-            steps=3,
+            steps=3, evaluate=True,
         )  # fmt: skip
         job = Job(case, data.folder, lane=Lane("", ("GPU-made-up",), cores))
         self.outcome = executor.run(job, self._see, lambda: False)
+        self.losses = [step.loss for step in self.outcome.steps]
         assert self.outcome.measurement.notes is None
 
     def _see(self, event: Event) -> None:
@@ -80,152 +74,157 @@ class Run:
             (worker,) = find_workers()
             self.worker, self.parent = worker.pid, worker.ppid()
 
-    @property
-    def losses(self) -> list[float | None]:
-        assert self.outcome.status is Status.OK, self.outcome.reason
-        return [step.loss for step in self.outcome.steps]
-
 
 # ------------------------------------------------------------------------------- one after another
 
+TIMED = "_s$|^step_time|^other_cores$|process_bytes$|^warmup_steps$|^warmup_steady$"
+"""Columns that differ between two runs of a case."""
 
-@pytest.mark.slow
-def test_what_a_worker_spoils_the_next_one_has_whole(
-    executor: SubprocessExecutor, data: DatasetInfo
+
+@pytest.mark.timeout(600)
+def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
+    data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Settings, functions, limits, threads, the heap; or it dies of a signal: bit for bit."""
-    first = Run(executor, data, "good")
-    spoilt = Run(executor, data, "vandalizes")
+    """What it has as a process, all but random numbers that no seed of the case fixes; and, bit for
+    bit, its losses, after one has spoilt settings, functions, limits, threads and the heap, and one
+    has died of a signal. What is asked of a machine is answered alike too."""
+    core = min(os.sched_getaffinity(0))
+    warm, cold = (SubprocessExecutor(Settings(timeout_s=300, cold=c)) for c in (False, True))
+
+    def tell(executor: SubprocessExecutor, *cores: int) -> tuple[Run, dict[str, Any]]:
+        file = tmp_path / "facts"
+        monkeypatch.setenv(models_for_tests.FACTS, str(file))
+        run = Run(executor, data, "tells", cores)
+        assert run.outcome.status is Status.OK, run.outcome.reason
+        facts = json.loads(file.read_text())
+        file.unlink()
+        return run, facts
+
+    first, facts = tell(warm)
+    spoilt = Run(warm, data, "vandalizes")
     assert spoilt.outcome.reason == "the worker crashed with SIGABRT"
-    killed = Run(executor, data, "kills_itself")
+    killed = Run(warm, data, "kills_itself")
     assert killed.outcome.status is Status.KILLED
-    last = Run(executor, data, "good")
-    assert {spoilt.parent, killed.parent, last.parent} == {first.parent}, "one server forked all"
-    assert is_server(psutil.Process(first.parent))
-    cold = SubprocessExecutor(Settings(timeout_s=300, cold=True))
-    fresh = Run(cold, data, "good")
-    assert fresh.parent == os.getpid()
-    assert first.losses == last.losses == fresh.losses
-    assert len({first.worker, spoilt.worker, killed.worker, last.worker}) == 4
-
-
-@pytest.mark.slow
-def test_what_is_asked_of_a_machine_is_answered_by_a_fork(
-    executor: SubprocessExecutor, data: DatasetInfo
-) -> None:
-    """As a new Python answers it, which a cold executor asks."""
-    parents = []
+    last, again = tell(warm)
+    assert again == facts, "and a case draws by its seed"
+    parents: list[int] = []
 
     def look(answer: ProcessAnswer, pid: int) -> None:
         parents.append(psutil.Process(pid).ppid())
 
     names = ["dpn-small", *(f"models_for_tests:{n}" for n in ("good", "not_a_model", "missing"))]
-    cold = SubprocessExecutor(Settings(timeout_s=300, cold=True))
-    warm, fresh = (one.examine(Lane(), ["cpu"], names, 300, look) for one in (executor, cold))
-    assert warm == fresh
-    assert "returned str" in str(warm.models["models_for_tests:not_a_model"])
-    assert parents[1] == os.getpid()
-    assert parents[0] == Run(executor, data, "good").parent, "one server forked both"
+    answers = [one.examine(Lane(), ["cpu"], names, 300, look=look) for one in (warm, cold)]
+    assert answers[0] == answers[1]
+    assert "returned str" in str(answers[0].models["models_for_tests:not_a_model"])
+    assert {spoilt.parent, killed.parent, last.parent, parents[0]} == {first.parent}, "one server"
+    assert is_server(psutil.Process(first.parent))
+    assert len({first.worker, spoilt.worker, killed.worker, last.worker}) == 4
 
-
-@pytest.mark.slow
-def test_a_warm_worker_has_all_that_a_cold_one_has(
-    data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a process: all but random numbers, which no seed of the case fixes, are the same."""
+    fresh, facts_cold = tell(cold)
+    assert fresh.parent == parents[1] == os.getpid()
+    assert first.losses == last.losses == fresh.losses
+    m, n = last.outcome.measurement, fresh.outcome.measurement
+    same = [f.name for f in fields(Measurement) if not re.search(TIMED, f.name)]
+    assert {"train_loss", "test_accuracy", "arithmetic", "flop_per_image", "notes"} <= {*same}
+    assert [getattr(m, name) for name in same] == [getattr(n, name) for name in same]
+    assert m.imports_s < n.imports_s, "which imports"
+    assert None not in [getattr(m, name) for name in BESIDE]
+    assert m.peak_process_bytes / n.peak_process_bytes == pytest.approx(1, abs=0.02)
     monkeypatch.delenv("OMP_NUM_THREADS")  # the threads of as many cores as the lane has
-    core = min(os.sched_getaffinity(0))
-    facts = []
-    for cold, cores in ((False, ()), (True, ()), (False, (core,)), (True, (core,))):
-        executor = SubprocessExecutor(Settings(timeout_s=300, cold=cold))
-        drawn = []
-        for number in range(2):
-            file = tmp_path / f"{cold}-{len(cores)}-{number}"
-            monkeypatch.setenv(models_for_tests.FACTS, str(file))
-            assert Run(executor, data, "tells", cores).losses
-            told = json.loads(file.read_text())
-            drawn.append(told.pop("drawn"))
-            facts.append(told)
-        assert drawn[0] == drawn[1], "a case draws by its seed"
-        executor.close()
-    warm, _, cold_, _, pinned, _, pinned_cold, _ = facts
-    assert facts[0] == facts[1]
-    assert warm == cold_
-    assert pinned == pinned_cold
-    assert warm["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-made-up"
+    pinned, pinned_cold = (tell(one, core)[1] for one in (warm, cold))
+    for one, other in ((facts, facts_cold), (pinned, pinned_cold)):
+        assert one.pop("drawn")
+        assert other.pop("drawn")
+        assert one == other
+    assert facts["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-made-up"
+    assert facts["leads"]
     assert pinned["cores"] == [core]
     assert pinned["threads"][0] == 1
-    assert warm["leads"]
+    warm.close()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unreported")
-def test_a_cold_sweep_has_the_rows_of_a_warm_one(tmp_path: Path) -> None:
-    flags = (
-        "--device cpu --dataset synthetic --precision fp32 bf16-amp --steps 3 --batch-size 16 "
-        "--model models_for_tests:good --evaluate --repeats 1"
-    )
-    for name in ("--cold", "--timeout=3600"):
-        assert sweep.main([*flags.split(), name, "--out", str(tmp_path / name)]) == 0
-    cold, warm = (read_records(tmp_path / name) for name in ("--cold", "--timeout=3600"))
-    timed = {
-        f.name
-        for f in fields(Measurement)
-        if f.name.endswith("_s") or f.name.startswith(("step_time", "other_cores"))
-    }
-    names = {"record_id", "started_at", "finished_at", "session", "warmup_steps", "warmup_steady"}
-    names.add("shared")  # by which row, and that has another name
-    same = [c for c in cold if c not in timed | names and not c.endswith("process_bytes")]
-    assert len(same) > 100
-    assert {"train_loss", "test_accuracy", "arithmetic", "flop_per_image", "notes"} <= {*same}
-    assert cold[same].equals(warm[same])
-    assert (cold["shared"] == "").equals(warm["shared"] == "")
-    # cold, each row imports; warm, none does
-    assert warm["imports_s"].max() < cold["imports_s"].min()
-    assert warm[[*BESIDE]].notna().all(axis=None)
-    memory = warm["peak_process_bytes"].median() / cold["peak_process_bytes"].median()
-    assert memory == pytest.approx(1, abs=0.02)
+def test_workers_are_warm_unless_a_sweep_is_asked_for_cold_ones() -> None:
+    for flags, cold in (([], False), (["--cold"], True)):
+        assert parse_arguments(flags).settings.cold is cold
 
 
 # ------------------------------------------------------------------------------------- the server
 
-
-def test_servers_are_of_one_environment_each(
-    executor: SubprocessExecutor, data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What torch reads as it is imported makes another server; what is read late does not."""
-    first = Run(executor, data, "good")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert Run(executor, data, "good").parent == first.parent
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    other = Run(executor, data, "good")
-    assert other.parent != first.parent
-    assert is_server(psutil.Process(other.parent))
-    # those of other tests of this process may be there yet
-    assert not psutil.pid_exists(first.parent), "nobody asks the first any more"
-    executor.close()
-    assert not psutil.pid_exists(other.parent)
+LIGHT = """
+import sys, types
+from bench.worker import server
+server.MODULES = ()
+cuda = types.SimpleNamespace(is_initialized=lambda: False)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+"""
+"""Has a server import nothing of what takes it seconds, and need it not."""
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that every Python imports as it starts."""
+    """A module that every Python imports as it starts, servers among them."""
     file = tmp_path / "sitecustomize.py"
-    file.write_text("")
-    paths = [str(tmp_path), str(TESTS.parent), str(TESTS)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    file.write_text(LIGHT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(TESTS.parent)]))
     return file
 
 
-def test_a_server_is_replaced_when_what_it_imported_changes(
-    executor: SubprocessExecutor, data: DatasetInfo, site: Path
+@pytest.fixture
+def servers(site: Path) -> Iterator[Servers]:
+    servers = Servers(cold=False)
+    yield servers
+    servers.close()
+
+
+class Fork:
+    """A worker that has nothing to do, the process that had started it, and what was noted."""
+
+    def __init__(self, servers: Servers) -> None:
+        self.process: Process
+        self.process, self.note, reader = servers.launch(dict(os.environ))
+        self._answers = os.fdopen(reader)
+        self.process.stdin.write(encode_names([]))
+        self.process.stdin.flush()
+        assert self._answers.readline()
+        self.parent = psutil.Process(self.process.pid).ppid()
+
+    def end(self) -> int:
+        """Have it end; its return code."""
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self._answers.close()
+        return self.process.wait()
+
+
+def fork(servers: Servers) -> int:
+    """The server that a worker is forked from."""
+    forked = Fork(servers)
+    assert (forked.end(), forked.note) == (0, "")
+    assert is_server(psutil.Process(forked.parent))
+    return forked.parent
+
+
+def test_servers_are_of_one_environment_each(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Run(executor, data, "good")
-    assert Run(executor, data, "good").parent == first.parent
-    site.write_text("# another version\n")
-    second = Run(executor, data, "good")
-    assert second.parent != first.parent
-    assert is_server(psutil.Process(second.parent))
+    """What torch reads as it is imported makes another server; what is read late does not."""
+    first = fork(servers)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert fork(servers) == first
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    other = fork(servers)
+    assert other != first
+    # those of other tests of this process may be there yet
+    assert not psutil.pid_exists(first), "nobody asks the first any more"
+    servers.close()
+    assert not psutil.pid_exists(other)
+
+
+def test_a_server_is_replaced_when_what_it_imported_changes(servers: Servers, site: Path) -> None:
+    first = fork(servers)
+    assert fork(servers) == first
+    site.write_text(f"{LIGHT}# another version\n")
+    assert fork(servers) != first
 
 
 @pytest.mark.parametrize(
@@ -233,22 +232,22 @@ def test_a_server_is_replaced_when_what_it_imported_changes(
     [
         ("import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True)"
          ".start()\n", "it has 2 threads"),
-        ("import bench.worker.server as s\ns._DEVICES = ('/dev/zero',)\nkept = open('/dev/zero')\n",
+        ("server._DEVICES = ('/dev/zero',)\nkept = open('/dev/zero')\n",
          "it has opened /dev/zero"),
-        ("import sys\nif 'serve' in sys.argv: raise SystemExit('no luck')\n",
+        ("cuda.is_initialized = lambda: True\n", "it has initialised CUDA"),
+        ("if 'serve' in sys.argv: raise SystemExit('no luck')\n",
          "it ended: SystemExit: no luck"),
     ],
 )  # fmt: skip
-def test_what_is_not_fit_to_fork_is_not_forked_and_the_row_says_so(
-    executor: SubprocessExecutor, data: DatasetInfo, site: Path, spoils: str, why: str
+def test_what_is_not_fit_to_fork_is_not_forked_and_it_says_so(
+    servers: Servers, site: Path, spoils: str, why: str
 ) -> None:
     """A thread, an open GPU, or no server at all: then each worker is a new Python."""
-    site.write_text(spoils)
-    case = Case(model="models_for_tests:good", dataset="synthetic", device="cpu", steps=1)
-    outcome = executor.run(Job(case, data.folder), lambda event: None, lambda: False)
-    assert outcome.status is Status.OK
-    said = f"the worker was started cold, because of its server: {why}"
-    assert outcome.measurement.notes == said
+    site.write_text(LIGHT + spoils)
+    for _ in range(2):
+        forked = Fork(servers)
+        assert (forked.end(), forked.parent) == (0, os.getpid())
+        assert forked.note == f"the worker was started cold, because of its server: {why}"
 
 
 BUSY = """
@@ -263,14 +262,14 @@ os.fork = refuse_once
 """
 
 
-def test_a_host_without_a_process_to_spare_is_asked_again(
-    executor: SubprocessExecutor, data: DatasetInfo, site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "_BACK_OFF_S", 0.01)
-    site.write_text(BUSY)
-    first = Run(executor, data, "good")
-    assert (first.outcome.status, first.outcome.retries) == (Status.OK, 1)
-    assert Run(executor, data, "good").parent == first.parent, "the server lives on"
+def test_a_host_without_a_process_to_spare_keeps_its_server(servers: Servers, site: Path) -> None:
+    """Whoever asks may try again, as an executor does."""
+    site.write_text(LIGHT + BUSY)
+    with pytest.raises(BlockingIOError):
+        fork(servers)
+    (server,) = servers._running.values()
+    assert fork(servers) == fork(servers)
+    assert [*servers._running.values()] == [server]
 
 
 ASKED = """
@@ -309,37 +308,29 @@ def test_the_parent_imports_no_torch() -> None:
 
 # ------------------------------------------------------------------------------------------- lent
 
-
-SLEEPING = """
-import sys
-from bench.case import Case
-from bench.executors import Job, Settings
-from bench.executors.subprocess import SubprocessExecutor
-
-case = Case(model="models_for_tests:sleeps", dataset="synthetic", device="cpu", steps=3)
-SubprocessExecutor(Settings()).run(Job(case, sys.argv[1]), print, lambda: False)
+BORROWING = """
+import os, time
+from bench.executors.server import Servers
+servers = Servers(cold=False)
+process, note, _ = servers.launch(dict(os.environ))
+assert not note
+print(process.pid, flush=True)
+time.sleep(3600)
 """
 
 
-@pytest.mark.slow
-def test_a_lent_server_outlives_who_borrows_it_and_their_workers_do_not(
-    tmp_path: Path, data: DatasetInfo
-) -> None:
-    pids, parents = tmp_path / "pids", set()
-    environment = {**os.environ, models_for_tests.PIDS: str(pids)}
-    with lend_server(environment, Path.cwd()) as lent:
+@pytest.mark.usefixtures("site")
+def test_a_lent_server_outlives_who_borrows_it_and_their_workers_do_not() -> None:
+    parents = set()
+    with lend_server(os.environ, Path.cwd()) as lent:
         for _ in range(2):
-            command = [sys.executable, "-c", SLEEPING, data.folder]
-            with subprocess.Popen(command, env={**environment, **lent}) as process:
-                while not pids.exists():
-                    assert process.poll() is None
-                    time.sleep(0.05)
-                worker, child = map(int, pids.read_text().split())
+            command = [sys.executable, "-c", BORROWING]
+            environment = {**os.environ, **lent}
+            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+                worker = int(process.stdout.readline())
                 parents.add(psutil.Process(worker).ppid())
                 process.kill()
             assert gone([worker])
-            os.kill(child, signal.SIGKILL)
-            pids.unlink()
         (server,) = parents
         assert psutil.Process(server).ppid() == os.getpid()
     assert not psutil.pid_exists(server)
@@ -355,10 +346,10 @@ with lend_server(os.environ, Path.cwd()) as lent:
 """
 
 
+@pytest.mark.usefixtures("site")
 def test_a_killed_lender_leaves_nothing() -> None:
     command = [sys.executable, "-c", LENDING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lender:
-        assert lender.stdout is not None
         place = Path(lender.stdout.readline().split()[1])
         assert place.is_socket()
         servers = [child.pid for child in psutil.Process(lender.pid).children()]
@@ -368,13 +359,12 @@ def test_a_killed_lender_leaves_nothing() -> None:
 
 
 def test_a_lent_server_is_asked_where_it_is_of_the_same_surroundings(
-    data: DatasetInfo, site: Path, monkeypatch: pytest.MonkeyPatch
+    site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> int:
-        executor = SubprocessExecutor(Settings(timeout_s=300))
-        found = Run(executor, data, "good").parent
-        assert is_server(psutil.Process(found))
-        executor.close()
+        servers = Servers(cold=False)
+        found = fork(servers)
+        servers.close()
         return found
 
     assert find_lender() is None
@@ -387,7 +377,7 @@ def test_a_lent_server_is_asked_where_it_is_of_the_same_surroundings(
             patch.setenv("OMP_NUM_THREADS", "2")
             assert run() != server
         assert run() == server
-        site.write_text("# another version\n")
+        site.write_text(f"{LIGHT}# another version\n")
         assert run() != server, "what it imported has changed"
     assert run() != server, "it has ended"
 
@@ -395,51 +385,26 @@ def test_a_lent_server_is_asked_where_it_is_of_the_same_surroundings(
 # --------------------------------------------------------------------------------------- its end
 
 
-@pytest.mark.slow
-def test_a_killed_server_takes_its_worker_along_and_is_replaced(
-    executor: SubprocessExecutor, data: DatasetInfo
-) -> None:
-    killed: list[int] = []
-
-    def kill(event: Event) -> None:
-        if isinstance(event, PhaseEntered) and event.phase == "epoch":
-            (worker,) = find_workers()
-            killed.extend((worker.ppid(), worker.pid))
-            os.kill(worker.ppid(), signal.SIGKILL)
-
-    case = Case(model="models_for_tests:good", dataset="synthetic", device="cpu", steps=3)
-    outcome: Outcome = executor.run(Job(case, data.folder), kill, lambda: False)
-    assert (outcome.status, outcome.reason) == (Status.KILLED, "SIGKILL from outside the sweep")
-    assert gone(killed)
-    again = Run(executor, data, "good")
-    assert again.losses
-    assert again.parent not in killed
+def test_a_killed_server_takes_its_worker_along_and_is_replaced(servers: Servers) -> None:
+    forked = Fork(servers)
+    os.kill(forked.parent, signal.SIGKILL)
+    assert gone([forked.parent, forked.process.pid])
+    assert forked.end() == -signal.SIGKILL
+    assert fork(servers) != forked.parent
 
 
-@pytest.mark.slow
-def test_no_server_outlives_what_started_it(tmp_path: Path, data: DatasetInfo) -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_no_server_outlives_what_started_it(early: bool, site: Path) -> None:
     """Nor one that is still importing, and has forked nothing yet."""
-    pids = tmp_path / "pids"
-    environment = {**os.environ, models_for_tests.PIDS: str(pids)}
-    for early in (True, False):
-        with subprocess.Popen(
-            [sys.executable, "-c", SLEEPING, data.folder], env=environment
-        ) as process:
-            servers: list[psutil.Process] = []
-            while not servers or not (early or pids.exists()):
-                assert process.poll() is None
-                children = psutil.Process(process.pid).children(recursive=True)
-                servers = [child for child in children if _is_server(child)]
-                time.sleep(0.05)
-            process.kill()
-        _, alive = psutil.wait_procs(servers, timeout=60)
-        assert not alive
-    _, child = map(int, pids.read_text().split())
-    os.kill(child, signal.SIGKILL)  # nobody is left to end a group of its own
-
-
-def _is_server(process: psutil.Process) -> bool:
-    try:
-        return is_server(process)
-    except psutil.Error:
-        return False
+    if early:
+        site.write_text(f"{LIGHT}if 'serve' in sys.argv: __import__('time').sleep(1)\n")
+    command = [sys.executable, "-c", BORROWING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        if not early:
+            assert process.stdout.readline()
+        started: list[int] = []
+        while not started:
+            started = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
+        process.kill()
+    assert len(started) == 1 + (not early)
+    assert gone(started, within_s=60)

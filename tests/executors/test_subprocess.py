@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.executors import Event, Job, Settings, process
 from bench.executors import subprocess as room
-from bench.executors.server import Servers
+from bench.executors.server import Servers, lend_server
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.device import Host, Unreadable
 from bench.gpu.monitor import Observation
@@ -59,22 +60,33 @@ def model(name: str) -> str:
 
 # -------------------------------------------------------------- every way to end, in one sweep
 
-ENDS = {
-    "raises": (Status.ERROR, "RuntimeError: no such <luck> | =1+1"),
-    "not_a_number": (Status.DIVERGED, "the loss was inf or NaN from step 0 of 2"),
+ENDS: dict[str, tuple[Status, str, list[str]]] = {
+    "raises": (
+        Status.ERROR,
+        "RuntimeError: no such <luck> | =1+1",
+        ["Traceback", "in behave", "nor a second line"],
+    ),
+    "not_a_number": (Status.DIVERGED, "the loss was inf or NaN from step 0 of 2", []),
     "sleeps": (
         Status.TIMEOUT,
         "warmup took longer than 300 s; raise --timeout; the log has the stacks",
+        ["most recent call first", "in behave"],
     ),
-    "exits": (Status.ERROR, "the worker exited with code 9 and reported no result"),
-    "leaves": (Status.ERROR, "SystemExit: 3"),
-    "kills_itself": (Status.KILLED, "SIGKILL from outside the sweep"),
-    "crashes": (Status.ERROR, "the worker crashed with SIGSEGV"),
-    "allocates_tensors": (Status.OOM, "RuntimeError: [enforce fail at alloc_cpu.cpp"),
-    "allocates_bytes": (Status.OOM, "MemoryError"),
-    "babbles": (Status.OK, ""),
-    "good": (Status.OK, ""),
+    "exits": (Status.ERROR, "the worker exited with code 9 and reported no result", []),
+    "leaves": (Status.ERROR, "SystemExit: 3", ["SystemExit: 3"]),
+    "kills_itself": (Status.KILLED, "SIGKILL from outside the sweep", []),
+    "crashes": (
+        Status.ERROR,
+        "the worker crashed with SIGSEGV",
+        ["Segmentation fault", "models_for_tests.py"],
+    ),
+    "allocates_tensors": (Status.OOM, "RuntimeError: [enforce fail at alloc_cpu.cpp", []),
+    "allocates_bytes": (Status.OOM, "MemoryError", ["MemoryError"]),
+    "speaks_out_of_turn": (Status.ERROR, "dinner", ["Traceback"]),
+    "babbles": (Status.OK, "", ["so many words, "]),
+    "good": (Status.OK, "", []),
 }
+"""How each model ends a case: the outcome, its reason, and what the log says."""
 
 
 class ClockOfSleepers:
@@ -111,53 +123,37 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame,
 Ended = tuple[Path, pd.DataFrame, list[int]]
 
 
-@pytest.mark.slow
-def test_the_sweep_goes_on_to_its_end(ended: Ended) -> None:
-    assert list(ended[1].index) == list(map(model, ENDS))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
 def test_each_ends_in_its_outcome(ended: Ended, name: str) -> None:
     folder, frame, _ = ended
     row = frame.loc[model(name)]
-    status, reason = ENDS[name]
-    log = folder / row["log"]
-    assert row["status"] == status, log.read_text()[-2000:] if log.is_file() else row["reason"]
+    status, reason, parts = ENDS[name]
+    log = (folder / row["log"]).read_text() if row["log"] else ""
+    assert row["status"] == status, log[-2000:] or row["reason"]
     assert reason in row["reason"]
     assert row["reason"].isprintable()
     assert row["retries"] == 0
     measured = status in (Status.OK, Status.DIVERGED)
     assert (row["epoch_time_s"] > 0) == measured
     assert (row["peak_process_bytes"] > 2**20) == measured, "memory is recorded too"
+    assert [part for part in parts if part not in log] == []
 
 
-@pytest.mark.slow
-def test_the_first_bad_step_is_named_and_no_loss(ended: Ended) -> None:
-    row = ended[1].loc[model("not_a_number")]
-    assert row["first_bad_step"] == 0
-    assert pd.isna(row["train_loss"])
+def test_the_sweep_goes_on_to_its_end_and_leaves_no_process(ended: Ended) -> None:
+    """Neither the one that would not hear SIGTERM nor its child."""
+    folder, frame, slept = ended
+    assert list(frame.index) == list(map(model, ENDS))
+    assert len(slept) == 2
+    assert gone(slept, within_s=0)
+    assert not find_workers()
+    bad = frame.loc[model("not_a_number")]
+    assert bad["first_bad_step"] == 0
+    assert pd.isna(bad["train_loss"])
+    for silent in ("good", "exits"):
+        assert frame.loc[model(silent), "log"] == "", "who said nothing has no log"
+    assert {f"logs/{p.name}" for p in (folder / "logs").iterdir()} == set(frame["log"]) - {""}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("raises", ["Traceback", "in behave", "nor a second line"]),
-        ("sleeps", ["most recent call first", "in behave"]),
-        ("crashes", ["Segmentation fault", "models_for_tests.py"]),
-        ("allocates_bytes", ["MemoryError"]),
-        ("leaves", ["SystemExit: 3"]),
-    ],
-)
-def test_the_log_says_where(ended: Ended, name: str, parts: list[str]) -> None:
-    folder, frame, _ = ended
-    log = (folder / frame.loc[model(name), "log"]).read_text()
-    for part in parts:
-        assert part in log
-
-
-@pytest.mark.slow
 def test_of_a_hundred_megabytes_both_ends_are_kept(ended: Ended) -> None:
     folder, frame, _ = ended
     log = (folder / frame.loc[model("babbles"), "log"]).read_bytes()
@@ -167,39 +163,22 @@ def test_of_a_hundred_megabytes_both_ends_are_kept(ended: Ended) -> None:
     assert b"the last word\n" in log[-1_000_000:]
 
 
-@pytest.mark.slow
-def test_who_said_nothing_has_no_log(ended: Ended) -> None:
-    folder, frame, _ = ended
-    assert frame.loc[model("good"), "log"] == ""
-    assert frame.loc[model("exits"), "log"] == ""
-    assert {f"logs/{p.name}" for p in (folder / "logs").iterdir()} == set(frame["log"]) - {""}
-
-
-@pytest.mark.slow
-def test_no_process_is_left(ended: Ended) -> None:
-    """Neither the one that would not hear SIGTERM nor its child."""
-    assert len(ended[2]) == 2
-    assert gone(ended[2], within_s=0)
-    assert not find_workers()
-
-
 # ------------------------------------------------------------------ stopped, killed, tried again
 
 
-def start_sleeper(out: Path, pids: Path) -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def lent() -> Iterator[dict[str, str]]:
+    """What tells a sweep of a server that has imported torch."""
+    with lend_server(os.environ, Path.cwd()) as variables:
+        yield variables
+
+
+def start_sleeper(out: Path, pids: Path, lent: dict[str, str]) -> subprocess.Popen[str]:
     """Start a sweep of a worker that never ends; wait until it trains."""
+    flags = [*FLAGS.split(), "--model", model("sleeps"), "--out", str(out)]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "bench.sweep",
-            *FLAGS.split(),
-            "--model",
-            model("sleeps"),
-            "--out",
-            out,
-        ],
-        env={**os.environ, models_for_tests.PIDS: str(pids)},
+        [sys.executable, "-m", "bench.sweep", *flags],
+        env={**os.environ, **lent, models_for_tests.PIDS: str(pids)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -210,45 +189,29 @@ def start_sleeper(out: Path, pids: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.slow
-def test_a_killed_sweep_takes_its_worker_along(tmp_path: Path) -> None:
-    process = start_sleeper(tmp_path / "out", tmp_path / "pids")
+@pytest.mark.parametrize("stopped", ["once", "twice", "killed"])
+def test_a_sweep_that_is_stopped_takes_its_worker_along(
+    stopped: str, tmp_path: Path, lent: dict[str, str]
+) -> None:
+    """By Ctrl-C the worker's case is a record; twice, nobody waits for one that is deaf to SIGTERM;
+    and where the sweep itself is killed."""
+    process = start_sleeper(tmp_path / "out", tmp_path / "pids", lent)
     worker, child = map(int, (tmp_path / "pids").read_text().split())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    try:
-        assert gone([worker])
-    finally:
-        os.kill(child, signal.SIGKILL)  # nobody is left to end a group that is not the sweep's
-    assert read_records(tmp_path / "out").empty
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_the_worker_and_is_a_record(tmp_path: Path) -> None:
-    process = start_sleeper(tmp_path / "out", tmp_path / "pids")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGKILL if stopped == "killed" else signal.SIGINT)
+    if stopped == "twice":
+        while "stopping" not in process.stderr.readline():  # two signals at once would be one
+            assert process.poll() is None
+        time.sleep(0.5)  # it is being patient now
+        process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=200)
-    assert process.returncode == 130, errors
-    assert gone([int(pid) for pid in (tmp_path / "pids").read_text().split()])
-    frame = read_records(tmp_path / "out")
-    assert frame["status"].tolist() == ["interrupted"]
-    assert frame["reason"].tolist() == ["the sweep was stopped"]
-
-
-@pytest.mark.slow
-def test_ctrl_c_twice_stops_at_once(tmp_path: Path) -> None:
-    """The worker does not hear SIGTERM, and nobody waits for it."""
-    process = start_sleeper(tmp_path / "out", tmp_path / "pids")
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "stopping" not in process.stderr.readline():  # two signals at once would be one
-        assert process.poll() is None
-    time.sleep(0.5)  # it is being patient now
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=200)
-    assert process.returncode == 130
-    assert gone([int(pid) for pid in (tmp_path / "pids").read_text().split()])
-    assert read_records(tmp_path / "out").empty
+    assert process.returncode == (-signal.SIGKILL if stopped == "killed" else 130), errors
+    assert gone([worker])
+    if stopped == "killed":
+        os.kill(child, signal.SIGKILL)  # nobody is left to end a group that is not the sweep's
+    assert gone([child])
+    rows = read_records(tmp_path / "out")
+    interrupted = [("interrupted", "the sweep was stopped")] if stopped == "once" else []
+    assert [*zip(rows["status"], rows["reason"], strict=True)] == interrupted
 
 
 def execute(
@@ -257,8 +220,10 @@ def execute(
     log: Path | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     timeout_s: float = 120,
+    **axes: Any,
 ) -> Outcome:
-    case = Case(model=model(name), dataset="synthetic", batch_size=32, fraction=0.001, device="cpu")
+    given = {"batch_size": 32, "fraction": 0.001, **axes}
+    case = Case(model=model(name), dataset="synthetic", device="cpu", **given)
     executor = SubprocessExecutor(Settings(timeout_s))
     return executor.run(Job(case, data.folder, None, log), on_event, lambda: False)
 
@@ -274,63 +239,29 @@ def test_a_busy_device_is_tried_again_and_counted(
     assert "busy or unavailable" in log.read_text(), "the log of the first try is kept"
 
 
-@pytest.mark.slow
-def test_a_model_that_speaks_out_of_turn_is_an_outcome(data: DatasetInfo, tmp_path: Path) -> None:
-    """Whatever it writes to its parent, the sweep goes on."""
-    outcome = execute(data, "speaks_out_of_turn", tmp_path / "log")
-    assert outcome.status is Status.ERROR
-    assert "dinner" in outcome.reason
-    assert "Traceback" in (tmp_path / "log").read_text()
-
-
-def test_phases_and_steps_are_told(data: DatasetInfo) -> None:
+def test_what_a_worker_tells_comes_back(data: DatasetInfo) -> None:
+    """Through a real process: phases, steps and epochs, as the monitor sees them too; and the parts
+    of its time are the whole, as the parent sees it, from asking for the worker to its end."""
     events: list[Event] = []
-    outcome = execute(data, "good", on_event=events.append)
-    assert outcome.status is Status.OK
-    phases = [e.phase for e in events if isinstance(e, PhaseEntered)]
-    assert phases == ["warmup", "epoch", "evaluation"]
-    step = events[-2]
-    assert isinstance(step, StepTaken)
-    assert (step.phase, step.total) == ("epoch", 2)
-    assert step.memory_bytes > 2**20
-    assert [(s.step, s.images) for s in outcome.steps] == [(0, 32), (1, 32)]
-
-
-def test_the_parts_of_a_case_s_time_are_the_whole(data: DatasetInfo) -> None:
-    """As the parent sees it, from asking for the worker to its end."""
     start = time.monotonic()
-    outcome = execute(data, "good")
+    outcome = execute(data, "good", on_event=events.append, batch_size=500, epochs=2, fraction=0.1)
     whole, m = time.monotonic() - start, outcome.measurement
+    assert (outcome.status, outcome.reason) == (Status.OK, "")
+    entered = [(e.phase, e.epoch) for e in events if isinstance(e, PhaseEntered)]
+    epochs = [(phase, epoch) for epoch in (0, 1) for phase in ("epoch", "evaluation")]
+    assert entered == [("warmup", 0), *epochs]
+    step = next(event for event in reversed(events) if isinstance(event, StepTaken))
+    assert (step.phase, step.total) == ("epoch", 10)
+    assert step.memory_bytes > 2**20
+    assert [(s.step, s.images) for s in outcome.steps] == [(i, 500) for i in range(20)]
+    assert [row.epoch for row in outcome.epochs] == [0, 1]
+    assert m.measured_time_s == sum(row.time_s for row in outcome.epochs)
+    assert m.peak_process_bytes
     beside = [getattr(m, name) for name in BESIDE]
     assert all(part is not None and part > 0 for part in beside), beside
     told = sum(beside) + m.warmup_time_s + m.measured_time_s
     assert told <= whole
     assert told == pytest.approx(whole, rel=0.1), "the rest is the monitor's start and end"
-
-
-@pytest.mark.slow
-def test_the_epochs_of_a_worker_come_back(data: DatasetInfo) -> None:
-    """Through a real process: each epoch is entered, seen by the monitor, and has its row."""
-    case = Case(
-        model=model("good"), dataset="synthetic", batch_size=500, epochs=2, fraction=0.1,
-        device="cpu",
-    )  # fmt: skip
-    events: list[Event] = []
-    executor = SubprocessExecutor(Settings(timeout_s=120))
-    outcome = executor.run(Job(case, data.folder), events.append, lambda: False)
-    assert (outcome.status, outcome.reason) == (Status.OK, "")
-    entered = [(e.phase, e.epoch) for e in events if isinstance(e, PhaseEntered)]
-    assert entered == [
-        ("warmup", 0),
-        ("epoch", 0),
-        ("evaluation", 0),
-        ("epoch", 1),
-        ("evaluation", 1),
-    ]
-    assert [row.epoch for row in outcome.epochs] == [0, 1]
-    assert outcome.measurement.measured_time_s == sum(row.time_s for row in outcome.epochs)
-    assert outcome.measurement.peak_process_bytes
-    assert len(outcome.steps) == 20
 
 
 def test_a_worker_that_cannot_even_start_in_time(data: DatasetInfo, tmp_path: Path) -> None:
@@ -395,28 +326,36 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
 
 
 BUSY = says(Status.ERROR, transient=True)
+NO_PROCESS, NO_MEMORY = (OSError(n, os.strerror(n)) for n in (errno.EAGAIN, errno.ENOMEM))
+TWICE = [PhaseEntered("epoch"), PhaseEntered("epoch")]
 
 
-def test_tried_three_times_at_most(scripted: Callable[..., Outcome]) -> None:
-    outcome = scripted(BUSY, BUSY, BUSY, says(Status.OK))
-    assert (outcome.status, outcome.retries, Script.started) == (Status.ERROR, 2, 3)
-    outcome = scripted(BUSY, BUSY, says(Status.OK))
-    assert (outcome.status, outcome.retries) == (Status.OK, 2)
-
-
-@pytest.mark.parametrize("status", list(Status))
-def test_what_does_not_pass_is_tried_once(scripted: Callable[..., Outcome], status: Status) -> None:
-    outcome = scripted(says(status), says(Status.OK))
-    assert (outcome.status, outcome.retries, Script.started) == (status, 0, 1)
-
-
-def test_the_wait_between_tries_grows(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("scripts", "status", "retries", "reason"),
+    [
+        *(([says(status), says(Status.OK)], status, 0, "so it is") for status in Status),
+        ([BUSY, BUSY, BUSY, says(Status.OK)], Status.ERROR, 2, "so it is"),
+        ([BUSY, BUSY, says(Status.OK)], Status.OK, 2, ""),
+        ([NO_PROCESS, says(Status.OK)], Status.OK, 1, ""),
+        ([NO_MEMORY, says(Status.OK)], Status.OOM, 0, "Cannot allocate memory"),
+        ([TWICE], Status.ERROR, 0, "entered a second time"),
+        ([[*says(Status.OK), *says(Status.ERROR), *TWICE]], Status.OK, 0, "so it is"),
+    ],
+)
+def test_what_passes_is_tried_three_times_at_most_and_nothing_else(
+    scripted: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    scripts: list[Any],
+    status: Status,
+    retries: int,
+    reason: str,
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
-    scripted(BUSY, BUSY, BUSY)
-    assert slept == [0.001, 0.002]
+    monkeypatch.setattr(room.time, "sleep", slept.append)
+    outcome = scripted(*scripts)
+    assert (outcome.status, outcome.retries, Script.started) == (status, retries, retries + 1)
+    assert reason in outcome.reason
+    assert slept == [0.001, 0.002][:retries], "it waits longer each time"
 
 
 def test_stopped_between_tries(scripted: Callable[..., Outcome]) -> None:
@@ -424,22 +363,12 @@ def test_stopped_between_tries(scripted: Callable[..., Outcome]) -> None:
     assert (outcome.status, Script.started) == (Status.INTERRUPTED, 1)
 
 
-def test_a_host_without_a_process_to_spare(scripted: Callable[..., Outcome]) -> None:
-    again = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    outcome = scripted(again, says(Status.OK))
-    assert (outcome.status, outcome.retries) == (Status.OK, 1)
-
-
-def test_a_host_without_memory_for_one(scripted: Callable[..., Outcome]) -> None:
-    outcome = scripted(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), says(Status.OK))
-    assert (outcome.status, outcome.retries) == (Status.OOM, 0)
-    assert "Cannot allocate memory" in outcome.reason
-
-
-def test_a_phase_twice_is_an_outcome(scripted: Callable[..., Outcome]) -> None:
-    outcome = scripted([PhaseEntered("epoch"), PhaseEntered("epoch")])
-    assert outcome.status is Status.ERROR
-    assert "entered a second time" in outcome.reason
+def test_a_worker_that_was_started_cold_says_so(
+    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Script, "note", "the worker was started cold, because of its server: 7")
+    notes = scripted(says(Status.OK, notes="mine")).measurement.notes
+    assert notes == "mine; the worker was started cold, because of its server: 7"
 
 
 EPOCHS: list[Message] = [
@@ -460,12 +389,6 @@ def test_what_stops_between_epochs_says_after_how_many(
         assert scripted([*script, *says(Status.OOM)], epochs=epochs).reason == "so it is"
 
 
-def test_the_epochs_are_passed_on(scripted: Callable[..., Outcome]) -> None:
-    rows = [EpochRow(i, 2.0, 2.25, 0.25) for i in range(2)]
-    outcome = scripted([*EPOCHS, Finished(Status.OK, epochs=rows)], epochs=2)
-    assert (outcome.status, outcome.reason, outcome.epochs) == (Status.OK, "", rows)
-
-
 @pytest.mark.parametrize("ending", [[], says(Status.TIMEOUT), says(Status.INTERRUPTED)])
 def test_what_was_measured_is_not_lost_with_what_follows(
     scripted: Callable[..., Outcome], ending: list[Message]
@@ -482,8 +405,10 @@ def test_what_was_measured_is_not_lost_with_what_follows(
     missing = read_missing(outcome.measurement.missing or "")
     assert missing["energy_j"] == "no sensor"
     assert missing["busy_s"].startswith("so it is" if ending else "the worker ")
-    whole = scripted([measured, Finished(Status.OK, measurement=Measurement(busy_s=1.0))])
-    assert whole.measurement.busy_s == 1.0
+    rows = [EpochRow(i, 2.0, 2.25, 0.25) for i in range(2)]
+    last = Finished(Status.OK, measurement=Measurement(busy_s=1.0), epochs=rows)
+    whole = scripted([measured, last])
+    assert (whole.measurement.busy_s, whole.epochs, whole.reason) == (1.0, rows, "")
     assert "busy_s" not in read_missing(whole.measurement.missing or "")
 
 
@@ -526,11 +451,6 @@ def test_to_be_held_before_a_phase_takes_nothing_of_its_time(
     assert scripted([*EPOCHS, *says(Status.OK)], epochs=2, hear=hold).status is Status.OK
 
 
-def test_nothing_after_the_end_is_heard(scripted: Callable[..., Outcome]) -> None:
-    outcome = scripted([*says(Status.OK), *says(Status.ERROR), PhaseEntered("epoch")])
-    assert outcome.status is Status.OK
-
-
 def test_a_card_that_nvml_cannot_open_for_the_moment(
     scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -569,7 +489,6 @@ def test_what_speaks_against_the_card_is_kept(
     outcome = scripted(says(status, epoch_time_s=1.0, notes="mine"))
     assert outcome.status is wanted
     assert "throttled: too hot" in f"{outcome.reason} {outcome.measurement.notes}"
-    assert outcome.measurement.notes is not None
     assert outcome.measurement.notes.startswith("mine; and shared")
 
 
@@ -625,8 +544,6 @@ def test_a_lack_of_memory_beside_others_is_an_error_unless_they_are_allowed(
 def keep(path: Path | None, *parts: bytes) -> None:
     read, write = os.pipe()
     with os.fdopen(write, "wb", 0) as writer:
-        import threading
-
         stream = os.fdopen(read, "rb", 0)
         thread = threading.Thread(target=process._keep_log, args=(stream, path, deque()))
         thread.start()
@@ -679,3 +596,17 @@ def test_a_compiled_case_has_a_cache_of_its_own(
     assert executor.choose_cache(Job(Case(compile="default"), "")) == one
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert executor.choose_cache(Job(Case(compile="default"), "")) == {}
+
+
+def test_a_worker_compiles_as_it_trains_eagerly(tmp_path: Path) -> None:
+    """By inductor, and within the process of the case."""
+    flags = [*FLAGS.split(), "--model", model("good"), "--compile", "off", "on"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "print_report", lambda *folders: None)
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+        assert sweep.main([*flags, "--out", str(tmp_path / "out")]) == 0
+    assert [*(tmp_path / "cache").rglob("*.so")], "code was compiled"
+    eager, compiled = (row for _, row in read_records(tmp_path / "out").iterrows())
+    assert (eager["compile"], compiled["compile"]) == ("off", "default")
+    assert (compiled["status"], compiled["arithmetic"]) == ("ok", "float32")
+    assert compiled["train_loss"] == pytest.approx(eager["train_loss"], rel=1e-5)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_scales import QUESTION, answer, dataset, network
+from test_scales import answer, ask_of, dataset, network
 
 from bench.precision import PRECISIONS
 from bench.scale_map import Fate, Kind, Way, find_window
@@ -21,8 +21,8 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
 def test_a_planted_window_is_found_as_trained(precision: str) -> None:
-    question = replace(
-        QUESTION,
+    question = ask_of(
+        "small_gradients",
         device="cuda",
         way=Way.TRAINED,
         precisions=(precision,),
@@ -36,15 +36,13 @@ def test_a_planted_window_is_found_as_trained(precision: str) -> None:
 
 
 def test_a_planted_window_is_found_by_rounding() -> None:
-    window = find_window(answer(replace(QUESTION, device="cuda")))
+    window = find_window(answer(ask_of("small_gradients", device="cuda")))
     assert (window.low, window.high, window.ceiling) == (2.0, 2.0**36, 2.0**37)
 
 
 def test_both_ways_agree_but_for_rounding() -> None:
-    question = replace(
-        QUESTION, model="test_scales:network", device="cuda", at=(1,), steps=1,
-        scales=(1.0, 128.0, 2.0**20),
-    )  # fmt: skip
+    scales = (1.0, 128.0, 2.0**20)
+    question = ask_of("network", device="cuda", at=(1,), steps=1, scales=scales)
     rounded, trained = (
         answer(replace(question, way=way), dataset(1)) for way in (Way.ROUNDED, Way.TRAINED)
     )

@@ -69,7 +69,7 @@ def data() -> DatasetInfo:
 
 
 @pytest.fixture(scope="module")
-def run(platform: Platform, data: DatasetInfo):  # type: ignore[no-untyped-def]
+def run(platform: Platform, data: DatasetInfo):
     def run(case: Case, log: Path | None = None) -> Outcome:
         executor = SubprocessExecutor(Settings(timeout_s=300, allow_shared=True))
         uuid = platform.environment.gpu_uuid
@@ -83,12 +83,14 @@ def skip_unless_native(platform: Platform, name: str) -> None:
     reason = platform.refuse(precision) or platform.discourage(precision)
     if precision.apex:
         reason = reason or refuse_apex(find_apex(), None, "cuda")
+    if precision.float8 and find_torchao() is None:
+        reason = reason or FP8_INSTALL
     if reason:
         pytest.skip(reason)
 
 
 @pytest.mark.parametrize("name", [n for n, p in PRECISIONS.items() if not p.float8])
-def test_a_case_in_every_precision(name: str, platform: Platform, run) -> None:  # type: ignore[no-untyped-def]
+def test_a_case_in_every_precision(name: str, platform: Platform, run) -> None:
     """Measured, proven to be what its label says, and every column filled that a card can fill."""
     skip_unless_native(platform, name)
     outcome = run(replace(CASE, precision=name, loss_scale=SCALES.get(name)))
@@ -148,7 +150,7 @@ def test_tf32_left_on_under_an_fp32_label_is_caught(platform: Platform) -> None:
     assert "labelled fp32" in str(proof.contradicts(PRECISIONS["fp32"]))
 
 
-def test_a_tenth_extrapolates_to_the_whole(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_tenth_extrapolates_to_the_whole(run) -> None:
     """Within 3 % of a whole epoch that another process trained: a process repeats within 1 %."""
     case = replace(CASE, precision="fp16", loss_scale=128.0, batch_size=500)
     tenth, whole = (run(replace(case, fraction=part)).measurement for part in (0.1, 1.0))
@@ -185,7 +187,7 @@ def test_readings_see_what_the_allocator_holds(platform: Platform) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("build", [small, dpn_small])
-def test_every_weight_is_its_master(name: str, build, platform: Platform) -> None:  # type: ignore[no-untyped-def]
+def test_every_weight_is_its_master(name: str, build, platform: Platform) -> None:
     """Bitwise, after steps: in torch 2.9 and 2.10 a copy of mixed lists spoilt BatchNorm here."""
     skip_unless_native(platform, name)
     ours = training(name, torch.device("cuda"), build=build)
@@ -219,9 +221,7 @@ def test_curves_stay_inside_the_seed_spread(
     assert differing_masters(ours) == []
 
 
-def test_out_of_memory_is_a_row(  # type: ignore[no-untyped-def]
-    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_is_a_row(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = Path(__file__).parents[1]
     # before what is there: packages may have been carried to the machine in a folder of its own
     paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
@@ -233,7 +233,7 @@ def test_out_of_memory_is_a_row(  # type: ignore[no-untyped-def]
     assert run(CASE).status is Status.OK  # and the card is free again
 
 
-def test_a_memory_limit_counts_the_context_in(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_memory_limit_counts_the_context_in(run) -> None:
     """What a case needs by its own columns is a limit that it fits; half of it is not."""
     free = run(replace(CASE, steps=2)).measurement
     assert free.context_bytes > 2**27
@@ -250,7 +250,7 @@ def test_a_memory_limit_counts_the_context_in(run) -> None:  # type: ignore[no-u
 
 
 @pytest.mark.parametrize("level", [None, *OPT_LEVELS])
-def test_apex_trains(level: str | None, run) -> None:  # type: ignore[no-untyped-def]
+def test_apex_trains(level: str | None, run) -> None:
     """The real one, at whatever it offers: the row says which interface, and the label is true."""
     if reason := refuse_apex(find_apex(), level, "cuda"):
         pytest.skip(reason)
@@ -267,11 +267,9 @@ def test_apex_trains(level: str | None, run) -> None:  # type: ignore[no-untyped
 )
 def test_fp8_trains_a_transformer(
     recipe: str, batch_size: int, compile: str, platform: Platform, run
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     """The real products, not their emulation: what a CPU shows of the recipes holds here too."""
     skip_unless_native(platform, "fp8")
-    if find_torchao() is None:
-        pytest.skip(FP8_INSTALL)
     asked: dict[str, list[Value]] = {
         "workload": ["examples.transformer:tiny"],
         "precision": ["bf16-amp", "fp8"],
@@ -292,8 +290,6 @@ def test_fp8_trains_a_transformer(
 def test_a_row_more_than_16_is_padded_in_fp8(platform: Platform) -> None:
     """torch's product would refuse it."""
     skip_unless_native(platform, "fp8")
-    if find_torchao() is None:
-        pytest.skip(FP8_INSTALL)
     torch.manual_seed(0)
     workload = Workload()
     model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -304,7 +300,7 @@ def test_a_row_more_than_16_is_padded_in_fp8(platform: Platform) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32", "tf32", "fp16"])
-def test_compile_warms_up_and_trains(name: str, platform: Platform, run) -> None:  # type: ignore[no-untyped-def]
+def test_compile_warms_up_and_trains(name: str, platform: Platform, run) -> None:
     skip_unless_native(platform, name)
     case = replace(CASE, precision=name, loss_scale=SCALES.get(name), batch_size=500)
     outcome = run(replace(case, model="dpn-small", compile="default"))
@@ -314,7 +310,7 @@ def test_compile_warms_up_and_trains(name: str, platform: Platform, run) -> None
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 @pytest.mark.slow
-def test_modes_of_compilation_train(mode: str, run) -> None:  # type: ignore[no-untyped-def]
+def test_modes_of_compilation_train(mode: str, run) -> None:
     """With graphs of torch.compile's own, also for the smaller last batch and the evaluation."""
     case = replace(CASE, model="dpn-small", batch_size=500, steps=10, evaluate=True)
     usual, found = (run(replace(case, compile=one)) for one in ("off", mode))
@@ -353,7 +349,7 @@ def test_a_captured_step_trains_as_one_that_is_not(
     assert losses(replace(case, cuda_graphs=True, lr=1e-2))[-1] != pytest.approx(found[-1])
 
 
-def test_a_captured_case_is_measured(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_captured_case_is_measured(run) -> None:
     """Through a worker: a whole row, without the memory of tensors, which torch does not see."""
     outcome = run(replace(CASE, model="dpn-small", batch_size=128, cuda_graphs=True))
     m = outcome.measurement
@@ -363,7 +359,7 @@ def test_a_captured_case_is_measured(run) -> None:  # type: ignore[no-untyped-de
     assert m.alloc_retries == 0
 
 
-def test_a_whole_epoch_with_evaluation_and_autotuning(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_whole_epoch_with_evaluation_and_autotuning(run) -> None:
     """50000 % 512 leaves a smaller last batch, a shape of its own to cuDNN."""
     case = replace(CASE, model="dpn-small", fraction=1.0, evaluate=True, cudnn_benchmark=True)
     m = run(case).measurement
@@ -374,7 +370,7 @@ def test_a_whole_epoch_with_evaluation_and_autotuning(run) -> None:  # type: ign
     assert m.alloc_retries == 0
 
 
-def test_cases_start_quickly(run) -> None:  # type: ignore[no-untyped-def]
+def test_cases_start_quickly(run) -> None:
     """Printed, not asserted: a clock decides nothing in a test."""
     m = run(replace(CASE, model="dpn-small")).measurement
     print(f"set-up: {m.setup_time_s:.2f} s")

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from bench.case import Case
-from bench.record import Environment, Measurement, Record, Status
+from bench.record import Environment, Record, Status
 from tests.planted.records import make_record
 
 CASE = Case(dataset="synthetic", device="cpu")
@@ -30,60 +30,49 @@ def at(case: Case, **axes: Any) -> Case:
     return replace(case, **axes)
 
 
-def record(case: Case, repeat: int, time_s: float | None = 10.0, **fields: Any) -> Record:
+def record(case: Case, repeat: int, epoch_time_s: float | None = 10.0, **values: Any) -> Record:
     """A row as the fake executor's sweeps write it."""
-    name = f"{case.slug()}-{repeat}-{fields.get('attempt', 1)}-{fields.get('sentinel')}"
-    values: dict[str, Any] = {"record_id": name, "executor": "fake", "environment": HERE}
-    values["measurement"] = Measurement(epoch_time_s=time_s)
-    return make_record(case, repeat=repeat, **{**values, **fields})
+    told = {"executor": "fake", "environment": HERE, "epoch_time_s": epoch_time_s, **values}
+    name = f"{case.slug()}-{repeat}-{values.get('attempt', 1)}-{values.get('sentinel')}"
+    return make_record(case, **{"record_id": name, **told, "repeat": repeat})
 
 
-def runs(case: Case, times: Iterable[float], **fields: Any) -> list[Record]:
-    """A row of each time."""
-    return [record(case, i, time, **fields) for i, time in enumerate(times, 1)]
-
-
-def with_values(case: Case, column: str, *values: float | None) -> list[Record]:
-    """A row of each value of another column."""
-    rows = [record(case, i) for i in range(1, 1 + len(values))]
+def rows(case: Case, **values: Any) -> list[Record]:
+    """A row of each repeat: of values in a sequence each repeat has its own."""
+    each = {name: told for name, told in values.items() if isinstance(told, list | tuple)}
+    own = zip(*each.values(), strict=True)
+    common = {"epoch_time_s": None, **values}
     return [
-        replace(row, measurement=Measurement(**{column: value}))
-        for row, value in zip(rows, values, strict=True)
+        record(case, i, **common | dict(zip(each, told, strict=True)))
+        for i, told in enumerate(own, 1)
     ]
+
+
+def runs(case: Case, times: Iterable[float], **values: Any) -> list[Record]:
+    """A row of each time."""
+    return rows(case, epoch_time_s=[*times], **values)
 
 
 def losses(values: Sequence[float], seeds: Sequence[int]) -> list[Record]:
     """A row of each training loss and seed."""
-    return [
-        record(CASE, i, run_seed=s, measurement=Measurement(train_loss=v, peak_device_bytes=2**30))
-        for i, (v, s) in enumerate(zip(values, seeds, strict=True), 1)
-    ]
+    return rows(CASE, run_seed=seeds, train_loss=values, peak_device_bytes=2**30)
 
 
 def with_losses(
-    case: Case, losses: Sequence[float], seeds: Iterable[int] = range(9)
+    case: Case, losses: Sequence[float], seeds: Sequence[int] = tuple(range(9))
 ) -> list[Record]:
     """The same with the error of a test."""
-    return [
-        record(
-            case,
-            i,
-            run_seed=seed,
-            measurement=Measurement(train_loss=loss, test_accuracy=1 - loss / 4, epoch_time_s=1.0),
-        )
-        for i, (loss, seed) in enumerate(zip(losses, seeds, strict=False), 1)
-    ]
+    accuracies = [1 - loss / 4 for loss in losses]
+    return rows(case, run_seed=seeds[: len(losses)], train_loss=losses, test_accuracy=accuracies,
+                epoch_time_s=1.0)  # fmt: skip
 
 
 def measured(**values: Any) -> list[Record]:
     """Runs under known conditions, with other values of some."""
     common = {"power_limit_w": 700.0, "sm_clock_mhz": 1980.0, "memory_clock_mhz": 3201.0}
     common |= {"step_time_first_s": 0.1, "step_time_last_s": 0.1, "measured_steps": 390}
-    m = Measurement(**{**common, "warmup_steps": 40, "warmup_steady": True, **values})
-    return [
-        record(CASE, i, environment=CARD, measurement=replace(m, epoch_time_s=t))
-        for i, t in enumerate(BASE, 1)
-    ]
+    common |= {"warmup_steps": 40, "warmup_steady": True}
+    return runs(CASE, BASE, environment=CARD, **{**common, **values})
 
 
 def on(gpu: str, times: Iterable[float], attempt: int = 1, **environment: str) -> list[Record]:
@@ -97,17 +86,9 @@ def on(gpu: str, times: Iterable[float], attempt: int = 1, **environment: str) -
 
 def measured_on(case: Case, fraction: float, times: Sequence[float]) -> list[Record]:
     """Runs of a part of an epoch, with all that is compared."""
-    case = at(case, fraction=fraction)
-    return [
-        record(
-            case,
-            i,
-            measurement=Measurement(
-                epoch_time_s=t, train_loss=2 + i / 100, energy_j=t, peak_process_bytes=2**30
-            ),
-        )
-        for i, t in enumerate(times, 1)
-    ]
+    learnt = [2 + i / 100 for i, _ in enumerate(times, 1)]
+    return runs(at(case, fraction=fraction), times, train_loss=learnt, energy_j=times,
+                peak_process_bytes=2**30)  # fmt: skip
 
 
 def trained(case: Case, steps: int, of: int, times: Sequence[float]) -> list[Record]:
@@ -146,27 +127,23 @@ def both(gpu: str, a: Sequence[float], b: Sequence[float]) -> list[Record]:
 
 def end(statuses: str) -> list[Record]:
     """Runs that ended so, with all that is compared."""
-    m = Measurement(peak_device_bytes=2**30, train_loss=2.0)
-    return [
-        record(CASE, i, status=Status(s), measurement=replace(m, epoch_time_s=t, energy_j=t))
-        for i, (s, t) in enumerate(zip(statuses.split(), BASE, strict=False), 1)
-    ]
+    ended = [Status(status) for status in statuses.split()]
+    return runs(CASE, BASE, status=ended, energy_j=BASE, train_loss=2.0, peak_device_bytes=2**30)
 
 
 def noisy(case: Case, last: bool, environment: Environment) -> list[Record]:
     """Runs of which everything is doubted."""
-    noise: dict[str, Any] = {"other_cores": 3.0, "warmup_steps": 4, "warmup_steady": False}
-    return [
-        record(
-            at(case, channels_last=last),
-            i,
-            environment=environment,
-            measurement=Measurement(
-                epoch_time_s=time * (1 + i / 7), train_loss=2 + i / 9, test_accuracy=i / 9, **noise
-            ),
-        )
-        for i, time in enumerate(BASE, 1)
-    ]
+    parts = range(1, 1 + len(BASE))
+    return runs(
+        at(case, channels_last=last),
+        [time * (1 + i / 7) for i, time in zip(parts, BASE, strict=True)],
+        environment=environment,
+        train_loss=[2 + i / 9 for i in parts],
+        test_accuracy=[i / 9 for i in parts],
+        other_cores=3.0,
+        warmup_steps=4,
+        warmup_steady=False,
+    )
 
 
 JITTER = (1, 1.001, 0.999)
@@ -174,13 +151,11 @@ LOSSES = (2.00, 2.20, 1.90, 2.10, 2.05)
 NEAR = [x * y for x, y in zip(LOSSES, (1.001, 1.004, 0.998, 1.000, 1.003), strict=True)]
 GUESSING = [2.309, 2.310, 2.308]
 WORDS = {
-    name: [
-        record(CASE, i, measurement=Measurement(
-            epoch_time_s=10 * factor * x, peak_process_bytes=int(2**30 * factor),
-            train_loss=2 * factor * x, energy_j=500 * factor * x,
-        ))
-        for i, x in enumerate(JITTER, 1)
-    ]
+    name: rows(
+        CASE, peak_process_bytes=int(2**30 * factor),
+        **{column: [size * factor * x for x in JITTER]
+           for column, size in (("epoch_time_s", 10), ("train_loss", 2), ("energy_j", 500))},
+    )
     for name, factor in (("a", 1), ("b", 1.1))
 }  # fmt: skip
 FULL = at(CASE, batch_size=512)
@@ -209,15 +184,14 @@ COMPARISONS = {
     "errors": plant(
         "Accuracies are compared as errors: half, lower.",
         "a b --metric train_top1_error",
-        a=with_values(CASE, "train_accuracy", 0.20, 0.21, 0.19),
-        b=with_values(CASE, "train_accuracy", 0.60, 0.61, 0.59),
+        a=rows(CASE, train_accuracy=[0.20, 0.21, 0.19]),
+        b=rows(CASE, train_accuracy=[0.60, 0.61, 0.59]),
     ),
     "errors of a seed": plant(
         "One seed in B: no verdict.",
         "a b --metric train_top1_error",
-        a=with_values(CASE, "train_accuracy", 0.20, 0.21, 0.19),
-        b=[replace(row, run_seed=0)
-           for row in with_values(CASE, "train_accuracy", 0.60, 0.61, 0.59)],
+        a=rows(CASE, train_accuracy=[0.20, 0.21, 0.19]),
+        b=rows(CASE, train_accuracy=[0.60, 0.61, 0.59], run_seed=0),
     ),
     "attempts": plant(
         "Latest attempts count and sentinels do not: 5 runs of 20 s.",
@@ -227,12 +201,12 @@ COMPARISONS = {
     ),
     "zero": plant(
         "Of a zero there is no ratio; one of A's values is missing.",
-        "a b", a=with_values(CASE, "energy_j", 5, 6, 7, None),
-        b=with_values(CASE, "energy_j", 5, 0, 7),
+        "a b", a=rows(CASE, energy_j=[5, 6, 7, None]),
+        b=rows(CASE, energy_j=[5, 0, 7]),
     ),
     "no value": plant(
-        "B has none.", "a b", a=with_values(CASE, "energy_j", 5, 6, 7),
-        b=with_values(CASE, "energy_j", None, None, None),
+        "B has none.", "a b", a=rows(CASE, energy_j=[5, 6, 7]),
+        b=rows(CASE, energy_j=[None, None, None]),
     ),
     "a seed more": plant(
         "Seeds that one side lacks are left out: higher, over three.",

@@ -7,16 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import Case
-from bench.record import (
-    Environment,
-    EpochRow,
-    Measurement,
-    RankRow,
-    Record,
-    Status,
-    Step,
-    WorkRow,
-)
+from bench.record import Environment, EpochRow, Measurement, RankRow, Record, Status, Step, WorkRow
 from bench.store.writer import Store
 
 GIB = 2**30

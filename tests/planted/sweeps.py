@@ -69,13 +69,9 @@ def list_card(name: str) -> Iterator[Row]:
                 time_s = 42 * slower / speedup * (0.85 + 25 / batch)
                 common = {**card, "executor": "fake"}
                 if needs > total * 0.95:
-                    yield make_record(
-                        case,
-                        status=Status.OOM,
-                        reason="OutOfMemoryError: 2.1 GiB",
-                        inferred=batch == 2048,
-                        **common,
-                    )
+                    reason, inferred = "OutOfMemoryError: 2.1 GiB", batch == 2048
+                    ended = {"status": Status.OOM, "reason": reason, "inferred": inferred}
+                    yield make_record(case, **ended, **common)
                     continue
                 for repeat in (1, 2, 3):
                     wobble = 1 + 0.006 * (repeat - 2)
@@ -107,49 +103,29 @@ def _keep(values: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in card}
 
 
-def _list_odd(card: dict[str, Any], slower: float) -> list[Record]:
-    def odd(batch: int, status: Status, reason: str, **values: Any) -> Record:
-        case = Case(precision="bf16", batch_size=batch)
-        return make_record(
-            case, status=status, reason=reason, executor="fake", **{**card, **values}
-        )
-
+def _list_odd(card: dict[str, Any], slower: float) -> Iterator[Record]:
+    """A row of each outcome, from batch size 129 on."""
     time = _keep(measured(20 * slower, 5 * GIB), card)
-    return [
-        odd(
-            129,
-            Status.DIVERGED,
-            "the loss was inf or NaN from step 12 of 391",
-            first_bad_step=12,
-            **time,
-        ),
-        odd(
-            130,
-            Status.INVALID,
-            "throttled: hardware thermal slowdown",
-            throttle_during="hardware thermal slowdown",
-            **time,
-        ),
-        odd(
-            131,
-            Status.OK,
-            "",
-            neighbours="pid 4242 (python): 2100000000 B",
-            neighbours_computing=1,
-            **time,
-        ),
-        odd(132, Status.OK, "", **{**time, "warmup_steady": False}),
-        odd(133, Status.OOM_SUSPECTED, "CUDNN_STATUS_NOT_INITIALIZED with 1 % of memory free"),
-        odd(134, Status.UNSUPPORTED, "bfloat16 is emulated on this card"),
-        odd(135, Status.TIMEOUT, "the epoch ran past 600 s"),
-        odd(136, Status.KILLED, "SIGKILL from outside the sweep"),
-        odd(137, Status.INTERRUPTED, "Ctrl-C"),
-        odd(
-            138,
-            Status.ERROR,
-            "RuntimeError: <script>alert('x')</script> | a\\b $x_1$ [red]not red[/red] =1+1",
-        ),
-    ]
+    slowdown = "hardware thermal slowdown"
+    shared = {"neighbours": "pid 4242 (python): 2100000000 B", "neighbours_computing": 1}
+    ends: list[tuple[Status, str, dict[str, Any]]] = [
+        (Status.DIVERGED, "the loss was inf or NaN from step 12 of 391",
+         {**time, "first_bad_step": 12}),
+        (Status.INVALID, f"throttled: {slowdown}", {**time, "throttle_during": slowdown}),
+        (Status.OK, "", {**time, **shared}),
+        (Status.OK, "", {**time, "warmup_steady": False}),
+        (Status.OOM_SUSPECTED, "CUDNN_STATUS_NOT_INITIALIZED with 1 % of memory free", {}),
+        (Status.UNSUPPORTED, "bfloat16 is emulated on this card", {}),
+        (Status.TIMEOUT, "the epoch ran past 600 s", {}),
+        (Status.KILLED, "SIGKILL from outside the sweep", {}),
+        (Status.INTERRUPTED, "Ctrl-C", {}),
+        (Status.ERROR,
+         "RuntimeError: <script>alert('x')</script> | a\\b $x_1$ [red]not red[/red] =1+1", {}),
+    ]  # fmt: skip
+    for batch, (status, reason, values) in enumerate(ends, 129):
+        case = Case(precision="bf16", batch_size=batch)
+        told = {**card, **values, "executor": "fake"}
+        yield make_record(case, status=status, reason=reason, **told)
 
 
 def list_quick() -> Iterator[Row]:
@@ -161,26 +137,13 @@ def list_quick() -> Iterator[Row]:
                 fraction=0.05, device="cpu",
             )  # fmt: skip
             time_s = factor * (20 + 400 / batch)
-            yield (
-                make_record(
-                    case,
-                    cpu="AMD EPYC 9B14, 2 cores",
-                    torch="2.13.0+cpu",
-                    code="abc123",
-                    dataset_fingerprint="5eed",
-                    **{
-                        **measured(time_s, 0, 10000),
-                        "measured_images": 512,
-                        "peak_device_bytes": None,
-                        "peak_reserved_bytes": None,
-                        "peak_allocated_bytes": None,
-                        "peak_process_bytes": int(GIB * (0.6 + batch / 400)),
-                        "train_loss": 2.1,
-                        "train_accuracy": 0.25,
-                    },
-                ),
-                make_steps(case, time_s, 0.25)[:8],
-            )
+            about = {"cpu": "AMD EPYC 9B14, 2 cores", "torch": "2.13.0+cpu", "code": "abc123"}
+            about["dataset_fingerprint"] = "5eed"
+            memory = dict.fromkeys(f"peak_{of}_bytes" for of in ("device", "reserved", "allocated"))
+            memory["peak_process_bytes"] = int(GIB * (0.6 + batch / 400))
+            learnt = {"measured_images": 512, "train_loss": 2.1, "train_accuracy": 0.25}
+            values = {**measured(time_s, 0, 10000), **about, **memory, **learnt}
+            yield make_record(case, **values), make_steps(case, time_s, 0.25)[:8]
 
 
 MODELS = {"dpn92": 1.0, "dpn26": 0.5, "dpn-small": 0.1}

@@ -1,3 +1,5 @@
+"""What is derived of records: one row a case, its quantities and its doubts."""
+
 from __future__ import annotations
 
 import math
@@ -11,20 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
+from bench.gpu.peaks import list_peaks
 from bench.questions.notices import warn
 from bench.record import SCHEMA, Record, Status, Step
-from bench.render.cells import is_estimate
 from bench.report.document import build
 from bench.store.attempts import number_groups
-from bench.study import columns, doubts, quantities, summaries
+from bench.study import doubts, quantities, summaries
 from bench.study.columns import Columns
-from bench.study.quantities import QUANTITIES
 from bench.study.sweeps import Sweep, read_sweep, read_sweeps
 from bench.text import write_number
 from tests.planted.records import GIB, REFERENCE, make_record, measured, write_sweep
 from tests.planted.situations.notices import EACH_DOUBT
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
+WIDE = replace(FP16, batch_size=256)
+CARD = {"gpu": "A card", "torch": "2.13"}
 
 
 def sweep_of(folder: Path, records: Sequence[Record], name: str = "sweep") -> Sweep:
@@ -37,8 +40,16 @@ def cases_of(folder: Path, *records: Record) -> Any:
 
 
 def ran(case: Case, time_s: float, memory: float = GIB, **values: Any) -> Record:
-    common = {"gpu": "A card", "torch": "2.13", "gpu_memory_bytes": 24 * GIB}
+    common = {**CARD, "gpu_memory_bytes": 24 * GIB}
     return make_record(case, **{**common, **measured(time_s, memory), **values})
+
+
+def fail(case: Case, status: Status = Status.ERROR, **values: Any) -> Record:
+    return make_record(case, status=status, reason="boom", **{**CARD, **values})
+
+
+def repeat(times: Sequence[float], case: Case = FP32, **values: Any) -> list[Record]:
+    return [ran(case, t, repeat=i, **values) for i, t in enumerate(times, 1)]
 
 
 def pick(cases: Any, case: Case) -> Any:
@@ -47,113 +58,163 @@ def pick(cases: Any, case: Case) -> Any:
     return rows.iloc[0]
 
 
-def test_speedup_and_memory_saved_are_against_fp32_at_the_same_batch(tmp_path: Path) -> None:
-    wide = Case(precision="fp16", loss_scale=128.0, batch_size=256)
-    cases = cases_of(
-        tmp_path, ran(FP32, 200, 10 * GIB), ran(FP16, 80, 6 * GIB), ran(wide, 70, 9 * GIB)
-    )
-    assert pick(cases, FP16)["speedup"] == 2.5
-    assert pick(cases, FP16)["memory_saved"] == pytest.approx(0.4)
-    assert math.isnan(pick(cases, wide)["speedup"])  # no fp32 at 256
-    assert math.isnan(pick(cases, FP32)["speedup"])  # a baseline has none itself
+# ------------------------------------------------------------------- what becomes of a case's runs
+
+NAN = math.nan
+TENSORS = [ran(case, 10, (2 + gib) * GIB, peak_allocated_bytes=gib * GIB)
+           for case, gib in ((FP32, 4), (FP16, 2))]  # fmt: skip
+RATED = {"energy_j": 5000.0, "flop_per_image": 1e9}
+HALF, TENTH = Case(fraction=0.5), Case(fraction=0.1)
+WITHIN = {"epoch_time_low_s": 9.5, "epoch_time_high_s": 10.8}
+COSINE = replace(TENTH, schedule="cosine")
+FEW = {"measured_steps": 20, "steps_per_epoch": 400}
+TWO_STEPS = {"measured_steps": 2, "steps_per_epoch": 391}
+BY_HAND: dict[str, Any] = {
+    "gpu": "NVIDIA H200", "images_per_s": None, "measured_images": 10_000, "energy_j": 600.0,
+    "flop_per_image": 17e9, "arithmetic": "float32", "step_time_median_s": 0.2,
+    "step_time_mad_s": 0.004,
+}  # fmt: skip
+MOVES: dict[str, Any] = {
+    "flop_per_image": 17e9, "arithmetic": "float16", "step_bytes": 10**11,
+    "step_time_median_s": 0.1,
+}  # fmt: skip
+REACHED = MOVES | {
+    "rate_float16": 17e12, "rate_bfloat16": 10e12, "rate_float8": 20e12, "rate_copy": 4e12
+}  # fmt: skip
+ON_H100 = MOVES | {"gpu": "NVIDIA H100 80GB HBM3", "rate_float16": 700e12, "rate_copy": 3e12}
 
 
-def repeat(times: Sequence[float], case: Case = FP32, **values: Any) -> list[Record]:
-    return [ran(case, t, repeat=i, **values) for i, t in enumerate(times, 1)]
-
-
-def test_repeats_become_a_median_with_their_range(tmp_path: Path) -> None:
-    """The MAD of these, which the committed CPU sweep has, is 1.55: 76.6 goes unseen in it."""
-    row = pick(cases_of(tmp_path, *repeat((88.8, 76.6, 90.4))), FP32)
-    ends = ["epoch_time_s_low", "epoch_time_s", "epoch_time_s_high"]
-    assert row[ends].tolist() == [76.6, 88.8, 90.4]
-    assert row["images_per_s_high"] == pytest.approx(50_000 / 76.6)
-    assert (row["repeats"], row["runs"], row["seeds"], row["spread"]) == (3, 3, 3, "range")
-    assert math.isnan(row["coverage"])
-    assert row["noisy"]
-
-
-def test_a_rate_agrees_with_the_time_beside_it(tmp_path: Path) -> None:
-    """Of an even number of repeats, the median of rates is not the rate at the median time."""
-    energy = {"energy_j": 5000.0, "flop_per_image": 1e9}
-    rows = repeat((300, 100), **energy)
-    rows += repeat((300, 100), FP16, **{**energy, "measured_images": None})
-    cases = cases_of(tmp_path, *rows)
-    row = pick(cases, FP32)
-    assert row["epoch_time_s"] == 200
-    assert row["images_per_s"] == pytest.approx(50_000 / 200)
-    assert row["achieved_flops"] == pytest.approx(1e9 * 50_000 / 200)
-    assert row["images_per_j"] == pytest.approx(10)
-    ends = [row["images_per_s_low"], row["images_per_s_high"]]
-    assert ends == pytest.approx([50_000 / 300, 50_000 / 100])
-    assert math.isnan(pick(cases, FP16)["images_per_j"])
-
-
-def test_from_five_repeats_on_the_ends_are_an_interval_with_its_coverage(tmp_path: Path) -> None:
-    row = pick(cases_of(tmp_path / "5", *repeat((10, 12, 11, 19, 13))), FP32)
-    assert (row["epoch_time_s_low"], row["epoch_time_s_high"]) == (10, 19)
-    assert (row["spread"], row["coverage"]) == ("prediction interval", pytest.approx(5 / 6))
-    row = pick(cases_of(tmp_path / "13", *repeat(range(10, 23))), FP32)
-    assert (row["epoch_time_s_low"], row["epoch_time_s_high"]) == (11, 21)
-    assert row["coverage"] >= 0.95
-
-
-def test_a_single_run_has_no_spread_but_within_itself(tmp_path: Path) -> None:
-    row = pick(cases_of(tmp_path / "a", ran(FP32, 10)), FP32)
-    assert math.isnan(row["epoch_time_s_low"])
-    assert (row["repeats"], row["spread"]) == (1, "none")
-    within = {"epoch_time_low_s": 9.5, "epoch_time_high_s": 10.8}
-    row = pick(cases_of(tmp_path / "b", ran(Case(fraction=0.5), 10, **within)), FP32)
-    assert (row["epoch_time_s_low"], row["epoch_time_s_high"]) == (9.5, 10.8)
-    assert (row["spread"], row["coverage"]) == ("within the run", 0.95)
-    assert row["images_per_s_low"] == pytest.approx(50_000 / 10.8)
-    assert not row["noisy"]  # one run does not tell how repeats differ
+RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
+    # of a case beside others, or of several alike; each of the first row's precision and batch
+    "tensors and all memory": (TENSORS[::-1], {"memory_saved": 1 / 3, "tensors_saved": 1 / 2}),
+    "within a run": (
+        [ran(HALF, 10, **WITHIN)], {"coverage": 0.95, "images_per_s_low": 50_000 / 10.8},
+    ),
     # repeats are told by each other, not by what each says of itself
-    row = pick(cases_of(tmp_path / "c", *repeat((10, 10.1), Case(fraction=0.5), **within)), FP32)
-    assert (row["epoch_time_s_low"], row["epoch_time_s_high"]) == (10, 10.1)
+    "two runs": (
+        repeat((10, 10.1), HALF, **WITHIN),
+        {"epoch_time_s_low": 10, "epoch_time_s_high": 10.1, "coverage": NAN, "noisy": False},
+    ),
+    # of an even number of repeats, the median of rates is not the rate at the median time
+    "rates": (
+        repeat((300, 100), **RATED),
+        {
+            "epoch_time_s": 200, "images_per_s": 50_000 / 200, "images_per_j": 10,
+            "achieved_flops": 1e9 * 50_000 / 200, "images_per_s_low": 50_000 / 300,
+            "images_per_s_high": 50_000 / 100,
+        },
+    ),
+    "rates not counted": (
+        repeat((300, 100), **RATED, measured_images=None), {"images_per_j": NAN},
+    ),
+    "a repeat failed": (
+        [ran(FP32, 10), fail(FP32, repeat=2)],
+        {"status": "ok", "epoch_time_s": 10, "repeats": 1, "runs": 2},
+    ),
+    "a repeat diverged": (
+        [ran(FP32, 10), ran(FP32, 9, repeat=2, status=Status.DIVERGED)],
+        {"status": "ok", "epoch_time_s": 10, "diverged": True},
+    ),
+    "the last attempt failed": ([ran(FP32, 10), fail(FP32, attempt=2)], {"status": "error"}),
+    "the last attempt ended": ([fail(FP32), ran(FP32, 10, attempt=2)], {"epoch_time_s": 10}),
+    "a sentinel is no result": (
+        [ran(FP32, 100), ran(FP32, 103, sentinel=True)], {"epoch_time_s": 100},
+    ),
+    "by hand": (
+        [ran(FP32, 100, 10 * GIB, **BY_HAND)],
+        {
+            "images_per_s": 500, "images_per_j": 10_000 / 600, "achieved_flops": 8.5e12,
+            "energy_per_epoch_j": 3000,  # a fifth of the images was measured
+            "fragmentation": pytest.approx(1 - 0.9 / 0.95, abs=1e-9), "step_noise": 0.02,
+            "peak_share": 8.5e12 / list_peaks("NVIDIA H200")["rate_float32"],
+        },
+    ),
+    **{
+        f"peak of {arithmetic}": (
+            [ran(FP16, 100, gpu="NVIDIA H200", flop_per_image=17e9, arithmetic=arithmetic)],
+            {"peak_share": 8.5e12 / peak},
+        )
+        for arithmetic, peak in (
+            ("tfloat32/float32", 494.5e12),  # no kernel took one of the gradients in TF32
+            ("float16/unclear", 989.5e12),
+            ("unclear/float16", NAN),  # what the forward pass ran in is not known
+            ("", 989.5e12),  # not probed: what the label says
+        )
+    },
+    "of what the device does": (
+        [ran(FP16, 100, **REACHED)], {"measured_share": 0.5, "copy_share": 0.25},  # 8.5 TFLOP/s
+    ),
+    "half in fp8": (
+        [ran(FP16, 100, **REACHED | {"arithmetic": "float8", "fp8_flop_share": 0.5})],
+        {"measured_share": 8.5 / (1 / (0.5 / 20 + 0.5 / 10))},
+    ),
+    # it moves less than was counted
+    "compiled": ([ran(replace(FP16, compile="default"), 100, **REACHED)], {"copy_share": NAN}),
+    "rates not measured": (
+        [ran(FP16, 100, **REACHED | {"arithmetic": "tfloat32", "rate_copy": None})],
+        {"measured_share": NAN, "copy_share": NAN},
+    ),
+    **{
+        f"{wrong or 'no rate'} above the data sheet": (
+            [ran(FP16, 100, **ON_H100 | ({wrong: 5e15} if wrong else {}))],
+            {
+                "measured_share": NAN if wrong == "rate_float16" else 8.5 / 700,
+                "copy_share": NAN if wrong == "rate_copy" else 1 / 3,
+                "wrong_rates": bool(wrong),
+            },
+        )
+        for wrong in ("", "rate_float16", "rate_copy")
+    },
+    **{
+        f"{case.schedule}, {case.fraction:g} of it": ([ran(case, 10)], {"unscheduled": doubted})
+        for case, doubted in (
+            (COSINE, True), (replace(COSINE, fraction=1.0), False),
+            (replace(COSINE, schedule="constant"), False),
+        )
+    },
+    "a part of synthetic images": (
+        [ran(replace(TENTH, dataset="synthetic"), 10)], {"extrapolated": True, "synthetic": True},
+    ),
+    "a few steps": (
+        [ran(Case(steps=2), 10, **TWO_STEPS), fail(Case(steps=2), Status.OOM, repeat=2)],
+        {"part": 2 / 391, "runs": 2, "repeats": 1, "extrapolated": True, "few": True},
+    ),
+    # --steps above the epoch measures all of it
+    "all steps": (
+        [ran(Case(steps=500), 10, measured_steps=196, steps_per_epoch=196)],
+        {"part": 1, "extrapolated": False},
+    ),
+}  # fmt: skip
+"""Runs, and what the case of the first of them then is."""
 
 
-def test_the_share_of_tensors_stands_beside_the_memory_saved(tmp_path: Path) -> None:
-    context = 2 * GIB
+@pytest.fixture(scope="module")
+def summed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """All of `RUNS` in one sweep, each with a network of its own."""
     rows = [
-        ran(case, 10, context + tensors, peak_allocated_bytes=tensors)
-        for case, tensors in ((FP32, 4 * GIB), (FP16, 2 * GIB))
+        replace(row, case=replace(row.case, model=f"m:n{place}"), record_id=f"{place}-{number}")
+        for place, (runs, _) in enumerate(RUNS.values())
+        for number, row in enumerate(runs)
     ]
-    row = pick(cases_of(tmp_path, *rows), FP16)
-    assert row["memory_saved"] == pytest.approx(1 / 3)
-    assert row["tensors_saved"] == pytest.approx(1 / 2)
+    return cases_of(tmp_path_factory.mktemp("runs"), *rows)
 
 
-def test_repeats_that_failed_do_not_enter_the_median(tmp_path: Path) -> None:
-    failed = make_record(
-        FP32, repeat=2, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13"
-    )
-    row = pick(cases_of(tmp_path, ran(FP32, 10), failed), FP32)
-    assert (row["status"], row["epoch_time_s"], row["repeats"], row["runs"]) == ("ok", 10, 1, 2)
+@pytest.mark.parametrize("name", RUNS)
+def test_what_runs_become(name: str, summed: Any) -> None:
+    runs, expected = RUNS[name]
+    place = list(RUNS).index(name)
+    row = pick(summed[summed["model"] == f"m:n{place}"], runs[0].case)
+    assert {column: row[column] for column in expected} == {
+        column: value if isinstance(value, str) else pytest.approx(value, nan_ok=True)
+        for column, value in expected.items()
+    }
 
 
-def test_a_repeat_that_diverged_is_told_and_not_trusted(tmp_path: Path) -> None:
-    cases = cases_of(tmp_path, ran(FP32, 10), ran(FP32, 9, repeat=2, status=Status.DIVERGED))
-    row = pick(cases, FP32)
-    assert (row["status"], row["epoch_time_s"], row["diverged"]) == ("ok", 10, True)
-    assert not doubts.trusted(cases).any()
-
-
-def test_the_latest_attempt_counts_even_if_it_failed(tmp_path: Path) -> None:
-    again = make_record(
-        FP32, attempt=2, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13"
-    )
-    cases = cases_of(tmp_path / "a", ran(FP32, 10), again)
-    assert pick(cases, FP32)["status"] == "error"
-    first = make_record(FP32, status=Status.ERROR, reason="boom", gpu="A card", torch="2.13")
-    cases = cases_of(tmp_path / "b", first, ran(FP32, 10, attempt=2))
-    assert pick(cases, FP32)["epoch_time_s"] == 10
-
-
-def test_sentinels_are_no_result(tmp_path: Path) -> None:
-    rows = [ran(FP32, 100), ran(FP16, 50), ran(FP32, 103, sentinel=True)]
-    cases = cases_of(tmp_path, *rows)
-    assert pick(cases, FP32)["epoch_time_s"] == 100
+def test_a_repeat_that_diverged_is_not_trusted(summed: Any) -> None:
+    told = {name: summed["model"] == f"m:n{list(RUNS).index(name)}" for name in
+            ("a repeat diverged", "a repeat failed")}  # fmt: skip
+    trusted = doubts.trusted(summed)
+    assert [trusted[which].tolist() for which in told.values()] == [[False], [True]]
 
 
 def test_a_row_that_failed_before_it_knew_its_card_belongs_to_the_sweeps_only_one(
@@ -161,98 +222,6 @@ def test_a_row_that_failed_before_it_knew_its_card_belongs_to_the_sweeps_only_on
 ) -> None:
     lost = make_record(FP16, status=Status.KILLED, reason="SIGKILL")
     assert set(cases_of(tmp_path, ran(FP32, 10), lost)["machine"]) == {"A card"}
-
-
-def test_quantities_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {("A card", "float32"): 50e12}
-    monkeypatch.setattr(columns, "peak_flops", lambda *pair: known.get(pair))
-    record = ran(
-        FP32,
-        100,
-        10 * GIB,
-        images_per_s=None,
-        measured_images=10_000,
-        energy_j=600.0,
-        flop_per_image=17e9,
-        arithmetic="float32",
-        step_time_median_s=0.2,
-        step_time_mad_s=0.004,
-    )
-    row = pick(cases_of(tmp_path, record), FP32)
-    assert row["images_per_s"] == 500
-    assert row["energy_per_epoch_j"] == 3000  # a fifth of the images was measured
-    assert row["images_per_j"] == pytest.approx(10_000 / 600)
-    assert row["fragmentation"] == pytest.approx(1 - 0.9 / 0.95, abs=1e-9)
-    assert row["achieved_flops"] == pytest.approx(8.5e12)
-    assert row["peak_share"] == pytest.approx(0.17)
-    assert row["step_noise"] == pytest.approx(0.02)
-
-
-@pytest.mark.parametrize(
-    ("arithmetic", "peak"),
-    [
-        ("tfloat32/float32", 494.5e12),  # no kernel took one of the gradients in TF32
-        ("float16/unclear", 989.5e12),
-        ("unclear/float16", math.nan),  # what the forward pass ran in is not known
-        ("", 989.5e12),  # not probed: what the label says
-    ],
-)
-def test_the_peak_is_that_of_the_most_expensive_forward_pass(
-    tmp_path: Path, arithmetic: str, peak: float
-) -> None:
-    record = ran(FP16, 100, gpu="NVIDIA H200", flop_per_image=17e9, arithmetic=arithmetic)
-    row = pick(cases_of(tmp_path, record), FP16)
-    assert row["peak_share"] == pytest.approx(8.5e12 / peak, nan_ok=True)
-
-
-@pytest.mark.slow
-def test_what_was_reached_is_held_against_what_the_device_was_measured_to_do(
-    tmp_path: Path,
-) -> None:
-    rates = {"rate_float16": 17e12, "rate_bfloat16": 10e12, "rate_float8": 20e12, "rate_copy": 4e12}
-    about: dict[str, Any] = {"flop_per_image": 17e9, "arithmetic": "float16", **rates}
-    about |= {"step_bytes": 10**11, "step_time_median_s": 0.1}
-    row = pick(cases_of(tmp_path / "a", ran(FP16, 100, **about)), FP16)  # 8.5 TFLOP/s
-    assert row["measured_share"] == pytest.approx(0.5)
-    assert row["copy_share"] == pytest.approx(0.25)
-    mixed = ran(FP16, 100, **{**about, "arithmetic": "float8", "fp8_flop_share": 0.5})
-    row = pick(cases_of(tmp_path / "b", mixed), FP16)
-    assert row["measured_share"] == pytest.approx(8.5 / (1 / (0.5 / 20 + 0.5 / 10)))
-    fused = replace(FP16, compile="default")  # it moves less than was counted
-    assert math.isnan(pick(cases_of(tmp_path / "d", ran(fused, 100, **about)), fused)["copy_share"])
-    unknown = ran(FP16, 100, **{**about, "arithmetic": "tfloat32", "rate_copy": None})
-    row = pick(cases_of(tmp_path / "c", unknown), FP16)
-    assert math.isnan(row["measured_share"])
-    assert math.isnan(row["copy_share"])
-
-
-@pytest.mark.parametrize("column", ["rate_float16", "rate_copy"])
-def test_nothing_is_held_against_a_rate_above_the_data_sheet(tmp_path: Path, column: str) -> None:
-    rates = {"rate_float16": 700e12, "rate_copy": 3e12}
-    about: dict[str, Any] = {"flop_per_image": 17e9, "arithmetic": "float16", "step_bytes": 10**11}
-    about |= {"step_time_median_s": 0.1, "gpu": "NVIDIA H100 80GB HBM3", **rates}
-    sound = pick(cases_of(tmp_path / "a", ran(FP16, 100, **about)), FP16)
-    wrong = pick(cases_of(tmp_path / "b", ran(FP16, 100, **about | {column: 5e15})), FP16)
-    shares = {"rate_float16": "measured_share", "rate_copy": "copy_share"}
-    for name, share in shares.items():
-        assert not math.isnan(sound[share])
-        assert math.isnan(wrong[share]) is (name == column)
-    assert (sound["wrong_rates"], wrong["wrong_rates"]) == (False, True)
-
-
-def test_a_schedule_of_which_only_the_beginning_ran_is_doubted(tmp_path: Path) -> None:
-    part, whole = (Case(schedule="cosine", fraction=share) for share in (0.1, 1.0))
-    cases = cases_of(
-        tmp_path, ran(part, 10), ran(whole, 10), ran(replace(part, schedule="constant"), 9)
-    )
-    told = dict(
-        zip(
-            zip(cases["schedule"], cases["fraction"], strict=True),
-            cases["unscheduled"],
-            strict=True,
-        )
-    )
-    assert told == {("cosine", 0.1): True, ("cosine", 1.0): False, ("constant", 0.1): False}
 
 
 def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
@@ -263,6 +232,9 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     assert math.isnan(pick(mixed, FP16)["memory_bytes"])  # not the allocator's beside the device's
 
 
+# -------------------------------------------------------------------------------------- doubts
+
+
 def test_a_fatal_doubt_is_not_trusted(tmp_path: Path) -> None:
     cases = cases_of(tmp_path, *EACH_DOUBT).set_index("model")
     for (model, row), trusted in zip(cases.iterrows(), doubts.trusted(cases), strict=True):
@@ -271,10 +243,10 @@ def test_a_fatal_doubt_is_not_trusted(tmp_path: Path) -> None:
         assert trusted == (not any(doubts.DOUBTS[name].fatal for name in found)), model
 
 
-CARD = sorted((Path(__file__).parents[2] / "results").glob("nvidia-h100-*"))
+COMMITTED = sorted((Path(__file__).parents[2] / "results").glob("nvidia-h100-*"))
 
 
-@pytest.mark.parametrize("folder", CARD, ids=lambda folder: folder.name[-6:])
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name[-6:])
 def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are(folder: Path) -> None:
     """Steps as recorded: half precision at batch size 128 drifts, 43 → 56 ms; others have spikes.
 
@@ -345,13 +317,6 @@ def test_an_epoch_that_is_hardly_known_has_no_interval(
     assert shown == ["epoch_time_high_s" in values and not told]
 
 
-def test_part_epochs_and_synthetic_images_are_doubted(tmp_path: Path) -> None:
-    case = Case(dataset="synthetic", fraction=0.1)
-    row = pick(cases_of(tmp_path, ran(case, 10)), case)
-    assert row["extrapolated"]
-    assert row["synthetic"]
-
-
 def test_what_was_interrupted_measured_no_part_of_an_epoch(tmp_path: Path) -> None:
     stopped = make_record(Case(fraction=0.01), status=Status.INTERRUPTED, gpu="A card")
     made = build([sweep_of(tmp_path, [ran(Case(fraction=0.02), 10), stopped])])
@@ -359,100 +324,70 @@ def test_what_was_interrupted_measured_no_part_of_an_epoch(tmp_path: Path) -> No
     assert "Only 2 % of an epoch" in note
 
 
-def test_a_few_steps_of_an_epoch_are_a_part_of_it(tmp_path: Path) -> None:
-    """As far as they are: --steps above the epoch measures all of it, and a failed run nothing."""
-    few, all_of_it = Case(steps=2), Case(steps=500, batch_size=256)
-    counts = {"measured_steps": 2, "steps_per_epoch": 391}
-    frame = cases_of(
-        tmp_path,
-        ran(few, 10, repeat=1, **counts),
-        make_record(few, repeat=2, status=Status.OOM, gpu="A card", torch="2.13"),
-        ran(all_of_it, 10, measured_steps=196, steps_per_epoch=196),
-    )
-    row, whole = pick(frame, few), pick(frame, all_of_it)
-    assert row["part"] == pytest.approx(2 / 391)
-    assert (row["runs"], row["repeats"]) == (2, 1)
-    assert row["extrapolated"]
-    assert row["few"]
-    assert is_estimate(QUANTITIES["epoch_time_s"], row)
-    assert whole["part"] == 1
-    assert not whole["extrapolated"]
-    assert not is_estimate(QUANTITIES["epoch_time_s"], whole)
-
-
-FEW = {"measured_steps": 20, "steps_per_epoch": 400}
 RISING = {"step_time_first_s": 0.1, "step_time_last_s": 0.2}
+SHORT = {"energy_j": 9.0, "measured_time_s": 1.0}
+STEPS = Case(steps=20)
+ADVICE: list[tuple[list[Case], dict[str, float], str, str]] = [
+    ([TENTH], RISING, "trend", "Use a larger --fraction, or"),
+    ([STEPS], FEW | RISING, "trend", "Use a larger --steps, or"),
+    ([Case(epochs=2)], RISING, "trend", "Use a larger --epochs, or"),
+    ([Case(fraction=0.02), STEPS], FEW | RISING, "trend", "a larger --fraction or --steps, or"),
+    ([TENTH], {}, "extrapolated", "Use --fraction 1 to"),
+    ([STEPS], FEW, "extrapolated", "Use --steps none to"),
+    ([replace(STEPS, fraction=0.5)], FEW, "extrapolated", "Use --fraction 1 and --steps none to"),
+    ([STEPS], FEW | SHORT, "energy", "Use a larger --steps."),
+    ([Case(epochs=2)], SHORT, "energy", "Use --repeats 5 or more, which"),
+]
+"""Cases, what their runs have, the doubt that it makes, and how its remedy begins."""
+
+
+def test_advice_names_the_flag_that_was_used(tmp_path: Path) -> None:
+    rows = [
+        ran(replace(case, model=f"m:n{place}"), 10, **values)
+        for place, (cases, values, _, _) in enumerate(ADVICE)
+        for case in cases
+    ]
+    frame = summaries.read([sweep_of(tmp_path, rows)])
+    for place, (cases, _, doubt, fix) in enumerate(ADVICE):
+        hit = frame[(frame["model"] == f"m:n{place}") & frame[doubt]]
+        assert len(hit) == len(cases)
+        assert fix in doubts.DOUBTS[doubt].advise(hit)
+
+
+def name_source(model: str, source: str, batch: int = 128) -> Record:
+    hashes = ("model_parameters", "model_structure", "model_source")
+    return ran(Case(model=model, batch_size=batch), 10, **dict.fromkeys(hashes, source))
+
+
+LOST = make_record(Case(model="dpn92", batch_size=256), status=Status.ERROR, reason="boom")
+TWO_MODELS = [name_source("dpn-small", "aaa"), name_source("dpn92", "bbb")]
 
 
 @pytest.mark.parametrize(
-    ("cases", "values", "label", "fix"),
+    ("rows", "said"),
     [
-        ([Case(fraction=0.1)], RISING, "Trend", "Use a larger --fraction, or"),
-        ([Case(steps=20)], {**FEW, **RISING}, "Trend", "Use a larger --steps, or"),
-        ([Case(epochs=2)], RISING, "Trend", "Use a larger --epochs, or"),
+        ([ran(FP32, 10), ran(FP16, 10, torch="2.12")], "torch 2.13 or 2.12"),
         (
-            [Case(fraction=0.02), Case(steps=20)],
-            {**FEW, **RISING},
-            "Trend",
-            "Use a larger --fraction or --steps, or",
+            [ran(FP32, 10), ran(WIDE, 20, variables="CUDA_LAUNCH_BLOCKING=1")],
+            "variables none or CUDA_LAUNCH_BLOCKING=1",
         ),
-        ([Case(fraction=0.1)], {}, "Extrapolated", "Use --fraction 1 to"),
-        ([Case(steps=20)], FEW, "Extrapolated", "Use --steps none to"),
-        (
-            [Case(fraction=0.5, steps=20)],
-            FEW,
-            "Extrapolated",
-            "Use --fraction 1 and --steps none to",
-        ),
-        (
-            [Case(steps=20)],
-            {**FEW, "energy_j": 9.0, "measured_time_s": 1.0},
-            "Short energy",
-            "Use a larger --steps.",
-        ),
-        (
-            [Case(epochs=2)],
-            {"energy_j": 9.0, "measured_time_s": 1.0},
-            "Short energy",
-            "Use --repeats 5 or more, which",
-        ),
+        ([*TWO_MODELS, LOST], ""),
+        ([*TWO_MODELS, name_source("dpn-small", "ccc", 256)], "model source aaa or ccc"),
     ],
 )
-def test_advice_names_the_flag_that_was_used(
-    tmp_path: Path, cases: list[Case], values: dict[str, Any], label: str, fix: str
-) -> None:
-    frame = summaries.read([sweep_of(tmp_path, [ran(case, 10, **values) for case in cases])])
-    notices = {n.label: n.text for n in warn(frame, summaries.summarize(summaries.latest(frame)))}
-    assert fix in notices[label]
+def test_mixed_environments_are_said(rows: list[Record], said: str, tmp_path: Path) -> None:
+    """Two models are none, nor is what failed before it knew its own."""
+    frame = summaries.read([sweep_of(tmp_path, rows)])
+    notices = warn(frame, summaries.summarize(summaries.latest(frame)))
+    told = [notice.text for notice in notices if notice.label == "Mixed environments"]
+    assert len(told) == bool(said)
+    assert all(said in text for text in told)
+    assert {notice.label for notice in notices} <= {"Mixed environments", "No result"}
+    if LOST in rows:
+        assert frame["model_source"].tolist() == ["aaa", "bbb", "bbb"]
 
 
-def test_mixed_environments_are_said(tmp_path: Path) -> None:
-    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10), ran(FP16, 10, torch="2.12")])])
-    warnings = warn(frame, summaries.summarize(summaries.latest(frame)))
-    assert [w.label for w in warnings] == ["Mixed environments"]
-    assert "torch 2.13 or 2.12" in warnings[0].text
-
-
-def test_two_models_or_datasets_are_no_mixed_environment(tmp_path: Path) -> None:
-    hashes = ("model_parameters", "model_structure", "model_source")
-    small = ran(Case(model="dpn-small"), 10, **dict.fromkeys(hashes, "aaa"))
-    large = ran(Case(model="dpn92"), 90, **dict.fromkeys(hashes, "bbb"))
-    lost = make_record(Case(model="dpn92", batch_size=256), status=Status.ERROR, reason="boom")
-    frame = summaries.read([sweep_of(tmp_path, [small, large, lost])])
-    assert frame["model_source"].tolist() == ["aaa", "bbb", "bbb"]
-    notices = {notice.label for notice in warn(frame, summaries.summarize(summaries.latest(frame)))}
-    assert "Mixed environments" not in notices
-    edited = ran(Case(model="dpn-small", batch_size=256), 9, **dict.fromkeys(hashes, "ccc"))
-    frame = summaries.read([sweep_of(tmp_path, [small, large, edited], "edited")])
-    (mixed,) = warn(frame, summaries.summarize(summaries.latest(frame)))
-    assert "model source aaa or ccc" in mixed.text
-
-
-def test_variables_beside_none_are_a_mixed_environment(tmp_path: Path) -> None:
-    blocking = ran(Case(batch_size=256), 20, variables="CUDA_LAUNCH_BLOCKING=1")
-    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10), blocking])])
-    (mixed,) = warn(frame, summaries.summarize(summaries.latest(frame)))
-    assert "variables none or CUDA_LAUNCH_BLOCKING=1" in mixed.text
+# ------------------------------------------------------------------------------ beside each other
 
 
 def test_published_figures_stand_beside_what_they_match(tmp_path: Path) -> None:

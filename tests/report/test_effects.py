@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, variance
@@ -20,13 +20,12 @@ from scipy import stats
 from bench import verdict
 from bench.case import Case
 from bench.compare.__main__ import main as compare_main
-from bench.limits import STEADY
-from bench.questions.effects import Effect
+from bench.questions.effects import EFFECTS, Effect
 from bench.record import Record
+from bench.render.text import render
 from bench.report.__main__ import main
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
-from bench.verdict import Verdict
 from tests.planted.records import ran, write_sweep
 from tests.planted.sweeps import Folders
 
@@ -81,25 +80,19 @@ def test_report_and_compare_say_the_same(
         assert effect["metrics"][name]["verdict"] == finding["verdict"]
 
 
-@pytest.mark.slow
 def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
-    noisy = (100, 103, 98)
     cases = [replace(FP32, batch_size=64 * 2**i) for i in range(4)]
-    report = report_of(tmp_path, *(ran(case, noisy) for case in cases))
+    report = report_of(
+        tmp_path, *(ran(c, (100 - i, 101 - i, 102 - i)) for i, c in enumerate(cases))
+    )
     ratios = [effect.time.ratio for effect in report.effects if effect.time]
     assert len(ratios) == 3
-    assert [ratio.p for ratio in ratios] == pytest.approx([1, 1, 1])
-    tested = report_of(
-        tmp_path / "b", *(ran(c, (100 - i, 101 - i, 102 - i)) for i, c in enumerate(cases))
-    )
-    ratios = [effect.time.ratio for effect in tested.effects if effect.time]
     expected = verdict.adjust([ratio.p for ratio in ratios if ratio.p is not None])
     assert [ratio.p_adjusted for ratio in ratios] == pytest.approx(expected)
     assert ratios[0].p_adjusted != ratios[0].p
 
 
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None)  # each makes a report: 1.4 s
+@settings(max_examples=5, deadline=None)  # each makes a report
 @given(
     base=st.floats(1e-3, 1e5),
     factors=st.lists(st.floats(0.1, 10), min_size=1, max_size=4, unique=True),
@@ -129,52 +122,33 @@ def test_an_axis_without_effect_shows_one(
     assert effect.loss.difference == 0
     if effect.time.ratio.low is not None and effect.time.ratio.high is not None:
         assert effect.time.ratio.low <= 1 <= effect.time.ratio.high
-    (table,) = [table for table in report.tables if table.name == "effects"]
+    (table,) = EFFECTS.tabulate(report)
     (row,) = [row for row in table.rows if "channels last" in row[0].text]
     assert "1.00×" in [cell.text for cell in row]
 
 
-@pytest.mark.slow
-def test_a_difference_of_loss_needs_seeds(tmp_path: Path) -> None:
-    """Three repeats of one seed are one reading; three seeds are paired one by one."""
-
-    def learnt(case: Case, losses: Sequence[float], same: bool) -> list[Record]:
-        rows = ran(case, (100, 101, 102))
-        for row, loss in zip(rows, losses, strict=True):
-            row.measurement.train_loss = loss
-            row.run_seed = 0 if same else row.run_seed
-        return rows
-
+@pytest.mark.parametrize(
+    ("first", "reach"),
+    [
+        # 4.303 (t of 2 degrees of freedom) × 0.01 (deviation of 0.1, 0.11, 0.09) / sqrt(3)
+        (0, 4.3027 * 0.01 / math.sqrt(3)),
+        # other seeds are not paired; Welch: 2.776 (t of 4) × the root of both variances over 3
+        (10, 2.7764 * math.sqrt((0.01 + 0.0091) / 3)),
+    ],
+)
+def test_a_difference_of_loss_by_hand(first: int, reach: float, tmp_path: Path) -> None:
     losses = ((2.0, 2.1, 2.2), (2.1, 2.21, 2.29))
-    for same in (True, False):
-        rows = [learnt(c, x, same) for c, x in zip((FP32, FP16), losses, strict=True)]
-        effect = pick(report_of(tmp_path / str(same), *rows), "precision", "fp16")
-        assert effect.loss is not None
-        assert effect.loss.difference == pytest.approx(0.1)
-        assert (effect.loss.reach is None) is same
-        assert (effect.loss.ratio.judge(STEADY) is Verdict.NONE) is same
-    # by hand: 4.303 (t of 2 degrees of freedom) × 0.01 (deviation of 0.1, 0.11, 0.09) / sqrt(3)
-    assert effect.loss.reach == pytest.approx(4.3027 * 0.01 / math.sqrt(3), rel=1e-4)
-    (expected,) = verdict.compare_seeds(
-        [({s: [x] for s, x in enumerate(losses[0])}, {s: [x] for s, x in enumerate(losses[1])})]
-    )
-    assert effect.loss.ratio.low == pytest.approx(expected.low)
-
-
-def test_losses_of_other_seeds_are_not_paired(tmp_path: Path) -> None:
-    rows = []
-    for case, losses, first in ((FP32, (2.0, 2.1, 2.2), 0), (FP16, (2.1, 2.2, 2.3), 10)):
-        part = ran(case, (100, 101, 102))
-        for row, loss in zip(part, losses, strict=True):
-            row.measurement.train_loss, row.run_seed = loss, row.run_seed + first
-        rows.append(part)
+    rows = [ran(case, (100, 101, 102)) for case in (FP32, FP16)]
+    for part, values, start in zip(rows, losses, (0, first), strict=True):
+        for row, loss in zip(part, values, strict=True):
+            row.measurement.train_loss, row.run_seed = loss, row.run_seed + start
     loss = pick(report_of(tmp_path, *rows), "precision", "fp16").loss
     assert loss is not None
-    # Welch by hand: 2.776 (t of 4 degrees of freedom) × sqrt(2 × 0.01 / 3)
-    assert loss.reach == pytest.approx(2.7764 * math.sqrt(0.02 / 3), rel=1e-4)
-
-
-# ------------------------------------------------------------------------------------- start-up
+    assert loss.difference == pytest.approx(0.1)
+    assert loss.reach == pytest.approx(reach, rel=1e-3)
+    sides = [dict(enumerate([[x] for x in x], s)) for x, s in zip(losses, (0, first), strict=True)]
+    (expected,) = verdict.compare_seeds([(sides[0], sides[1])])
+    assert loss.ratio.low == pytest.approx(expected.low)
 
 
 # ------------------------------------------------------------------------------------- overview
@@ -190,7 +164,6 @@ def test_by_an_axis_groups_by_it(tmp_path: Path, report: Run) -> None:
     assert [lines[first + i].split()[0] for i in (1, 2)] == ["fp32", "fp16"]
 
 
-@pytest.mark.slow
 def test_where_chooses_cases_and_keeps_their_partners(tmp_path: Path, report: Run) -> None:
     cases = [replace(c, batch_size=b) for c in (FP32, FP16) for b in (64, 128)]
     folder = write_sweep(
@@ -226,13 +199,17 @@ def test_bad_choices_are_one_line_and_rc_2(
 # -------------------------------------------------------------------------------------- 80 columns
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def switches(planted: Folders) -> Report:
+    return build(read_sweeps([planted["switches"]]))
+
+
 @pytest.mark.parametrize("columns", [80, 60, 120])
 def test_text_is_no_wider_than_asked(
-    planted: Folders, report: Run, monkeypatch: pytest.MonkeyPatch, columns: int
+    switches: Report, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = report(planted["switches"], "--full")
+    out = render(switches, full=True)
     assert max(map(len, out.splitlines())) <= columns
     assert re.search(r"NVIDIA H200 · dpn92\n", out)
     if columns >= 80:

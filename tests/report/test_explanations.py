@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and why a case is not faster: tables, figures, every format."""
+"""Where the time of a step goes, and why a case is not faster: what tests/golden does not show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from bench.case import Case
 from bench.questions.reasons import EXPLAINED, choose_pairs, tell_changes, tell_reasons
-from bench.render import latex, markdown, text
 from bench.render.model import NOTHING, Table
 from bench.report import jsonfile
 from bench.report.document import Report, build
@@ -23,8 +22,7 @@ from bench.report.figures.panels import draw_figures, tabulate
 from bench.report.figures.sketches import SKETCHES
 from bench.store.cells import WORK as WORK_FILE
 from bench.study.sweeps import read_sweeps
-from bench.work import Kind
-from tests.planted.sweeps import HOST_S, RATES, WORK, Folders
+from tests.planted.sweeps import RATES, WORK, Folders
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -58,41 +56,6 @@ def read_rows(table: Table) -> list[dict[str, object]]:
 # ------------------------------------------------------------------------------------------ tables
 
 
-@pytest.mark.slow
-def test_a_step_is_divided_among_kinds_of_work(page: Report) -> None:
-    rows = {str(row["case"]): row for row in read_rows(find(page, "time"))}
-    assert list(rows) == [
-        f"{precision} · batch size {size}" for precision in STEP_MS for size in (32, 512)
-    ]
-    full = rows["bf16-amp · batch size 512"]
-    assert full["step"] == pytest.approx(STEP_MS["bf16-amp"] / 1e3, rel=1e-3)
-    assert full[Kind.GROUPED] == pytest.approx(40 / STEP_MS["bf16-amp"], rel=1e-3)
-    assert full["idle"] == pytest.approx(2 / STEP_MS["bf16-amp"], rel=0.01)
-    # the grouped convolution takes far longer than its memory traffic
-    assert full["verdict"] == "mixed (51 % compute-bound, 41 % memory-bound)"
-    small = rows["bf16-amp · batch size 32"]
-    idle_ms = 1e3 * HOST_S + 2 - BUSY_MS["bf16-amp"] / 16
-    assert small["idle"] == pytest.approx(idle_ms / (1e3 * HOST_S + 2), rel=0.01)
-    assert small["verdict"] == "launch"
-    for row in rows.values():
-        shares = [value for name, value in row.items() if name not in ("case", "step", "verdict")]
-        assert sum(shares) == pytest.approx(1)  # type: ignore[arg-type]
-
-
-def test_operations_stand_beside_what_the_machine_can_do(page: Report) -> None:
-    table = find(page, "operations")
-    assert list(table.groups.values())[:2] == ["fp32 · batch size 32", "fp32 · batch size 512"]
-    start = next(at for at, name in table.groups.items() if name == "bf16-amp · batch size 512")
-    grouped, _, dense = read_rows(table)[start : start + 3]
-    assert grouped["operation"] == "3×3, 32 groups of 3→3"
-    assert dense["flops"] == pytest.approx(11.76e9 * 512 / 26.5e-3)
-    assert dense["traffic"] == pytest.approx(117e6 / 2 * 512 / 26.5e-3)
-    # 11.76 GFLOP an item at the rate of a large product is longer than 58.5 MB at that of a copy
-    assert dense["floor"] == pytest.approx(11.76e9 * 512 / RATES["rate_bfloat16"])
-    assert (dense["bound"], grouped["bound"]) == ("compute", "compute")
-
-
-@pytest.mark.slow
 def test_cases_without_a_profile_have_no_table(planted: Folders, tmp_path: Path) -> None:
     kept = {"none": (), "one": ("fp32-b512",), "three": ("fp32", "bf16-amp-b512")}
     for name, records in kept.items():
@@ -107,47 +70,25 @@ def test_cases_without_a_profile_have_no_table(planted: Folders, tmp_path: Path)
     assert "1 other case has no profile" in find(three, "time").notes[-1]
 
 
-def forget_times(source: Path, folder: Path, but: tuple[str, ...] = ()) -> None:
-    """Copy a sweep without its profiles, but for those of records that begin with ``but``."""
+def forget_times(source: Path, folder: Path, but: tuple[str, ...] = (), **others: str) -> None:
+    """Copy a sweep without its profiles, but for those of records that begin with ``but``, and with
+    other cells of the records."""
     folder.mkdir()
-    for name, columns in (
-        (WORK_FILE, ("time_s",)),
-        ("records.csv", ("profiled_steps", "profiled_step_s", "busy_s")),
+    for name, lost, changed in (
+        (WORK_FILE, ("time_s",), {}),
+        ("records.csv", ("profiled_steps", "profiled_step_s", "busy_s"), others),
     ):
         with (source / name).open(newline="") as file:
-            rows = list(csv.DictReader(file))
+            rows = [row | changed for row in csv.DictReader(file)]
         for row in rows:
             if not row["record_id"].startswith(but):
-                row |= dict.fromkeys(columns, "")
+                row |= dict.fromkeys(lost, "")
         with (folder / name).open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
 
 
-def test_each_pair_has_a_row_with_what_is_possible(page: Report) -> None:
-    small, full = read_rows(find(page, "why"))
-    assert "fp32 → bf16-amp" in str(full["pair"])
-    assert "batch size 512" in str(full["pair"])
-    assert full["speedup"] == pytest.approx(STEP_MS["fp32"] / STEP_MS["bf16-amp"], rel=1e-3)
-    assert full["ceiling"] == pytest.approx(STEP_MS["fp32"] / find_least_ms("bf16-amp"), rel=1e-3)
-    assert small["speedup"] == pytest.approx(1, abs=1e-3)
-    assert "starting operations" in str(small["reasons"])
-    assert "memory traffic" in str(full["reasons"])
-
-
-def find_least_ms(precision: str) -> float:
-    """FLOP over rates, bytes over the copy's, whichever takes longer, at batch size 512."""
-    low = precision != "fp32"
-    rate = RATES["rate_bfloat16" if low else "rate_float32"]
-    return 512e3 * sum(
-        max(flop / rate, bytes / (2 if low else 1) / RATES["rate_copy"])
-        for (kind, _), (_, flop, bytes, *_) in WORK.items()
-        if kind is not Kind.CAST
-    )
-
-
-@pytest.mark.slow
 def test_without_profiles_the_bound_is_the_same(
     page: Report, planted: Folders, tmp_path: Path
 ) -> None:
@@ -156,24 +97,16 @@ def test_without_profiles_the_bound_is_the_same(
     assert "of median steps" in table.notes[0]
     full = read_rows(table)[-1]
     assert "512" in str(full["case"])
-    assert full["ceiling"] == pytest.approx(STEP_MS["fp32"] / find_least_ms("bf16-amp"), rel=1e-3)
-    assert full["speedup"] == pytest.approx(STEP_MS["fp32"] / STEP_MS["bf16-amp"], rel=1e-3)
+    explained = read_rows(find(page, "why"))[-1]
+    for column in ("ceiling", "speedup"):
+        assert full[column] == pytest.approx(explained[column], rel=1e-3)
     # with profiles it stands among the reasons, and not twice
     assert "possible" not in {table.name for table in page.tables}
-    assert read_rows(find(page, "why"))[-1]["ceiling"] == pytest.approx(full["ceiling"])
 
 
-@pytest.mark.slow
 def test_a_wrong_yardstick_is_told_instead_of_a_bound(planted: Folders, tmp_path: Path) -> None:
-    forget_times(planted["profiled"], tmp_path / "none")
-    file = tmp_path / "none" / "records.csv"
-    slow = {"rate_float32": "1e9"}  # of a card that was shared with something else meanwhile
-    with file.open(newline="") as opened:
-        rows = [row | slow for row in csv.DictReader(opened)]
-    with file.open("w", newline="") as opened:
-        writer = csv.DictWriter(opened, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    # of a card that was shared with something else meanwhile
+    forget_times(planted["profiled"], tmp_path / "none", rate_float32="1e9")
     table = find(build(read_sweeps([tmp_path / "none"])), "possible")
     assert {row[2].text for row in table.rows} == {NOTHING}
     assert "float32 products at 1 GFLOP/s, but a step reached at least" in table.notes[-1]
@@ -189,14 +122,6 @@ def test_the_parts_and_the_reasons_add_up_to_the_step(page: Report) -> None:
         assert sum(shares) == pytest.approx(1)  # type: ignore[arg-type]
 
 
-def test_reasons_come_with_evidence_and_what_may_help(page: Report) -> None:
-    table = find(page, "reasons-1")
-    assert "batch size 32" in table.title
-    assert "as fast as fp32" in table.words[0]
-    assert table.notes[0].startswith("Starting operations: ")
-    assert "In this sweep: --batch-size 512 was" in " ".join(table.words)
-
-
 def test_of_each_value_one_pair_is_explained_before_a_second(page: Report) -> None:
     (why,) = (w for w in page.pairs if w.b.case.batch_size == 512)
     pairs = [
@@ -208,25 +133,10 @@ def test_of_each_value_one_pair_is_explained_before_a_second(page: Report) -> No
     assert chosen == [("tf32", 2), ("tf32", 4), ("bf16", 2), ("fp16", 8)]
 
 
-@pytest.mark.parametrize("format", [text, markdown, latex, jsonfile])
-def test_every_format_has_the_sections(page: Report, format: object) -> None:
-    full = {"full": True} if format is text else {}
-    said = " ".join(format.render(page, **full).split())  # type: ignore[attr-defined]
-    for title in (
-        "Where the time of a step goes",
-        "Why is it not faster?",
-        "what the time goes to",
-    ):
-        assert title in said
-    assert "as fast as fp32 (" in said.replace("\\", "")
-
-
-def test_json_has_the_words_and_the_numbers(page: Report) -> None:
+def test_json_has_the_words_and_what_was_explained(page: Report) -> None:
     document = json.loads(jsonfile.render(page))
     tables = {table["name"]: table for table in document["tables"]}
     assert "as fast as fp32" in tables["reasons-1"]["words"][0]
-    parts = {row[0]["value"]: row for row in tables["changes-2"]["rows"]}
-    assert parts["cast"][3]["value"] == pytest.approx(7e-3)
     assert [pair["b"]["case"]["batch_size"] for pair in document["explanations"]] == [32, 512]
     assert document["explanations"][1]["ceiling"]["speedup"] > 1
 
@@ -270,7 +180,10 @@ def test_the_roof_is_what_was_measured(page: Report) -> None:
     assert ("loss", "fp32") not in points.index, "too little to be drawn"
 
 
-def test_both_figures_are_drawn_with_names_and_numbers(page: Report) -> None:
+def test_both_figures_are_drawn_with_names_and_numbers(
+    page: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Report, "figures", ("waterfall", "roofline"))
     drawn = {figure.name: figure for figure in draw_figures(page)}
     waterfall, roofline = drawn["waterfall"], drawn["roofline"]
     assert waterfall.in_rows
@@ -285,11 +198,3 @@ def test_both_figures_are_drawn_with_names_and_numbers(page: Report) -> None:
     assert "1×1 convolutions -165.5 ms" in waterfall.panels[1].alt
     for figure in (waterfall, roofline):
         assert len(tabulate(figure, figure.panels[1]).rows) >= 8
-
-
-@pytest.mark.slow
-def test_the_command_writes_the_figures(planted: Folders, report: Run, tmp_path: Path) -> None:
-    code, _, _ = report(planted["profiled"], "--figures", tmp_path, "--reference", "none")
-    assert code == 0
-    assert (tmp_path / "waterfall.svg").is_file()
-    assert (tmp_path / "roofline.png").is_file()

@@ -4,34 +4,50 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from bench.case import Case
 from bench.precision import PRECISIONS
-from bench.record import Step
+from bench.record import Record, Step
 from bench.render import palette
 from bench.report.document import Report, build
 from bench.report.figures import frames
 from bench.report.figures.drawing import draw_changes, find_height, name_front
 from bench.report.figures.groups import HELD, view_report
 from bench.report.figures.names import name_points
-from bench.report.figures.panels import draw_figures, inline, plan_figures, tabulate
+from bench.report.figures.panels import draw_figures, plan_figures, tabulate
 from bench.report.figures.sketches import SKETCHES
 from bench.study.sweeps import read_sweep, read_sweeps
-from tests.planted.records import GIB, REFERENCE, ROOT, make_record, measured, write_sweep
+from tests.planted.records import GIB, REFERENCE, ROOT, Row, make_record, measured, write_sweep
 from tests.planted.sweeps import EFFECTS, Folders, make_card, make_steps
 
 Run = Callable[..., tuple[int, str, str]]
 
-CARD = make_card("NVIDIA H200")
+
+def make(case: Case, time_s: float = 30, memory: float = GIB, **values: Any) -> Record:
+    """A case that an H200 trained."""
+    return make_record(case, **{**make_card("NVIDIA H200"), **measured(time_s, memory), **values})
+
+
+def report_on(folder: Path, rows: Iterable[Row], reference: Path | None = None) -> Report:
+    beside = read_sweep(reference) if reference else None
+    return build(read_sweeps([write_sweep(folder / "s", rows)]), beside)
+
+
+@pytest.fixture
+def ax() -> Axes:
+    return Canvas(figsize=(5, 3.3)).add_subplot()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +72,6 @@ def test_every_precision_has_a_colour_and_a_marker() -> None:
     assert set(palette.COLOURS) == set(palette.MARKERS) == set(PRECISIONS)
 
 
-@pytest.mark.slow
 def test_a_new_precision_needs_one_entry(planted: Folders) -> None:
     """Registered where the others are, before anything is drawn; then reported with a figure."""
     code = (
@@ -66,17 +81,13 @@ def test_a_new_precision_needs_one_entry(planted: Folders) -> None:
         "for name in ('fp8', 'fp4', 'int8', 'mx6', 'posit'):\n"
         "    PRECISIONS[name] = Precision(name, 'a new one')\n"
         "from bench.render.palette import COLOURS\n"
-        "from bench.report import html\n"
-        "from bench.report.figures.panels import draw_figures\n"
+        "from bench.report import document, html\n"
         "from bench.study.sweeps import read_sweeps\n"
-        "from bench.report.document import build\n"
         "sweep, = read_sweeps([Path(sys.argv[1])])\n"
         "sweep.records.loc[sweep.records['precision'] == 'bf16-amp', 'precision'] = 'fp8'\n"
-        "report = build([sweep])\n"
-        'assert any("fp8" in panel.alt for figure in draw_figures(report)\n'
-        "           for panel in figure.panels)\n"
-        "assert '--fp8:' in html.render(report)\n"
+        "document.Report.figures = 'epoch-time',\n"
         "assert len(set(COLOURS.values())) > 6\n"
+        "print(html.render(document.build([sweep])))\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", code, str(planted["quick"])],
@@ -85,6 +96,8 @@ def test_a_new_precision_needs_one_entry(planted: Folders) -> None:
         text=True,
     )
     assert run.returncode == 0, run.stderr
+    assert "--fp8:" in run.stdout
+    assert re.search('aria-label="Epoch time[^"]*fp8', run.stdout)
 
 
 def luminance(colour: str) -> float:
@@ -100,7 +113,6 @@ def test_colours_have_contrast_on_both_papers() -> None:
         assert (luminance(dark) + 0.05) / (luminance("#12161b") + 0.05) >= 4.5
 
 
-@pytest.mark.slow
 def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
     title, frame = take(cards, "memory")[1]
     assert title == "NVIDIA RTX 6000 Ada"
@@ -111,29 +123,25 @@ def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
     assert lost["memory (GiB)"].unique() == pytest.approx([51_527_024_640 / 2**30])
 
 
-@pytest.mark.slow
-def test_memory_tells_apart_what_the_process_takes_at_its_start(tmp_path: Path) -> None:
+def test_memory_tells_apart_what_the_process_takes_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Report, "figures", ("memory",))
+    on_cpu = {"cpu": "AMD EPYC", "gpu": "", "gpu_memory_bytes": None, "peak_device_bytes": None}
     rows = [
-        make_record(
-            Case(batch_size=batch, device=device),
-            **{**card, **measured(10, GIB * batch / 64), **levels},
-        )
+        make(Case(batch_size=batch, device=device), 10, GIB * batch / 64, **levels)
         for batch in (64, 128)
-        for device, card, levels in (
-            ("cuda", make_card("NVIDIA H200"), {"setup_process_bytes": GIB // 2}),
-            ("cpu", {"cpu": "AMD EPYC"}, {"peak_device_bytes": None, "setup_process_bytes": None}),
-        )
+        for device, levels in (("cuda", {"setup_process_bytes": GIB // 2}), ("cpu", on_cpu))
     ]
-    report = build(read_sweeps([write_sweep(tmp_path / "s", rows)]))
+    report = report_on(tmp_path, rows)
     (_, on_card), (_, on_cpu) = take(report, "memory")
     assert on_card[frames.START].tolist() == [0.5, 0.5]
     assert frames.START not in on_cpu  # not known
-    drawn = {figure.name: figure for figure in draw_figures(report)}
-    assert "before the first step" in drawn["memory"].legend
-    assert "before the first step" in drawn["memory"].caption
+    (drawn,) = draw_figures(report)
+    assert "before the first step" in drawn.legend
+    assert "before the first step" in drawn.caption
 
 
-@pytest.mark.slow
 def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
     panels = take(switches, "epoch-time")
     assert [title for title, _ in panels] == [
@@ -143,7 +151,6 @@ def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> None:
     grouping = view_report(switches)
     assert grouping.baseline == "compile off, channels last off"
@@ -154,7 +161,6 @@ def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> 
         assert not frame.duplicated(["precision", "batch size"]).any()
 
 
-@pytest.mark.slow
 def test_the_baseline_is_what_most_cases_have() -> None:
     """The H200's cases mostly have cuDNN's autotuning on, which is not the default."""
     report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
@@ -195,32 +201,27 @@ def test_switches_are_shown_as_pairs(switches: Report) -> None:
     assert (pairs["off (s)"] / pairs["on (s)"]).tolist() == pytest.approx([1.25] * 16)
 
 
-@pytest.mark.slow
 def test_loss_scales_that_are_no_number_are_no_static_ones(cards: Report) -> None:
     for _, frame in take(cards, "loss-by-scale"):
         assert set(frame["precision"]) == {"fp16"}
         assert sorted(set(frame["loss scale"])) == [64.0, 128.0, 256.0]
 
 
-@pytest.mark.slow
-def test_a_single_batch_size_is_drawn_by_precision(tmp_path: Path) -> None:
-    rows = [
-        make_record(Case(precision=name), **{**make_card("NVIDIA H200"), **measured(time, GIB)})
-        for name, time in (("fp32", 40), ("fp16", 13), ("bf16", 14))
-    ]
-    report = build(read_sweeps([write_sweep(tmp_path / "s", rows)]))
-    drawn = {figure.name: figure for figure in draw_figures(report)}
-    svg = drawn["epoch-time"].panels[0].svg
-    assert all(f">{name}<" in svg for name in ("fp32", "fp16", "bf16"))
+def test_a_single_batch_size_is_drawn_by_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Report, "figures", ("epoch-time",))
+    times = {"fp32": 40, "fp16": 13, "bf16": 14}
+    rows = [make(Case(precision=name), time) for name, time in times.items()]
+    report = report_on(tmp_path, rows)
+    ((panel,),) = (figure.panels for figure in draw_figures(report))
+    svg = panel.svg
+    assert all(f">{name}<" in svg for name in times)
     assert ">batch size<" not in svg
 
 
-def test_names_of_the_front_cover_no_point(planted: Folders) -> None:
+def test_names_of_the_front_cover_no_point(ax: Axes) -> None:
     """The label of a case stands beside its point, and on no other."""
-    from matplotlib.figure import Figure
-
-    canvas = Figure(figsize=(5, 3))
-    ax = canvas.add_subplot()
     points = [(x, y) for x in range(1, 6) for y in range(1, 6)]
     ax.set_xlim(0, 6)
     ax.set_ylim(0, 6)
@@ -235,12 +236,8 @@ def test_names_of_the_front_cover_no_point(planted: Folders) -> None:
         assert not any(one.overlaps(other) for other in boxes[:i])
 
 
-def test_crowded_names_are_tied_to_their_points() -> None:
+def test_crowded_names_are_tied_to_their_points(ax: Axes) -> None:
     """Where another point is as near, a line leads from the name to its own point."""
-    from matplotlib.figure import Figure
-
-    canvas = Figure(figsize=(5, 3.3))
-    ax = canvas.add_subplot()
     ax.set_xlim(0, 45)
     ax.set_ylim(0, 116)
     front = [(6.8, 14.7), (11.0, 14.0), (11.6, 13.7), (20.1, 4.1)]
@@ -261,7 +258,7 @@ def test_crowded_names_are_tied_to_their_points() -> None:
             for x, y in [ax.transData.transform(point)]
         }
         assert text.xy in tied or min(far, key=lambda point: far[point]) == text.xy, name
-        assert far[text.xy] < 80 * canvas.dpi / 72, name
+        assert far[text.xy] < 80 * ax.figure.dpi / 72, name
 
 
 def test_names_of_the_front_differ() -> None:
@@ -286,8 +283,6 @@ def test_names_of_the_front_differ() -> None:
     "ratios", [(0.98, 1.01), (0.4, 3.7), (0.85, 1.5), (0.5, 1.7), (0.2, 30.0), (1.4, 1.7)]
 )
 def test_changes_are_read_against_a_tick_at_1(ratios: tuple[float, ...]) -> None:
-    from matplotlib.figure import Figure
-
     data = pd.DataFrame(
         {
             "change": "compile: off → default", "ratio": ratios, "low": 0.99 * np.array(ratios),
@@ -295,7 +290,7 @@ def test_changes_are_read_against_a_tick_at_1(ratios: tuple[float, ...]) -> None
             "highest": 1.005 * np.array(ratios), "pairs": 4,
         }
     )  # fmt: skip
-    canvas = Figure(figsize=(5, find_height(data.assign(panel=0))))
+    canvas = Canvas(figsize=(5, find_height(data.assign(panel=0))))
     ax = canvas.add_subplot()
     draw_changes(ax, data, data, "ratio")
     canvas.draw_without_rendering()
@@ -361,38 +356,30 @@ def test_a_curve_is_of_the_images_of_each_published_point(tmp_path: Path) -> Non
     case = Case(batch_size=128, optimizer="adamw", lr=3e-4, fraction=0.28)
     losses = [3.0 - 0.01 * index for index in range(110)]
     steps = [Step(i, 128, loss, 64, 0.1) for i, loss in enumerate(losses)]
-    record = make_record(case, **{**make_card("NVIDIA H200"), **measured(40, GIB)})
-    sweep = write_sweep(tmp_path / "s", [(record, steps)])
-    (curves,) = take(build(read_sweeps([sweep]), read_sweep(REFERENCE)), "loss-curve")
+    rows = [(make(case, 40), steps)]
+    (curves,) = take(report_on(tmp_path / "both", rows, REFERENCE), "loss-curve")
     ours, page = (frame for _, frame in curves[1].groupby("run", sort=False))
     means = [losses[0], np.mean(losses[1:51]), np.mean(losses[51:101]), np.mean(losses[101:])]
     assert ours["loss"].tolist() == pytest.approx(means)
     assert page["loss"].tolist()[:3] == pytest.approx([2.436, 2.349, 1.981], abs=5e-4)
     assert ours["epoch (%)"].tolist()[:3] == page["epoch (%)"].tolist()[:3]
-    (alone,) = take(build(read_sweeps([sweep])), "loss-curve")
+    (alone,) = take(report_on(tmp_path, rows), "loss-curve")
     assert len(alone[1]) == frames.CURVE_POINTS
     (caption,) = (sketch.caption for sketch in SKETCHES if sketch.name == "loss-curve")
     assert "those of 50 steps" in caption
 
 
-@pytest.mark.slow
 def test_curves_are_of_the_repeat_of_the_median_time(tmp_path: Path) -> None:
     """Three repeats of 10, 14 and 11 s, whose steps take as long: the third is drawn."""
     rows = [
-        (
-            make_record(
-                Case(precision="fp32"), repeat=repeat,
-                **{**make_card("NVIDIA H200"), **measured(time, GIB)},
-            ),
-            make_steps(Case(precision="fp32"), time, 0.3),
-        )
+        (make(Case(), time, repeat=repeat), make_steps(Case(), time, 0.3))
         for repeat, time in ((1, 10.0), (2, 14.0), (3, 11.0))
-    ]  # fmt: skip
-    report = build(read_sweeps([write_sweep(tmp_path / "s", rows)]))
+    ]
+    report = report_on(tmp_path, rows)
     drawn = take(report, "step-time")[0][1]["step time (ms)"]
     expected = [1e3 * step.time_s for step in rows[2][1]]
     assert drawn.tolist() == pytest.approx(expected, rel=1e-3)
-    told = {figure.name: figure.caption for figure in draw_figures(report)}
+    told = {figure.name: figure.caption for figure in plan_figures(report)}
     for name in ("loss-curve", "accuracy-curve", "step-time"):
         assert "of its repeats, the one whose epoch time is the median" in told[name]
 
@@ -402,13 +389,10 @@ def test_figures_of_learning_are_of_whole_epochs(tmp_path: Path, fraction: float
     """The loss through a part of an epoch is shown: two precisions at one batch size."""
     scaled = [Case(precision="fp16", loss_scale=s, fraction=fraction) for s in (64.0, 128.0)]
     rows = [
-        (
-            make_record(case, **make_card("NVIDIA H200") | measured(30, GIB, 128, train_loss=2.1)),
-            make_steps(case, 30, 0.4),
-        )
+        (make(case, **measured(30, GIB, 128, train_loss=2.1)), make_steps(case, 30, 0.4))
         for case in (Case(fraction=fraction), *scaled)
     ]
-    report = build(read_sweeps([write_sweep(tmp_path, rows)]))
+    report = report_on(tmp_path, rows)
     drawn = {
         name for name in ("loss-curve", "accuracy-curve", "loss-by-scale") if take(report, name)
     }
@@ -419,8 +403,7 @@ def test_figures_of_learning_are_of_whole_epochs(tmp_path: Path, fraction: float
 def test_changes_that_are_not_to_be_ranked_name_their_settings(tmp_path: Path) -> None:
     cases = [Case(precision=p, batch_size=b) for p, b in
              (("fp32", 128), ("tf32", 128), ("fp32", 256), ("bf16", 256))]  # fmt: skip
-    rows = [make_record(case, **make_card("NVIDIA H200") | measured(30, GIB)) for case in cases]
-    report = build(read_sweeps([write_sweep(tmp_path, rows)]))
+    report = report_on(tmp_path, map(make, cases))
     frame = dict(take(report, "changes"))["Speed: right is faster"]
     assert frame["change"].tolist()[:2] == [
         "precision: fp32 → tf32 (batch size 128)",
@@ -434,29 +417,19 @@ def test_invalid_cases_are_not_drawn(cards: Report) -> None:
     assert 129 in set(frame["batch size"])  # diverged: its time holds
 
 
-@pytest.mark.slow
 def test_files_are_written_and_say_what_they_show(
-    planted: Folders, tmp_path: Path, report: Run
+    planted: Folders, tmp_path: Path, report: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    planned = {figure.name for figure in plan_figures(build(read_sweeps([planted["quick"]])))}
+    assert {"epoch-time", "memory", "speed-up", "loss-curve", "step-time"} <= planned
+    some = {"changes", "epoch-time", "loss-curve"}  # rows, lines, and several series
+    monkeypatch.setattr(Report, "figures", tuple(some))
     code, _, _ = report(planted["quick"], "--figures", tmp_path / "f", "-o", tmp_path / "r.txt")
     assert code == 0
-    names = {path.stem for path in (tmp_path / "f").iterdir()}
-    assert {"epoch-time", "memory", "speed-up", "loss-curve", "step-time"} <= names
+    assert {path.stem for path in (tmp_path / "f").iterdir()} == some
     for path in (tmp_path / "f").glob("*.svg"):
         text = path.read_text(encoding="utf-8")
         ElementTree.fromstring(text)
         assert "ynthetic images" in re.sub(r"(<[^>]*>|\s)+", " ", text)
         with Image.open(path.with_suffix(".png")) as picture:
             assert picture.width > 600
-
-
-@pytest.mark.slow
-def test_inlined_drawings_bring_no_colour_of_their_own(planted: Folders) -> None:
-    report = build(read_sweeps([planted["quick"]]))
-    for figure in draw_figures(report):
-        for panel in figure.panels:
-            svg = inline(panel.svg)
-            assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r'href="#\w+"', "", svg)), (
-                figure.name
-            )
-            assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)

@@ -18,7 +18,7 @@ from bench.report.figures.sketches import SKETCHES
 from bench.study.doubts import list_links
 from bench.study.sweeps import read_sweep
 from tests.planted.records import write_sweep
-from tests.planted.sweeps import GRADIENTS, Folders, make_gpus_records, time_step
+from tests.planted.sweeps import Folders, make_gpus_records
 
 
 @pytest.fixture(scope="module")
@@ -35,46 +35,7 @@ def take_line(made: Report, precision: str, strong: bool) -> Line:
     return line
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", GRADIENTS)
-@pytest.mark.parametrize("strong", [False, True])
-def test_efficiency_is_that_of_the_steps(whole: Report, precision: str, strong: bool) -> None:
-    """Against the formula that made the rows: one GPU's images a second, times their number."""
-    line = take_line(whole, precision, strong)
-    assert line.base
-    assert [point.gpus for point in line.all] == [1, 2, 4, 8]
-    for point in line.points:
-        gpus = point.gpus
-        one = time_step(precision, 512 if strong else 64, 1)[0]
-        many = time_step(precision, 512 // gpus if strong else 64, gpus)[0]
-        wanted = one / many / gpus if strong else one / many
-        assert point.efficiency == pytest.approx(wanted, rel=1e-9)
-        assert point.speedup == pytest.approx(gpus * wanted, rel=1e-9)
-        assert point.ends
-        assert point.ends[0] < point.efficiency < point.ends[1]
-        assert point.row.global_batch == (512 if strong else 64 * gpus)
-        assert point.row.batch_size == point.row.global_batch / gpus
-
-
 # -------------------------------------------------------------------------------------------- tax
-
-
-def test_the_tax_is_what_the_lead_loses(whole: Report) -> None:
-    taxes = find_taxes(whole.lines)
-    assert [(t.line.strong, t.line.points[0].row.precision) for t in taxes] == [
-        (strong, name) for strong in (False, True) for name in ("fp16", "bf16-amp")
-    ]
-    for tax in taxes:
-        strong, name = tax.line.strong, tax.line.points[0].row.precision
-
-        def lead(gpus: int, strong: bool = strong, name: str = name) -> float:
-            batch = 512 // gpus if strong else 64
-            return time_step("fp32", batch, gpus)[0] / time_step(name, batch, gpus)[0]
-
-        assert tax.speedups == pytest.approx({gpus: lead(gpus) for gpus in (1, 2, 4, 8)})
-        assert tax.share == pytest.approx(1 - lead(8) / lead(1))
-        assert tax.ends
-        assert tax.ends[0] < tax.share < tax.ends[1]
 
 
 def test_the_interval_of_a_tax_covers_as_often_as_it_says() -> None:
@@ -83,7 +44,7 @@ def test_the_interval_of_a_tax_covers_as_often_as_it_says() -> None:
 
     from bench.questions.gpus import _judge
 
-    draw, covered, rounds = np.random.default_rng(1), 0, 2000
+    draw, covered, rounds = np.random.default_rng(1), 0, 1000
     for _ in range(rounds):
         sets = [
             np.exp(draw.normal(math.log(mean), spread, 5)).tolist()

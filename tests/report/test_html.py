@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 
 from bench.case import Case
+from bench.report.document import Report
 from bench.report.html import keep_whole
 from bench.scale_map import (
     Gradients,
@@ -22,8 +25,8 @@ from bench.scale_map import (
     ScaleMap,
     Tally,
     Way,
+    write_map,
 )
-from bench.scales.folder import write_map
 from tests.planted.records import REFERENCE, make_record, measured, write_sweep
 from tests.planted.sweeps import CARDS, Folders
 
@@ -34,15 +37,19 @@ QUICK = {"quick", "profiled"}
 """Pages that are made in every run of the tests; each takes five seconds of a core or more."""
 
 
-def name_pages(*names: str) -> pytest.MarkDecorator:
-    """A test of each page, slow but for those in `QUICK`."""
-    marks = {name: [] if name in QUICK else [pytest.mark.slow] for name in names}
-    return pytest.mark.parametrize("name", [pytest.param(n, marks=m) for n, m in marks.items()])
+EACH = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in ("quick", "profiled", "noisy", "cards", "reference", "long")
+    ],
+)
 
-
-Run = Callable[..., tuple[int, str, str]]
 
 MOST_BYTES = 3_000_000
+
+DRAWN = {"noisy": ("epoch-time", "changes", "switches")}
+"""The figures of a page that has fewer than there are: of six panels each, they take seconds."""
 
 
 class Pages(dict[str, Path]):
@@ -57,26 +64,25 @@ class Pages(dict[str, Path]):
 
         page = self[name] = self._folder / f"{name}.html"
         sweeps = map(str, self._makers[name]())
-        assert main([*sweeps, "--format", "html", "-o", str(page)]) == 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Report, "figures", DRAWN.get(name, ()))
+            assert main([*sweeps, "--format", "html", "-o", str(page)]) == 0
         return page
-
-    def make_all(self) -> Mapping[str, Path]:
-        """All of them."""
-        return {name: self[name] for name in self._makers}
 
 
 @pytest.fixture(scope="module")
 def pages(
     tmp_path_factory: pytest.TempPathFactory, planted: Folders, fake_cards: list[Path]
 ) -> Pages:
-    """A page of each: a quick sweep, cards, published figures, many cases or axes, profiles."""
+    """A page of each: a quick sweep, cards, published figures, many records or axes, profiles."""
     folder = tmp_path_factory.mktemp("pages")
     rows = [
         make_record(
-            Case(precision=precision, batch_size=2 + 2 * i), executor="fake",
-            **{"gpu": "A card", "torch": "2.13", **measured(10 + i, 2**30 + i)},
+            Case(precision=precision, batch_size=2 + 2 * i), repeat=repeat, executor="fake",
+            **{"gpu": "A card", "torch": "2.13", **measured(10 + i + repeat / 100, 2**30 + i)},
         )
-        for i in range(200)
+        for repeat in range(1, 11)
+        for i in range(20)
         for precision in ("fp32", "tf32")
     ]  # fmt: skip
     added = (
@@ -86,13 +92,11 @@ def pages(
         folder,
         {
             "quick": lambda: [planted["quick"]],
-            "cards": lambda: fake_cards,
+            "cards": lambda: [fake_cards[0], fake_cards[2]],
             "reference": lambda: [REFERENCE],
-            "long": lambda: [write_sweep(folder / "400 records", rows, added)],
-            "switches": lambda: [planted["switches"]],
+            "long": lambda: [make_scale_map(write_sweep(folder / "400 records", rows, added))],
             "noisy": lambda: [planted["noisy-switches"]],
             "profiled": lambda: [planted["profiled"]],
-            "scales": lambda: [make_scale_map(write_sweep(folder / "scales", rows[:40]))],
         },
     )
 
@@ -132,16 +136,18 @@ class Outline(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-@name_pages("quick", "cards", "reference", "long", "switches", "profiled")
+@EACH
 def test_the_page_stands_alone(pages: Pages, name: str) -> None:
     text = pages[name].read_text(encoding="utf-8")
     assert len(text.encode()) < MOST_BYTES
     outline = Outline(text)
     assert not [t for t, a in outline.tags if "src" in a]
     assert all((a.get("href") or "").startswith("data:") for a in outline.named("link"))
-    for attributes in outline.named("a"):
-        href = attributes["href"] or ""
-        assert href.startswith("#") or not re.match(r"\w+:|/", href)
+    links = [a["href"] or "" for a in outline.named("a")]
+    assert all(link.startswith("#") or not re.match(r"\w+:|/", link) for link in links)
+    files = [link for link in links if link.endswith(".csv")]
+    assert len(files) == (2 if name == "cards" else 1)
+    assert all((pages[name].parent / unquote(link)).is_file() for link in files)
     assert not re.search(r"url\((?!#)|@import", text)
     ids = [a["id"] for _, a in outline.tags if "id" in a]
     assert len(ids) == len(set(ids))
@@ -155,18 +161,16 @@ def test_the_page_stands_alone(pages: Pages, name: str) -> None:
     assert len(images) == len(outline.named("svg")) - len(legends)
     assert all(len(a["aria-label"] or "") > 30 for a in images)
     assert len(outline.named("figcaption")) == len(outline.named("figure")) > 0
-
-
-@pytest.mark.slow
-def test_links_lead_to_the_records(pages: Pages) -> None:
-    from urllib.parse import unquote
-
-    for name, page in pages.make_all().items():
-        text = page.read_text(encoding="utf-8")
-        links = [a["href"] or "" for a in Outline(text).named("a")]
-        files = [link for link in links if link.endswith(".csv")]
-        assert len(files) == (3 if name == "cards" else 1)
-        assert all((page.parent / unquote(link)).is_file() for link in files)
+    if name == "cards":
+        for card in [*CARDS][::2]:
+            assert any(card in (a["aria-label"] or "") for a in images)
+        assert all("ot measured" in (a["aria-label"] or "") for a in images)
+    if name == "quick":  # what a link may lead to
+        assert {"memory", "table-effects", "records"} <= set(ids)
+    # drawings bring no colour of their own, and name no address
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if name in QUICK else ():
+        assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r'href="#\w+"', "", svg))
+        assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)
 
 
 @pytest.mark.slow
@@ -210,22 +214,9 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-def open_page(
-    browser: Browser,
-    path: Path,
-    width: int = 1280,
-    at: str = "",
-    unfold: bool = False,
-    **options: Any,
-) -> Page:
-    """Open a file with every other request refused; fail on anything said on the console.
-
-    Args:
-        at: what follows the file's name in the address.
-        unfold: whether all folds are opened, by their button.
-        options: of the browser's context.
-    """
-    context = browser.new_context(viewport={"width": width, "height": 1000}, **options)
+def open_page(browser: Browser, path: Path, **options: Any) -> Page:
+    """Open a file with every other request refused; fail on anything said on the console."""
+    context = browser.new_context(viewport={"width": 1280, "height": 1000}, **options)
     context.route(re.compile(r"^(?!file:)"), lambda route: route.abort())
     page = context.new_page()
     said: list[str] = []
@@ -235,40 +226,28 @@ def open_page(
         "request",
         lambda request: request.url.startswith(("file:", "data:")) or said.append(request.url),
     )
-    page.goto(path.as_uri() + at)
+    page.goto(path.as_uri())
     assert said == []
-    if unfold:
-        page.locator("#unfold").click()
     return page
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-@name_pages("quick", "cards", "reference", "switches", "profiled")
-def test_the_page_fits_and_has_contrast(
-    browser: Browser, pages: Pages, name: str, width: int, scheme: str
-) -> None:
-    page = open_page(browser, pages[name], width, color_scheme=scheme)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for shown in ("figure", "figcaption h3", "[aria-label^=Overview] tbody tr"):
-        assert page.locator(shown).first.is_visible()
-    page.locator("#unfold").click()
-    assert page.locator("#table tbody tr").first.is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    ink, paper = page.evaluate(
-        "(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))"
-    )
-    dark = [sum(map(int, re.findall(r"\d+", colour))) < 3 * 128 for colour in (ink, paper)]
-    assert dark == ([False, True] if scheme == "dark" else [True, False])
-    # the drawings' ink is the page's, on no paper of their own
-    text = page.locator("figure svg text").first
-    assert text.evaluate("node => getComputedStyle(node).fill") == ink
-    filled = page.evaluate(
-        "[...document.querySelectorAll('figure svg path')].filter(node => "
-        "getComputedStyle(node).fill === 'rgb(255, 255, 255)').length"
-    )
-    assert filled == 0
-    page.context.close()
+Show = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="module")
+def show(browser: Browser, pages: Pages) -> Show:
+    """Pages that are opened once; each test has them as they were, however others left them."""
+    opened = cache(lambda name: open_page(browser, pages[name]))
+
+    def show(name: str, width: int = 1280, unfold: bool = True) -> Page:
+        page = opened(name)
+        page.set_viewport_size({"width": width, "height": 1000})
+        page.emulate_media(color_scheme="light", reduced_motion="reduce")
+        folds = "unfold => document.querySelectorAll('.fold').forEach(fold => fold.open = unfold)"
+        page.evaluate(folds, unfold)
+        return page
+
+    return show
 
 
 def is_folded(page: Page, selector: str) -> list[bool]:
@@ -283,11 +262,31 @@ OPENING = 2000
 """Pixels of two screens: what a page opens with stands in them."""
 
 
-@name_pages("quick", "profiled", "switches", "cards", "reference", "long", "noisy", "scales")
-def test_a_page_opens_with_the_answer_and_folds_the_rest(
-    browser: Browser, pages: Pages, name: str
-) -> None:
-    page = open_page(browser, pages[name])
+@EACH
+def test_a_page_opens_with_the_answer_folds_the_rest_and_fits(show: Show, name: str) -> None:
+    page = show(name, unfold=False)
+    check_opening(page)
+    overview = page.locator("[role=region][aria-label^=Overview]").first
+    assert overview.evaluate("box => box.scrollWidth <= box.clientWidth")
+    if name == "noisy":
+        assert "remarks" in overview.locator("thead th").all_inner_texts()
+        assert overview.locator("thead th").count() >= 11
+    page.locator("#unfold").click()
+    assert not any(is_folded(page, "figure, main .fold > .scroll"))
+    page.locator("#unfold").click()
+    rest = "main > section:not(.opening) table"
+    assert all(is_folded(page, rest))
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 1000})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for shown in ("figure", "figcaption h3", "[aria-label^=Overview] tbody tr"):
+            assert page.locator(shown).first.is_visible()
+        page.locator("#unfold").click()
+        check_fit(page, width)
+        page.locator("#unfold").click()
+
+
+def check_opening(page: Page) -> None:
     opening = page.locator(".opening")
     box = opening.bounding_box()
     assert box is not None
@@ -305,72 +304,90 @@ def test_a_page_opens_with_the_answer_and_folds_the_rest(
         assert all(is_folded(page, rest))
     questions = page.locator(".fold > summary").all_inner_texts()
     assert all(questions)
-    page.locator("#unfold").click()
-    assert not any(is_folded(page, "figure, main .fold > .scroll"))
-    page.locator("#unfold").click()
-    assert all(is_folded(page, "main > section:not(.opening) table"))
-    page.context.close()
+
+
+def check_fit(page: Page, width: int) -> None:
+    """Unfolded: what is wider than the page scrolls in its own box, and only tables are; the
+    drawings' ink is the page's, light or dark, on no paper of their own."""
+    assert page.locator("#table tbody tr").first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = page.evaluate(
+        "[...document.querySelectorAll('body *')].filter(node => !node.closest('.scroll, svg')"
+        " && !node.matches('.hidden, .hidden *, .skip')"
+        " && node.getBoundingClientRect().right > innerWidth + 1).map(node => node.outerHTML)"
+    )
+    assert cut == []
+    filled = page.evaluate(
+        "[...document.querySelectorAll('figure:not(.map) path')].filter(node => "
+        "getComputedStyle(node).fill === 'rgb(255, 255, 255)').length"
+    )
+    assert filled == 0
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        ink, paper = page.evaluate(
+            "(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))"
+        )
+        dark = [sum(map(int, re.findall(r"\d+", colour))) < 3 * 128 for colour in (ink, paper)]
+        assert dark == ([False, True] if scheme == "dark" else [True, False])
+        text = page.locator("figure svg text").first
+        assert text.evaluate("node => getComputedStyle(node).fill") == ink
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_a_fold_is_opened_by_a_click_a_link_and_a_search(
+def test_a_fold_is_opened_by_a_click_a_print_a_link_and_a_search(
     browser: Browser, pages: Pages, scripts: bool
 ) -> None:
     """Also where scripts do not run; a link to words is found as the browser's search finds it."""
-    options = {"java_script_enabled": scripts}
-    page = open_page(browser, pages["quick"], **options)
+    page = open_page(browser, pages["quick"], java_script_enabled=scripts)
     fold = page.locator(".fold", has=page.locator("#memory"))
     assert not page.locator("#memory").is_visible()
     fold.locator("> summary").click()
     assert page.locator("#memory").is_visible()
-    page.context.close()
-    for at, selector in (
-        ("#memory", "#memory"),
-        ("#table-effects", "[aria-label^='What each change does'] table"),
-        ("#records", "#records"),
-        ("#:~:text=Distribution%20of%20step%20times", "#step-time"),
-    ):
-        page = open_page(browser, pages["quick"], at=at, **options)
-        page.wait_for_selector(selector, timeout=20_000)
-        page.context.close()
-
-
-def test_a_link_within_the_page_opens_what_it_leads_to(browser: Browser, pages: Pages) -> None:
-    page = open_page(browser, pages["quick"])
-    for name in ("Environment and commands", "What the columns mean", "All records"):
-        page.locator("nav").get_by_text(name, exact=True).click()
-    for anchor in ("#environment", "#meaning", "#table tbody tr"):
-        page.wait_for_selector(anchor, timeout=20_000)
-    page.context.close()
-
-
-@pytest.mark.parametrize("scripts", [True, False])
-def test_what_is_folded_is_printed(browser: Browser, pages: Pages, scripts: bool) -> None:
-    page = open_page(browser, pages["quick"], java_script_enabled=scripts)
     page.emulate_media(media="print")
     folded = is_folded(page, "figure, main .fold > .scroll, .fold > .warnings, dl")
     assert len(folded) > 10
     assert not any(folded)
     assert page.locator("#unfold").is_hidden()
+    page.emulate_media(media="screen")
+    for at, selector in (
+        ("#table-effects", "[aria-label^='What each change does'] table"),
+        ("#:~:text=Distribution%20of%20step%20times", "#step-time"),
+    ):
+        page.goto("about:blank")
+        page.goto(pages["quick"].as_uri() + at)
+        page.wait_for_selector(selector, timeout=20_000)
     page.context.close()
 
 
-def test_a_print_leaves_the_folds_as_they_were(browser: Browser, pages: Pages) -> None:
-    """For browsers whose style sheets cannot open a fold."""
+def test_the_page_is_read_by_keyboard_and_its_links_open_what_they_lead_to(
+    browser: Browser, pages: Pages
+) -> None:
     page = open_page(browser, pages["quick"])
-    page.locator(".fold > summary").last.click()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.locator(".opening .panel summary").focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".opening .panel table").is_visible()
+    for name in ("Environment and commands", "What the columns mean", "All records"):
+        page.locator("nav").get_by_text(name, exact=True).click()
+    for anchor in ("#environment", "#meaning", "#table tbody tr"):
+        page.wait_for_selector(anchor, timeout=20_000)
+    # a print leaves the folds as they were, also of browsers whose style sheets cannot open one
     count = "document.querySelectorAll('.fold[open]').length"
-    assert page.evaluate(count) == 1
+    opened = page.evaluate(count)
+    assert 0 < opened < page.locator(".fold").count()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate(count) == page.locator(".fold").count()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate(count) == 1
+    assert page.evaluate(count) == opened
     page.context.close()
 
 
-def test_the_axes_stay_beside_what_is_scrolled(browser: Browser, pages: Pages) -> None:
+def test_the_axes_stay_beside_what_is_scrolled(show: Show) -> None:
     """On a telephone, the overview's rows keep their names; nothing moves that need not."""
-    page = open_page(browser, pages["profiled"], 390, reduced_motion="reduce")
+    page = show("profiled", 390)
     box = page.locator("[aria-label^=Overview]")
     assert box.evaluate("box => box.scrollWidth > box.clientWidth")
     places = (
@@ -386,27 +403,11 @@ def test_the_axes_stay_beside_what_is_scrolled(browser: Browser, pages: Pages) -
     assert smooth == "auto"
     size = page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)")
     assert size >= 13
-    page.context.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_but_tables_is_cut(browser: Browser, pages: Pages, width: int) -> None:
-    """What is wider than the page scrolls in its own box, and only tables are."""
-    for name in ("switches", "long", "profiled"):
-        page = open_page(browser, pages[name], width, unfold=True)
-        cut = page.evaluate(
-            "[...document.querySelectorAll('body *')].filter(node => !node.closest('.scroll, svg')"
-            " && !node.matches('.hidden, .hidden *, .skip')"
-            " && node.getBoundingClientRect().right > innerWidth + 1).map(node => node.outerHTML)"
-        )
-        assert cut == []
-        page.context.close()
-
-
-@pytest.mark.slow
-def test_the_records_fit_until_all_columns_are_asked_for(browser: Browser, pages: Pages) -> None:
-    page = open_page(browser, pages["switches"], unfold=True)
+def test_the_records_fit_until_all_columns_are_asked_for(show: Show) -> None:
+    page = show("noisy")
     fits = "(n => n.scrollWidth <= n.clientWidth)(document.querySelector('.records'))"
     assert page.evaluate(fits)
     heads = page.locator("#table thead th button")
@@ -418,42 +419,27 @@ def test_the_records_fit_until_all_columns_are_asked_for(browser: Browser, pages
     assert [head for head in many if head in few] == few
     assert "warm-up (s)" in many
     assert {len(column(page, head)) for head in ("precision", "warm-up (s)")} == {288}
-    page.context.close()
-
-
-@name_pages("reference", "switches", "noisy", "quick", "cards")
-def test_the_overview_fits_with_its_remarks(browser: Browser, pages: Pages, name: str) -> None:
-    page = open_page(browser, pages[name])
-    box = page.locator("[role=region][aria-label^=Overview]").first
-    assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
-    if name == "noisy":
-        assert "remarks" in box.locator("thead th").all_inner_texts()
-        assert box.locator("thead th").count() >= 11
-    page.context.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_map_of_scales_is_wide_and_legible(browser: Browser, pages: Pages, width: int) -> None:
+def test_the_map_of_scales_is_wide_and_legible(show: Show) -> None:
     """It fills its own row, or scrolls in its box; its smallest text is 10 pixels or more."""
-    page = open_page(browser, pages["scales"], width, unfold=True)
-    box = page.locator(".map .drawing")
-    wide, room = box.evaluate("box => [box.querySelector('svg').clientWidth, box.clientWidth]")
-    assert wide >= 960
-    assert wide == room if width > 960 else wide > room
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    smallest = box.evaluate(
-        "box => Math.min(...[...box.querySelectorAll('text')].map(text => {"
-        " const {a, b} = text.getScreenCTM();"
-        " return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b) }))"
-    )
-    assert smallest >= 10
-    page.context.close()
+    for width in (1280, 390):
+        box = show("long", width).locator(".map .drawing")
+        wide, room = box.evaluate("box => [box.querySelector('svg').clientWidth, box.clientWidth]")
+        assert wide >= 960
+        assert wide == room if width > 960 else wide > room
+        smallest = box.evaluate(
+            "box => Math.min(...[...box.querySelectorAll('text')].map(text => {"
+            " const {a, b} = text.getScreenCTM();"
+            " return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b) }))"
+        )
+        assert smallest >= 10
 
 
-def test_a_pair_is_explained_in_words_before_its_figures(browser: Browser, pages: Pages) -> None:
+def test_a_pair_is_explained_in_words_before_its_figures(show: Show) -> None:
     """The words stand between the title and the rows, and nothing in a drawing is cut."""
-    page = open_page(browser, pages["profiled"], 390, unfold=True)
+    page = show("profiled", 390)
     said = page.locator("p.title:has-text('Why: fp32 → bf16-amp')").first
     assert "as fast as fp32" in said.evaluate("title => title.nextElementSibling.textContent")
     for name in ("waterfall", "roofline"):
@@ -466,7 +452,6 @@ def test_a_pair_is_explained_in_words_before_its_figures(browser: Browser, pages
             " .map(text => text.textContent) }"
         )
         assert outside == []
-    page.context.close()
 
 
 def test_what_has_no_value_is_not_told(pages: Pages) -> None:
@@ -478,18 +463,16 @@ def test_what_has_no_value_is_not_told(pages: Pages) -> None:
 
 
 @pytest.mark.slow
-def test_commands_are_pasted_line_by_line(browser: Browser, pages: Pages) -> None:
-    page = open_page(browser, pages["long"], unfold=True)
-    assert page.locator("pre code").last.inner_text().split("\n") == [
+def test_commands_are_pasted_line_by_line(show: Show) -> None:
+    assert show("long").locator("pre code").last.inner_text().split("\n") == [
         "python -m bench.sweep --model mine",
         "python -m bench.sweep --model mine --compile on off",
     ]
-    page.context.close()
 
 
 @pytest.mark.slow
 def test_the_page_answers_before_it_lists(pages: Pages) -> None:
-    text = pages["switches"].read_text(encoding="utf-8")
+    text = pages["noisy"].read_text(encoding="utf-8")
     order = [
         'class="constant"',
         'class="answers',
@@ -516,11 +499,11 @@ def column(page: Page, label: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_table_sorts_and_filters_by_keyboard(browser: Browser, pages: Pages) -> None:
-    page = open_page(browser, pages["cards"], unfold=True)
+def test_the_table_sorts_and_filters_by_keyboard(show: Show) -> None:
+    page = show("cards")
     page.locator("#filter").focus()
     page.keyboard.type("fp16-amp 512 v100")
-    assert page.locator("#count").inner_text() == "6 of 389 records."
+    assert page.locator("#count").inner_text() == "6 of 264 records."
     assert set(column(page, "precision")) == {"fp16-amp"}
     page.keyboard.press("Control+A")
     page.keyboard.type("bf16-amp h200")
@@ -538,12 +521,11 @@ def test_the_table_sorts_and_filters_by_keyboard(browser: Browser, pages: Pages)
     page.keyboard.press("Space")
     assert heads.nth(index).get_attribute("aria-sort") == "descending"
     assert [float(text) for text in column(page, "epoch time (s)")] == times[::-1]
-    page.context.close()
 
 
 @pytest.mark.slow
-def test_long_tables_are_paged(browser: Browser, pages: Pages) -> None:
-    page = open_page(browser, pages["long"], 390, unfold=True)
+def test_long_tables_are_paged(show: Show) -> None:
+    page = show("long", 390)
     assert page.locator("#count").inner_text() == "Records 1 to 50 of 400."
     page.locator("#next").focus()
     page.keyboard.press("Enter")
@@ -551,26 +533,3 @@ def test_long_tables_are_paged(browser: Browser, pages: Pages) -> None:
     assert page.locator("#page").inner_text() == "Page 2 of 8"
     page.locator("#filter").fill("tf32 no-such-word")
     assert page.locator("#count").inner_text() == "No record of 400 matches."
-    page.context.close()
-
-
-def test_the_skip_link_is_first_and_data_opens_by_keyboard(browser: Browser, pages: Pages) -> None:
-    page = open_page(browser, pages["quick"])
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
-    page.locator(".opening .panel summary").focus()
-    page.keyboard.press("Enter")
-    assert page.locator(".opening .panel table").is_visible()
-    page.context.close()
-
-
-@pytest.mark.slow
-def test_every_card_is_named_in_its_figures(browser: Browser, pages: Pages) -> None:
-    page = open_page(browser, pages["cards"], unfold=True)
-    labels = page.locator("[role=img]").evaluate_all("nodes => nodes.map(n => n.ariaLabel)")
-    for card in CARDS:
-        assert any(card in label for label in labels)
-    assert all("ot measured" in label for label in labels)
-    page.context.close()

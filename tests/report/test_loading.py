@@ -88,7 +88,6 @@ def test_a_case_without_a_time_was_not_tried() -> None:
 TRIES = 3  # a busy machine may stop a step anywhere
 
 
-@pytest.mark.slow
 def test_a_planted_loader_bound_share_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +96,7 @@ def test_a_planted_loader_bound_share_is_found(
     The sleeps are long beside what a busy machine adds to them.
     """
     monkeypatch.setattr(loader, "ALONE_S", 0.1)
-    slow = "loads_for_tests:slow"
+    slow = "loads_for_tests:Slow"
     plain = Case(
         model=slow, workload=slow, dataset="own", device="cpu", batch_size=4, steps=5
     )  # fmt: skip

@@ -13,7 +13,6 @@ import pytest
 from bench.case import AXES, Case, format_value
 from bench.questions.notices import warn
 from bench.record import Record, Status
-from bench.render.model import Notice
 from bench.study import doubts, summaries
 from bench.study.drift import Steadiness, find_drifts
 from bench.study.sweeps import read_sweep
@@ -45,7 +44,6 @@ def read(folder: Path, records: Sequence[Record]) -> Any:
 
 def notices_of(frame: Any) -> dict[str, str]:
     found = warn(frame, summaries.summarize(summaries.latest(frame)))
-    assert all(isinstance(notice, Notice) for notice in found)
     return {notice.label: notice.text for notice in found}
 
 
@@ -109,10 +107,7 @@ FAKE = ["--executor", "fake", "--precision", "fp32", "fp16", "--batch-size", "8"
 
 
 def say_gaps(folder: Path) -> str:
-    sweep = read_sweep(folder)
-    frame = summaries.read([sweep])
-    found = warn(frame, summaries.summarize(summaries.latest(frame)), sweeps=[sweep])
-    return " ".join(notice.text for notice in found if notice.label == "Incomplete")
+    return " ".join(f"{found} {mend}" for found, mend in read_sweep(folder).gaps)
 
 
 def test_what_was_planned_and_did_not_run_is_named(tmp_path: Path) -> None:
@@ -146,10 +141,15 @@ def test_a_missing_case_is_named_by_what_tells_it_from_the_rows(tmp_path: Path) 
     out = write_sweep(tmp_path / "sweep", [ran(1)])
     texts = {name: format_value(getattr(Case(seed=7), name)) for name in AXES}
     (out / "config.json").write_text(json.dumps({"cases": [texts]}))
-    assert say_gaps(out).startswith(
+    said = say_gaps(out)
+    assert said.startswith(
         "sweep has no row of the only run that its last command planned (fp32 · batch size 128 · "
         "seed 7)."
     )
+    sweep = read_sweep(out)
+    frame = summaries.read([sweep])
+    notice, *_ = warn(frame, summaries.summarize(summaries.latest(frame)), sweeps=[sweep])
+    assert (notice.label, notice.text) == ("Incomplete", said)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,19 @@ def test_a_missing_case_is_named_by_what_tells_it_from_the_rows(tmp_path: Path) 
         *({"cases": [{"seed": "1"}], "shard": shard} for shard in (3, "x", "3/2")),
     ],
 )
-def test_a_plan_that_somebody_edited_is_not_known(tmp_path: Path, config: Any) -> None:
+def test_a_plan_that_somebody_edited_is_not_known(config: Any, tmp_path: Path) -> None:
     out = write_sweep(tmp_path / "sweep", [ran(1)])
     (out / "config.json").write_text(json.dumps(config))
     assert say_gaps(out) == ""
-    for text in ("", '{"fol', json.dumps({"folders": {"a": config}}), "\udcff"):
-        (out / "merged.json").write_text(text, errors="surrogateescape")
-        assert say_gaps(out) == ""
+    (out / "merged.json").write_text(json.dumps({"folders": {"a": config}}))
+    assert say_gaps(out) == ""
+
+
+@pytest.mark.parametrize("text", ["", '{"fol', "\udcff"])
+def test_what_was_joined_is_not_known_of_no_json(text: str, tmp_path: Path) -> None:
+    out = write_sweep(tmp_path / "sweep", [ran(1)])
+    (out / "merged.json").write_text(text, errors="surrogateescape")
+    assert say_gaps(out) == ""
 
 
 FLAG = re.compile(r"--[a-z][-a-z]+")

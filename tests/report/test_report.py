@@ -12,7 +12,7 @@ import pytest
 from bench.case import Case
 from bench.report.__main__ import FORMATS
 from bench.store.writer import Store
-from tests.planted.records import REFERENCE, ROOT, make_record, measured
+from tests.planted.records import REFERENCE, ROOT, ran, write_sweep
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -32,7 +32,7 @@ def test_help_loads_nothing_slow() -> None:
         assert f"  {format} " in run.stdout
 
 
-def test_no_format_loads_torch(tmp_path: Path) -> None:
+def test_no_format_loads_torch() -> None:
     code = (
         "import sys\n"
         "from bench.report.__main__ import main\n"
@@ -58,11 +58,8 @@ def test_no_format_loads_torch(tmp_path: Path) -> None:
 def test_bad_input_is_one_line_and_rc_2(
     arguments: list[str], said: str, tmp_path: Path, report: Run
 ) -> None:
-    places = {
-        "reference": REFERENCE,
-        "readme": REFERENCE.with_name("README.md"),
-        "folder": tmp_path,
-    }
+    readme = REFERENCE.with_name("README.md")
+    places = {"reference": REFERENCE, "readme": readme, "folder": tmp_path}
     code, out, err = report(*(text.format(**places) for text in arguments))
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -70,7 +67,6 @@ def test_bad_input_is_one_line_and_rc_2(
     assert said in err
 
 
-@pytest.mark.slow
 def test_a_folder_without_rows_yet_is_no_error(tmp_path: Path, report: Run) -> None:
     with Store(tmp_path / "new"):
         pass
@@ -79,15 +75,14 @@ def test_a_folder_without_rows_yet_is_no_error(tmp_path: Path, report: Run) -> N
         assert (code, err) == (0, "")
 
 
-@pytest.mark.slow
 def test_output_goes_to_the_file(tmp_path: Path, report: Run) -> None:
-    _, printed, _ = report(REFERENCE, "--format", "md")
-    code, out, _ = report(REFERENCE, "--format", "md", "-o", tmp_path / "r.md")
+    folder = write_sweep(tmp_path / "sweep", ran(Case(), (10,)))
+    _, printed, _ = report(folder, "--format", "md")
+    code, out, _ = report(folder, "--format", "md", "-o", tmp_path / "r.md")
     assert (code, out) == (0, "")
     assert (tmp_path / "r.md").read_text(encoding="utf-8") == printed
 
 
-@pytest.mark.slow
 def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m bench.report {REFERENCE} --format csv | head -c 1"
     run = subprocess.run(
@@ -96,28 +91,18 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
-@pytest.mark.slow
 def test_watch_redraws_until_interrupted(tmp_path: Path) -> None:
-    def append(batch_size: int) -> None:
-        with Store(tmp_path / "sweep") as store:
-            values = {"gpu": "A card", "torch": "2.13", **measured(10, 2**30)}
-            store.append(make_record(Case(batch_size=batch_size), **values))
-
-    append(128)
+    write_sweep(tmp_path / "sweep", ran(Case(batch_size=128), (10,)))
     command = [sys.executable, "-m", "bench.report", str(tmp_path / "sweep"), "--watch"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
+        command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=environment
     ) as process:
         try:
             assert process.stdout is not None
             assert any("records: 1;" in line for line in process.stdout)
-            append(256)
+            write_sweep(tmp_path / "sweep", ran(Case(batch_size=256), (10,)))
             drawn = []
             for line in process.stdout:
                 drawn.append(line)

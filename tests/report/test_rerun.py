@@ -7,13 +7,10 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from bench.report.__main__ import main as report
 from bench.sweep.__main__ import main as sweep
 
 
-@pytest.mark.slow
 def test_each_command_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
     out, page = tmp_path / "a sweep", tmp_path / "page.html"
     first = ["--precision", "fp32", "--batch-size", "64", "--executor", "fake", "--out", str(out)]

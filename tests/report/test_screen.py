@@ -29,6 +29,7 @@ from bench.render.model import (
 )
 from bench.render.text import LINES, WIDTH, draw, render
 from bench.report.document import Report, build
+from bench.study import summaries
 from bench.study.sweeps import read_sweeps
 from tests.planted.documents import Made
 from tests.planted.records import make_record, measured, write_sweep
@@ -101,7 +102,7 @@ def documents(draw_from: st.DrawFn) -> Document:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(documents(), st.sampled_from([40, 80, 100, 200]))
 def test_no_document_is_larger_than_a_screen(document: Document, width: int) -> None:
     screen_of(document, width)
@@ -168,63 +169,59 @@ def test_a_command_is_broken_so_that_it_can_be_pasted() -> None:
 
 
 COMMAND = "python -m bench.sweep --repeats 1 --precision fp32 fp16 --retry error --out elsewhere"
+BASE = "python -m bench.sweep --precision fp32 fp16"
+FAKE = "python -m bench.sweep --executor fake --preset quick --out x"
 FP16 = Case(precision="fp16", loss_scale=128.0)
+GOOD = [*ran(Case(), 100, 100.1, 99.9), *ran(FP16, 50, 50.1, 49.9)]
+SINGLE = [*ran(Case(), 100), *ran(FP16, 50)]
+MADE_UP = make_record(Case(), **CARD, **measured(1, 1), executor="fake")
 
 
-def step_of(folder: Path, *records: Record, command: str = COMMAND) -> NextStep:
-    report = read(write_sweep(folder / "s", records, command))
-    assert report.next_step is not None
-    return report.next_step
+def lose(status: Status) -> Record:
+    return make_record(FP16, **CARD, status=status, reason="boom")
 
 
+def steps_of(*folders: Path) -> NextStep:
+    sweeps = read_sweeps(folders)
+    return choose_next(sweeps, summaries.summarize(summaries.latest(summaries.read(sweeps))))
+
+
+@pytest.mark.parametrize(
+    ("records", "command", "step"),
+    [
+        (SINGLE, COMMAND, f"{BASE} --retry error --out s --repeats 3"),
+        (
+            [*ran(Case(), 100, 120, 90), *ran(FP16, 50, 70, 40)],
+            COMMAND,
+            f"{BASE} --retry error --out s --repeats 7",
+        ),
+        (
+            [*ran(Case(), 1, 1, 1), lose(Status.ERROR)],
+            COMMAND,
+            f"{BASE.replace(' --p', ' --repeats 1 --p')} --out s --retry error",
+        ),
+        ([*GOOD[:3], lose(Status.INTERRUPTED)], COMMAND, COMMAND.replace("elsewhere", "s")),
+        ([lose(Status.OOM)], COMMAND, COMMAND.replace("elsewhere", "s --batch-size auto")),
+        ([MADE_UP], FAKE, "python -m bench.sweep --preset quick"),
+        (GOOD, COMMAND, "python -m bench.report s --format html -o report.html"),
+        # what is no command of a sweep, somebody edited
+        *(
+            (SINGLE, broken, "python -m bench.report s --format html -o report.html")
+            for broken in ("rm -rf --out x", "python -m bench.sweep 'x", "")
+        ),
+    ],
+)
 def test_the_next_step_is_the_stored_command_with_what_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    records: list[Record], command: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    good = [*ran(Case(), 100, 100.1, 99.9), *ran(FP16, 50, 50.1, 49.9)]
-    base = "python -m bench.sweep --precision fp32 fp16"
-
-    single = step_of(tmp_path / "single", *ran(Case(), 100), *ran(FP16, 50))
-    assert single.command == f"{base} --retry error --out single/s --repeats 3"
-    noisy = [*ran(Case(), 100, 120, 90), *ran(FP16, 50, 70, 40)]
-    assert step_of(tmp_path / "noisy", *noisy).command.endswith("--out noisy/s --repeats 7")
-    bad = make_record(FP16, **CARD, status=Status.ERROR, reason="boom")
-    failed = step_of(tmp_path / "failed", *ran(Case(), 1, 1, 1), bad)
-    assert (
-        failed.command == f"{base.replace(' --p', ' --repeats 1 --p')} --out failed/s --retry error"
-    )
-    cut = make_record(FP16, **CARD, status=Status.INTERRUPTED)
-    assert step_of(tmp_path / "cut", *good[:3], cut).why == "run what is missing"
-    full = make_record(FP16, **CARD, status=Status.OOM)
-    assert step_of(tmp_path / "full", full).command.endswith("--out full/s --batch-size auto")
-    fake = [make_record(Case(), **CARD, **measured(1, 1), executor="fake")]
-    command = "python -m bench.sweep --executor fake --preset quick --out x"
-    said = step_of(tmp_path / "fake", *fake, command=command).command
-    assert said == "python -m bench.sweep --preset quick"
-    assert step_of(tmp_path / "good", *good).command.startswith("python -m bench.report good/s ")
-    # what is no command of a sweep, somebody edited
-    for broken in ("rm -rf --out x", "python -m bench.sweep 'x", ""):
-        records = [*ran(Case(), 100), *ran(FP16, 50)]
-        folder = tmp_path / f"broken{len(broken)}"
-        assert "bench.report" in step_of(folder, *records, command=broken).command
+    assert steps_of(write_sweep(tmp_path / "s", records, command)).command == step
 
 
 def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted: Folders) -> None:
-    for name in ("a", "b"):
-        records = [*ran(Case(), 100, 100.1, 99.9), *ran(FP16, 50, 50.1, 49.9)]
-        write_sweep(tmp_path / name, records, COMMAND)
-    both = read(tmp_path / "a", tmp_path / "b").next_step
-    assert both is not None
+    both = steps_of(*(write_sweep(tmp_path / name, GOOD, COMMAND) for name in ("a", "b")))
     assert both.command.startswith("python -m bench.compare ")
-    sweeps = read_sweeps([planted["profiled"]])
-    why = choose_next(sweeps, build(sweeps).cases)
-    assert why is not None
-    assert why.command.startswith("python -m bench.why ")
-
-
-def test_what_few_runs_leave_open_is_said_once(tmp_path: Path) -> None:
-    said = screen_of(read(write_sweep(tmp_path / "s", [*ran(Case(), 100), *ran(FP16, 50)])))
-    assert said.lower().count("single") == 1
+    assert steps_of(planted["profiled"]).command.startswith("python -m bench.why ")
 
 
 def test_markdown_opens_with_answer_overview_and_doubts() -> None:

@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from bench.limits import STEADY
+from bench.questions.epochs import write_trend
 from bench.render.model import NOTHING, Cell, Level, Table
-from bench.render.section import Column, Section, Sheet, join, set_off
+from bench.render.section import Column, Section, Sheet, join
 from bench.report.document import SECTIONS
 
 NUMBER: Column[int] = Column("number", "number", "itself", lambda row: row)
@@ -88,9 +90,8 @@ def test_where_the_other_rows_are_is_said() -> None:
     assert fill([1, 2], file="records.csv").notes == ()
 
 
-def test_groups_begin_where_parts_or_keys_do() -> None:
+def test_groups_begin_where_parts_do() -> None:
     assert join([("a", [1, 2]), ("b", [3])]) == ([1, 2, 3], {0: "a", 2: "b"})
-    assert set_off([1, 1, 2], lambda row: row) == {0: "", 2: ""}
     assert fill([1, 1, 2], groups={0: "", 2: ""}).groups == {2: ""}, "none before the first row"
 
 
@@ -98,3 +99,8 @@ def test_every_section_asks_a_question_of_its_own() -> None:
     assert all(section.question.endswith("?") for section in SECTIONS)
     assert len({section.question for section in SECTIONS}) == len(SECTIONS)
     assert len({section.name for section in SECTIONS}) == len(SECTIONS)
+
+
+@pytest.mark.parametrize(("change", "said"), [(STEADY, False), (-STEADY, False), (0.03, True)])
+def test_a_trend_of_epochs_is_said_where_they_are_not_steady(change: float, said: bool) -> None:
+    assert bool(write_trend(change)) is said

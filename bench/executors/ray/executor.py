@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,14 +78,6 @@ class Post:
         return self is not other and self.node.id == other.node.id and self.kind == other.kind
 
 
-@dataclass
-class _Failures:
-    """How often a lane of a node could not be opened, since one was."""
-
-    why: str
-    number: int = 1
-
-
 class RayExecutor(Executor):
     """Runs each case in a worker on a node of a cluster, which an actor there starts and watches.
     Ray tries nothing again by itself, as it would hide attempts: a lost lane is a lost case. Raises
@@ -101,7 +93,8 @@ class RayExecutor(Executor):
         self._opening: list[Post] = []
         self._open: dict[str, Post] = {}
         self._labels: dict[str, str] = {}  # of nodes by id, those that are gone too
-        self._failures: dict[str, _Failures] = {}  # by the node's id
+        # why a lane of a node could not be opened, and how often since one was; by the node's id
+        self._failures: dict[str, tuple[str, int]] = {}
         self._together: dict[object, int] = {}  # by kind: the most GPUs that one node ever had open
         self._gone: list[Lane] = []  # lost while something was asked there
         self._busy: set[str] = set()  # lanes whose run notices by itself that they are gone
@@ -140,7 +133,7 @@ class RayExecutor(Executor):
         # gpu2 is before gpu10
         lanes.sort(key=lambda lane: (lane.host, len(lane.name), lane.name))
         if not lanes:
-            why = "; ".join(dict.fromkeys(f.why for f in self._failures.values()))
+            why = "; ".join(dict.fromkeys(why for why, _ in self._failures.values()))
             why = why or "others use all of it; see `ray status`"
             raise UsageError(f"no lane can be opened on the Ray cluster: {why}")
         return lanes
@@ -194,12 +187,7 @@ class RayExecutor(Executor):
         raise UnsupportedError(f"{takes}; no node of the cluster has more than {most}")
 
     def examine(
-        self,
-        lane: Lane,
-        devices: Sequence[str],
-        models: Sequence[str],
-        timeout_s: float,
-        look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
+        self, lane: Lane, devices: Sequence[str], models: Sequence[str], timeout_s: float, **_: Any
     ) -> ProcessAnswer:
         try:
             answer: ProcessAnswer = self._ask(lane, "examine", lane, devices, models, timeout_s)
@@ -376,8 +364,8 @@ class RayExecutor(Executor):
         posts = [*self._open.values(), *self._opening]
         room = (self._most or sys.maxsize) - len(posts)
         for node in nodes:
-            failures = self._failures.get(node.id)
-            if failures and failures.number >= _TRIES * self._count(node):
+            _, failures = self._failures.get(node.id, ("", 0))
+            if failures >= _TRIES * self._count(node):
                 continue
             lack = self._count(node) - sum(post.node.id == node.id for post in posts)
             for _ in range(min(lack, room)):
@@ -455,8 +443,8 @@ class RayExecutor(Executor):
         with suppress(Exception):
             ray.kill(post.actor)
         told = f"{post.node.label}: {why}"
-        failures = self._failures.setdefault(post.node.id, _Failures(told, 0))
-        failures.why, failures.number = told, failures.number + times
+        _, before = self._failures.get(post.node.id, ("", 0))
+        self._failures[post.node.id] = told, before + times
         print(f"warning: no lane on {told}", file=sys.stderr, flush=True)
 
     def _lose(self, post: Post) -> None:

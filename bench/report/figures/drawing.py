@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
-from bench.diagnosis.evidence import write_ms
+from bench.diagnosis.sentences import write_ms
 from bench.limits import STEADY
 from bench.precision import PRECISIONS
 from bench.render.cells import iterate, write_ratio
@@ -137,7 +137,6 @@ def draw_batches(
 def _plot_beneath(
     plot: Any, ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str, reach: float, **look: Any
 ) -> None:
-    """A plot of seaborn's with the precisions below each other."""
     order = list_series(whole)
     colours = {name: COLOURS[name][0] for name in order}
     plot(data, x=x, y="precision", hue="precision", order=order, hue_order=order, palette=colours,

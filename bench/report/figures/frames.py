@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from bench.axis import Trait
 from bench.case import FOLLOWS, list_affecting
+from bench.diagnosis.explanation import Explanation
 from bench.diagnosis.sentences import name_part
 from bench.precision import PRECISIONS
 from bench.questions import batch_sizes
@@ -28,9 +29,6 @@ from bench.study.axes import MACHINE, keep_main, name_axis, name_value, order_va
 from bench.study.quantities import QUANTITIES
 from bench.study.summaries import latest
 from bench.text import ESTIMATE, GIB, parse_bytes, write_number
-
-if TYPE_CHECKING:
-    from bench.diagnosis.explanation import Explanation
 
 MOST_POINTS = 300  # of a panel
 CURVE_POINTS = 40  # of an epoch of a curve that has no published one beside it
@@ -65,7 +63,6 @@ Parts = Iterator[tuple[str, pd.DataFrame]]
 
 
 def _frame(columns: dict[str, Any]) -> pd.DataFrame:
-    """A frame of columns, numbered from 0."""
     return pd.DataFrame(columns).reset_index(drop=True)
 
 

@@ -57,7 +57,6 @@ class View:
 
 
 def view_report(report: Report) -> View:
-    """Cut a report into panels."""
     sweeps = {sweep.name: sweep for sweep in report.sweeps}
     if report.reference:
         sweeps[""] = report.reference

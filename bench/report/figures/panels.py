@@ -20,28 +20,24 @@ from matplotlib.figure import Figure as Canvas
 
 from bench.render.cells import number_cell
 from bench.render.model import Cell, Head, Table
-from bench.render.palette import COLOURS, GRID, INK
+from bench.render.palette import COLOURS, GRID, INK, STYLE
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
 from bench.report.figures.drawing import find_height, is_in_rows
 from bench.report.figures.frames import describe, thin
 from bench.report.figures.groups import view_report
 from bench.report.figures.sketches import Sketch, list_sketches
-from bench.text import clean
+from bench.text import capitalize, clean
 
 WIDTH = 5  # of a panel, in inches
 COLUMNS = 3  # panels beside each other in a picture of its own
 
 _RC = {
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    **STYLE,
     "font.size": 10.5,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
     "axes.facecolor": "none",
-    "grid.color": GRID,
     "grid.linewidth": 0.7,
     "legend.frameon": False,
-    "text.parse_math": False,  # a name may hold what mathtext would obey
     "svg.fonttype": "none",  # text stays text: selectable, and in the reader's font
 }
 
@@ -86,7 +82,7 @@ def plan_figures(report: Report) -> Iterator[Figure]:
             {number: panel.data for number, panel in enumerate(panels)}, names=["panel"]
         )
         whole = whole.reset_index("panel").reset_index(drop=True)
-        told = view.place[:1].upper() + view.place[1:]
+        told = capitalize(view.place)
         if sketch.baseline and view.baseline:
             told += f"{'. ' if told else ''}Other settings: {view.baseline}"
         explained = [sketch.explain[name] for name in map(str, whole) if name in sketch.explain]
@@ -97,7 +93,6 @@ def plan_figures(report: Report) -> Iterator[Figure]:
 
 
 def _plot(figure: Figure, data: pd.DataFrame, ax: Axes, entries: dict[str, Any]) -> None:
-    """Draw one panel; gather what the legend is to name."""
     figure.draw(ax, data, figure.whole, figure.value)
     sns.despine(ax=ax, left=not ax.spines["left"].get_visible())
     for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -105,12 +100,11 @@ def _plot(figure: Figure, data: pd.DataFrame, ax: Axes, entries: dict[str, Any])
 
 
 def draw_figures(report: Report) -> list[Figure]:
-    """Draw every figure the records have data for, for a page."""
+    """Draw for a page: each panel apart, and where there are several, their legend."""
     return [_draw_apart(figure) for figure in plan_figures(report)]
 
 
 def _draw_apart(figure: Figure) -> Figure:
-    """Each panel as a drawing of its own; the legend too, where there are several."""
     entries: dict[str, Any] = {}
     panels, legend = [], ""
     for number, panel in enumerate(figure.panels):
@@ -168,7 +162,6 @@ def write_figures(report: Report, folder: Path) -> None:
 
 
 def _draw_together(figure: Figure) -> Canvas:
-    """All panels of a figure, with one legend."""
     wide = min(COLUMNS, len(figure.panels))
     high = math.ceil(len(figure.panels) / wide)
     width = wide * (WIDTH if wide == 1 or figure.in_rows else 0.85 * WIDTH)
@@ -191,7 +184,6 @@ def _wrap(text: str, width: int) -> str:
 
 
 def tabulate(figure: Figure, panel: Panel) -> Table:
-    """A panel's data as a table."""
     data = thin(panel.data)
     heads = tuple(Head(c, c, "", data[c].dtype.kind != "O") for c in map(str, data.columns))
     rows = tuple(

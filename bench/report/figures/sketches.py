@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from matplotlib.axes import Axes
 
+from bench.diagnosis.explanation import Explanation
 from bench.questions.batch_sizes import DROP, NEAR
 from bench.questions.reasons import choose_pairs, name_pair
+from bench.report.document import Report
 from bench.report.figures import drawing, frames
 from bench.report.figures.frames import Parts
 from bench.report.figures.groups import Group, View
-
-if TYPE_CHECKING:
-    from bench.diagnosis.explanation import Explanation
-    from bench.report.document import Report
 
 
 @dataclass(frozen=True)

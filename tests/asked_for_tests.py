@@ -1,0 +1,29 @@
+"""One process that is asked about the networks of a test file, for all its commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.environment import ProcessAnswer, ask
+
+HERE = Path(__file__).parent
+PATH = os.pathsep.join(map(str, (HERE, HERE.parent)))
+
+
+def ask_once(*subjects: str) -> Callable[..., ProcessAnswer]:
+    """What a process says of the CPU and of ``subjects``, as `bench.environment.ask` would say it;
+    KeyError for anything else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PATH)
+        whole = ask(["cpu"], subjects)
+
+    def ask_again(devices: object, models: list[str]) -> ProcessAnswer:
+        assert devices == ["cpu"]
+        return replace(whole, models={name: whole.models[name] for name in models})
+
+    return ask_again
