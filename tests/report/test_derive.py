@@ -17,7 +17,7 @@ from bench.gpu.peaks import list_peaks
 from bench.questions.notices import warn
 from bench.record import SCHEMA, Record, Status, Step
 from bench.report.document import build
-from bench.store.attempts import number_groups
+from bench.store.attempts import FEWEST, number_groups
 from bench.study import doubts, quantities, summaries
 from bench.study.columns import Columns
 from bench.study.sweeps import Sweep, read_sweep, read_sweeps
@@ -411,15 +411,23 @@ def test_sweeps_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [sweep.name for sweep in read_sweeps([*paths, paths[0]])] == ["a/run", "b/run"]
 
 
-@given(st.lists(st.tuples(st.sampled_from("xy"), st.integers(0, 2), st.booleans()), max_size=30))
-def test_group_numbers_agree_exactly_where_rows_do(rows: list[tuple[str, int, bool]]) -> None:
+_NUMBERS = st.none() | st.sampled_from([0.0, 1.0])
+
+
+@given(st.lists(st.tuples(st.sampled_from("xy"), _NUMBERS, st.booleans()), min_size=1, max_size=30))
+def test_group_numbers_agree_exactly_where_rows_do(
+    rows: list[tuple[str, float | None, bool]],
+) -> None:
+    """Two cells that hold no number agree; and of many rows, which are looked at by columns."""
     import pandas as pd
 
-    frame = pd.DataFrame(rows, columns=["a", "b", "c"])
-    numbers = number_groups(frame, ["a", "b", "c"]).tolist()
+    few = pd.DataFrame(rows, columns=["a", "b", "c"]).astype({"b": float})
+    numbers = number_groups(few, ["a", "b", "c"]).tolist()
     for i, first in enumerate(rows):
         for j, second in enumerate(rows):
             assert (numbers[i] == numbers[j]) == (first == second)
+    many = pd.concat([few] * FEWEST, ignore_index=True)
+    assert number_groups(many, ["a", "b", "c"]).tolist() == numbers * FEWEST
 
 
 @given(st.floats(1e-3, 1e12))
