@@ -106,9 +106,10 @@ def _read_beside(name: str, path: Path) -> pd.DataFrame:
     return type_table(file, table, columns)
 
 
-read_steps, read_epochs, read_work, read_ranks = (
-    partial(_read_beside, name) for name in (STEPS, EPOCHS, WORK, RANKS)
-)
+read_steps = partial(_read_beside, STEPS)
+read_epochs = partial(_read_beside, EPOCHS)  # which only cases of several have
+read_work = partial(_read_beside, WORK)
+read_ranks = partial(_read_beside, RANKS)  # which only cases on several GPUs have
 
 
 def list_work(frame: pd.DataFrame) -> list[WorkRow]:
@@ -186,18 +187,27 @@ def _check_bytes(path: Path, data: bytes) -> None:
     ):
         if (at := data.find(byte)) >= 0:
             raise UsageError(f"{path}:{_place(data, at)}: {name}; {mend}")
-    for number, line in enumerate(io.BytesIO(data), 1) if len(data) > _LONGEST_LINE else ():
-        if (length := len(line.rstrip(b"\n"))) > _LONGEST_LINE:
-            raise UsageError(
-                f"{path}:{number}: character {_LONGEST_LINE + 1}: a line of {length} bytes; "
-                f"no record is longer than {_LONGEST_LINE}"
-            )
+    if len(data) > _LONGEST_LINE:
+        _check_line_lengths(path, data)
     try:
         data.decode()
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}:{_place(data, error.start)}: not UTF-8 text; save it as UTF-8"
         ) from error
+
+
+def _check_line_lengths(path: Path, data: bytes) -> None:
+    start = 0
+    while len(data) - start > _LONGEST_LINE:
+        end = data.rfind(b"\n", start, start + _LONGEST_LINE + 1)
+        if end < 0:
+            length = (data.find(b"\n", start) + 1 or len(data) + 1) - 1 - start
+            raise UsageError(
+                f"{path}:{data.count(bytes([10]), 0, start) + 1}: character {_LONGEST_LINE + 1}: "
+                f"a line of {length} bytes; no record is longer than {_LONGEST_LINE}"
+            )
+        start = end + 1
 
 
 def _place(data: bytes, at: int) -> str:
