@@ -458,13 +458,20 @@ def hash_commit(commit: str) -> str | None:
         return _hash((p, tar.extractfile(files[p]).read()) for p in code)  # type: ignore[union-attr]
 
 
-_MODULES = {"nvidia-ml-py": "pynvml", "pillow": "PIL"}
-PACKAGES = {
-    package: _MODULES.get(package, package)
-    for package in (
-        *("torch", "numpy", "nvidia-ml-py", "pandas", "pyarrow", "pillow", "rich", "psutil"),
-        *("filelock", "tenacity", "seaborn", "scipy", "jinja2"),
-    )
+PACKAGES: dict[str, str] = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "nvidia-ml-py": "pynvml",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "pillow": "PIL",
+    "rich": "rich",
+    "psutil": "psutil",
+    "filelock": "filelock",
+    "tenacity": "tenacity",
+    "seaborn": "seaborn",
+    "scipy": "scipy",
+    "jinja2": "jinja2",
 }
 """The packages that this harness needs, and the module that each is imported as."""
 

@@ -26,8 +26,17 @@ class Vocabulary:
 
 
 _HEAVIEST = (
-    *(Kind.ATTENTION, Kind.NORMALISATION, Kind.REDUCTION, Kind.LOSS, Kind.OPTIMIZER),
-    *(Kind.INDEXING, Kind.CONCATENATION, Kind.ELEMENTWISE, Kind.CAST, Kind.LAYOUT, Kind.COPY),
+    Kind.ATTENTION,
+    Kind.NORMALISATION,
+    Kind.REDUCTION,
+    Kind.LOSS,
+    Kind.OPTIMIZER,
+    Kind.INDEXING,
+    Kind.CONCATENATION,
+    Kind.ELEMENTWISE,
+    Kind.CAST,
+    Kind.LAYOUT,
+    Kind.COPY,
 )
 _PRODUCTS = {
     Kind.MATMUL: ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"),

@@ -95,10 +95,18 @@ def sum_kinds(work: Mapping[Label, Work]) -> dict[Kind, Work]:
     return kinds
 
 
-CONVOLUTIONS = (
-    *("convolution", "convolution_overrideable", "_convolution", "cudnn_convolution"),
-    *("mkldnn_convolution", "_slow_conv2d_forward", "thnn_conv2d", "miopen_convolution"),
-    "convolution_backward",
+CONVOLUTIONS = frozenset(
+    [
+        "convolution",
+        "convolution_overrideable",
+        "_convolution",
+        "cudnn_convolution",
+        "mkldnn_convolution",
+        "_slow_conv2d_forward",
+        "thnn_conv2d",
+        "miopen_convolution",
+        "convolution_backward",
+    ]
 )
 MOVES = frozenset({"_to_copy", "to", "copy", "clone", "contiguous", "_foreach_copy"})
 

@@ -254,8 +254,8 @@ class Standing:
         seen = {places[s]: (fmean(logs), self.error(s)) for s, logs in self.values.items()}
         prior = self.space.prior
         loading = [r for r in self._timed.get(self.now, ()) if r.loading_s and self.space.noise]
-        for first in loading[:1]:
-            told = first.time_s or 0.0, first.loading_s or 0.0
+        if loading:
+            told = loading[0].time_s or 0.0, loading[0].loading_s or 0.0
             prior = add_loading(prior, self.space.settings, *told)
         return believe(self.space.covariance, prior, seen)
 

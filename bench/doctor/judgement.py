@@ -427,8 +427,17 @@ BASE = "fp32"
 
 
 _JUDGES = (
-    *(_judge_driver, _judge_torch, _judge_cards, _judge_unread, _judge_cpu, _judge_places),
-    *(_judge_precisions, _judge_packages, _judge_variables, _judge_models, _judge_rates),
+    _judge_driver,
+    _judge_torch,
+    _judge_cards,
+    _judge_unread,
+    _judge_cpu,
+    _judge_places,
+    _judge_precisions,
+    _judge_packages,
+    _judge_variables,
+    _judge_models,
+    _judge_rates,
     _judge_expectations,
 )
 

@@ -45,6 +45,10 @@ server is another. `OMP_NUM_THREADS` is read as its library is loaded, `PYTORCH_
 _ANSWER_S = 120.0  # torch from a slow disk, by the first of its workers
 
 
+def _start_cold(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return _start([str(descriptor), str(os.getpid())], [descriptor], environment)
+
+
 def _start(
     arguments: Sequence[str],
     descriptors: Sequence[int],
@@ -250,24 +254,24 @@ class Servers:
             os.close(writer)
 
     def _launch(self, descriptor: int, environment: Mapping[str, str]) -> tuple[Process, str]:
-        why = ""
-        if not self.cold:
-            around = Surroundings.take(environment)
-            for fresh in (False, True):
+        if self.cold:
+            return _start_cold(descriptor, environment), ""
+        around = Surroundings.take(environment)
+        for fresh in (False, True):
+            with self._lock:
+                if around in self._unfit:
+                    break
+                server = self._find(around, environment, fresh)
+            try:
+                return server.fork(descriptor, environment), ""
+            except UnfitError as error:
                 with self._lock:
-                    if around in self._unfit:
-                        break
-                    server = self._find(around, environment, fresh)
-                try:
-                    return server.fork(descriptor, environment), ""
-                except UnfitError as error:
-                    with self._lock:
-                        if self._running.get(around) is server:
-                            del self._running[around]
-                        if fresh or not error.stale:
-                            self._unfit[around] = str(error)
-            why = f"the worker was started cold, because of its server: {self._unfit[around]}"
-        return _start([str(descriptor), str(os.getpid())], [descriptor], environment), why
+                    if self._running.get(around) is server:
+                        del self._running[around]
+                    if fresh or not error.stale:
+                        self._unfit[around] = str(error)
+        why = f"the worker was started cold, because of its server: {self._unfit[around]}"
+        return _start_cold(descriptor, environment), why
 
     def prepare(self, environment: Mapping[str, str]) -> None:
         """Start the server of a worker that is about to be launched from this thread."""

@@ -90,10 +90,17 @@ _CALLS: Mapping[str, Call] = {
 }
 
 # What will not get better by asking again; anything else (lost, timeout, unknown) may.
-_LACKS = (
-    *("AttributeError", "NVMLLibraryMismatchError", "NVMLError_NotSupported"),
-    *("NVMLError_FunctionNotFound", "NVMLError_NoPermission", "NVMLError_InvalidArgument"),
-    *("NVMLError_ArgumentVersionMismatch", "NVMLError_Deprecated"),
+_LACKS = frozenset(
+    {
+        "AttributeError",
+        "NVMLLibraryMismatchError",
+        "NVMLError_NotSupported",
+        "NVMLError_FunctionNotFound",
+        "NVMLError_NoPermission",
+        "NVMLError_InvalidArgument",
+        "NVMLError_ArgumentVersionMismatch",
+        "NVMLError_Deprecated",
+    }
 )
 
 

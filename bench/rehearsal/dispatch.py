@@ -87,8 +87,12 @@ def count_multi_tensor(sizes: Sequence[int], lists: int) -> int:
 
 
 _UNLAUNCHED = {
-    *("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"),
-    *("aten::new_empty_strided", "aten::_unsafe_view"),
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::_unsafe_view",
     "aten::_local_scalar_dense",  # a copy of its own kind, and a breach
 }
 
@@ -150,9 +154,9 @@ def _place() -> str:
     """The innermost line on the stack that belongs neither to torch nor to Python nor here."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file, base = frame.f_code.co_filename, _HERE.parents[2]
+        file = frame.f_code.co_filename
         if not file.startswith((*_LIBRARIES, str(_HERE), "<")):
-            path = Path(file)
+            path, base = Path(file), _HERE.parents[2]
             shown = path.relative_to(base) if path.is_relative_to(base) else path.name
             return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back

@@ -78,16 +78,17 @@ class Evidence:
             dict(iter(table.groupby("record_id"))) for table in tables
         ]
         axes, rows = telling_axes(self.cases), []
+        names, measured = [str(name) for name in self.records], {*map(str, MEASURED)}
         cells = self.records.itertuples(index=False, name=None)
         for case, told in zip(self.cases, cells, strict=True):
-            row = dict(zip(map(str, self.records), told, strict=True))
-            row = {name: None if pd.isna(cell) else cell for name, cell in row.items()}
-            if row["status"] not in [*map(str, MEASURED)] or row["inferred"]:
+            pairs = zip(names, told, strict=True)
+            row: dict[str, Any] = {n: None if pd.isna(cell) else cell for n, cell in pairs}
+            if row["status"] not in measured or row["inferred"]:
                 continue
             which = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
             name = f"{case.label(axes)}{which}{', sentinel' if row['sentinel'] else ''}"
-            pairs = zip(parts, tables, strict=True)
-            steps, work = (part.get(row["record_id"], table[:0]) for part, table in pairs)
+            beside = zip(parts, tables, strict=True)
+            steps, work = (part.get(row["record_id"], table[:0]) for part, table in beside)
             rows.append(Row(name, row, case, steps, work))
         return rows
 
