@@ -57,9 +57,17 @@ def scale(row: Row, factor: float, *columns: str) -> None:
 
 
 TIMES = (
-    *("epoch_time_s", "epoch_time_low_s", "epoch_time_high_s", "measured_time_s", "energy_j"),
-    *("step_time_median_s", "step_time_p95_s", "step_time_mad_s", "step_time_max_s"),
-    *("step_time_first_s", "step_time_last_s"),
+    "epoch_time_s",
+    "epoch_time_low_s",
+    "epoch_time_high_s",
+    "measured_time_s",
+    "energy_j",
+    "step_time_median_s",
+    "step_time_p95_s",
+    "step_time_mad_s",
+    "step_time_max_s",
+    "step_time_first_s",
+    "step_time_last_s",
 )
 
 
