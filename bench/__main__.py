@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import UsageError, nearest
 from bench.flags import command
+from bench.processes import leave
 
 COMMANDS = {
     "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),
@@ -66,4 +66,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

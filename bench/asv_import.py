@@ -34,6 +34,7 @@ from bench.errors import UsageError
 from bench.flags import Parser, command, describe
 from bench.preset import load_config as load_preset_file
 from bench.preset import load_preset
+from bench.processes import leave
 from bench.store.attempts import find_mixed, keep_cases, keep_latest
 from bench.store.cells import CONFIG
 from bench.store.reader import read_cases, read_records
@@ -247,4 +248,4 @@ def _describe_machine(row: Any, config: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -41,7 +41,7 @@ from bench.gpu.cards import find_card, find_cards
 from bench.gpu.kinds import DEVICES, refuse_others
 from bench.plain import read_value
 from bench.precision import EMULATE_FP8, Arithmetic, Precision, emulates_fp8
-from bench.processes import pause_collection
+from bench.processes import leave, pause_collection
 from bench.record import Environment
 from bench.text import last_line, parse_bytes
 
@@ -619,7 +619,7 @@ def _main(names: Sequence[str]) -> None:
     with pause_collection():
         import torch  # noqa: F401
 
-    gc.freeze()  # neither a fork nor the end of this process goes through all of it again
+    gc.freeze()  # a fork does not go through all of it again
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a user's model may print
     respond(names, answers)
@@ -627,3 +627,4 @@ def _main(names: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     _main(sys.argv[1:])
+    leave(0)

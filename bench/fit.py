@@ -32,6 +32,7 @@ from bench.flags import (
 )
 from bench.grid import AUTO
 from bench.preset import Preset
+from bench.processes import leave
 from bench.render.cells import whole_cell
 from bench.render.model import NOTHING, Cell, Head, Table
 from bench.sweep.folder import default_out
@@ -208,4 +209,4 @@ def _write_row(family: Case, wall: Wall, axes: Sequence[str]) -> tuple[Cell, ...
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -3,6 +3,7 @@
 import sys
 
 from bench.crosscheck.__main__ import main
+from bench.processes import leave
 
 if __name__ == "__main__":
-    sys.exit(main(["--overhead", *sys.argv[1:]]))
+    leave(main(["--overhead", *sys.argv[1:]]))

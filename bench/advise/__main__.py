@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,6 +45,7 @@ from bench.flags import (
 from bench.gpu.kinds import refuse_others
 from bench.grid import grid
 from bench.preset import Preset
+from bench.processes import leave
 from bench.sweep.display import Display
 from bench.sweep.folder import default_out
 from bench.sweep.hardware import examine_alike
@@ -227,4 +227,4 @@ def find_room(now: Case, inputs: Inputs) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -35,6 +35,7 @@ from bench.environment import Platform, has_cuda, probe, refuse_missing
 from bench.errors import UsageError, choose
 from bench.executors.server import lend_server
 from bench.flags import Parser, command, describe, hold, parse_number
+from bench.processes import leave
 from bench.record import COMPARABLE
 from bench.store.cells import RECORDS
 from bench.sweep.folder import default_out, refuse_unwritable
@@ -257,4 +258,4 @@ def _parse_share(flag: str, text: str, most: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

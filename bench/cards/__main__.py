@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench.errors import UsageError, choose
 from bench.flags import Parser, command, describe, write_document
+from bench.processes import leave
 
 FORMATS = {
     "text": "bench.render.text",
@@ -69,4 +70,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -24,6 +24,7 @@ from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writa
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
+from bench.processes import leave
 from bench.sweep.preflight import gather_inputs, list_examined
 from bench.text import clean, replace_file
 from bench.workloads import IMAGES
@@ -228,4 +229,4 @@ def _write(report: Mapping[str, Any], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -27,6 +27,7 @@ from bench.compare.values import explain_one_sweep, parse_axis, take_values
 from bench.errors import UsageError, choose
 from bench.flags import Parser, command, parse_percent, writable
 from bench.limits import MIN_REPEATS
+from bench.processes import leave
 from bench.study.metrics import METRICS
 
 
@@ -160,4 +161,4 @@ any case."""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

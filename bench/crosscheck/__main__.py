@@ -34,6 +34,7 @@ from bench.executors import Executor, Job, Lane, Settings, build_executor
 from bench.flags import Parser, add_axes, command, describe, parse_whole, read_axes
 from bench.grid import grid
 from bench.precision import PRECISIONS
+from bench.processes import leave
 from bench.record import Measurement, Status
 from bench.sweep.preflight import gather_inputs, list_examined
 from bench.workloads import IMAGES
@@ -160,4 +161,4 @@ def measure(executor: Executor, job: Job) -> Measurement:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -8,7 +8,6 @@ card.
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -25,6 +24,7 @@ from bench.errors import UsageError
 from bench.flags import Parser, command, parse_whole
 from bench.plain import read_value
 from bench.precision import PRECISIONS
+from bench.processes import leave
 from bench.record import Environment
 from bench.text import clean
 
@@ -138,4 +138,4 @@ def measure_machine(machine: Machine, batch_size: int) -> Machine:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -17,7 +17,7 @@ from bench.diagnosis.step import Rates, Step
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.precision import PRECISIONS
-from bench.processes import run_module
+from bench.processes import leave, run_module
 from bench.record import WorkRow
 from bench.text import first_line
 
@@ -100,3 +100,4 @@ def _main(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     _main(sys.argv[1:])
+    leave(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Protocol
 from bench.errors import UsageError, choose
 from bench.export.runs import Run, read_runs
 from bench.flags import Parser, command, describe, hold
+from bench.processes import leave
 from bench.report.watch import follow
 from bench.store.reader import records_file
 from bench.study.sweeps import read_sweeps
@@ -155,4 +155,4 @@ def _say_errors(name: str, folder: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -20,6 +20,7 @@ from bench.merge.union import (
     refuse_unlike,
     write_union,
 )
+from bench.processes import leave
 from bench.record import REPEATED
 from bench.store.attempts import find_truncated, keep_cases, keep_latest
 from bench.store.plans import Plan, list_lost_shards, parse_shard, read_plans
@@ -116,4 +117,4 @@ def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -19,6 +19,7 @@ from pathlib import Path
 from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
 from bench.flags import Parser, command, describe
+from bench.processes import leave
 from bench.store.cells import RECORDS
 from bench.study.sweeps import list_results
 from bench.text import count, last_line, name_first
@@ -121,4 +122,4 @@ def _write_page(command: str, sources: Sequence[Path], file: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

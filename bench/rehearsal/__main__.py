@@ -21,7 +21,6 @@ The return code is 1 where a rule is broken; the rule, the op and its place in t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from bench.errors import UsageError
 from bench.flags import Parser, command
 from bench.models import check_model
 from bench.precision import POLICIES, PRECISIONS, Precision
+from bench.processes import leave
 
 if TYPE_CHECKING:
     from bench.rehearsal.dispatch import Breach
@@ -210,4 +210,4 @@ def show(rows: Sequence[Rehearsal]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

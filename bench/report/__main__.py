@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_filters, command, writable, write_document
+from bench.processes import leave
 
 if TYPE_CHECKING:
     from bench.report.document import Report
@@ -104,4 +105,4 @@ main = command(_run)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

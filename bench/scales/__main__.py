@@ -14,6 +14,7 @@ from bench.environment import ask, refuse_missing, with_inputs
 from bench.errors import UsageError
 from bench.flags import command
 from bench.precision import PRECISIONS
+from bench.processes import leave
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
 from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
 from bench.render.markdown import escape, table_lines
@@ -124,4 +125,4 @@ def show(scales: ScaleMap) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -17,6 +17,7 @@ from time import monotonic
 from bench.errors import UsageError
 from bench.flags import command
 from bench.halving import Halving, read_halving
+from bench.processes import leave
 from bench.record import MEASURED
 from bench.search.ladder import Ladder
 from bench.search.options import Search, parse_arguments
@@ -138,4 +139,4 @@ def print_findings(out: Path, halving: Halving) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -14,6 +14,7 @@ from bench.doctor.rates import choose_seconds
 from bench.errors import UsageError
 from bench.executors import Executor, Lane
 from bench.flags import command
+from bench.processes import leave
 from bench.record import Status
 from bench.sweep.anchors import compare_alone, compare_busy, find_anchors, run_anchors
 from bench.sweep.crew import Crew
@@ -192,4 +193,4 @@ def print_report(*folders: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -32,6 +32,7 @@ from bench.gpu.opening import open_device
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR, SLOWED
 from bench.precision import PRECISIONS, Arithmetic, set_flags
+from bench.processes import leave
 from bench.text import first_line
 from bench.training.accelerator import find_accelerator
 from bench.training.timing import StepClock, synchronize
@@ -348,3 +349,4 @@ def _main(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     _main(sys.argv[1:])
+    leave(0)

@@ -6,13 +6,13 @@ Each claim of a folder is one line; `bench.validate.claims` says how it is judge
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.errors import choose
 from bench.flags import Parser, command
+from bench.processes import leave
 from bench.store.reader import records_file
 from bench.text import count
 from bench.validate.evidence import KNOWN_FAULTS
@@ -75,4 +75,4 @@ FORMATS: dict[str, Callable[[list[dict[str, Any]], bool], str]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -7,13 +7,13 @@ describes the rules. A sweep needs ``--profile`` for it.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_filters, command, write_document
+from bench.processes import leave
 
 if TYPE_CHECKING:
     from bench.why.tables import Answer
@@ -131,4 +131,4 @@ main = command(_run)  # explain the pairs of a sweep
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -10,21 +10,18 @@ readings of the card at the boundary. What it prints otherwise is its log.
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
 
 from bench.case import Case
 from bench.environment import respond
 from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify, list_kinds
-from bench.processes import die_with_parent
+from bench.processes import die_with_parent, leave
 from bench.record import Status
 from bench.worker import BEGAN
 from bench.worker.limit import lift_host_limit
@@ -106,16 +103,6 @@ def work(birth: Birth) -> int:
         _report_failure(channel, given.case, error)
         return 1
     return 0
-
-
-def leave(status: int) -> NoReturn:
-    """End this process as `multiprocessing` ends one: what is imported is not taken apart. That
-    took 0.4 s, and longer in a fork, which copies each page that it writes to."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 if __name__ == "__main__":
