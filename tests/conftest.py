@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -103,6 +104,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and (reason := why_no_cuda()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector pass over what was imported, which took 4 % of the time."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

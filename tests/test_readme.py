@@ -459,6 +459,7 @@ def run(
     """
     monkeypatch.setenv("BENCH_FAKE_MEMORY", "fixed=300MiB image=4MiB low=0.6")
     monkeypatch.syspath_prepend(checkout)
+    monkeypatch.setattr("bench.processes.leave", sys.exit)
 
     def run(command: str) -> str:
         line = stand_in(command)
