@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
@@ -298,6 +298,10 @@ AXES: dict[str, Axis] = {f.name: replace(f.metadata["axis"], name=f.name) for f 
 list_values: Callable[[Case], tuple[Value, ...]] = attrgetter(*AXES)
 """The values of all axes of a case, in the order of `AXES`."""
 
+make_case: Callable[..., Case] = cache(Case)
+"""The case of the values of all axes, in the order of `AXES`: one object for equal ones. To find
+10,000 runs in a dict took 0.1 s more each time where their cases were equal but not the same."""
+
 FOLLOWS: dict[str, tuple[str, ...]] = {
     leader: tuple(name for name, axis in AXES.items() if axis.follows == leader)
     for leader in AXES
@@ -359,7 +363,7 @@ def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
 def telling_axes(cases: Iterable[Case], but: str = "") -> list[str]:
     """The axes to name each of ``cases`` by, without ``but``: `NAMED`, and whatever else varies
     among them. A workload is named by its model."""
-    columns = zip(AXES, zip(*map(list_values, cases), strict=True), strict=False)
+    columns = zip(AXES, zip(*map(list_values, {*cases}), strict=True), strict=False)
     varying = {name for name, values in columns if len(set(values)) > 1}
     return [n for n in AXES if n in {*varying, *NAMED} and n not in ("workload", but)]
 

@@ -17,6 +17,8 @@ from bench.case import (
     divide_items,
     format_value,
     list_affecting,
+    list_values,
+    make_case,
     micro_batch,
     parse_value,
     whole_batch,
@@ -127,10 +129,12 @@ def _expand(
     if micro != [None] and "accumulate" in axes:
         raise UsageError("--micro-batch and --accumulate are both given; use one")
     chosen: Sequence[Any] = axes.pop("batch_size", [Case.batch_size])
-    order = sorted(axes, key=list(AXES).index)
+    names = list(AXES)
+    order = sorted(axes, key=names.index)
+    at_size, at_made = names.index("batch_size"), names.index("accumulate")
     for limit, *values in product(micro, *(axes[name] for name in order)):
         family = _settle(dict(zip(order, values, strict=True)))
-        checked = set[int]()
+        checked, values = set[int](), [*list_values(family)]
         for size in chosen:
             sizes = [size]
             if isinstance(size, str):
@@ -145,7 +149,8 @@ def _expand(
                 sizes = [n for n in found if go_together(replace(least, batch_size=n))]
             for number in sizes:
                 made = family.accumulate if limit is None else -(-number // limit)
-                case = replace(family, batch_size=number, accumulate=made)
+                values[at_size], values[at_made] = number, made
+                case = make_case(*values)
                 check_division(case)
                 if made not in checked:  # of 10,000 cases, most of what is checked
                     check_settings(case)

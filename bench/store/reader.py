@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from bench.axis import Value
-from bench.case import AXES, Case, format_value, parse_value
+from bench.case import AXES, Case, format_value, make_case, parse_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, SCHEMA, Column, Status, WorkRow
 from bench.store.attempts import FEW, find_truncated, keep_latest, number_groups
@@ -93,6 +93,13 @@ def read_records(path: Path) -> pd.DataFrame:
     that cannot be; the message names file, line and column.
     """
     file = records_file(path)
+    found = file.stat()
+    return _read_records(file, found.st_ino, found.st_mtime_ns, found.st_size).copy(deep=False)
+
+
+@lru_cache(maxsize=1)
+def _read_records(file: Path, *_: int) -> pd.DataFrame:
+    """The records of a file as it stands: a sweep's report reads what the sweep went on from."""
     return type_table(file, read_text(file, COLUMNS), COLUMNS)
 
 
@@ -414,7 +421,7 @@ def parse_cases(cells: Mapping[str, Sequence[Any]]) -> list[Case]:
     for name in AXES:
         parsed = {cell: parse_axis(name, cell) for cell in dict.fromkeys(cells[name])}
         values.append(map(parsed.__getitem__, cells[name]))
-    return [_make_case(*axes) for axes in zip(*values, strict=True)]
+    return [make_case(*axes) for axes in zip(*values, strict=True)]
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
@@ -448,9 +455,6 @@ def list_served(run: Run) -> Iterator[Run]:
     case, repeat, sentinel = run
     if case.profile:
         yield replace(case, profile=False), repeat, sentinel
-
-
-_make_case: Callable[..., Case] = cache(Case)  # AXES are the fields in their order
 
 
 @cache
