@@ -579,7 +579,6 @@ def test_a_budget_is_a_time() -> None:
         parse_budget("--budget", "-1s")
 
 
-@pytest.mark.slow
 def test_advice_for_a_network_of_one_s_own(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:

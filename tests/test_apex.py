@@ -362,7 +362,6 @@ def test_a_sweep_goes_on_without_apex(
     assert "NVIDIA GPU" in rows["reason"].iloc[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("generation", ["today", None])
 def test_a_worker_trains_with_what_is_installed(
     generation: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -233,7 +233,6 @@ def test_on_a_full_disk_the_earlier_file_stands(tmp_path: Path) -> None:
     assert load_checkpoint(file)["number"] == 3
 
 
-@pytest.mark.slow
 def test_killed_while_saving_the_earlier_file_stands(tmp_path: Path) -> None:
     """SIGKILL at random moments of one save after the other; after each, a whole file is there."""
     answer = subprocess.run(

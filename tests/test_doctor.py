@@ -432,7 +432,6 @@ def test_variables_that_change_results() -> None:
 # --------------------------------------------------------------------------------- this machine
 
 
-@pytest.mark.slow
 def test_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

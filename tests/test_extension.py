@@ -275,7 +275,6 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     assert asked == "even True False True\n"
 
 
-@pytest.mark.slow
 def test_an_executor(copy: Copy) -> None:
     """It runs a case; the machine is looked at and measured, and images are had, as for others."""
     copy.insert(

@@ -161,7 +161,6 @@ def test_what_does_not_fit_is_refused_before_any_case(
     assert message in line
 
 
-@pytest.mark.slow
 def test_a_sweep_of_two_shapes_is_measured_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

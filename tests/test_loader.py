@@ -572,7 +572,6 @@ for divided in batches.divide():
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_worker_that_hangs_ends_with_a_killed_parent(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -116,7 +116,6 @@ def build(): return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
 SWEEP = [sys.executable, "-m", "bench.sweep", "--preset", "quick", "--model", "mynet:build"]
 
 
-@pytest.mark.slow
 def test_own_model_of_the_current_folder_is_trained(tmp_path: Path) -> None:
     """By a worker, which is a process of its own: ``-P`` holds for the first process alone."""
     (tmp_path / "mynet.py").write_text(MYNET)

@@ -495,7 +495,6 @@ def test_several_gpus_need_a_way_to_train_on_them() -> None:
     assert [(c.parallel, c.world_size) for c in both] == [("none", 1), ("ddp", 1), ("ddp", 2)]
 
 
-@pytest.mark.slow
 def test_one_process_trains_as_without(data: DatasetInfo) -> None:
     case = replace(SHORT, world_size=1, steps=4, precision="fp16", loss_scale=128.0, evaluate=True)
     alone = run(replace(case, parallel="none"), data)
@@ -597,7 +596,6 @@ def test_a_stopped_process_ends_at_the_deadline(
     assert not find_workers()
 
 
-@pytest.mark.slow
 def test_no_process_outlives_the_sweep(tmp_path: Path) -> None:
     flags = (
         "--device cpu --dataset synthetic --model models_for_tests:good --batch-size 32 "

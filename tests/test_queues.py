@@ -90,7 +90,6 @@ def test_the_array_has_as_many_tasks_as_shards() -> None:
     assert f"#SBATCH --array=1-{found[1]}\n" in script
 
 
-@pytest.mark.slow
 def test_the_array_makes_the_sweep(place: Path) -> None:
     """Every task of the array, what is added on sbatch's command line, and the merge."""
     for task in range(1, 5):
@@ -112,7 +111,6 @@ def test_a_pod_makes_the_shard_of_its_index(place: Path) -> None:
     assert set(records["precision"]) == {"bf16-amp"}
 
 
-@pytest.mark.slow
 def test_machines_over_ssh_make_the_sweep(place: Path) -> None:
     script = take_script("ssh").replace("--repeats 3", "--dataset synthetic --repeats 3")
     run(place, script)

@@ -488,8 +488,8 @@ def run(
     return run
 
 
-LONG = re.compile(r"bench\.(check|crosscheck|export|rehearsal|scales)\b|make sweep|--format html")
-"""Commands that take more than two seconds of a core."""
+LONG = re.compile(r"bench\.(check|crosscheck)\b")
+"""Commands that take seven seconds of a core or more."""
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # what this process has imported

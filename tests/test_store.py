@@ -345,7 +345,6 @@ def test_a_torn_line_is_set_aside_and_reported(tmp_path: Path, torn: bytes) -> N
         assert opened.set_aside == []
 
 
-@pytest.mark.slow
 def test_torn_at_every_byte(tmp_path: Path) -> None:
     """Wherever the power goes, the rows before are there and the file can be written on."""
     file = write(tmp_path / "whole", make_run(), make_run(repeat=2, reason="é"))

@@ -320,7 +320,6 @@ def test_readings_see_what_the_epoch_holds() -> None:
     assert seen.notes == []
 
 
-@pytest.mark.slow
 def test_curves_stay_inside_the_seed_spread() -> None:
     fp32 = fp32_curves()
     assert all(one[-1] < one[0] for one in fp32)

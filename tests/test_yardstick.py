@@ -709,7 +709,6 @@ def test_a_step_is_counted_in_each_precision() -> None:
     assert "nowhere" in broken.error
 
 
-@pytest.mark.slow
 def test_a_step_is_counted_in_a_process_of_its_own() -> None:
     model = "tests.models_for_tests:good"
     (fp32,) = count_model(model, 64, "cpu", ["fp32"])

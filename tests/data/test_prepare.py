@@ -233,7 +233,6 @@ def test_import_is_cheap():
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no real images: ../shared/cifar10 is absent")
-@pytest.mark.slow
 def test_real_images(tmp_path):
     """60,000 real images, 6,000 of each class, with the channel means CIFAR-10 is known by."""
     from bench.data.batches import MEAN

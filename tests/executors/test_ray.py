@@ -164,7 +164,6 @@ def test_a_lane_for_each_gpu_of_each_node_and_those_of_one_node_together(nodes: 
         nodes.executor.gather(pair, "cuda", 3)
 
 
-@pytest.mark.slow
 def test_a_case_runs_as_it_does_locally(nodes: Nodes, tmp_path: Path) -> None:
     """The same losses to the bit; its events, its log and its trace come from where it ran."""
     case = replace(TINY, profile=True)
@@ -180,14 +179,12 @@ def test_a_case_runs_as_it_does_locally(nodes: Nodes, tmp_path: Path) -> None:
     assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
 
 
-@pytest.mark.slow
 def test_a_killed_worker_is_killed_not_lost(nodes: Nodes) -> None:
     running = Running(nodes, nodes.first[0])
     os.kill(running.worker, signal.SIGKILL)
     assert running.end().status is Status.KILLED
 
 
-@pytest.mark.slow
 def test_a_killed_actor_is_lost_and_its_lane_comes_back(nodes: Nodes) -> None:
     lane = nodes.first[0]
     running = Running(nodes, lane)
@@ -201,7 +198,6 @@ def test_a_killed_actor_is_lost_and_its_lane_comes_back(nodes: Nodes) -> None:
     assert lane in wait_for(nodes.join)
 
 
-@pytest.mark.slow
 def test_a_cancelled_case_is_interrupted_and_its_lane_goes_on_until_it_is_gone(
     nodes: Nodes,
 ) -> None:
@@ -219,7 +215,6 @@ def test_a_cancelled_case_is_interrupted_and_its_lane_goes_on_until_it_is_gone(
     assert wait_for(nodes.join) == [lane]
 
 
-@pytest.mark.slow
 def test_a_silent_actor_is_lost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray does not notice one that is stopped. A sweep waits a minute; here 3 s."""
     lane = nodes.first[0]
@@ -235,7 +230,6 @@ def test_a_silent_actor_is_lost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -
     assert lane in wait_for(nodes.join)
 
 
-@pytest.mark.slow
 def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path) -> None:
     lane = nodes.first[0]
     (tmp_path / "data").touch()
@@ -248,7 +242,6 @@ def test_errors_of_a_node_are_one_line(nodes: Nodes, tmp_path: Path) -> None:
     assert "file system that all nodes share" in outcome.reason
 
 
-@pytest.mark.slow
 def test_a_lost_node_and_one_that_joins_late(nodes: Nodes) -> None:
     node = nodes.others.pop()
     lane = nodes.lane_on(node)
@@ -263,7 +256,6 @@ def test_a_lost_node_and_one_that_joins_late(nodes: Nodes) -> None:
     assert wait_for(nodes.join) == [lane], "its name is free again"
 
 
-@pytest.mark.slow
 def test_a_machine_that_was_taken_away_is_preempted(nodes: Nodes) -> None:
     from ray._raylet import GcsClient
 
@@ -295,7 +287,6 @@ executor.run(Job(LONG, folder=folder, lane=lanes[0]), print, lambda: False)
 """
 
 
-@pytest.mark.slow
 def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
     command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent)]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"}

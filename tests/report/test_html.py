@@ -33,17 +33,8 @@ from tests.planted.sweeps import CARDS, Folders
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-QUICK = {"quick", "profiled"}
-"""Pages that are made in every run of the tests; each takes five seconds of a core or more."""
-
-
-EACH = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
-        for name in ("quick", "profiled", "noisy", "cards", "reference", "long")
-    ],
-)
+PLANTED = ("quick", "profiled", "noisy", "cards", "reference", "long")
+EACH = pytest.mark.parametrize("name", PLANTED)
 
 
 MOST_BYTES = 3_000_000
@@ -168,12 +159,11 @@ def test_the_page_stands_alone(pages: Pages, name: str) -> None:
     if name == "quick":  # what a link may lead to
         assert {"memory", "table-effects", "records"} <= set(ids)
     # drawings bring no colour of their own, and name no address
-    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if name in QUICK else ():
+    for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if name in PLANTED[:2] else ():
         assert not re.search(r"#[0-9a-f]{6}\b(?!\")", re.sub(r'href="#\w+"', "", svg))
         assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", svg)
 
 
-@pytest.mark.slow
 def test_the_page_says_what_is_no_measurement(pages: Pages) -> None:
     text = pages["cards"].read_text(encoding="utf-8")
     head = text[: text.index("<nav")]
@@ -189,7 +179,6 @@ def test_shares_and_flags_are_not_broken_over_lines() -> None:
     )
 
 
-@pytest.mark.slow
 def test_hostile_names_are_text(pages: Pages) -> None:
     text = pages["cards"].read_text(encoding="utf-8")
     assert "<script>alert" not in text
@@ -405,7 +394,6 @@ def test_the_axes_stay_beside_what_is_scrolled(show: Show) -> None:
     assert size >= 13
 
 
-@pytest.mark.slow
 def test_the_records_fit_until_all_columns_are_asked_for(show: Show) -> None:
     page = show("noisy")
     fits = "(n => n.scrollWidth <= n.clientWidth)(document.querySelector('.records'))"
@@ -421,7 +409,6 @@ def test_the_records_fit_until_all_columns_are_asked_for(show: Show) -> None:
     assert {len(column(page, head)) for head in ("precision", "warm-up (s)")} == {288}
 
 
-@pytest.mark.slow
 def test_the_map_of_scales_is_wide_and_legible(show: Show) -> None:
     """It fills its own row, or scrolls in its box; its smallest text is 10 pixels or more."""
     for width in (1280, 390):
@@ -462,7 +449,6 @@ def test_what_has_no_value_is_not_told(pages: Pages) -> None:
     assert " ," not in told
 
 
-@pytest.mark.slow
 def test_commands_are_pasted_line_by_line(show: Show) -> None:
     assert show("long").locator("pre code").last.inner_text().split("\n") == [
         "python -m bench.sweep --model mine",
@@ -470,7 +456,6 @@ def test_commands_are_pasted_line_by_line(show: Show) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_the_page_answers_before_it_lists(pages: Pages) -> None:
     text = pages["noisy"].read_text(encoding="utf-8")
     order = [
@@ -498,7 +483,6 @@ def column(page: Page, label: str) -> list[str]:
     return page.locator(f"#table tbody tr td:nth-child({index})").all_inner_texts()
 
 
-@pytest.mark.slow
 def test_the_table_sorts_and_filters_by_keyboard(show: Show) -> None:
     page = show("cards")
     page.locator("#filter").focus()
@@ -523,7 +507,6 @@ def test_the_table_sorts_and_filters_by_keyboard(show: Show) -> None:
     assert [float(text) for text in column(page, "epoch time (s)")] == times[::-1]
 
 
-@pytest.mark.slow
 def test_long_tables_are_paged(show: Show) -> None:
     page = show("long", 390)
     assert page.locator("#count").inner_text() == "Records 1 to 50 of 400."
