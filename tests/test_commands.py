@@ -136,6 +136,24 @@ def test_the_list_imports_no_heavy_package() -> None:
     assert "bench.COMMAND" in done.stdout
 
 
+def test_a_command_that_ends_loses_nothing() -> None:
+    """Though what it imported is not taken apart: threads, what is to be done at exit, output."""
+    code = """
+import atexit, threading, time
+from bench.processes import leave
+
+class Kept:
+    def __del__(self): print("taken apart")
+
+kept = Kept()
+atexit.register(print, "at exit", end="")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread, ", end=""))).start()
+leave(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "thread, at exit", "")
+
+
 @pytest.mark.parametrize("command", ["bench", "bench.sweep --list"])
 def test_a_pipe_closed_early_leaves_no_traceback(command: str) -> None:
     """As by ``| head -1``: the reader has gone before anything is written."""
