@@ -134,7 +134,7 @@ def _expand(
     at_size, at_made = names.index("batch_size"), names.index("accumulate")
     for limit, *values in product(micro, *(axes[name] for name in order)):
         family = _settle(dict(zip(order, values, strict=True)))
-        checked, values = set[int](), [*list_values(family)]
+        checked, settled = set[int](), [*list_values(family)]
         for size in chosen:
             sizes = [size]
             if isinstance(size, str):
@@ -149,8 +149,8 @@ def _expand(
                 sizes = [n for n in found if go_together(replace(least, batch_size=n))]
             for number in sizes:
                 made = family.accumulate if limit is None else -(-number // limit)
-                values[at_size], values[at_made] = number, made
-                case = make_case(*values)
+                settled[at_size], settled[at_made] = number, made
+                case = make_case(*settled)
                 check_division(case)
                 if made not in checked:  # of 10,000 cases, most of what is checked
                     check_settings(case)

@@ -91,9 +91,8 @@ def test_pages_of_files_are_not_counted(tmp_path: Path) -> None:
         assert mapped.find(b"x") == -1
         assert me.memory_info().rss - resident > 0.9 * size
         assert abs(read_held_memory(me.pid) - held) < 0.1 * size
-        own = mmap.mmap(
-            -1, size, mmap.MAP_PRIVATE
-        )  # a bytearray may be of memory that was held already
+        # a bytearray may be of memory that was held already
+        own = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
         own[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
         assert 0.9 * size < read_held_memory(me.pid) - held < 1.1 * size
     mapped.close()
@@ -111,7 +110,7 @@ def test_a_batch_ends_alike_whatever_the_kernel_takes_back(data: DatasetInfo) ->
     )
     assert (plain.status, taken.status) == (Status.OK, Status.OK), (plain.reason, taken.reason)
     peaks = [one.measurement.peak_process_bytes or 0 for one in (plain, taken)]
-    # a peak that is sampled; with the files it is half as much again
+    # the peak of all pages, less those of files at the end; with these it is half as much again
     assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
     assert (full.status, again.status) == (Status.OOM, Status.OOM)
 

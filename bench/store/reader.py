@@ -68,11 +68,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The configuration in a sweep's folder; empty where none can be read."""
     file = folder / CONFIG
     with suppress(OSError, ValueError):
-        found = file.stat()
-        config = _parse_config(file.absolute(), found.st_ino, found.st_mtime_ns, found.st_size)
+        config = _parse_config(file.absolute(), *_stamp(file))
         if isinstance(config, dict):
             return {**config}
     return {}
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    """What tells the contents of a file from those that it had before. Raises OSError: it is not
+    there."""
+    found = file.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @lru_cache(maxsize=4)
@@ -93,8 +99,7 @@ def read_records(path: Path) -> pd.DataFrame:
     that cannot be; the message names file, line and column.
     """
     file = records_file(path)
-    found = file.stat()
-    return _read_records(file, found.st_ino, found.st_mtime_ns, found.st_size).copy(deep=False)
+    return _read_records(file, *_stamp(file)).copy(deep=False)
 
 
 @lru_cache(maxsize=1)
