@@ -34,15 +34,13 @@ from bench.text import clean
 from bench.why.__main__ import main as explain
 from tests.planted.comparisons import COMPARISONS, Comparison
 from tests.planted.documents import Made
-from tests.planted.records import ROOT, write_sweep
+from tests.planted.records import ROOT, list_committed, write_sweep
 from tests.planted.situations import SITUATIONS
 from tests.planted.situations.situation import Situation
 from tests.planted.sweeps import Folders
 
 GOLDEN = Path(__file__).with_name("golden")
-RESULTS = {
-    path.parent.name: path.parent for path in sorted((ROOT / "results").glob("*/records.csv"))
-}
+RESULTS = {folder.name: folder for folder in list_committed("records.csv")}
 JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
 
 

@@ -28,7 +28,7 @@ from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
 from bench.sweep.__main__ import main as sweep_main
 from bench.why.__main__ import main
 from bench.work import Kind
-from tests.planted.records import make_run, write_sweep
+from tests.planted.records import ROOT, list_committed, make_run, write_sweep
 from tests.planted.steps import make_profiled, make_row, make_step, write_profiled
 
 
@@ -216,13 +216,10 @@ def test_the_work_is_of_the_profile_in_the_middle_and_the_time_of_all_repeats(
 
 # --------------------------------------------------------------------------- what is committed
 
-RESULTS = Path(__file__).parents[1] / "results"
-CARD = RESULTS / "nvidia-h100-80gb-hbm3-20261122-113040"
+CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-113040"
 
 
-@pytest.mark.parametrize(
-    "folder", [file.parent for file in sorted(RESULTS.glob("*/work.csv"))], ids=lambda f: f.name
-)
+@pytest.mark.parametrize("folder", list_committed("work.csv"), ids=lambda f: f.name)
 def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -> None:
     """All pairs of values of each axis, either way; also those without a profile."""
     sweeps = read_sweeps([folder])

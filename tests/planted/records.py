@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,14 @@ from bench.store.writer import Store
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "results" / "reference" / "rtx-titan-2019.csv"
+
+
+def list_committed(file: str) -> list[Path]:
+    """The folders of results/ of which ``file`` is committed; `make sweep` puts its own there."""
+    command = ["git", "ls-files", f"results/*/{file}"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [(ROOT / name).parent for name in sorted(listed.splitlines())]
+
 
 Row = (
     Record

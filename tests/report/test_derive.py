@@ -22,7 +22,14 @@ from bench.study import doubts, quantities, summaries
 from bench.study.columns import Columns
 from bench.study.sweeps import Sweep, read_sweep, read_sweeps
 from bench.text import write_number
-from tests.planted.records import GIB, REFERENCE, make_record, measured, write_sweep
+from tests.planted.records import (
+    GIB,
+    REFERENCE,
+    list_committed,
+    make_record,
+    measured,
+    write_sweep,
+)
 from tests.planted.situations.notices import EACH_DOUBT
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
@@ -243,7 +250,7 @@ def test_a_fatal_doubt_is_not_trusted(tmp_path: Path) -> None:
         assert trusted == (not any(doubts.DOUBTS[name].fatal for name in found)), model
 
 
-COMMITTED = sorted((Path(__file__).parents[2] / "results").glob("nvidia-h100-*"))
+COMMITTED = [f for f in list_committed("records.csv") if f.name.startswith("nvidia-h100-")]
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name[-6:])
