@@ -103,15 +103,15 @@ def test_pages_of_files_are_not_counted(tmp_path: Path) -> None:
 def test_a_batch_ends_alike_whatever_the_kernel_takes_back(data: DatasetInfo) -> None:
     """Of a worker it takes up to 230 MiB of files: with these, 1024 images trained in 700 MiB."""
     limit = {"memory_limit": "700MiB"}
+    # held memory is sampled every 15 ms: of one step on busy cores it was 4 % too low, of 16 1 %
     plain, full, taken, again = (
-        execute(data, f"models_for_tests:{model}", batch_size=size, **limit)
+        execute(data, f"models_for_tests:{model}", batch_size=size, steps=steps, **limit)
         for model in ("wide", "reclaimed")
-        for size in (64, 1024)
+        for size, steps in ((64, 16), (1024, 1))
     )
     assert (plain.status, taken.status) == (Status.OK, Status.OK), (plain.reason, taken.reason)
     peaks = [one.measurement.peak_process_bytes or 0 for one in (plain, taken)]
-    # the peak of all pages, less those of files at the end; with these it is half as much again
-    assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.02)  # with files it is half as much again
     assert (full.status, again.status) == (Status.OOM, Status.OOM)
 
 
