@@ -399,11 +399,18 @@ def format_value(value: Value) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def spell_cases(cases: Iterable[Case]) -> list[dict[str, str]]:
-    """The axes of each case as `format_value` writes them: of each axis every value once."""
-    columns = zip(*map(list_values, cases), strict=True)
-    texts = [map({v: format_value(v) for v in {*held}}.__getitem__, held) for held in columns]
-    return [dict(zip(AXES, row, strict=True)) for row in zip(*texts, strict=True)]
+def spell_cases(cases: Iterable[Case]) -> dict[str, Any]:
+    """What a configuration says of cases, as `format_value` writes it: the ``settings`` that all
+    share, and of each of the ``cases`` the axes that it is named by, or that vary."""
+    shared, told = dict[str, str](), dict[str, Iterable[str]]()
+    for name, column in zip(AXES, zip(*map(list_values, cases), strict=True), strict=False):
+        texts = {value: format_value(value) for value in {*column}}
+        if len(texts) > 1 or name in NAMED:
+            told[name] = map(texts.__getitem__, column)
+        else:
+            (shared[name],) = texts.values()
+    rows = zip(*told.values(), strict=True)
+    return {"settings": shared, "cases": [dict(zip(told, row, strict=True)) for row in rows]}
 
 
 def spell_value(value: Value) -> str:

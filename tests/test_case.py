@@ -100,8 +100,13 @@ def test_a_case_is_a_key_and_takes_no_hash_to_another_process() -> None:
 
 @given(st.lists(CASES, max_size=9))
 def test_cases_are_spelled_as_each_of_their_values_is(cases: list[Case]) -> None:
-    spelled = [{name: format_value(getattr(case, name)) for name in AXES} for case in cases]
-    assert spell_cases(cases) == spelled
+    """What they share once; of each what it is named by."""
+    told = spell_cases(cases)
+    spelled = [{**told["settings"], **own} for own in told["cases"]]
+    assert spelled == [{n: format_value(getattr(c, n)) for n in AXES} for c in cases]
+    assert not any(told["settings"].keys() & {*own, *NAMED} for own in told["cases"])
+    for name in {*AXES} - told["settings"].keys() - {*NAMED}:
+        assert len({own[name] for own in told["cases"]}) > 1 or not cases
     assert parse_cases({name: [texts[name] for texts in spelled] for name in AXES}) == cases
 
 

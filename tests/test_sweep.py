@@ -96,7 +96,8 @@ def test_the_resolved_configuration_stands_beside_the_records(out: Path) -> None
     config = json.loads((out / "config.json").read_text())
     assert config["command"].startswith("python -m bench.sweep --executor fake")
     (case,) = config["cases"]
-    assert (case["batch_size"], case["lr"], case["evaluate"]) == ("8", "0.01", "off")
+    shared = config["settings"]
+    assert (case["batch_size"], shared["lr"], shared["evaluate"]) == ("8", "0.01", "off")
     assert config["environment"]["cpu"]["host"] == socket.gethostname()
     assert config["datasets"]["synthetic"]["train_images"] == 50_000
 

@@ -13,6 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.axis import Value
+from bench.case import format_value, list_values, spell_cases
 from bench.errors import UsageError
 from bench.record import COLUMNS, COMPARABLE
 from bench.store.attempts import find_unknown, number_groups
@@ -212,14 +214,14 @@ def join_configs(configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     known = [config for config in configs if config]
     presets = {str(c["preset"]) for c in known if "preset" in c}
     commands = {line for c in known for line in str(c.get("command", "")).splitlines()}
-    cases = {json.dumps(case): case for c in known for case in c.get("cases", [])}
+    cases = {case for c in known for case in Plan.of(c).list_cases() or ()}
     searches = [c["search"] for c in known if c.get("search")]
     halvings = {json.dumps(c["halving"]): c["halving"] for c in known if c.get("halving")}
     return {
         "command": "\n".join(sorted(commands)),
         "preset": presets.pop() if len(presets) == 1 else SEVERAL,
         "repeats": max((config.get("repeats", 1) for config in known), default=1),
-        "cases": sorted(cases.values(), key=lambda case: [*map(_rank, case.values())]),
+        **spell_cases(sorted(cases, key=lambda case: [*map(_rank, list_values(case))])),
         "environment": _join(known, "environment"),
         "datasets": _join(known, "datasets"),
         **({"search": min(searches, key=json.dumps)} if searches else {}),
@@ -229,8 +231,9 @@ def join_configs(configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _rank(text: str) -> tuple[float, str]:
+def _rank(value: Value) -> tuple[float, str]:
     """Where a value of an axis goes among others: numbers by their size."""
+    text = format_value(value)
     try:
         return float(text), ""
     except ValueError:

@@ -10,12 +10,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import variance
 from typing import Any
 
-from bench.case import Case, spell_cases
+from bench.case import AXES, Case, format_value, list_values
 from bench.errors import UsageError
 from bench.interval import find_reach
 from bench.record import Status
@@ -110,19 +110,21 @@ def leave_out_known(runs: Iterable[Run], history: Mapping[Run, Past]) -> list[Ru
 @dataclass(frozen=True)
 class Plan:
     """What a folder's sweep planned: its ``shard`` as ``--shard`` takes it, empty for none, its
-    cases as `bench.sweep.folder.describe_config` writes them, None where not known, and whether
-    a search, which ends the poorer ones early, ``searched`` them."""
+    cases and the ``settings`` that they share as `bench.case.spell_cases` has them, None where not
+    known, and whether a search, which ends the poorer ones early, ``searched`` them."""
 
     shard: str = ""
     cases: Sequence[Mapping[str, str]] | None = None
     repeats: int = 1
     searched: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Plan:
         """What a folder's configuration tells; of one that somebody edited, nothing is known."""
         shard, repeats = config.get(SHARD, ""), config.get("repeats", 1)
-        plan = cls(shard, config.get("cases"), repeats, "halving" in config)
+        cases, settings = config.get("cases"), config.get("settings", {})
+        plan = cls(shard, cases, repeats, "halving" in config, settings)
         return plan if plan.is_sound() else cls()
 
     def is_sound(self) -> bool:
@@ -134,23 +136,30 @@ class Plan:
         return (
             isinstance(self.shard, str)
             and isinstance(self.cases, list | None)
-            and all(isinstance(texts, dict) and texts for texts in self.cases or ())
+            and isinstance(self.settings, dict)
+            and all(isinstance(t, dict) and (t or self.settings) for t in self.cases or ())
             and isinstance(self.repeats, int)
             and 1 <= self.repeats <= _MOST_RUNS // max(1, len(self.cases or ()))
         )
 
-    def list_runs(self) -> list[Run] | None:
-        """The runs that were planned; None where it is not known, or somebody edited it."""
+    def list_cases(self) -> list[Case] | None:
+        """The cases that were planned; None where it is not known, or somebody edited it."""
         if self.cases is None:
             return None
+        told, cells = {name for texts in self.cases for name in texts}, dict[str, list[str]]()
+        for name, default in zip(AXES, list_values(Case()), strict=True):
+            shared = self.settings.get(name, format_value(default))  # which older ones lack
+            own = name in told
+            cells[name] = [t.get(name, shared) if own else shared for t in self.cases]
         try:
-            cells = {
-                name: [texts.get(name, default) for texts in self.cases]
-                for name, default in spell_cases([Case()])[0].items()
-            }
-            return plan_runs(parse_cases(cells), self.repeats)
+            return parse_cases(cells)
         except (UsageError, TypeError):
             return None
+
+    def list_runs(self) -> list[Run] | None:
+        """The runs that were planned; None as `list_cases`."""
+        cases = self.list_cases()
+        return None if cases is None else plan_runs(cases, self.repeats)
 
 
 def read_plans(folder: Path) -> dict[str, Plan]:

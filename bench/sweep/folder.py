@@ -121,7 +121,7 @@ def describe_config(
         "command": "\n".join(dict.fromkeys([*earlier, options.command])),
         "preset": options.preset.name,
         "repeats": options.repeats,
-        "cases": spell_cases(cases),
+        **spell_cases(cases),
         "environment": {
             device: {
                 name: value for name, value in asdict(environment).items() if value is not None

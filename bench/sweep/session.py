@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import Case
+from bench.case import Case, spell_cases
 from bench.environment import PACKAGES, refuse_missing
 from bench.executors import Executor, Lane, build_executor
 from bench.store.writer import Store
@@ -56,7 +56,8 @@ def continue_folder(
     comparable, _ = read_past(loop.store.folder, cases, loop.options, loop.inputs)
     before = loop.store.read_config()
     config = describe_config([], loop.options, loop.inputs, before, search)
-    loop.store.write_config({**config, "cases": before.get("cases", [])})
+    planned = {name: before.get(name, none) for name, none in spell_cases([]).items()}
+    loop.store.write_config(config | planned)
     return comparable
 
 

@@ -156,6 +156,7 @@ def test_a_missing_case_is_named_by_what_tells_it_from_the_rows(tmp_path: Path) 
     "config",
     [
         *({"cases": cases} for cases in (None, 3, "abc", [3], [{}], {"a": 1})),
+        *({"settings": s, "cases": [{}]} for s in ({}, 3, None, {"batch_size": "many"})),
         *({"cases": [case]} for case in ({"batch_size": "many"}, {"precision": 7})),
         *({"cases": [{"seed": "1"}], "repeats": n} for n in (10**9, 0, None, "2", 1e3)),
         *({"cases": [{"seed": "1"}], "shard": shard} for shard in (3, "x", "3/2")),
