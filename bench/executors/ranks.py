@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from bench.executors.process import Worker
 from bench.executors.server import Servers
 from bench.processes import hold_to
 from bench.record import MEASURED, REFUSED
+from bench.scratch import Scratch
 from bench.worker.messages import GO_ON, EpochEnded, Finished, Message, PhaseEntered, Seat
 
 _POLL_S = 0.1
@@ -80,7 +80,7 @@ class Ranks:
         size, gpus = job.case.world_size, find_gpus(job)
         # which cores are near a GPU is for the system to say, as where one GPU trains
         cores = [()] * size if gpus else share_cores(job.lane.cores or usable_cpus(), size)
-        self._folder = tempfile.TemporaryDirectory(prefix="bench-ranks-")
+        self._folder = Scratch("ranks")
         self._workers: list[Worker] = []
         self._heard: SimpleQueue[tuple[int, Message | Exception | None]] = SimpleQueue()
         # all are of this machine, whatever its name resolves to

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import threading
 import time
 import traceback
@@ -31,6 +30,7 @@ from bench.gpu.kinds import OTHERS
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.opening import open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
+from bench.scratch import Scratch
 from bench.text import count
 from bench.worker.messages import END, GO_ON, EpochEnded, Finished, Message, PhaseEntered
 
@@ -50,7 +50,7 @@ class SubprocessExecutor(Executor):
         super().__init__(settings)
         self._workers: list[Worker | Ranks] = []
         self._servers = Servers(settings.cold)
-        self._compiled: tempfile.TemporaryDirectory[str] | None = None
+        self._compiled: Scratch | None = None
         self._lock = threading.Lock()
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
@@ -145,7 +145,7 @@ class SubprocessExecutor(Executor):
             return {}
         with self._lock:
             if self._compiled is None:
-                self._compiled = tempfile.TemporaryDirectory(prefix="bench-compiled-")
+                self._compiled = Scratch("compiled")
         return {_CACHE: str(Path(self._compiled.name) / job.case.slug())}
 
     def _attempt(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from bench.case import Case
 from bench.data.batches import Supply
 from bench.errors import UsageError
 from bench.record import EpochRow
+from bench.scratch import Scratch
 from bench.store.cells import BEST, LAST
 from bench.text import clean, sync_folder
 from bench.training.accelerator import find_accelerator
@@ -58,7 +58,7 @@ class Checkpoints:
     _failure: str = "no epoch was saved"
     _bytes: int = 0
     _times: list[float] = field(default_factory=list)
-    _scratch: tempfile.TemporaryDirectory[str] | None = None
+    _scratch: Scratch | None = None
 
     def __post_init__(self) -> None:
         self.stay = self.case.checkpoint and self.case.epochs > 1 and bool(self.folder)
@@ -198,7 +198,7 @@ class Checkpoints:
 
     def _place(self, name: str) -> Path:
         if not self.folder:
-            self._scratch = tempfile.TemporaryDirectory(prefix="bench-checkpoint-")
+            self._scratch = Scratch("checkpoint")
             self.folder = self._scratch.name
         return Path(self.folder) / name
 

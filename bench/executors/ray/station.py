@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import queue
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -22,6 +21,7 @@ from bench.executors import Event, Executor, Job, Settings, load_executor
 from bench.gpu.cards import Card, find_cards
 from bench.gpu.opening import find_neighbours
 from bench.record import Outcome, Status
+from bench.scratch import Scratch
 from bench.worker.messages import PhaseEntered
 
 _TELL_EVERY_S = 0.2
@@ -105,7 +105,7 @@ class Station:
             )
             yield Report(outcome=Outcome(Status.UNSUPPORTED, reason))
             return
-        with tempfile.TemporaryDirectory(prefix="bench-lane-") as folder:
+        with Scratch("lane") as folder:
             log, trace = Path(folder, "log"), job.trace and Path(folder, job.trace.name)
             log.touch()
             here = replace(job, log=log, trace=trace)
