@@ -33,6 +33,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryFile
 from typing import IO, Any, TextIO
 
+from bench.cores import read_governor, usable_cpus
 from bench.data import DatasetInfo
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, split_subject
@@ -363,37 +364,6 @@ def find_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name in sorted(environ)
         if not _HARMLESS.search(name) and any(fnmatchcase(name, known) for known in VARIABLES)
     }
-
-
-def read_governor(folder: Path = Path("/sys/devices/system/cpu")) -> str | None:
-    """The frequency governors of the CPUs that this process may use, joined by a comma; None where
-    none is told."""
-    governors = set()
-    for cpu in usable_cpus():
-        with suppress(OSError):
-            file = folder / f"cpu{cpu}" / "cpufreq" / "scaling_governor"
-            governors.add(file.read_text().strip())
-    return ", ".join(sorted(governors)) or None
-
-
-def usable_cpus() -> Sequence[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return range(os.cpu_count() or 1)
-
-
-def read_core_times() -> tuple[float, float]:
-    """Seconds for which the cores that this process may use were busy so far, and for which other
-    guests of its hypervisor had them. What runs on other cores takes nothing from these."""
-    import psutil
-
-    cpus, busy, stolen = psutil.cpu_times(percpu=True), 0.0, 0.0
-    for times in (cpus[index]._asdict() for index in usable_cpus() if index < len(cpus)):
-        stolen += times.pop("steal", 0.0)
-        # the kernel counts a guest's time in user and nice too
-        unused = ("idle", "iowait", "guest", "guest_nice")
-        busy += sum(spent for kind, spent in times.items() if kind not in unused)
-    return busy, stolen
 
 
 CPU_FLAGS: dict[Arithmetic, frozenset[str]] = {

@@ -20,15 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 
+from bench import cores
 from bench.apex import Apex, Interface, find_apex
-from bench.doctor import __main__, machine
+from bench.cores import OtherWork
+from bench.doctor import __main__
 from bench.doctor.__main__ import main, read_json, write_findings, write_json
 from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
 from bench.environment import DeviceAnswer, ProcessAnswer, find_variables
 from bench.gpu.nvml import Lack
 from bench.plain import read_value
-from bench.processes import LENT
+from bench.processes import LENT, find_lender
 
 RECORDINGS = Path(__file__).parent / "recordings"
 FINE, NOTE, UNBELIEVABLE = Level
@@ -308,12 +310,14 @@ def test_what_a_process_of_ours_uses_is_not_called_others(
     ours = psutil.Process(pid)
     try:
         # the one core computes nothing else
-        monkeypatch.setattr(machine, "read_core_times", lambda: (sum(ours.cpu_times()[:2]), 0.0))
-        monkeypatch.setattr(machine, "usable_cpus", lambda: [0])
-        load, begun = machine._Load(), sum(ours.cpu_times()[:2])
+        monkeypatch.setattr(cores, "read_core_times", lambda: (sum(ours.cpu_times()[:2]), 0.0))
+        monkeypatch.setattr(cores, "usable_cpus", lambda: [0])
+        load, begun = OtherWork(root=find_lender()), sum(ours.cpu_times()[:2])
+        load.start()
         while sum(ours.cpu_times()[:2]) < begun + 0.3:
             time.sleep(0.01)
-        assert load.read(0.0)[0] < 0.1
+        load.stop()
+        assert load.cores() < 0.1
     finally:
         ours.kill()
         ours.wait()

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from bench import environment
+from bench import cores, environment
+from bench.cores import read_governor
 from bench.environment import (
     CPU_FLAGS,
     PACKAGES,
@@ -29,7 +30,6 @@ from bench.environment import (
     hash_code,
     probe,
     read_cpu_flags,
-    read_governor,
     with_inputs,
 )
 from bench.errors import UsageError
@@ -123,7 +123,7 @@ def test_variables_and_governor_are_of_the_host(
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/x")
     assert describe_host().variables == "CUDA_LAUNCH_BLOCKING=1 OMP_NUM_THREADS=3"
-    cpus = environment.usable_cpus()
+    cpus = cores.usable_cpus()
     assert read_governor(tmp_path) is None
     for cpu, governor in zip(cpus, ("powersave", "performance"), strict=False):
         file = tmp_path / f"cpu{cpu}" / "cpufreq" / "scaling_governor"
@@ -265,5 +265,5 @@ def test_the_cores_were_busy_for_what_is_neither_idle_nor_a_guest_s(
     core, other = namedtuple("core", times), namedtuple("other", ["user", "idle"])
     told = [other(1000.0, 0.0), core(**times), other(4.0, 9.0)]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: told)
-    monkeypatch.setattr(environment, "usable_cpus", lambda: [1, 2, 7])
-    assert environment.read_core_times() == (8.75 + 4.0, 3.0)
+    monkeypatch.setattr(cores, "usable_cpus", lambda: [1, 2, 7])
+    assert cores.read_core_times() == (8.75 + 4.0, 3.0)

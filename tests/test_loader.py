@@ -24,6 +24,7 @@ from training_for_tests import CPU, run_case
 from workers_for_tests import gone
 
 from bench.case import Case
+from bench.cores import OtherWork
 from bench.data import DatasetInfo, loader, prepare
 from bench.data.batches import Batches, Divided
 from bench.data.loader import LoadedBatches, Loading, load_images, load_items, measure_rate
@@ -41,7 +42,6 @@ from bench.sweep import preflight
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.training.trial import Trial
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
-from bench.worker.stopwatch import OtherWork
 from bench.workloads import Workload
 
 IMAGES = 61  # batches of 22, 22 and 17, of micro-batches of 8
@@ -307,7 +307,7 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(
         return [psutil._pslinux.scputimes(k * machine[0], *[0.0] * 9) for k in (1000, 1)]
 
     monkeypatch.setattr(psutil, "cpu_times", tell)
-    monkeypatch.setattr("bench.environment.usable_cpus", lambda: [1])
+    monkeypatch.setattr("bench.cores.usable_cpus", lambda: [1])
     for ends in (False, True):
         others, before = OtherWork(), read_cpu_time()
         pipe = subprocess.PIPE

@@ -24,6 +24,7 @@ from ranks_for_tests import SLEEP_S
 from workers_for_tests import find_workers
 
 from bench.case import Case, divide_items, whole_batch
+from bench.cores import OtherWork
 from bench.data import DatasetInfo, prepare
 from bench.data.batches import Batches, MadeBatches, Share, plan_steps
 from bench.data.loader import Loading, load_images
@@ -39,7 +40,6 @@ from bench.training.loop import Epoch, merge
 from bench.training.parallel import Exposed, find_slowest
 from bench.training.schedule import learning_rates
 from bench.worker.messages import GO_ON, Assignment, Finished, Message, PhaseEntered, StepTaken
-from bench.worker.stopwatch import OtherWork
 
 RANKS = Path(__file__).with_name("ranks_for_tests.py")
 SIZES = (2, 3)

@@ -17,6 +17,7 @@ from torch import nn
 from training_for_tests import list_batches
 
 from bench.case import Case
+from bench.cores import OtherWork
 from bench.data import DatasetInfo, load, prepare
 from bench.errors import UsageError
 from bench.limits import find_ends
@@ -40,7 +41,7 @@ from bench.worker.messages import (
     decode,
 )
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
-from bench.worker.stopwatch import OtherWork, Stopwatch
+from bench.worker.stopwatch import Stopwatch
 from bench.workloads.images import Images
 
 TINY = f"{__name__}:tiny"
@@ -425,8 +426,8 @@ def test_retries_and_others_on_the_cpu_are_counted(
         "_count_troubles",
         lambda device: {"alloc_retries": next(counts), "alloc_ooms": 0},
     )
-    readings = iter([(10.0, 5.0, 100.0), (29.0, 14.0, 110.0)])
-    monkeypatch.setattr(OtherWork, "_read", staticmethod(lambda: next(readings)))
+    readings = iter([(10.0, 5.0, 100.0, 1.0), (29.0, 14.0, 110.0, 3.0)])
+    monkeypatch.setattr(OtherWork, "_read", lambda others: next(readings))
     m, _, _ = run(replace(CASE, steps=1), data)
     assert (m.warmup_alloc_retries, m.alloc_retries) == (2, 3)
     assert m.other_cores == pytest.approx(1.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.advise.standing import strip
 from bench.axis import Value
 from bench.case import AXES, FOLLOWS, Case
-from bench.environment import usable_cpus
+from bench.cores import usable_cpus
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.precision import PRECISIONS

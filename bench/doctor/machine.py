@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.apex import Apex, find_apex
+from bench.cores import OtherWork, read_governor, usable_cpus
 from bench.data import find_layout
 from bench.doctor.counts import Counted
 from bench.environment import (
@@ -29,9 +30,6 @@ from bench.environment import (
     find_missing,
     find_variables,
     find_version,
-    read_core_times,
-    read_governor,
-    usable_cpus,
 )
 from bench.fingerprint import split_subject
 from bench.gpu.build import list_others
@@ -41,7 +39,7 @@ from bench.gpu.kinds import DEVICES
 from bench.gpu.nvml import Lack, check_nvml
 from bench.gpu.opening import open_device
 from bench.precision import find_torchao
-from bench.processes import find_lender, read_cpu_time
+from bench.processes import find_lender
 from bench.record import Environment
 from bench.yardstick import Yardstick
 
@@ -152,7 +150,8 @@ def examine_machine(
         ask: replaces `bench.environment.ask`.
     """
     devices = devices or ("cuda", *list_others(), "cpu")
-    load = _Load()
+    begun, load = time.monotonic(), OtherWork(root=find_lender())
+    load.start()
     lack, reason = check_nvml(nvml)
     cards, no_gpu = find_cards(nvml) if "cuda" in devices else ([], "")
     opened = [open_device(card.uuid, nvml) for card in cards]
@@ -190,7 +189,9 @@ def examine_machine(
             device.close()
             if isinstance(device, Unreadable) and device.notes:
                 (unread[name],) = device.notes
-    others, steal, watched_s = load.read(watch_s)
+    time.sleep(max(0.0, begun + watch_s - time.monotonic()))
+    load.stop()
+    used = round(load.cores(guests=False), 2), round(load.stolen(), 3), round(load.sums[2], 2)
     cpu = host.result().cpu or ""
     return Machine(
         host=socket.gethostname(),
@@ -207,7 +208,7 @@ def examine_machine(
             split_subject(subject)[0]: found if isinstance(found, str) else ""
             for subject, found in answer.models.items()
         },
-        cpu=Cpu(cpu, len(usable_cpus()), read_governor(), others, steal, watched_s),
+        cpu=Cpu(cpu, len(usable_cpus()), read_governor(), *used),
         results=str(place),
         results_free_bytes=_free_bytes(place),
         shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,
@@ -222,24 +223,6 @@ def examine_machine(
         torchao=find_torchao(),
         unread=unread,
     ), answer
-
-
-class _Load:
-    """What others use of the cores that this process may use, from when it is made."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    def read(self, least_s: float) -> tuple[float, float, float]:
-        """Cores used by other processes, the fraction stolen, and over how many seconds."""
-        time.sleep(max(0.0, self._start[-1] + least_s - time.monotonic()))
-        busy, steal, own, wall = (b - a for a, b in zip(self._start, self._read(), strict=True))
-        share = steal / (wall * len(usable_cpus()))
-        return round(max(0.0, busy - own) / wall, 2), round(min(1.0, share), 3), round(wall, 2)
-
-    @staticmethod
-    def _read() -> tuple[float, float, float, float]:
-        return *read_core_times(), read_cpu_time(find_lender()), time.monotonic()
 
 
 def _free_bytes(place: Path) -> int | None:

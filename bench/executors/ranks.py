@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from bench.environment import usable_cpus
+from bench.cores import share_cores, usable_cpus
 from bench.errors import UnsupportedError
 from bench.executors import Job
 from bench.executors.process import Worker
@@ -42,18 +42,6 @@ def find_gpus(job: Job) -> tuple[str, ...]:
             f"{len(gpus)} can be had here"
         )
     return gpus[: job.case.world_size]
-
-
-def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """The cores of each of ``size`` processes: equal shares, or one for several of them.
-
-    >>> share_cores([0, 1, 2, 3, 4], 2), share_cores([0, 1], 3)
-    ([(0, 1), (2, 3)], [(0,), (1,), (0,)])
-    """
-    each = len(cores) // size
-    if not each:
-        return [(cores[rank % len(cores)],) for rank in range(size)]
-    return [tuple(cores[rank * each : (rank + 1) * each]) for rank in range(size)]
 
 
 class Ranks:

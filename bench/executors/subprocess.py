@@ -17,11 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from bench.environment import Asking, usable_cpus
+from bench.cores import share_cores, usable_cpus
+from bench.environment import Asking
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Job, Lane, Listener, Settings, Stopping
 from bench.executors.process import Worker, start_warm
-from bench.executors.ranks import Ranks, find_gpus, share_cores
+from bench.executors.ranks import Ranks, find_gpus
 from bench.executors.server import Servers
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import Case, format_value, telling_axes
+from bench.cores import usable_cpus
 from bench.data import DatasetInfo, count_classes, count_images, progress_bar
 from bench.diagnosis.prediction import predict_seconds
 from bench.diagnosis.rates import take_rates
 from bench.doctor.judgement import write_warnings
 from bench.doctor.machine import examine_machine
-from bench.environment import Platform, ProcessAnswer, ask, usable_cpus, with_inputs
+from bench.environment import Platform, ProcessAnswer, ask, with_inputs
 from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bench.case import Case, count_probed, micro_batch
+from bench.cores import OtherWork
 from bench.data.batches import Supply, count_items
 from bench.data.loader import LoadedBatches, measure_rate
 from bench.diagnosis.step import PROFILED
@@ -47,7 +48,7 @@ from bench.worker.epochs import (
 from bench.worker.limit import build_limit
 from bench.worker.messages import Assignment, Channel, Finished, Reporter, Seat
 from bench.worker.preparation import end_workers, set_up, start_over, warm_up_shapes
-from bench.worker.stopwatch import OtherWork, Stopwatch
+from bench.worker.stopwatch import Stopwatch
 from bench.workloads import Workload
 
 
