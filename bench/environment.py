@@ -288,8 +288,9 @@ def describe_host() -> Environment:
     """What is known without torch: host, operating system, CPU, this harness and its commit."""
     cpu = _look_up_cpu("model name")
     cpu = platform.processor() if cpu is None else cpu or platform.machine()
+    cores = len(usable_cpus())
     return Environment(
-        cpu=f"{cpu}, {len(usable_cpus())} cores",
+        cpu=f"{cpu}, {cores} core{'s' if cores > 1 else ''}",
         python=platform.python_version(),
         os=platform.platform(),
         host=socket.gethostname(),

@@ -1255,7 +1255,7 @@ def test_two_real_lanes_learn_what_one_learns_bit_for_bit(tmp_path: Path) -> Non
     names = ("seed", "status", "train_loss", "measured_steps", "model_source", "cpu")
     assert sorted(rows(two, *names)) == rows(one, *names)
     assert set(two["torch_threads"]) == set(one["torch_threads"]) == {1}
-    assert two["cpu"].str.endswith(", 1 cores").all()
+    assert two["cpu"].str.endswith(", 1 core").all()
     assert set(two["lane"]) == {"cpu0", "cpu1"}
     assert set(two["lanes_beside"]) == {1}
 

@@ -78,6 +78,13 @@ def test_a_shared_cpu_is_doubted_as_before(tmp_path: Path) -> None:
     assert summaries.read([read_sweep(tmp_path)])["shared"].tolist() == [True]
 
 
+@pytest.mark.parametrize("cores", [1, 11, 2])
+def test_a_cpu_of_one_core_is_spelled_as_today(tmp_path: Path, cores: int) -> None:
+    write_schema_1(tmp_path, cpu=f"A 1 cores CPU, {cores} cores")
+    (cpu,) = read_records(tmp_path)["cpu"]
+    assert cpu == f"A 1 cores CPU, {cores} core{'s' if cores > 1 else ''}"
+
+
 def test_what_was_compiled_was_so_in_the_default_mode(tmp_path: Path) -> None:
     """A switch until schema 8; what is written on says the mode."""
     file = write_schema_1(tmp_path, compile="on")

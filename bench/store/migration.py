@@ -1,13 +1,14 @@
 """What older schemas said otherwise: how their rows fill the columns that came later.
 
 A column that is not here is empty in an older row, or has its axis's default. A value that has
-another name since is in `RESPELLED`.
+another spelling since is in `RESPELLED`, and a part of one in `CORRECTED`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 # Schema 1 told who shared a card or a CPU in sentences of its notes and reasons alone. These are
 # its words, frozen; nothing writes them for a reader to search any more.
@@ -34,6 +35,8 @@ _SAID = ("neighbours", "notes", "reason", "missing")
 RESPELLED = {"compile": {"on": "default"}}
 """By column, values that had another spelling before: until schema 8 the network was compiled in
 one mode, or not."""
+
+CORRECTED: dict[str, Callable[[str], str]] = {"cpu": partial(re.sub, ", 1 cores$", ", 1 core")}
 
 MIGRATIONS: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     # schema 2

@@ -24,7 +24,7 @@ from bench.errors import UsageError
 from bench.record import COLUMNS, SCHEMA, Column, Status, WorkRow
 from bench.store.attempts import FEW, find_truncated, keep_latest, number_groups
 from bench.store.cells import CONFIG, EPOCHS, RANKS, RECORDS, STEPS, TABLES, WORK, write_lines
-from bench.store.migration import MIGRATIONS, RESPELLED
+from bench.store.migration import CORRECTED, MIGRATIONS, RESPELLED
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -175,8 +175,10 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
             if column.since <= oldest:
                 raise UsageError(f"{path}:1: column {name!r} is missing; restore it")
             table = table.append_column(name, pa.array(_fill_in(column, table), pa.string()))
-        elif respelled := RESPELLED.get(name):
-            cells = [respelled.get(text, text) for text in table[name].to_pylist()]
+        elif name in (*RESPELLED, *CORRECTED):
+            cells, correct = table[name].to_pylist(), CORRECTED.get(name, str)
+            now = {text: correct(text) for text in {*cells}} | RESPELLED.get(name, {})
+            cells = [now[text] for text in cells]
             table = table.set_column(header.index(name), name, pa.array(cells, pa.string()))
     return table.select(list(columns))
 

@@ -43,7 +43,7 @@ def anchor(lane: str, kind: str, step_s: float, attempt: int = 1, noise: float =
         anchor=kind,
         lane=lane,
         attempt=attempt,
-        cpu="Some CPU, 1 cores",
+        cpu="Some CPU, 1 core",
         **measured(10, 1),
         step_time_median_s=step_s,
         step_time_mad_s=noise * step_s,
@@ -56,7 +56,7 @@ def anchor(lane: str, kind: str, step_s: float, attempt: int = 1, noise: float =
 
 def run(lane: str, repeat: int, beside: int = 1, start: int = 1) -> Record:
     return make_record(
-        CASE, lane=lane, lanes_beside=beside, repeat=repeat, cpu="Some CPU, 1 cores",
+        CASE, lane=lane, lanes_beside=beside, repeat=repeat, cpu="Some CPU, 1 core",
         session=f"start {start}", **measured(10, 1),
     )  # fmt: skip
 

@@ -117,14 +117,14 @@ SHORT = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-sma
 def anchor(lane: str, kind: str, step_s: float) -> Record:
     """The short case that a lane runs to be compared."""
     values = {"step_time_median_s": step_s, "step_time_mad_s": 0.002 * step_s, "measured_steps": 30}
-    return once(SHORT, 10, anchor=kind, lane=lane, session="start 1", cpu="Some CPU, 1 cores",
+    return once(SHORT, 10, anchor=kind, lane=lane, session="start 1", cpu="Some CPU, 1 core",
                 record_id=f"{kind}-{lane}", **values)  # fmt: skip
 
 
 def on_lane(lane: str, repeat: int, others: int = 1) -> Record:
     """A run on a lane, beside others."""
     return once(replace(SHORT, steps=None), 10, lane=lane, lanes_beside=others, repeat=repeat,
-                cpu="Some CPU, 1 cores", session="start 1")  # fmt: skip
+                cpu="Some CPU, 1 core", session="start 1")  # fmt: skip
 
 
 def between(alone: float, busy: float, *rows: Record, **values: Any) -> list[Record]:
