@@ -20,7 +20,7 @@ from unittest.mock import MagicMock
 
 import psutil
 import pytest
-from workers_for_tests import is_server, is_worker
+from workers_for_tests import gone, is_server, is_worker
 
 from bench.case import Case
 from bench.environment import hash_code
@@ -144,10 +144,6 @@ class Running:
         return self.outcome
 
 
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.slow
 def test_a_lane_for_each_gpu_of_each_node_and_those_of_one_node_together(nodes: Nodes) -> None:
     hosts = [lane.host for lane in nodes.first]
@@ -193,7 +189,7 @@ def test_a_killed_actor_is_lost_and_its_lane_comes_back(nodes: Nodes) -> None:
     assert (outcome.status, outcome.preempted) == (Status.LOST, False)
     assert outcome.reason.startswith(f"the lane's process on {lane.host} ended: ")
     assert len(outcome.reason.splitlines()) == 1
-    wait_for(lambda: gone(running.worker))
+    assert gone([running.worker], PATIENCE_S)
     assert nodes.executor.run(nodes.job(lane), print, lambda: False).status is Status.LOST
     assert lane in wait_for(nodes.join)
 
@@ -208,7 +204,7 @@ def test_a_cancelled_case_is_interrupted_and_its_lane_goes_on_until_it_is_gone(
         station = nodes.station(running.worker)
         running.stopped = True
         assert running.end().status is Status.INTERRUPTED
-        wait_for(lambda pid=running.worker: gone(pid))
+        assert gone([running.worker], PATIENCE_S)
         assert not nodes.executor.lose_lanes()
     os.kill(station, signal.SIGKILL)
     assert wait_for(nodes.executor.lose_lanes) == [lane]
@@ -226,7 +222,7 @@ def test_a_silent_actor_is_lost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -
     assert outcome.status is Status.LOST
     assert "said nothing" in outcome.reason
     monkeypatch.undo()
-    wait_for(lambda: gone(station) and gone(running.worker))
+    assert gone([station, running.worker], PATIENCE_S)
     assert lane in wait_for(nodes.join)
 
 
@@ -250,7 +246,7 @@ def test_a_lost_node_and_one_that_joins_late(nodes: Nodes) -> None:
     outcome = running.end()
     assert (outcome.status, outcome.preempted) == (Status.LOST, False)
     assert f"{lane.host} went away" in outcome.reason
-    wait_for(lambda: gone(running.worker))
+    assert gone([running.worker], PATIENCE_S)
     assert not nodes.join()
     nodes.others.append(nodes.add(1))
     assert wait_for(nodes.join) == [lane], "its name is free again"
@@ -269,7 +265,7 @@ def test_a_machine_that_was_taken_away_is_preempted(nodes: Nodes) -> None:
     outcome = running.end()
     assert (outcome.status, outcome.preempted) == (Status.LOST, True)
     assert outcome.reason.endswith("was taken away")
-    wait_for(lambda: gone(running.worker))
+    assert gone([running.worker], PATIENCE_S)
 
 
 DRIVER = """
