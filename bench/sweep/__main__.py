@@ -94,7 +94,8 @@ def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> l
     runs = sum(len(part.runs) for part in parts)
     there = sum(len(part.plan) - len(part.runs) for part in parts)
     cases = [case for part in parts for case, _, _ in [*part.plan, *part.before]]
-    with Display(out, runs, there, telling_axes(cases)) as display:
+    repeats = parts[0].options.repeats
+    with Display(out, runs, there, telling_axes(cases), repeats=repeats) as display:
         for part in parts:
             part.loop.show_on(display)
         grids = [part.make_grid() for part in parts]

@@ -15,6 +15,7 @@ from bench.case import Case
 from bench.executors import Event
 from bench.limits import is_shared
 from bench.record import MEASURED, Record, Status, Step
+from bench.sweep.schedule import write_times
 from bench.text import GIB, clean, write_number
 from bench.worker.messages import PhaseEntered
 
@@ -38,7 +39,8 @@ class Display:
 
     Each lane has a line of its own; the only lane of a sweep has no name. So many ``runs`` are
     to be made now, and ``done`` are there already; with None, each decides on the next, as in a
-    ``search``. ``axes`` are those that each case is named by, see `bench.case.telling_axes`.
+    ``search``. ``axes`` are those that each case is named by, see `bench.case.telling_axes`; each
+    has so many ``repeats``.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Display:
         done: int,
         axes: Sequence[str] | None = None,
         search: str = "the largest batch",
+        repeats: int = 1,
     ) -> None:
         self._out, self._runs, self._done, self._axes = out, runs, done, axes
-        self._search = search
+        self._search, self._repeats = search, repeats
         self._index = 0
         self._lanes: dict[str, _Lane] = {}
         self._live: Progress | None = None
@@ -58,6 +61,8 @@ class Display:
     def __enter__(self) -> Display:
         kept = f", {self._done} already there" if self._done else ""
         what = f"looking for {self._search}" if self._runs is None else f"{self._runs} to run"
+        if self._runs and self._repeats > 1:
+            what += f" (each case {write_times(self._repeats)}, the first once more at the end)"
         self.say(f"{what}{kept}, into {self._out}")
         if sys.stderr.isatty() and self._runs != 0:
             self._live = _build_progress()
