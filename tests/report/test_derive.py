@@ -282,6 +282,16 @@ def test_spikes_in_rows_of_an_older_schema_are_no_trend(tmp_path: Path) -> None:
     assert summaries.read([read_sweep(folder)])["trend"].iloc[0], "then the means are all there is"
 
 
+def test_what_noise_explains_of_a_trend_is_two_standard_errors(tmp_path: Path) -> None:
+    """Of two medians of ten steps each, whose deviations from theirs are 4 % in the median."""
+    noisy = {"step_time_median_s": 0.1, "step_time_mad_s": 0.004, "measured_steps": 40}
+    believed = 0.02 + 2 * 1.2533 * 1.4826 * 0.04 * (1 / 10 + 1 / 10) ** 0.5
+    for over, trend in ((0.001, True), (-0.001, False)):
+        ends = {"step_time_first_s": 0.1, "step_time_last_s": 0.1 * (1 + believed + over)}
+        cases = cases_of(tmp_path / str(trend), ran(FP32, 10, **noisy, **ends))
+        assert bool(cases["trend"].iloc[0]) is trend
+
+
 def test_a_trend_is_said_in_numbers(tmp_path: Path) -> None:
     trend = {"step_time_first_s": 0.1, "step_time_last_s": 0.104, "measured_steps": 400}
     clock = {"sm_clock_first_mhz": 2000, "sm_clock_last_mhz": 1900}
