@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,12 +14,15 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.errors import UsageError
+from bench.executors import Lane
 from bench.grid import grid
-from bench.record import Status
+from bench.record import Outcome, Status
 from bench.store.plans import find_width, plan_runs
 from bench.store.reader import Past, Run
+from bench.sweep.grid import Grid
 from bench.sweep.options import build_parser, parse_arguments, plan_cases
 from bench.sweep.schedule import OomSkips, remaining_runs
+from tests.planted.records import make_record
 
 CASES = grid({"precision": ["fp32", "bf16"], "batch_size": [64, 128, 256]})
 SMALL, MIDDLE, LARGE = CASES[:3]
@@ -176,3 +181,32 @@ def test_a_wall_is_remembered_but_not_inferred_from_inferences() -> None:
 
     assert past(inferred=False).blocks(LARGE) == 128
     assert past(inferred=True).blocks(LARGE) is None
+
+
+# --------------------------------------------------------------------------------- on a lane
+
+LANE = Lane()
+
+
+def deal(runs: Sequence[Run], times: Mapping[Case, Sequence[float]]) -> Grid:
+    """The runs of a sweep of one lane, and what epochs of earlier runs took, in s."""
+    return Grid(Mock(lanes={LANE.name: None}), runs, {}, None, times)
+
+
+def test_the_case_whose_time_is_known_least_is_repeated_first() -> None:
+    repeats = plan_runs([SMALL, LARGE], 2)[2:4]
+    for wide, narrow in ((SMALL, LARGE), (LARGE, SMALL)):
+        grid = deal(repeats, {wide: [1, 2], narrow: [1, 1.01]})
+        ticket = grid.take(LANE, [LANE])
+        assert ticket is not None
+        assert ticket.run == (wide, 2, False)
+
+
+def test_a_lost_run_is_the_next_on_its_lane() -> None:
+    grid = deal(plan_runs([SMALL, LARGE], 1), {})
+    lost = Outcome(Status.LOST)
+    for attempt in (1, 2):
+        ticket = grid.take(LANE, [LANE])
+        assert ticket is not None
+        assert (ticket.run, ticket.attempt) == ((SMALL, 1, False), attempt)
+        grid.settle(ticket, make_record(SMALL, status=Status.LOST), lost)
