@@ -438,6 +438,31 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture)
     assert rows(again[len(frame) :], "seed", "attempt", "status") == [(1, 4, "ok")]
 
 
+def test_a_row_has_the_most_lanes_that_were_ever_beside_it(
+    out: Path, monkeypatch: Patch, crews: list[crew.Crew]
+) -> None:
+    """Of three lanes one is lost, and what it ran goes on beside one other."""
+    together, again = threading.Barrier(3, timeout=60), threading.Event()
+    tries = Counter[int]()
+
+    def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
+        tries[seed := job.case.seed] += 1
+        if tries[1] == 2 and seed == 1:
+            again.set()
+            return Outcome(Status.OK)
+        together.wait()
+        if seed == 0:
+            assert again.wait(60)
+        while seed == 2 and not crews[0]._lost:
+            time.sleep(0.01)
+        return Outcome(Status.LOST if seed == 1 else Status.OK, "the node went away")
+
+    monkeypatch.setattr(FakeExecutor, "run", answer)
+    frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "3", "--no-anchors")
+    found = frame.groupby("seed")["lanes_beside"].agg(list)
+    assert found.tolist() == [[2], [2, 1], [2]]
+
+
 def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
     out: Path, monkeypatch: Patch
 ) -> None:

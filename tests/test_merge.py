@@ -146,6 +146,18 @@ def test_the_dear_families_are_spread() -> None:
     assert [is_mine(case) for case in [*short, *long]] == [True, False, True, False, True, False]
 
 
+def test_a_search_is_counted_as_its_runs() -> None:
+    """One shard has the search for a largest batch, and the other three whole epochs."""
+    whole = grid({"precision": ["bf16", "fp16", "bf16-amp"]})
+
+    def expand(find: Any) -> list[Case]:
+        assert find(Case(), "auto") == ()
+        return whole
+
+    is_mine = choose_part(Shard(1, 2), expand)
+    assert [is_mine(case) for case in [Case(), *whole]] == [True, False, False, False]
+
+
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "1/0", "-1/4", "1/4/2", "a/b", "", "1 / 4"])
 def test_what_is_no_shard_is_refused(text: str, capsys: Capture) -> None:
     assert sweep.main([*GRID, f"--shard={text}"]) == 2

@@ -332,6 +332,8 @@ def test_steps_whose_batches_lay_ready_are_left_out() -> None:
     """After the start of a loader four steps find their batches ready, and the others wait."""
     times = [1.0] + [0.1] * 4 + [0.3] * 7
     assert extrapolate(3.5, times, 112, ahead=5).epoch_s == pytest.approx(3.5 + 100 * 0.3)
+    # as many more as lay ready are enough to go by, and fewer are not
+    assert extrapolate(2.9, times[:10], 110, ahead=5).epoch_s == pytest.approx(2.9 + 100 * 0.3)
     few = extrapolate(1.4, times[:5], 105, ahead=5)
     assert few.epoch_s == pytest.approx(1.4 + 100 * 0.1), "there is nothing else to go by"
 

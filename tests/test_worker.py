@@ -248,6 +248,15 @@ def test_a_slow_first_or_last_step_is_no_trend(
     assert m.step_time_first_s == m.step_time_last_s == pytest.approx(0.1)
 
 
+def test_a_smaller_last_batch_is_at_no_end(
+    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [0.15, *(0.2 - step / 1000 for step in range(98)), 0.01]
+    monkeypatch.setattr("bench.training.timing.StepClock.read", lambda self: times)
+    m, _, _ = run(replace(CASE, fraction=1.0), data)
+    assert (m.step_time_first_s, m.step_time_last_s) == find_ends(times[:-1])
+
+
 @pytest.fixture
 def few(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> DatasetInfo:
     monkeypatch.setattr("bench.data.load", cut(1100, 600))
