@@ -20,6 +20,7 @@ from bench.record import Measurement
 from bench.training import timing
 from bench.training.timing import (
     FEWEST_WINDOWS,
+    FIRST_LOOK,
     LEAST_S,
     LEAST_STEPS,
     Certainty,
@@ -460,11 +461,16 @@ class Replay:
         return self.times[: self.ended]
 
 
-def end_early(times: list[float], share: float, full_steps: float) -> int:
+def end_early(times: list[float], share: float, full_steps: float, ahead: int = 0) -> int:
     """After how many of ``times`` a case ends that is to be certain; all of them if it never is."""
     clock = Replay(times)
-    certain = Certainty(share, clock, full_steps)  # type: ignore[arg-type]
+    certain = Certainty(share, clock, full_steps, ahead)  # type: ignore[arg-type]
     return next((n for n in range(1, len(times)) if certain()), len(times))
+
+
+def test_a_case_does_not_end_by_steps_whose_batches_lay_ready() -> None:
+    assert end_early([0.1] * 60, 0.01, 391) == FIRST_LOOK
+    assert end_early([0.1] * 60, 0.01, 391, ahead=15) == 30
 
 
 KINDS: dict[str, Callable[[np.random.Generator, int], Any]] = {

@@ -425,20 +425,22 @@ def shapes(case: Case, data: DatasetInfo) -> list[int]:
 
 
 def test_retries_and_others_on_the_cpu_are_counted(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+    few: DatasetInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two retries since the process started, three more within the epoch. Of the machine and of
-    this process there are readings at the start and the end of the epoch."""
-    counts = iter([2, 2, 5])
+    """Two retries since the process started, three more within the first epoch, and one within the
+    second. Of the machine and of this process there are readings at the start and the end of
+    each."""
+    counts = iter([2, 2, 5, 6, 7])
     monkeypatch.setattr(
         measurement,
         "_count_troubles",
         lambda device: {"alloc_retries": next(counts), "alloc_ooms": 0},
     )
-    readings = iter([(10.0, 5.0, 100.0, 1.0), (29.0, 14.0, 110.0, 3.0)])
+    rows = [(10.0, 5.0, 100.0, 1.0), (29.0, 14.0, 110.0, 3.0)]
+    readings = iter([*rows, (40.0, 20.0, 120.0, 3.0), (51.0, 21.0, 130.0, 4.0)])
     monkeypatch.setattr(OtherWork, "_read", lambda others: next(readings))
-    m, _, _ = run(replace(CASE, steps=1), data)
-    assert (m.warmup_alloc_retries, m.alloc_retries) == (2, 3)
+    m, _, _ = run(replace(THREE, epochs=2, evaluate=False), few)
+    assert (m.warmup_alloc_retries, m.alloc_retries) == (2, 4)
     assert m.other_cores == pytest.approx(1.0)
 
 
