@@ -488,7 +488,10 @@ def test_failures_beside_others_are_told_from_failures() -> None:
     failed = {"batch_size": 32, "status": Status.ERROR}
     alone = read_rows(CARD, *(failed for _ in range(3)))
     assert conclude_trial(alone, 8).ending is Ending.GAVE_UP
-    beside = read_rows(CARD, *({**failed, "neighbours_computing": 1} for _ in range(3)))
+    crowded = {**failed, "neighbours_computing": 1}
+    once = read_rows(CARD, crowded, failed, failed)
+    assert conclude_trial(once, 8).ending is Ending.GAVE_UP, "two failed without any others"
+    beside = read_rows(CARD, *(crowded for _ in range(3)))
     assert conclude_trial(beside, 8).ending is Ending.CROWDED
 
 
