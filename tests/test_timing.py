@@ -349,6 +349,17 @@ def test_an_interval_by_hand() -> None:
     assert whole.low_s == pytest.approx(max(8.0, whole.epoch_s - half), rel=1e-3)
 
 
+def test_an_interval_of_drifting_steps_by_hand() -> None:
+    """Seven steps on a line, up to the middle of the forty after them: that of a regression."""
+    steady = [0.7, 1.1, 0.8, 1.3, 0.9, 1.2, 1.0]
+    whole = extrapolate(8.0, [1.0, *steady], 48.0, drift=True)
+    slope, start = np.polyfit(range(7), steady, 1)
+    off = np.array(steady) - (start + slope * np.arange(7))
+    far, spread = (7 + 40) / 2, math.sqrt(off @ off / 5)
+    reach = 2.5706 * spread * math.sqrt(1 / 7 + 1 / 40 + 12 * far**2 / (7**3 - 7))  # t(0.975, 5)
+    assert whole.high_s == pytest.approx(whole.epoch_s + 40 * (slope * far + reach), rel=1e-4)
+
+
 def test_too_few_steps_have_no_interval_nor_has_what_left_none_out() -> None:
     assert extrapolate(7.0, [1.0] * 7, 7) == Extrapolation(7.0, None, None)
     assert extrapolate(4.0, [1.0] * 4, 100) == Extrapolation(100.0, None, None)
