@@ -434,6 +434,26 @@ def test_each_item_of_a_dataset_comes_once_an_epoch() -> None:
     assert orders[0] == orders[2] != orders[1]
 
 
+class Draws:
+    """Items that are nothing but what they draw."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        return torch.rand(1)
+
+
+def test_what_a_dataset_draws_in_a_worker_is_its_epochs_own() -> None:
+    about: dict[str, Any] = {"batch_size": 4, "micro_batch": 4, "device": CPU, "seed": 1}
+    batches = load_items(Draws(), **about, loading=Loading(workers=1))
+    drawn = [
+        [x.tolist() for divided in batches.divide(epoch) for x in divided.parts]
+        for epoch in (0, 1, 0)
+    ]
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
 def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
     name = "loads_for_tests:Bare"
     flags = f"--workload {name} --device cpu --precision fp32 --batch-size 20 --loader"
