@@ -42,11 +42,11 @@ def end(case: Case, **values: Any) -> Record:
     return make_record(case, **{"status": Status.OOM, **values})
 
 
-def ends(model: str, tops: Mapping[str, tuple[int, int | None]]) -> list[Record]:
+def ends(model: str, tops: Mapping[str, tuple[int, int | None]], **axes: Any) -> list[Record]:
     """Precisions timed once at 64 and at a largest batch, with the batch that does not fit."""
     rows = []
     for precision, (top, fails) in tops.items():
-        case = Case(model=f"m:{model}", precision=precision)
+        case = Case(model=f"m:{model}", precision=precision, **axes)
         for size in (64, top):
             values = measured(50.0 - size / 100, GIB + 16 * MIB * size, train_loss=2.0)
             values = {**make_card("NVIDIA RTX 6000 Ada"), **values}
@@ -193,6 +193,10 @@ BATCHES = {
         [counted("fp32", 256, 2.256), counted("fp32", 128, 2.128), counted("bf16", 256, 2.256),
          counted("bf16", 512, 2.512), end(Case(batch_size=512, steps=20)),
          end(Case(precision="bf16", batch_size=1024, steps=20))],
+    ),
+    "equal parts": plant(
+        "In a tenth of an epoch 512 takes half as many steps as 256: no loss is compared.",
+        "largest", ends("a", KNOWN, fraction=0.1),
     ),
     "a few steps": plant("A few steps are an estimate.", "matched", HALVES),
     "whole beside steps": plant("Whole epochs stand for them.", "matched", HALVES, AT_64),
