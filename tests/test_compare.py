@@ -148,6 +148,7 @@ def test_outcome_changes_are_findings(write: Write, machine: Callable[..., Any])
         ("ok ok ok", "diverged diverged diverged"): "broken",
         ("diverged", "timeout"): "broken",
         ("ok oom", "oom oom"): "broken",
+        ("diverged diverged", "ok oom"): "broken",
         ("oom oom oom", "ok ok ok"): "fixed",
         ("oom", "error"): "changed",
         ("oom", "oom"): "",
@@ -165,7 +166,7 @@ def test_outcome_changes_are_findings(write: Write, machine: Callable[..., Any])
     )
     document = machine(a, b, "--fail-on", "broken", code=1)
     assert [outcome["change"] for outcome in document["outcomes"]] == list(changes.values())
-    assert len(document["failures"]["broken"]) == 5
+    assert len(document["failures"]["broken"]) == 6
     assert machine(b, b, "--fail-on", "broken")["failures"] == {"broken": []}
 
 

@@ -151,6 +151,18 @@ def test_a_difference_of_loss_by_hand(first: int, reach: float, tmp_path: Path) 
     assert loss.ratio.low == pytest.approx(expected.low)
 
 
+def test_a_case_with_a_loss_of_zero_has_no_ratio(tmp_path: Path) -> None:
+    """Nor by its other repeats: what is left out would be the best of them."""
+    rows = [ran(case, (100, 101, 102)) for case in (FP32, FP16)]
+    for part in rows:
+        for row, loss in zip(part, (2.0, 2.1, 2.2), strict=True):
+            row.measurement.train_loss = loss
+    rows[1][0].measurement.train_loss = 0.0
+    effect = pick(report_of(tmp_path, *rows), "precision", "fp16")
+    assert effect.time is not None
+    assert effect.loss is None
+
+
 # ------------------------------------------------------------------------------------- overview
 
 
