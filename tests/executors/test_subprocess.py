@@ -325,6 +325,17 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     return run
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (7, 7), (7, 8)])
+def test_what_the_host_killed_during_a_case_is_told_from_what_it_did_before(
+    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, before: int, after: int
+) -> None:
+    kills = iter([before])
+    monkeypatch.setattr(room, "count_oom_kills", lambda: next(kills, after))
+    outcome = scripted(says(Status.KILLED))
+    assert outcome.status is Status.KILLED
+    assert ("out-of-memory killer" in outcome.reason) == (after > before)
+
+
 BUSY = says(Status.ERROR, transient=True)
 NO_PROCESS, NO_MEMORY = (OSError(n, os.strerror(n)) for n in (errno.EAGAIN, errno.ENOMEM))
 TWICE = [PhaseEntered("epoch"), PhaseEntered("epoch")]
