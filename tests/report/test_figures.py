@@ -174,6 +174,20 @@ def test_the_baseline_is_what_most_cases_have() -> None:
     }
 
 
+@pytest.mark.parametrize("other", [{"accumulate": 2}, {"memory_limit": "12GiB"}])
+def test_the_baseline_is_whole_batches_on_a_whole_card(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    """Though there are fewer of them; but a single batch size is no line."""
+    (name,) = other
+    for sizes, value in (((64, 128), getattr(Case, name) or ""), ((64,), other[name])):
+        cases = [Case(batch_size=size) for size in sizes]
+        cases += [Case(batch_size=size, **other) for size in (64, 128, 256)]
+        report = report_on(tmp_path / str(len(sizes)), map(make, cases))
+        (group,) = view_report(report).groups
+        assert group.settings == {name: value}
+
+
 def test_changes_show_the_ratio_that_was_made(switches: Report) -> None:
     panels = dict(take(switches, "changes"))
     speed = panels["Speed: right is faster"].set_index("change")["ratio"]
