@@ -386,6 +386,9 @@ def test_the_most_expensive_is_taken_of_each() -> None:
     ]
     only = find_layers(lambda: nn.Conv2d(3, 30, 3, groups=3)(IMAGES), len(IMAGES))
     assert len(only) == 1, "a grouped one that is the most expensive is probed once"
+    larger, twice = nn.Conv2d(3, 32, 3), nn.Conv2d(3, 24, 3)
+    (layer,) = find_layers(lambda: (larger(IMAGES), twice(IMAGES.repeat(2, 1, 1, 1))), len(IMAGES))
+    assert (layer.weight, layer.batch) == ((24, 3, 3, 3), 2), "it sees each image twice"
 
 
 @pytest.mark.parametrize("layer", MODELS)

@@ -206,6 +206,15 @@ def test_tampering_is_found(kind: str, sound: dict[str, list[str]], copy: Path) 
     assert faults.get(name, []) not in ([], sound.get(name)), faults
 
 
+def test_two_cards_may_take_the_power_of_both(copy: Path) -> None:
+    """What is found of one card, `more power than the limit`, is not of two."""
+    folder = Folder(copy)
+    scale(folder.row, 2, "energy_j", "mean_power_w")
+    folder.row.update(world_size="2", parallel="ddp")
+    folder.write()
+    assert find_faults(copy)["energy"] == []
+
+
 def test_every_check_has_a_tampering_that_it_finds() -> None:
     assert {name for name, _ in TAMPERINGS.values()} == {"schema", *(c.name for c in CLAIMS)}
 
