@@ -90,6 +90,12 @@ def test_a_healthy_epoch():
     assert (seen.missing, seen.notes, seen.verdict) == ({}, [], "")
 
 
+@pytest.mark.parametrize("lowered", [(10, 10), (20, 20)])
+def test_a_power_limit_that_changes_is_the_lowest_of_the_epoch(lowered):
+    seen = replay("healthy", between(*lowered, power_limit_w=200.0))
+    assert seen.values["power_limit_w"] == 200
+
+
 def test_a_spike_between_samples_is_bounded_by_the_allocator_and_said():
     seen = replay("healthy", reserved_bytes=9 * GB, warmup_reserved_bytes=7 * GB)
     assert seen.values["peak_device_bytes"] == seen.values["peak_process_bytes"] == 9 * GB
