@@ -575,6 +575,14 @@ def test_points_have_times_and_what_was_not_read_is_left_out(tmp_path: Path) -> 
     assert "warmup_steady" not in unknown.readings
 
 
+def test_a_step_of_unknown_time_leaves_those_behind_it_their_own(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path, measure("a1"))
+    file = folder / "steps.csv"
+    file.write_text(file.read_text().replace(",0.25,", ",,", 1))
+    (run,) = read(folder)
+    assert [point.at_s - run.started_s for point in run.steps] == [0, 0.25, 0.5, 0.75]
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     return write_sweep(tmp_path / "sweep", measure("a1"))
