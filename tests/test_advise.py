@@ -20,7 +20,7 @@ from pandas import read_csv
 
 from bench.advise.__main__ import main, parse_budget
 from bench.advise.answer import Answer
-from bench.advise.belief import believe, guess, relate
+from bench.advise.belief import add_loading, believe, guess, relate
 from bench.advise.policy import Budget, choose
 from bench.advise.space import make_setting
 from bench.advise.standing import (
@@ -381,6 +381,13 @@ def test_where_nothing_is_left_to_run_no_budget_is_proposed() -> None:
 
 
 # --------------------------------------------------------------------------------------- belief
+
+
+def test_without_workers_loading_comes_on_top_of_training() -> None:
+    """Two workers took 4 s where nothing is trained: one takes 8, and so does no worker."""
+    settings = [Case(workers=workers) for workers in (2, 1, 0)]
+    logs = add_loading([0.0] * 3, settings, time_s=6.0, loading_s=4.0)
+    assert [*map(math.exp, logs)] == pytest.approx([6, 8, 6 + 8])
 
 
 def test_belief_is_that_of_the_textbook() -> None:

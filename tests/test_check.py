@@ -13,6 +13,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from bench.case import Case
 from bench.check import findings
 from bench.check.__main__ import LEAST_STEPS, choose_cases, describe, explain, main, write_bounds
 from bench.check.checks import CHECKS, Check, Checked, Finding, Result, answer
-from bench.check.findings import check_seed
+from bench.check.findings import _bound_overfit, check_seed
 from bench.check.layers import Ledger, dead_share, spread
 from bench.check.pictures import draw_batch, draw_pictures
 from bench.check.subject import Retained, Subject
@@ -333,6 +334,13 @@ def failing(subject: Subject, *names: str) -> set[str]:
 
 
 # ----------------------------------------------------------------------------- what is sound passes
+
+
+def test_what_frozen_weights_leave_need_not_fall_below_what_is_near_zero() -> None:
+    data: Any = Mock(classes=10)
+    assert _bound_overfit(data, 2.4, frozen=True) == pytest.approx(1.2)
+    assert _bound_overfit(data, 0.15, frozen=True) == _bound_overfit(data, 2.4, frozen=False) == 0.1
+
 
 LEARNING = {"overfit", "first-steps", "baseline"}
 

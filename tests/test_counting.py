@@ -50,7 +50,7 @@ X = full(2, 8, 4, 4)
 N = X.numel()  # 256
 POINT, WINDOW, GROUPS = full(6, 8, 1, 1), full(6, 8, 3, 3), full(8, 2, 3, 3)
 A, B, TABLE, BIAS, ONE = full(3, 4), full(4, 5), full(100, 16), full(8, 1, 1), full(1)
-PLACES = torch.tensor([1, 1, 2])
+PLACES, FIRST = torch.tensor([1, 1, 2]), torch.tensor([0] * 5)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,8 @@ PLACES = torch.tensor([1, 1, 2])
         (lambda: F.layer_norm(X, (4,)), Kind.NORMALISATION, 0, 2 * N + 2 * 64),
         # three rows of the table; the places are of 8 bytes
         (lambda: F.embedding(PLACES, TABLE), Kind.INDEXING, 0, 2 * 3 * 16 + 2 * 3),
+        # a row that is taken five times is read once
+        (lambda: F.embedding(FIRST, TABLE[:1]), Kind.INDEXING, 0, 16 + 5 * 16 + 2 * 5),
         (lambda: X.to(memory_format=torch.channels_last), Kind.LAYOUT, 0, 2 * N),
         (lambda: X.transpose(0, 1).contiguous(), Kind.LAYOUT, 0, 2 * N),
         (lambda: X.clone(), Kind.COPY, 0, 2 * N),

@@ -151,6 +151,20 @@ def test_a_difference_of_loss_by_hand(first: int, reach: float, tmp_path: Path) 
     assert loss.ratio.low == pytest.approx(expected.low)
 
 
+def test_single_runs_of_one_change_take_no_verdict_from_another(tmp_path: Path) -> None:
+    """fp16 has repeats at 128 alone, and bf16 nowhere: it is over 128 that both are compared."""
+    three, one = (100.0, 101.0, 102.0), (100.0,)
+    bf16 = Case(precision="bf16")
+    rows = [ran(case, three) for case in (FP32, FP16)] + [ran(bf16, one)]
+    rows += [ran(replace(case, batch_size=256), one) for case in (FP32, FP16, bf16)]
+    report = report_of(tmp_path, *rows)
+    fp16, other = (pick(report, "precision", after).time for after in ("fp16", "bf16"))
+    assert fp16 is not None
+    assert other is not None
+    assert (fp16.pairs, other.pairs) == (1, 1)
+    assert fp16.ratio.p is not None
+
+
 def test_a_case_with_a_loss_of_zero_has_no_ratio(tmp_path: Path) -> None:
     """Nor by its other repeats: what is left out would be the best of them."""
     rows = [ran(case, (100, 101, 102)) for case in (FP32, FP16)]

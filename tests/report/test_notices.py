@@ -47,6 +47,15 @@ def notices_of(frame: Any) -> dict[str, str]:
     return {notice.label: notice.text for notice in found}
 
 
+def test_lanes_that_differ_are_no_device_that_gave_less(tmp_path: Path) -> None:
+    for lanes, told in ((("a", "b"), False), (("a", "a"), True)):
+        rows = [
+            ran(10, i, lane=lane, rate_copy=rate)
+            for i, (lane, rate) in enumerate(zip(lanes, (2e12, 1e12), strict=True), 1)
+        ]
+        assert ("Slower device" in notices_of(read(tmp_path / str(told), rows))) is told
+
+
 def test_drift_is_judged_against_all_runs_and_their_spread(tmp_path: Path) -> None:
     """103 is 3 % above the median of both; only where runs agree does it tell anything."""
     calm = read(tmp_path / "calm", [*runs((100, 100.2, 99.9)), close(103, 12)])
