@@ -161,3 +161,11 @@ def test_one_row_counts_of_each_run_and_environment(records: list[Record]) -> No
         for case, name in zip(read_cases(frame), frame["record_id"], strict=True)
         if name in set(kept["record_id"])
     ]
+
+
+def test_attempts_of_another_card_are_counted_on_from(tmp_path: Path) -> None:
+    """With --mix each card's last attempt is a row of its own; the next is a third."""
+    rows = [make_run(CASE, gpu="X"), make_run(CASE, gpu="Y", attempt=2, status=Status.ERROR)]
+    for number, order in enumerate((rows, rows[::-1])):
+        (past,) = read_history(read_records(write(tmp_path / str(number), *order))).values()
+        assert (past.attempt, past.status) == (2, Status.ERROR)
