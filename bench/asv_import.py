@@ -30,6 +30,7 @@ from asv.util import ProcessError, UserError, check_output, load_json, write_jso
 
 from bench.asv.host import GRID, Host, conditions, describe_grid, expand, place, rank
 from bench.case import Case
+from bench.cores import parse_cpu
 from bench.errors import UsageError
 from bench.flags import Parser, command, describe
 from bench.preset import load_config as load_preset_file
@@ -242,8 +243,8 @@ def _describe_machine(row: Any, config: Any) -> dict[str, Any]:
             return dict(MachineCollection.load(host))
     except UserError:
         return dict(Machine.get_defaults())
-    cpu, _, cores = row["cpu"].rpartition(", ")
-    blank = {"arch": "", "ram": "", "num_cpu": cores.removesuffix(" cores")}
+    cpu, cores = parse_cpu(row["cpu"])
+    blank = {"arch": "", "ram": "", "num_cpu": str(cores or "")}
     return {"machine": host, "os": row["os"], "cpu": cpu, **blank}
 
 

@@ -38,6 +38,8 @@ class Trait(StrEnum):
     """The work of a step, counted operation by operation, without the workers of a loader."""
     FLOP = "flop"
     """FLOP per image."""
+    PART = "part"
+    """How much of an epoch is measured."""
 
 
 @dataclass(frozen=True)

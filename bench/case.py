@@ -74,7 +74,7 @@ def _need(attribute: str, lack: str) -> Condition:
     )
 
 
-LEARNING, RATE, DATA, DRAWS, FIT, PROOF, WORK, FLOP = Trait
+LEARNING, RATE, DATA, DRAWS, FIT, PROOF, WORK, FLOP, PART = Trait
 
 # fmt: off
 _SCALES = _need("scales_loss", "scales a loss")
@@ -104,6 +104,8 @@ _OUR_IMAGES = "its images are of 3x32x32 or a --workload's, unlike those of benc
 
 _later = partial(describe_axis, since=4, quiet=True)
 _learning = partial(_later, affects=(LEARNING, RATE), absent=_FEW_STEPS)
+_part = partial(describe_axis, measuring=True, affects=(PART,), anchored=False,
+    absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
 _measuring = partial(describe_axis, measuring=True, affects=(), anchored=False,
     absent=_FEW_STEPS | _HOW_MUCH)
 _synthetic = partial(describe_axis, since=4, affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP),
@@ -175,17 +177,15 @@ class Case:
         "how the learning rate goes on; --list describes them")
     epochs: int = _learning(1, parse_whole("a number of epochs"), "epochs to train, each measured",
         common=True, anchored=False, absent=_FEW_STEPS | _HOW_MUCH)
-    fraction: float = _measuring(1.0, parse_number("a fraction", 0, 1),
-        "part of the epoch to measure; the rest is extrapolated", common=True,
-        absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
-    steps: int | None = _measuring(None, parse_steps,
+    fraction: float = _part(1.0, parse_number("a fraction", 0, 1),
+        "part of the epoch to measure; the rest is extrapolated", common=True)
+    steps: int | None = _part(None, parse_steps,
         "measure this many steps at most, after one of each batch shape", since=4, common=True,
-        order=lambda text: int(text) if text else math.inf,
-        absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
-    until: float | None = _measuring(None, parse_until,
+        order=lambda text: int(text) if text else math.inf)
+    until: float | None = _part(None, parse_until,
         "end a case once its epoch time is known within this share, such as 1%: the 95 % interval "
         "of its steps, drift included (default: measure all that --fraction and --steps allow)",
-        since=7, beside={"parallel": ("ddp",)}, absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
+        since=7, beside={"parallel": ("ddp",)})
     evaluate: bool = _measuring(False, parse_switch,
         "measure loss and accuracy on the test images too")
     checkpoint: bool = _later(False, parse_switch,

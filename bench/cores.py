@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,25 @@ def usable_cpus() -> Sequence[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return range(os.cpu_count() or 1)
+
+
+def spell_cpu(name: str, cores: int) -> str:
+    """A CPU and how many of its cores may be used, as records have it.
+
+    >>> spell_cpu("AMD EPYC", 2), spell_cpu("AMD EPYC", 1)
+    ('AMD EPYC, 2 cores', 'AMD EPYC, 1 core')
+    """
+    return f"{name}, {cores} core{'s' if cores > 1 else ''}"
+
+
+def parse_cpu(text: str) -> tuple[str, int | None]:
+    """What `spell_cpu` was given; None where the text does not say.
+
+    >>> parse_cpu("AMD EPYC, 1 core"), parse_cpu("AMD EPYC")
+    (('AMD EPYC', 1), ('AMD EPYC', None))
+    """
+    found = re.fullmatch(r"(.*), ([0-9]+) cores?", text)
+    return (found[1], int(found[2])) if found else (text, None)
 
 
 def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:

@@ -33,7 +33,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryFile
 from typing import IO, Any, TextIO
 
-from bench.cores import read_governor, usable_cpus
+from bench.cores import read_governor, spell_cpu, usable_cpus
 from bench.data import DatasetInfo
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, examine_in_fork, parse_asked, split_subject
@@ -288,9 +288,8 @@ def describe_host() -> Environment:
     """What is known without torch: host, operating system, CPU, this harness and its commit."""
     cpu = _look_up_cpu("model name")
     cpu = platform.processor() if cpu is None else cpu or platform.machine()
-    cores = len(usable_cpus())
     return Environment(
-        cpu=f"{cpu}, {cores} core{'s' if cores > 1 else ''}",
+        cpu=spell_cpu(cpu, len(usable_cpus())),
         python=platform.python_version(),
         os=platform.platform(),
         host=socket.gethostname(),

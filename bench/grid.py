@@ -215,11 +215,10 @@ def check_settings(case: Case) -> None:
 
 def _find_conflicts(case: Case) -> Iterator[str]:
     precision, cpu = PRECISIONS[case.precision], case.device == "cpu"
-    cut = case.fraction < 1 or case.steps is not None or case.until is not None
-    if case.epochs > 1 and cut:
-        yield (
-            f"--epochs {case.epochs} trains whole epochs; leave out --fraction, --steps and --until"
-        )
+    parts = list_affecting(Trait.PART)
+    if case.epochs > 1 and any(getattr(case, name) != AXES[name].default for name in parts):
+        flags = " and ".join([", ".join(map(axis_flag, parts[:-1])), axis_flag(parts[-1])])
+        yield f"--epochs {case.epochs} trains whole epochs; leave out {flags}"
     if case.dataset == OWN and case.workload == IMAGES:
         yield f"--dataset {OWN} is that of a --workload; give one, or another dataset"
     if case.optimizer == OWN and case.workload == IMAGES:

@@ -158,6 +158,10 @@ def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Ca
     own = ["--config", str(mine), "--device", "cpu", "--executor", "fake", *seeds]
     assert sweep.main([*own, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
+    mine.write_text("[[grid]]\nfraction = 0.1\nsteps = 10\nuntil = 0.01\n")
+    assert sweep.main([*own, "--dry-run", "--epochs", "2"]) == 0, "whole ones, as is asked for"
+    assert sweep.main([*own, "--dry-run", "--epochs", "2", "--until", "1%"]) == 2
+    assert "leave out --fraction, --steps and --until" in capsys.readouterr().err
     assert said[12:17] == [
         "  12  seed 11",
         "      and 8 more",

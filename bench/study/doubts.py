@@ -11,6 +11,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from bench.case import Case
+from bench.cores import parse_cpu
 from bench.diagnosis.rates import RATES
 from bench.gpu.nvml import EFFECTS
 from bench.limits import INTERFERENCE, STEADY, STRAGGLES, is_shared
@@ -165,8 +166,7 @@ def _has_wrong_rates(r: Columns) -> Array:
 
 def _count_cores(cpu: str) -> float:
     """How many cores a row's ``cpu`` ends with; NaN if it does not say."""
-    found = re.search(r", (\d+) cores$", cpu)
-    return float(found[1]) if found else math.nan
+    return parse_cpu(cpu)[1] or math.nan
 
 
 _LINK = re.compile(r"\d+-\d+ ([^,]+)")

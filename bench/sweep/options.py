@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
-from bench.axis import Value
-from bench.case import Case
+from bench.axis import Trait, Value
+from bench.case import AXES, Case, list_affecting
 from bench.environment import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.executors import ALL, EXECUTORS, Settings
@@ -287,7 +287,7 @@ def plan_cases(
     device, axes = "cuda" if has_cuda() else "cpu", options.axes
     if any(isinstance(number, int) and number > 1 for number in axes.get("epochs", [])):
         # several epochs are whole ones, also where the preset measures a part of one
-        axes = {"fraction": [Case.fraction], "steps": [Case.steps], **axes}
+        axes = {n: [AXES[n].default] for n in list_affecting(Trait.PART)} | axes
     expand = partial(options.preset.cases, axes, {"device": [device]})
     is_mine = choose_part(options.shard, expand)
     plan.cases = list(dict.fromkeys(settle(case) for case in expand(find) if is_mine(case)))

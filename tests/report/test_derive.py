@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
+from bench.cores import spell_cpu
 from bench.gpu.peaks import list_peaks
 from bench.questions.notices import warn
 from bench.record import SCHEMA, Record, Status, Step
@@ -369,6 +370,13 @@ def test_advice_names_the_flag_that_was_used(tmp_path: Path) -> None:
         hit = frame[(frame["model"] == f"m:n{place}") & frame[doubt]]
         assert len(hit) == len(cases)
         assert fix in doubts.DOUBTS[doubt].advise(hit)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_more_workers_than_cores_are_doubted(tmp_path: Path, cores: int) -> None:
+    loading = (Case(loader="torch", workers=number) for number in (cores, cores + 1))
+    rows = [ran(case, 10, cpu=spell_cpu("A CPU", cores)) for case in loading]
+    assert summaries.read([sweep_of(tmp_path, rows)])["crowded"].tolist() == [False, True]
 
 
 def name_source(model: str, source: str, batch: int = 128) -> Record:
