@@ -94,9 +94,11 @@ class OtherWork:
     def add(cls, ranks: Sequence[OtherWork]) -> OtherWork:
         """That of processes that work side by side: none of them is another to the first. Cores
         that several of them share count once."""
-        cores = {tuple(one.on): one.sums for one in ranks}.values()
-        busy, stolen = (sum(sums[at] for sums in cores) for at in (0, 3))
-        return cls(busy, sum(one.sums[1] for one in ranks), ranks[0].sums[2], stolen)
+        cores = {tuple(one.on): one.sums for one in ranks}
+        busy, stolen = (sum(sums[at] for sums in cores.values()) for at in (0, 3))
+        added = cls(busy, sum(one.sums[1] for one in ranks), ranks[0].sums[2], stolen)
+        added.on = sorted({core for on in cores for core in on})
+        return added
 
     def start(self) -> None:
         self._started = self._read()
@@ -124,7 +126,7 @@ class OtherWork:
     def stolen(self) -> float:
         """The share of the cores that other guests of the hypervisor had."""
         _, _, wall, stolen = self.sums
-        return min(1.0, stolen / (wall * len(self.on)))
+        return min(1.0, stolen / (wall * len(self.on))) if wall else 0.0
 
     def _read(self) -> tuple[float, float, float, float]:
         busy, stolen = read_core_times()

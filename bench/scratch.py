@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import tempfile
 import time
 import weakref
@@ -12,26 +14,38 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 _YOUNG_S = 60  # one that is younger may not be locked yet
-_IN_USE = (OSError, Timeout, NotImplementedError)  # the last where a file system has no locks
+_KEPT = (OSError, Timeout, NotImplementedError)  # the last where a file system has no locks
 
 
 class Scratch(tempfile.TemporaryDirectory[str]):
-    """A temporary folder of some ``kind``, locked as long as this process lives; those of the same
-    kind that are not locked any more are removed."""
+    """A temporary folder of some ``kind``, locked while it is in use; those of the same kind that
+    processes of this user left on this machine are removed."""
 
     def __init__(self, kind: str) -> None:
-        prefix = f"bench-{kind}-"
+        prefix = f"bench-{kind}-{socket.gethostname()}-"  # other machines may share the place
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-            with suppress(*_IN_USE):  # or another user's, or gone
-                if time.time() - left.stat().st_mtime > _YOUNG_S:
+            with suppress(*_KEPT):
+                if _is_ours(left):
                     with _lock(left):
                         shutil.rmtree(left)
-        super().__init__(prefix=prefix)
+        super().__init__(prefix=prefix, ignore_cleanup_errors=True)
         held = _lock(Path(self.name))
-        with suppress(*_IN_USE):
+        with suppress(*_KEPT):
             held.acquire()
-        weakref.finalize(self, held.release, force=True)
+        self._release = weakref.finalize(self, held.release, force=True)
+
+    def cleanup(self) -> None:
+        self._release()  # NFS keeps a file that is open
+        super().cleanup()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a `Scratch` made it. Raises OSError: it is gone."""
+    about = folder.lstat()
+    old = time.time() - about.st_mtime > _YOUNG_S
+    lock = folder / ".lock"
+    return old and about.st_uid == os.geteuid() and not folder.is_symlink() and lock.is_file()
 
 
 def _lock(folder: Path) -> FileLock:
-    return FileLock(folder / ".lock", blocking=False, thread_local=False)
+    return FileLock(folder / ".lock", timeout=0, thread_local=False)

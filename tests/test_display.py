@@ -36,7 +36,7 @@ def record(status: Status = Status.OK, reason: str = "", executor: str = "subpro
 def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Patch) -> None:
     clock = [0.0]
     monkeypatch.setattr("bench.sweep.display.time.monotonic", lambda: clock[0])
-    with Display(Path("results/x"), runs=2, done=7, repeats=3) as display:
+    with Display(Path("results/x"), runs=2, done=7, how="a case, twice") as display:
         display.begin(CASE, 1, False)
         display.show(PhaseEntered("epoch"))
         for clock[0] in (10.0, 31.0, 32.0):
@@ -46,8 +46,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
         display.end(record(Status.OOM, "OutOfMemoryError: tried\nto allocate"))
     name = "fp16 · loss scale 128 · batch size 512"
     assert capsys.readouterr().err.splitlines() == [
-        "2 to run (each case 3 times, the first once more at the end), 7 already there, into "
-        "results/x",
+        "2 to run (a case, twice), 7 already there, into results/x",
         f"{name}: epoch step 4 of 20, loss 2.250  1.00 GiB",
         f"[1/2] {name}: ≈11.00 s an epoch, 14.00 GiB, loss 2.053, accuracy 29.0 %, "
         "synthetic images",

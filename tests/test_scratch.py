@@ -35,8 +35,16 @@ def test_what_a_kill_leaves_goes_and_what_lives_stays(
     holders[0].wait()
     with Scratch("compiled"):
         assert killed.exists(), "of another kind"
+    mine = killed.with_name(f"{killed.name}-mine")
+    (mine / "files").mkdir(parents=True)
+    link = killed.with_name(f"{killed.name}-link")
+    link.symlink_to(killed)
+    os.utime(mine, times=(time.time() - 100, time.time() - 100))
     with Scratch("lane") as own:
-        assert sorted(tmp_path.iterdir()) == sorted([alive, Path(own)])
+        assert sorted(tmp_path.iterdir()) == sorted([alive, link, mine, Path(own)])
+        link.unlink()
+        (mine / "files").rmdir()
+        mine.rmdir()
         holders[1].communicate("\n")
         with Scratch("lane") as other:
             assert sorted(tmp_path.iterdir()) == sorted([Path(own), Path(other)]), "one is young"

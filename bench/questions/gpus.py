@@ -276,7 +276,8 @@ def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
         replace(quantity("epoch_time_s", spread=True, help="of the slowest process"),
                 label=time.title + name_spread(found.cases)),
         quantity("images_per_s"),
-        Column("gpu_speedup", "speed-up (×)", "images/s over those of one",
+        Column("gpu_speedup", "speed-up (×)", "images/s over those of one; of repeats, "
+               "geometric means",
                lambda point: write(point, point.speedup, write_ratio),
                better="higher", always=True),
         Column("gpu_efficiency", "efficiency (%)", "speed-up over their number",

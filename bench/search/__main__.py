@@ -28,7 +28,7 @@ from bench.sweep.folder import default_out, describe_config, read_past
 from bench.sweep.hardware import examine_alike
 from bench.sweep.options import Plan
 from bench.sweep.preflight import try_models
-from bench.sweep.preview import describe_plan
+from bench.sweep.preview import describe_plan, try_lanes
 from bench.sweep.session import hire_crew, open_loop, start_executor
 from bench.text import count
 
@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     """
     asked = parse_arguments(argv, __doc__)
     if asked.options.dry_run:
+        try_lanes(Plan(asked.plan().trials), asked.options)
         drawn = asked.plan(try_models(Plan(asked.plan().trials), asked.options).settle)
         print(*describe_plan(Plan(drawn.trials), asked.options), sep="\n")
         halving, trials = drawn.halving, len(drawn.trials)

@@ -137,7 +137,7 @@ class Plan:
             isinstance(self.shard, str)
             and isinstance(self.cases, list | None)
             and isinstance(self.settings, dict)
-            and all(isinstance(t, dict) and (t or self.settings) for t in self.cases or ())
+            and all(isinstance(texts, dict) and texts for texts in self.cases or ())
             and isinstance(self.repeats, int)
             and 1 <= self.repeats <= _MOST_RUNS // max(1, len(self.cases or ()))
         )

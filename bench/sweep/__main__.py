@@ -36,6 +36,7 @@ from bench.sweep.part import Part
 from bench.sweep.preflight import find_lane_inputs, refuse_searches
 from bench.sweep.preview import preview, print_registries
 from bench.sweep.probing import describe_wall, find_walls
+from bench.sweep.schedule import describe_repeats
 from bench.sweep.session import hire_crew, open_loop, start_executor
 from bench.text import count
 from bench.wall.search import Ending
@@ -94,8 +95,12 @@ def measure(crew: Crew, parts: Sequence[Part], out: Path, options: Options) -> l
     runs = sum(len(part.runs) for part in parts)
     there = sum(len(part.plan) - len(part.runs) for part in parts)
     cases = [case for part in parts for case, _, _ in [*part.plan, *part.before]]
-    repeats = parts[0].options.repeats
-    with Display(out, runs, there, telling_axes(cases), repeats=repeats) as display:
+    how, (times, *others) = "", {part.options.repeats for part in parts}
+    if runs and not there and times > 1 and not others:
+        planned = dict.fromkeys(case for part in parts for case in part.cases)
+        most = not options.repeats_given or any(case.until for case in planned)
+        how = f"{count(len(planned), 'case')}, {describe_repeats(times, most)}"
+    with Display(out, runs, there, telling_axes(cases), how=how) as display:
         for part in parts:
             part.loop.show_on(display)
         grids = [part.make_grid() for part in parts]

@@ -15,7 +15,6 @@ from bench.case import Case
 from bench.executors import Event
 from bench.limits import is_shared
 from bench.record import MEASURED, Record, Status, Step
-from bench.sweep.schedule import write_times
 from bench.text import GIB, clean, write_number
 from bench.worker.messages import PhaseEntered
 
@@ -39,8 +38,8 @@ class Display:
 
     Each lane has a line of its own; the only lane of a sweep has no name. So many ``runs`` are
     to be made now, and ``done`` are there already; with None, each decides on the next, as in a
-    ``search``. ``axes`` are those that each case is named by, see `bench.case.telling_axes`; each
-    has so many ``repeats``.
+    ``search``. ``axes`` are those that each case is named by, see `bench.case.telling_axes`, and
+    ``how`` says how the runs come about.
     """
 
     def __init__(
@@ -50,10 +49,10 @@ class Display:
         done: int,
         axes: Sequence[str] | None = None,
         search: str = "the largest batch",
-        repeats: int = 1,
+        how: str = "",
     ) -> None:
         self._out, self._runs, self._done, self._axes = out, runs, done, axes
-        self._search, self._repeats = search, repeats
+        self._search, self._how = search, how
         self._index = 0
         self._lanes: dict[str, _Lane] = {}
         self._live: Progress | None = None
@@ -61,9 +60,7 @@ class Display:
     def __enter__(self) -> Display:
         kept = f", {self._done} already there" if self._done else ""
         what = f"looking for {self._search}" if self._runs is None else f"{self._runs} to run"
-        if self._runs and self._repeats > 1:
-            what += f" (each case {write_times(self._repeats)}, the first once more at the end)"
-        self.say(f"{what}{kept}, into {self._out}")
+        self.say(f"{what}{self._how and f' ({self._how})'}{kept}, into {self._out}")
         if sys.stderr.isatty() and self._runs != 0:
             self._live = _build_progress()
             self._live.start()

@@ -19,8 +19,8 @@ from bench.store.plans import plan_runs
 from bench.sweep.emulation import foresee_emulation
 from bench.sweep.hardware import open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import try_models
-from bench.sweep.schedule import REPEATS_S, Pace, write_times
+from bench.sweep.preflight import try_models, warn_of_freezing, warn_of_workers
+from bench.sweep.schedule import REPEATS_S, Pace, describe_repeats
 from bench.text import count, name_first, write_seconds
 from bench.workloads import IMAGES
 
@@ -30,17 +30,28 @@ _VALUES = 8  # of a setting
 
 def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run; the return code. Raises UsageError as a start would."""
-    if EXECUTORS[options.executor].here:  # what it has; a cluster's is known once it was joined
-        cases, out = [*plan.cases, *plan.unsized], options.out
-        with closing(build_executor(options.executor, options.settings)) as executor:
-            lanes = open_lanes(executor, cases, options)
-            folders = [out / name for name in read_folders(out)] if out else []
-            refuse_world_sizes(executor, lanes, folders, cases, options)
+    beside = try_lanes(plan, options)
     plan = plan.settle(try_models(plan, options).settle)
     warnings, pass_s = foresee_emulation(plan.cases, options)
+    if options.trains:
+        cases = [*plan.cases, *plan.unsized]
+        warnings += [*warn_of_workers(cases, beside), *warn_of_freezing(cases)]
     for line in [*describe_plan(plan, options, pass_s), *warnings]:
         print(line)
     return 0
+
+
+def try_lanes(plan: Plan, options: Options) -> int:
+    """How many others the first of the lanes that are asked for may have beside it. Raises
+    UsageError: there are fewer, or no class of them has the GPUs for a --world-size."""
+    if not EXECUTORS[options.executor].here:  # what a cluster has is known once it was joined
+        return 0
+    cases, out = [*plan.cases, *plan.unsized], options.out
+    with closing(build_executor(options.executor, options.settings)) as executor:
+        lanes = open_lanes(executor, cases, options)
+        folders = [out / name for name in read_folders(out)] if out else []
+        refuse_world_sizes(executor, lanes, folders, cases, options)
+    return 0 if options.quiet else len(lanes) - 1
 
 
 def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:
@@ -72,7 +83,6 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
         pace = Pace(1, 1, [pass_s] if pass_s and not given else [])
         fits = pace.fit(repeats)
         runs = f"{'at most ' * (fits < repeats)}{len(plan_runs(plan.cases, fits)):,}"
-        again = ", and the first once more at the end" if fits > 1 else ""
         least = (
             f"; a pass over the cases takes at least {write_seconds(pass_s)}, as estimated from "
             "the rates of this machine"
@@ -82,7 +92,7 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
             f"--repeats {repeats} is given"
         )
         yield (
-            f"{runs} of {count(len(plan.cases), 'case')}, each {write_times(fits)}{again}"
+            f"{runs} of {count(len(plan.cases), 'case')}, {describe_repeats(fits)}"
             f"{least if pace.seconds else ''}{'' if given or repeats == 1 else fewer}"
         )
     if plan.searched:

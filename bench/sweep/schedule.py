@@ -84,6 +84,16 @@ def write_times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
+def describe_repeats(number: int, most: bool = False) -> str:
+    """How often the cases of a plan run, at ``most`` where some repeats may not be needed.
+
+    >>> describe_repeats(3), describe_repeats(1)
+    ('each 3 times, and the first once more at the end', 'each once')
+    """
+    again = ", and the first once more at the end" if number > 1 else ""
+    return f"each {'at most ' * most}{write_times(number)}{again}"
+
+
 def choose_seed(run: Run, same_seed: bool) -> int:
     """The seed of a run: repeat N has the case's plus N - 1, or all repeats have the case's.
 
