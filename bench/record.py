@@ -126,7 +126,7 @@ class Measurement:
     )
     epoch_time_low_s: float | None = quantity(
         "lower end of the 95 % interval of an extrapolated epoch, within this run; with --until, "
-        "also if its steps drift",
+        "also if its steps drift, and as wide as it asked",
         since=2,
     )
     epoch_time_high_s: float | None = quantity("upper end of that interval", since=2)

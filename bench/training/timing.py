@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist, fmean, median
 from time import perf_counter
@@ -196,6 +196,18 @@ class Extrapolation:
         if self.low_s is None or self.high_s is None:
             return math.inf
         return max(self.high_s - self.epoch_s, self.epoch_s - self.low_s) / self.epoch_s
+
+    def widen(self, share: float) -> Extrapolation:
+        """The same with an interval of at least this share of the epoch to both sides.
+
+        A case that ends once it is known that well ends the sooner the fewer slow steps it met.
+        Where 2 of 100 steps take a fifth longer, its own interval held in 86 % of simulated epochs,
+        and one of ±1 % in all; where 3 take half as long again, in 61 and 74 %.
+        """
+        if self.low_s is None or self.high_s is None:
+            return self
+        low, high = self.epoch_s * (1 - share), self.epoch_s * (1 + share)
+        return replace(self, low_s=min(self.low_s, low), high_s=max(self.high_s, high))
 
 
 def extrapolate(

@@ -131,14 +131,15 @@ def describe_time(
         full_steps = batches.samples / whole_batch(case)
         ahead, drift = _count_ahead(case), case.until is not None
         whole = extrapolate(m.measured_time_s, times, full_steps, ahead, drift)
-        m.epoch_time_s = whole.epoch_s
-        m.epoch_time_low_s, m.epoch_time_high_s = whole.low_s, whole.high_s
+        m.epoch_time_s, asked = whole.epoch_s, case.until or 0.0
+        least = whole.widen(asked)
+        m.epoch_time_low_s, m.epoch_time_high_s = least.low_s, least.high_s
         if whole.low_s is None:
             flag = "--fraction" if case.steps is None else "--steps"
             reason = f"{len(times)} steps are too few for an interval; raise {flag}"
             found.leave_out(reason, "epoch_time_low_s", "epoch_time_high_s")
         else:
-            m.epoch_time_error = whole.error
+            m.epoch_time_error = max(whole.error, asked)
     m.images_per_s = workload.count_units(batches.samples) / m.epoch_time_s
     describe_steps(m, times)
     units = workload.count_units(whole_batch(case))
