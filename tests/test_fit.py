@@ -26,7 +26,8 @@ from bench.flags import join_flags
 from bench.grid import grid, parse_values
 from bench.questions.families import find_searches
 from bench.record import Outcome, Status
-from bench.store.reader import read_history, read_records
+from bench.store.plans import Plan
+from bench.store.reader import read_config, read_history, read_records
 from bench.study import summaries
 from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
@@ -331,6 +332,16 @@ def test_what_fit_found_a_sweep_need_not_find(
         (0.1, 672, False),
         (0.2, 672, False),
     ]
+
+
+def test_a_sweep_that_is_there_stays_planned(tmp_path: Path, memory: Callable[[str], None]) -> None:
+    memory(LINE)
+    run_sweep(tmp_path, *LIMIT, "--precision", "fp32", "--batch-size", "64", "--repeats", "2")
+    planned = Plan.of(read_config(tmp_path)).list_runs()
+    assert planned
+    assert len(planned) == 3
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    assert Plan.of(read_config(tmp_path)).list_runs() == planned
 
 
 def test_images_that_are_not_there_are_not_downloaded(

@@ -56,8 +56,9 @@ def continue_folder(
     comparable, _ = read_past(loop.store.folder, cases, loop.options, loop.inputs)
     before = loop.store.read_config()
     config = describe_config([], loop.options, loop.inputs, before, search)
-    planned = {name: before.get(name, none) for name, none in spell_cases([]).items()}
-    loop.store.write_config(config | planned)
+    plan = spell_cases([]) | {"repeats": config["repeats"]}
+    kept = {name: before.get(name, none) for name, none in plan.items()}
+    loop.store.write_config(config | kept)
     return comparable
 
 
