@@ -21,7 +21,7 @@ from pandas import read_csv
 from bench.advise.__main__ import main, parse_budget
 from bench.advise.answer import Answer
 from bench.advise.belief import add_loading, believe, guess, relate
-from bench.advise.policy import Budget, choose
+from bench.advise.policy import MOST_REPEATS, Budget, choose
 from bench.advise.space import make_setting
 from bench.advise.standing import (
     LEARN_PART,
@@ -356,6 +356,29 @@ def test_what_could_not_be_compared_is_said_and_what_it_would_take() -> None:
     assert any("Whether it learns as well was not compared: 5 seeds" in line for line in said)
     assert any(line.startswith("Batches of ") for line in said)
     assert said[-1] == "Next: python -m bench.advise --budget 2m"
+
+
+def test_seeds_are_begun_where_all_fit_and_then_finished_one_by_one() -> None:
+    """Fewer of them would say nothing."""
+    now, other = Case(batch_size=128), Case(batch_size=128, channels_last=True)
+    times = {now: 100.0, other: 50.0}
+    space = Space(now, list(times), [0.0, 0.0])
+    measured = [
+        Result(Trial(setting, Aim.MEASURE, n), Status.OK, 10, time_s=time, value=time)
+        for setting, time in times.items()
+        for n in range(1, MOST_REPEATS + 1)
+    ]
+    begun = [
+        Result(Trial(setting, Aim.LEARN, seed), Status.OK, 30, seed=seed - 1, loss=2.0)
+        for setting, seed in ((now, 1), (other, 1), (now, 2))
+    ]
+
+    def find_next(known: Sequence[Result], left_s: float) -> Trial | None:
+        return choose(Standing(known, space), Budget(1000, left_s))
+
+    assert find_next(measured, 1000) == Trial(now, Aim.LEARN)
+    assert find_next(measured, 40) is None
+    assert find_next(measured + begun, 40) == Trial(other, Aim.LEARN, 2)
 
 
 def test_what_diverges_is_named_and_not_advised() -> None:
