@@ -211,6 +211,17 @@ def test_what_is_far_from_the_data_sheet_is_measured_again(
     assert renewed == ["rate_float16", "rate_copy"]
 
 
+@pytest.mark.parametrize(("expected", "peak"), [(1e30, 1.0), (1.0, 1e30)])
+def test_of_what_is_expected_and_the_data_sheet_s_half_the_more_counts(
+    expected: float, peak: float, monkeypatch: pytest.MonkeyPatch, renewed: list[str]
+) -> None:
+    monkeypatch.setattr("bench.training.yardstick.list_peaks", lambda gpu: {"rate_float16": peak})
+    measure_moments(
+        monkeypatch, {"rate_float16": expected}, rate_float16=Moments(), rate_copy=Moments()
+    )
+    assert renewed == ["rate_float16"]
+
+
 def test_a_card_is_read_while_it_computes() -> None:
     card = open_device(GPU, FakeNvml())
     _, reading = time_task(make_call(CPU), CPU, 1, card)
