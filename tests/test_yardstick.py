@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -534,6 +535,23 @@ def test_the_next_sweep_takes_the_rates_of_this_one(
     names = ("rate_float32", "rate_copy", "call_time_s", "rate_tries", "rates_at")
     assert [one[name] for name in names] == [other[name] for name in names]
     assert other["rates_at"] == found.measured_at
+
+
+@pytest.mark.usefixtures("quick")
+def test_rates_that_are_less_than_in_another_sweep_are_not_kept_for_a_third(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever holds the machine back may be gone by then."""
+
+    def answer(time: int) -> Yardstick:
+        return measured(rates={"rate_float32": 2e12 if time == 1 else 1e12, "rate_copy": 5e9})
+
+    asked = answer_rates(monkeypatch, answer)
+    run_sweep(tmp_path / "a", "--precision", "fp32")
+    shutil.rmtree(tmp_path / "cache")
+    for name in ("b", "c"):
+        run_sweep(tmp_path / name, "--precision", "fp32")
+    assert len(asked) == 3
 
 
 def test_the_doctor_measures_anew_and_keeps_that(
