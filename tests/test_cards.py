@@ -204,6 +204,18 @@ def test_a_case_with_a_doubt_is_the_fastest_only_where_no_other_is(tmp_path: Pat
     assert best.compile == "default"
 
 
+def test_a_card_of_which_all_is_doubted_stands_last(tmp_path: Path) -> None:
+    noisy = {"step_time_median_s": 0.1, "step_time_mad_s": 0.05}
+    fast = [
+        replace(row, measurement=replace(row.measurement, **noisy))
+        for row in list_rows("NVIDIA A", 1.0)
+    ]
+    rows = {"a": fast, "b": list_rows("NVIDIA B", 1.5), "c": list_rows("NVIDIA C", 2.0)}
+    folders = [write_sweep(tmp_path / name, made) for name, made in rows.items()]
+    (group,) = build(read_sweeps(folders), Path()).groups
+    assert group.cards == ["NVIDIA B", "NVIDIA C", "NVIDIA A"]
+
+
 def list_cells(found: Cards) -> dict[tuple[str, str], dict[str, Cell]]:
     """The rows of the table of cards, by card and precision."""
     table = found.tables[0]
