@@ -177,6 +177,22 @@ def test_what_of_a_neighbour_speaks_against_an_epoch():
     assert (seen.verdict, seen.notes) == ("", [note])
 
 
+@pytest.mark.parametrize(
+    ("since_s", "display", "column"),
+    [
+        (0, False, "neighbours_computing"),
+        (20.1, False, "neighbours_late"),
+        (0, True, "neighbours_drawing"),
+        (20.1, True, "neighbours_drawing"),
+    ],
+)
+def test_a_neighbour_is_counted_once_by_what_it_does_and_since_when(since_s, display, column):
+    """The epoch ends after 20 s."""
+    seen = replay("healthy", between(since_s, 99, others=neighbour(display=display)))
+    counts = {name: seen.values[name] for name in MONITORED if name.startswith("neighbours_")}
+    assert counts == {name: int(name == column) for name in counts}
+
+
 def test_neighbours_nobody_can_list_are_unknown():
     seen = replay("healthy", between(0, 99, others=None))
     assert seen.missing.keys() == {c for c in MONITORED if c.startswith("neighbours")}
