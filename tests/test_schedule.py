@@ -17,7 +17,7 @@ from bench.errors import UsageError
 from bench.executors import Lane
 from bench.grid import grid
 from bench.record import Outcome, Status
-from bench.store.plans import find_width, plan_runs
+from bench.store.plans import find_width, leave_out_known, plan_runs
 from bench.store.reader import Past, Run
 from bench.sweep.grid import Grid
 from bench.sweep.options import build_parser, parse_arguments, plan_cases
@@ -140,6 +140,19 @@ def test_what_was_inferred_remains_where_nothing_may_be_skipped() -> None:
     history = {runs[0]: Past(Status.OOM, 1), runs[1]: Past(Status.OOM, 1, inferred=True)}
     assert remaining_runs(runs, history, []) == []
     assert remaining_runs(runs, history, [], retry_inferred=True) == [runs[1]]
+
+
+def test_what_ran_of_a_case_that_is_known_is_still_of_the_plan() -> None:
+    """One that is to be tried again is found there."""
+    case = replace(SMALL, until=0.01)
+    runs = plan_runs([case], 4)
+    first, second, third, fourth, sentinel = runs
+    times = {first: 100.0, third: 100.1}
+    history = {run: Past(Status.OK, 1, time_s=time) for run, time in times.items()}
+    assert leave_out_known(runs, history) == [first, third, sentinel]
+    history[fourth] = Past(Status.ERROR, 1)
+    assert leave_out_known(runs, history) == [first, third, fourth, sentinel]
+    assert second in leave_out_known(runs, {first: history[first]})
 
 
 def test_a_wall_stands_behind_the_batch_that_ran_out() -> None:
