@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,15 @@ def test_floating_point_work_is_that_of_each_gpu(tmp_path: Path) -> None:
     cases = gather([read_sweep(write_sweep(tmp_path / "sweep", made))]).cases
     one, four = cases["achieved_flops"]
     assert four == pytest.approx(one)
+
+
+def test_a_straggler_may_be_any_of_the_processes(tmp_path: Path) -> None:
+    made = [
+        (*rest, [replace(row, rank=rank) for rank, row in enumerate(reversed(ranks))])
+        for *rest, ranks in make_gpus_records("fp32", 64, 4, late=0.5)
+    ]
+    found = read_sweep(write_sweep(tmp_path / "sweep", made)).read_stragglers()
+    assert [*found.values()] == pytest.approx([0.5] * len(made), abs=0.01)
 
 
 def test_figures_show_lines_and_taxes(whole: Report) -> None:
