@@ -1005,6 +1005,18 @@ def test_where_each_scale_starves_a_layer_no_scale_is_safe() -> None:
     assert tabulate(make_map(case))
 
 
+def test_the_layers_that_lose_most_at_the_scale_to_use_come_first() -> None:
+    """Of equal ones the one that loses most without a scale."""
+
+    def lose(*shares: int) -> tuple[Tally, ...]:
+        return tuple(Tally(flushed=share, normal=100 - share) for share in shares)
+
+    case = make_layers(lose(25, 20), lose(30, 10), lose(28, 20))
+    assert find_window(case).use == 2.0
+    layers = tabulate(make_map(case))[-1]
+    assert [row[0].text for row in layers.rows] == ["pool", "stem", "head"]
+
+
 def test_how_scales_and_shares_are_written() -> None:
     written = [write_scale(s) for s in (1.0, 128.0, 512.0, 1024.0, 2.0**24, 3e5, 0.5, 2.0**-4)]
     assert written == ["1", "128", "512", "2^10", "2^24", "300000", "0.5", "0.0625"]
