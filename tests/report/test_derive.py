@@ -152,6 +152,12 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
     "of what the device does": (
         [ran(FP16, 100, **REACHED)], {"measured_share": 0.5, "copy_share": 0.25},  # 8.5 TFLOP/s
     ),
+    **{
+        f"convolutions at {rate / 1e12:g} TFLOP/s": (
+            [ran(FP16, 100, **REACHED | {"rate_conv_float16": rate})], {"measured_share": share},
+        )
+        for rate, share in ((34e12, 0.25), (8.5e12, 0.5))
+    },
     "half in fp8": (
         [ran(FP16, 100, **REACHED | {"arithmetic": "float8", "fp8_flop_share": 0.5})],
         {"measured_share": 8.5 / (1 / (0.5 / 20 + 0.5 / 10))},
