@@ -286,21 +286,6 @@ def test_a_run_of_a_long_epoch_is_short(
         assert Standing(known, space).find_case(replace(trial, repeat=2)).fraction == measured
 
 
-def test_the_luckiest_of_many_has_to_lead_by_more_than_one_other() -> None:
-    now, best, *others = [Case(batch_size=8 * n) for n in range(1, 21)]
-
-    def stand(settings: Sequence[Case]) -> Standing:
-        times = dict.fromkeys(settings, 100.0) | {best: 80.0}
-        known = [
-            Result(Trial(setting, Aim.LOOK), Status.OK, 9, time_s=time, value=time)
-            for setting, time in times.items()
-        ]
-        return Standing(known, Space(now, settings, [0.0] * len(settings), judged=False))
-
-    assert stand([now, best]).advised == best
-    assert stand([now, best, *others]).advised == now
-
-
 def test_what_follows_from_a_change_is_no_change() -> None:
     assert list_changes(Case(precision="fp16", loss_scale=128.0), Case()) == ["precision"]
     assert list_changes(Case(loss_scale=64.0), Case(loss_scale=128.0)) == ["loss_scale"]
