@@ -84,8 +84,6 @@ class Trials:
         case, m = record.case, record.measurement
         if record.status is Status.LOST and self._losses.allow(case, outcome):
             self._queue.appendleft(case)
-        if record.status in REPEATED:
-            return
         self._walls.note(case, record.status)
         if record.status not in MEASURED:
             return
