@@ -266,7 +266,7 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
 
     def main(argv: Sequence[str] | None = None) -> int:
         often = gc.get_threshold()
-        # as often as Python does by itself, it took a tenth of a report's time, and found nothing
+        # as often as Python does by itself, collecting garbage took a tenth of a report's time
         gc.set_threshold(200_000)
         try:
             code = run(sys.argv[1:] if argv is None else argv)

@@ -26,6 +26,7 @@ from bench.case import (
 from bench.errors import UsageError
 from bench.optimization import count_warmup_steps
 from bench.precision import PRECISIONS, is_dynamic
+from bench.text import join_words
 from bench.workloads import IMAGES, OWN
 
 AUTO = "auto"
@@ -217,7 +218,7 @@ def _find_conflicts(case: Case) -> Iterator[str]:
     precision, cpu = PRECISIONS[case.precision], case.device == "cpu"
     parts = list_affecting(Trait.PART)
     if case.epochs > 1 and any(getattr(case, name) != AXES[name].default for name in parts):
-        flags = " and ".join([", ".join(map(axis_flag, parts[:-1])), axis_flag(parts[-1])])
+        flags = join_words([*map(axis_flag, parts)])
         yield f"--epochs {case.epochs} trains whole epochs; leave out {flags}"
     if case.dataset == OWN and case.workload == IMAGES:
         yield f"--dataset {OWN} is that of a --workload; give one, or another dataset"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import time
 import weakref
@@ -40,11 +41,11 @@ class Scratch(tempfile.TemporaryDirectory[str]):
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a `Scratch` made it. Raises OSError: it is gone."""
+    """Whether a `Scratch` of this user made it, long enough ago. Raises OSError: it is gone."""
     about = folder.lstat()
     old = time.time() - about.st_mtime > _YOUNG_S
-    lock = folder / ".lock"
-    return old and about.st_uid == os.geteuid() and not folder.is_symlink() and lock.is_file()
+    own = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode)
+    return old and own and (folder / ".lock").is_file()
 
 
 def _lock(folder: Path) -> FileLock:

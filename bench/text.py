@@ -183,6 +183,15 @@ def name_first(names: Sequence[str], most: int, between: str = ", ") -> str:
     return between.join(names[:most]) + more
 
 
+def join_words(words: Sequence[str]) -> str:
+    """Name things in a sentence, at least one.
+
+    >>> join_words(["a", "b", "c"]), join_words(["a"])
+    ('a, b and c', 'a')
+    """
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 def say_left_out(number: int, thing: str) -> str:
     """Say how many more things there are: ``1 more row is left out``."""
     return f"{count(number, f'more {thing}')} {'is' if number == 1 else 'are'} left out"

@@ -297,9 +297,7 @@ def test_the_slope_is_scipys(values: list[float], every: float) -> None:
 
 
 @given(TIMES)
-@example(
-    [float(i) for i in range(1, 41)]
-)  # of fewer than twenty the 95th percentile is the largest
+@example([*map(float, range(1, 41))])  # of fewer than twenty the largest is the 95th percentile
 def test_summary_agrees_with_numpy(times: list[float]) -> None:
     describe_steps(m := Measurement(), times)
     assert m.step_time_median_s == pytest.approx(np.median(times))

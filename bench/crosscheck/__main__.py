@@ -37,11 +37,12 @@ from bench.precision import PRECISIONS
 from bench.processes import leave
 from bench.record import Measurement, Status
 from bench.sweep.preflight import gather_inputs, list_examined
+from bench.text import join_words
 from bench.workloads import IMAGES
 
 _SUPPORTED = ("model", "workload", "precision", "batch_size", "fraction", "device")
 """Axes that the independent loop knows; any other it would leave out, and measure another case."""
-_NAMED = f"{', '.join(map(axis_flag, _SUPPORTED[:-1]))} and {axis_flag(_SUPPORTED[-1])}"
+_NAMED = join_words([*map(axis_flag, _SUPPORTED)])
 
 Bare = TypeVar("Bare")
 MODELS = ("dpn92", "dpn26", "dpn-small")

@@ -19,7 +19,7 @@ from bench.store.reader import Past, Run, read_records
 from bench.sweep.options import Options
 from bench.sweep.preflight import Inputs, list_described
 from bench.sweep.schedule import choose_seed
-from bench.text import clean
+from bench.text import clean, join_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +72,7 @@ def read_past(
             for before in frame[name][unlike].unique():
                 differing[f"{name} was {before or 'none'}, now {now or 'none'}"] = None
         if changed:
-            what = " and ".join(filter(None, (", ".join(changed[:-1]), changed[-1])))
+            what = join_words(changed)
             differing[f"model {case.model}: its {what} changed since they were measured"] = None
     if differing and not options.mix:
         raise UsageError(

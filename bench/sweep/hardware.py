@@ -80,7 +80,7 @@ def examine_lanes(
 ) -> list[Hardware]:
     """Find out what each lane is, and sort them into classes, in the order of their first lanes.
     Raises UsageError: as `find_inputs` and `find_lane_inputs`."""
-    beside = 0 if options.quiet else sum(lane.host == lanes[0].host for lane in lanes[1:])
+    beside = count_beside(lanes, options)
     first = find_inputs(cases, options, families, executor, lanes[0], beside)
     every = [*cases, *families]
     look = partial(find_lane_inputs, first, every, options, executor)
@@ -91,6 +91,11 @@ def examine_lanes(
         kind = find_kind(inputs.environments)
         classes.setdefault(kind, Hardware()).lanes.append((lane, inputs))
     return list(classes.values())
+
+
+def count_beside(lanes: Sequence[Lane], options: Options) -> int:
+    """How many other lanes of its machine may run a case beside the first one."""
+    return 0 if options.quiet else sum(lane.host == lanes[0].host for lane in lanes[1:])
 
 
 def place_classes(classes: Sequence[Hardware], out: Path) -> list[str]:

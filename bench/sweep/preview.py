@@ -17,7 +17,7 @@ from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
 from bench.store.plans import plan_runs
 from bench.sweep.emulation import foresee_emulation
-from bench.sweep.hardware import open_lanes, read_folders, refuse_world_sizes
+from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import try_models, warn_of_freezing, warn_of_workers
 from bench.sweep.schedule import REPEATS_S, Pace, describe_repeats
@@ -42,8 +42,8 @@ def preview(plan: Plan, options: Options) -> int:
 
 
 def try_lanes(plan: Plan, options: Options) -> int:
-    """How many others the first of the lanes that are asked for may have beside it. Raises
-    UsageError: there are fewer, or no class of them has the GPUs for a --world-size."""
+    """What `count_beside` says of the lanes that are asked for. Raises UsageError: there are fewer,
+    or no class of them has the GPUs for a --world-size."""
     if not EXECUTORS[options.executor].here:  # what a cluster has is known once it was joined
         return 0
     cases, out = [*plan.cases, *plan.unsized], options.out
@@ -51,7 +51,7 @@ def try_lanes(plan: Plan, options: Options) -> int:
         lanes = open_lanes(executor, cases, options)
         folders = [out / name for name in read_folders(out)] if out else []
         refuse_world_sizes(executor, lanes, folders, cases, options)
-    return 0 if options.quiet else len(lanes) - 1
+    return count_beside(lanes, options)
 
 
 def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:

@@ -56,9 +56,8 @@ def continue_folder(
     comparable, _ = read_past(loop.store.folder, cases, loop.options, loop.inputs)
     before = loop.store.read_config()
     config = describe_config([], loop.options, loop.inputs, before, search)
-    plan = spell_cases([]) | {"repeats": config["repeats"]}
-    kept = {name: before.get(name, none) for name, none in plan.items()}
-    loop.store.write_config(config | kept)
+    planned = {name: before[name] for name in (*spell_cases([]), "repeats") if name in before}
+    loop.store.write_config(config | planned)
     return comparable
 
 

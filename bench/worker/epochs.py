@@ -131,9 +131,10 @@ def describe_time(
         full_steps = batches.samples / whole_batch(case)
         ahead, drift = _count_ahead(case), case.until is not None
         whole = extrapolate(m.measured_time_s, times, full_steps, ahead, drift)
-        m.epoch_time_s, asked = whole.epoch_s, case.until or 0.0
-        least = whole.widen(asked)
-        m.epoch_time_low_s, m.epoch_time_high_s = least.low_s, least.high_s
+        asked = case.until or 0.0
+        wide = whole.widen(asked)
+        m.epoch_time_s = wide.epoch_s
+        m.epoch_time_low_s, m.epoch_time_high_s = wide.low_s, wide.high_s
         if whole.low_s is None:
             flag = "--fraction" if case.steps is None else "--steps"
             reason = f"{len(times)} steps are too few for an interval; raise {flag}"
