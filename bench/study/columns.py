@@ -141,6 +141,12 @@ class Columns:
         return leave_out(share, self.device != "cuda")
 
     @cached_property
+    def busy_epoch(self) -> Array:
+        """Seconds of an epoch in which a GPU runs kernels, by a profile: no host makes it shorter.
+        NaN without a profile, and on a CPU."""
+        return leave_out(self.busy_s * self.steps_per_epoch, self.device != "cuda")
+
+    @cached_property
     def exposed(self) -> Array:
         """What the exchange of gradients adds to a step; noise may make it negative. NaN for one
         process, which exchanges nothing."""

@@ -18,6 +18,7 @@ from bench.limits import INTERFERENCE, STEADY, STRAGGLES, is_shared
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
 from bench.study.columns import Columns, fill, known, positive
+from bench.text import write_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,8 +199,10 @@ def _describe_links(r: Columns) -> str:
 
 
 def _describe_unknown_time(r: Columns) -> str:
-    worst = max(fill(r.epoch_time_error, _measure_error(r)).tolist())
-    return f"known within {100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
+    """The worst of some rows, and what its epoch takes at least if it was profiled."""
+    worst, floor = max(zip(fill(r.epoch_time_error, _measure_error(r)), r.busy_epoch, strict=True))
+    said = f"known within {100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
+    return f"{said}; at least {write_seconds(floor)}: the GPU's kernels" if floor > 0 else said
 
 
 def _quote(column: str) -> Callable[[Columns], str]:
