@@ -51,7 +51,8 @@ class Table:
     """Rows under heads, a title above and, below, what must never part from the numbers. ``words``
     are sentences between the title and the rows, which the rows bear out. ``groups`` are the rows
     before which one is set off, by what is said there of those that follow; nothing, where a line
-    is enough. ``question`` is what it answers, as a reader would ask."""
+    is enough. ``question`` is what it answers, as a reader would ask; ``left`` counts the rows that
+    it is without, which a note says."""
 
     name: str
     title: str
@@ -62,6 +63,7 @@ class Table:
     words: tuple[str, ...] = ()
     level: Level = Level.DETAIL
     question: str = ""
+    left: int = 0
 
     def take(self, columns: Iterable[int]) -> Table:
         """The same table with these of its columns."""

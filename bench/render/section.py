@@ -118,6 +118,7 @@ class Section:
             tuple(sheet.words),
             level=self.level,
             question=self.question,
+            left=left,
         )
         always = [column.name for column in sheet.columns if column.always]
         return table.drop_empty(sheet.empty, always) if sheet.empty else table

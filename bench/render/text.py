@@ -203,7 +203,7 @@ def _cut_table(table: Table, width: int, room: int, console: Console) -> list[Te
     blocks = list(_draw_blocks(shown, width, console))
     head, rows = [line for block in blocks[:1] for line in block], blocks[1:]
     lines = [style_text(_cut(table.title, width), "bold"), *head]
-    columns, left = _name_missing(table, shown), len(table.rows)
+    columns, left = _name_missing(table, shown), len(table.rows) + table.left
     if len(lines) >= room:  # heads of many lines
         lines, rows = lines[:1], []
     for block in rows:
@@ -211,7 +211,8 @@ def _cut_table(table: Table, width: int, room: int, console: Console) -> list[Te
             break
         lines += block
         left -= 1
-    said = [f"{say_left_out(left, 'row')}; {MORE} shows all."] if left else []
+    full = f"{len(table.rows):,} rows" if table.left else "all"
+    said = [f"{say_left_out(left, 'row')}; {MORE} shows {full}."] if left else []
     if said or columns:
         note = style_text(_cut(" ".join([*said, *columns]), width - len(_INDENT)), "dim")
         lines.append(Text(_INDENT).append_text(note))

@@ -138,6 +138,15 @@ def test_levels_choose_what_is_on_the_screen() -> None:
     assert "--full shows all tables and all notes." in said[Level.DETAIL]
 
 
+@pytest.mark.parametrize(("left", "said"), [(0, "all"), (9600, "400 rows")])
+def test_a_cut_table_counts_what_it_was_without_before(left: int, said: str) -> None:
+    rows = ((Cell("fp32"),),) * 400
+    table = Table("t", "Overview", (Head("a", "case"),), rows, (), level=Level.TABLE, left=left)
+    lines = screen_of(make_document(tables=(table,))).splitlines()
+    missing = 400 + left - sum(line.strip() == "fp32" for line in lines)
+    assert f"  {missing:,} more rows are left out; --full shows {said}." in lines
+
+
 def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
     fix = "Close other programs, or use --repeats 5 or more."
     notices = [

@@ -78,7 +78,7 @@ def test_what_may_wrap_is_words_unless_it_is_said_to_be_a_number() -> None:
 def test_a_long_table_ends_with_a_group(starts: tuple[int, ...], shown: int) -> None:
     groups = {start: f"from {start}" for start in starts}
     table = fill([*range(12)], groups=groups, most=10, notes=lambda rows: [f"{len(rows)} rows"])
-    assert len(table.rows) == shown
+    assert (len(table.rows), table.left) == (shown, 12 - shown)
     assert table.groups == {start: said for start, said in groups.items() if start < shown}
     left = f"{12 - shown} more rows are left out; --where chooses."
     assert table.notes == (f"{shown} rows", left)
