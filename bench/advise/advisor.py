@@ -16,7 +16,7 @@ from bench.advise.standing import NOISE, Aim, Result, Space, Standing, Trial, re
 from bench.case import Case
 from bench.executors import Lane
 from bench.record import REPEATED, Outcome, Record, Status, flatten
-from bench.store.attempts import keep_latest
+from bench.store.attempts import find_repeats, keep_latest
 from bench.store.reader import read_cases
 from bench.sweep.loop import Loop, Ticket
 from bench.sweep.schedule import Losses
@@ -114,9 +114,9 @@ class Advisor:
 
     def _read(self, frame: pd.DataFrame) -> list[Result]:
         """What earlier runs showed of the settings that may be chosen."""
-        plain = frame[~frame["probe"] & ~frame["sentinel"] & (frame["anchor"] == "")]
         allowed, found = set(self._settings), []
-        rows, again = keep_latest(plain), REPEATED | set(self.loop.options.retry)
+        rows = keep_latest(frame[find_repeats(frame)])
+        again = REPEATED | set(self.loop.options.retry)
         for case, row in zip(read_cases(rows), rows.to_dict("records"), strict=True):
             repeat = int(row["repeat"])
             self._attempts[case, repeat] = int(row["attempt"])

@@ -18,7 +18,7 @@ from bench.record import MEASURED, Status
 from bench.render.cells import outcome
 from bench.render.model import Level
 from bench.render.section import Column, Section, Sheet
-from bench.store.attempts import keep_latest
+from bench.store.attempts import find_repeats, keep_latest
 from bench.store.reader import read_cases
 from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
@@ -61,8 +61,7 @@ def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
     numbers = {frozenset(settings.items()): i for i, settings in enumerate(halving.trials, 1)}
     names = [name for name in halving.trials[0] if name in AXES] if halving.trials else []
     mine = (records["repeat"] == 1) & (records["epochs"] == halving.epochs)
-    mine &= ~records["sentinel"].astype(bool) & ~records["probe"].astype(bool)
-    rows = keep_latest(records[mine & (records["anchor"] == "")])
+    rows = keep_latest(records[mine & find_repeats(records)])
     curves = {
         str(record): tuple(part.sort_values("epoch")[halving.metric])
         for record, part in epochs.groupby("record_id")

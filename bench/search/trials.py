@@ -14,7 +14,7 @@ from bench.executors import Lane
 from bench.halving import Halving
 from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
 from bench.search.ladder import Curve, Ladder
-from bench.store.attempts import keep_latest
+from bench.store.attempts import find_repeats, keep_latest
 from bench.store.reader import read_cases, read_epochs
 from bench.sweep.loop import Loop, Ticket
 from bench.sweep.schedule import Losses, OomSkips
@@ -97,8 +97,7 @@ class Trials:
     def _read(self, frame: pd.DataFrame, wanted: set[Case]) -> set[Case]:
         """Take in the trials that ended before, but for those that are to be tried again."""
         done = set()
-        plain = ~frame["probe"] & ~frame["sentinel"] & (frame["anchor"] == "")
-        rows = keep_latest(frame[plain & (frame["repeat"] == 1)])
+        rows = keep_latest(frame[find_repeats(frame) & (frame["repeat"] == 1)])
         epochs = read_epochs(self.loop.store.folder)
         again = REPEATED | set(self.loop.options.retry)
         for case, row in zip(read_cases(rows), rows.to_dict("records"), strict=True):

@@ -65,8 +65,13 @@ def keep_cases(records: pd.DataFrame) -> pd.DataFrame:
     a few steps on each lane, to compare lanes. A search ends the trials of poor settings early: a
     loss after two epochs is none of a case of nine.
     """
+    return keep(records, find_repeats(records) & ~find_truncated(records))
+
+
+def find_repeats(records: pd.DataFrame) -> pd.Series:
+    """Which rows are repeats of their case: no sentinels, anchors or probes."""
     aside = records["sentinel"].astype(bool) | records["probe"].astype(bool)
-    return keep(records, ~aside & (records["anchor"] == "") & ~find_truncated(records))
+    return ~aside & (records["anchor"] == "")
 
 
 def keep(rows: pd.DataFrame, which: pd.Series) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.case import Case
 from bench.record import Status
+from bench.store.attempts import find_repeats
 from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.reader import Run, read_history
 from bench.sweep.anchors import choose_anchors
@@ -91,8 +92,8 @@ class Part:
     def read_pace(self) -> Pace:
         """How long the first runs took that are there."""
         rows = self._comparable
-        rows = rows[(rows["repeat"] == 1) & ~rows["sentinel"] & ~rows["probe"] & ~rows["inferred"]]
-        rows = rows[(rows["anchor"] == "") & (rows["status"] != str(Status.LOST))]
+        rows = rows[find_repeats(rows) & (rows["repeat"] == 1) & ~rows["inferred"]]
+        rows = rows[rows["status"] != str(Status.LOST)]
         times = zip(rows["started_at"], rows["finished_at"], strict=True)
         seconds = [read_time(ended) - read_time(begun) for begun, ended in times]
         return Pace(len(self.cases), len(self.loop.lanes), seconds)
