@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -44,6 +44,31 @@ def leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+@contextmanager
+def stop_signals(kill: Callable[[], None]) -> Iterator[Callable[[], int]]:
+    """Turn the first Ctrl-C or SIGTERM into a clean stop, and the second into an immediate one,
+    after ``kill``; yields a function that returns the number of the signal that came, 0 before."""
+    received = 0
+
+    def stop(number: int, _: object) -> None:
+        nonlocal received
+        if received:
+            kill()
+            if os.isatty(2):
+                os.write(2, b"\x1b[?25h\n")  # the live line hides the cursor
+            os._exit(128 + number)
+        received = number
+        # print() may have been interrupted half way and cannot be entered twice
+        os.write(2, b"\nstopping: what is done is kept; again to stop at once\n")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

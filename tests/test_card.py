@@ -317,7 +317,7 @@ def test_nine_minutes_measure_each_case_once_and_whole_epochs(
 
 def test_what_is_stopped_is_reported_all_the_same(tmp_path: Path) -> None:
     wait = ["-c", "import time; time.sleep(1); print('reported')"]
-    children = Children(tmp_path / LOG, stopped=signal.SIGINT)
+    children = Children(tmp_path / LOG, asked=lambda: signal.SIGINT)
     assert children.run(wait, quiet=True).stopped
     children.closing = True
     ended = children.run(wait, quiet=True)

@@ -27,13 +27,13 @@ from bench.environment import describe_host
 from bench.executors import Images, fake
 from bench.executors.fake import FakeExecutor
 from bench.flags import join_flags
+from bench.processes import stop_signals
 from bench.record import Environment, Outcome, Status
 from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_records
 from bench.store.writer import Store, StoreError
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop
-from bench.sweep.session import stop_signals
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -577,7 +577,7 @@ def test_stopped_twice_it_ends_at_once(out: Path) -> None:
 
 def test_handlers_are_restored() -> None:
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    with stop_signals(FakeExecutor(None)) as stopped:  # type: ignore[arg-type]
+    with stop_signals(lambda: None) as stopped:
         assert stopped() == 0
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopped() == signal.SIGTERM

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from bench.card.folder import Entry, State
+from bench.processes import stop_signals
 from bench.text import clean
 
 ROOT = Path(__file__).parents[2]
@@ -59,29 +60,25 @@ class Children:
     log: Path
     variables: Mapping[str, str] = field(default_factory=dict)
     until: float = float("inf")
-    stopped: int = 0
     closing: bool = False
     """The report is made even where the user has asked for an end; asking again ends that too."""
 
+    asked: Callable[[], int] = lambda: 0
+    """The number of the signal that the user stopped it by; 0 before."""
+
     _child: subprocess.Popen[str] | None = None
-    _before: dict[int, Any] = field(default_factory=dict)
+    _signals: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Children:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._stop)
+        self.asked = self._signals.enter_context(stop_signals(self._end_group))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._signals.close()
 
-    def _stop(self, number: int, _: object) -> None:
-        if self.stopped:
-            self._end_group()
-            os._exit(128 + number)
-        self.stopped = number
-        # print() may have been interrupted half way and cannot be entered twice
-        os.write(2, b"\nstopping: what is done is kept; again to stop at once\n")
+    @property
+    def stopped(self) -> int:
+        return self.asked()
 
     def run(
         self,

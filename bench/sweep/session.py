@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import Case, spell_cases
 from bench.environment import PACKAGES, refuse_missing
 from bench.executors import Executor, Lane, build_executor
+from bench.processes import stop_signals
 from bench.store.writer import Store
 from bench.sweep.crew import Crew
 from bench.sweep.folder import describe_config, read_past, refuse_unwritable
@@ -70,35 +69,10 @@ def hire_crew(
     first = next(iter(work))
     most = 1 if first.options.quiet else 0
     with (
-        stop_signals(first.executor) as stopped,
+        stop_signals(first.executor.kill) as stopped,
         Crew(first.executor, stopped, most, admit) as crew,
     ):
         for loop, hardware in work.items():
             for lane, _ in hardware.lanes:
                 crew.add(loop, lane)
         yield crew, stopped
-
-
-@contextmanager
-def stop_signals(executor: Executor) -> Iterator[Callable[[], int]]:
-    """Turn the first Ctrl-C or SIGTERM into a clean stop, and the second into an immediate one;
-    yields a function that returns the number of the signal that came, 0 before."""
-    received = 0
-
-    def stop(number: int, _: object) -> None:
-        nonlocal received
-        if received:
-            executor.kill()
-            if os.isatty(2):
-                os.write(2, b"\x1b[?25h\n")  # the live line hides the cursor
-            os._exit(128 + number)
-        received = number
-        # print() may have been interrupted half way and cannot be entered twice
-        os.write(2, b"\nstopping: what is done is kept; again to stop at once\n")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
