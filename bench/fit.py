@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -138,9 +137,7 @@ def find(
 
 def print_walls(walls: Mapping[Case, Wall], step: int, as_json: bool) -> None:
     """Print a table, or JSON: memory in bytes, batch sizes in images or items."""
-    from rich.console import Console
-
-    from bench.render.text import draw_table
+    from bench.render.text import draw_table, open_console
 
     if as_json:
         axes = telling_axes(walls, but="batch_size")
@@ -152,10 +149,7 @@ def print_walls(walls: Mapping[Case, Wall], step: int, as_json: bool) -> None:
         ]
         print(json.dumps(told, indent=2))
         return
-    console = Console(highlight=False)
-    if not (console.is_terminal or os.environ.get("COLUMNS")):
-        console.width = _WIDTH
-    draw_table(tabulate(walls, step), console)
+    draw_table(tabulate(walls, step), open_console(_WIDTH))
 
 
 def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:

@@ -52,6 +52,14 @@ def render(report: Document, full: bool = False) -> str:
     return read_plain(console)
 
 
+def open_console(width: int = WIDTH) -> Console:
+    """The console of standard output, as wide as its terminal or COLUMNS says, else ``width``."""
+    console = Console(highlight=False)
+    if not (console.is_terminal or os.environ.get("COLUMNS")):
+        console.width = width
+    return console
+
+
 def make_plain(width: int) -> Console:
     """A console of so many columns that keeps what it is given: no terminal, no colours."""
     return Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)

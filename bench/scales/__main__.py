@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -105,12 +104,9 @@ def write_pages(scales: ScaleMap) -> None:
 
 def show(scales: ScaleMap) -> None:
     """Print the tables and the sentences, as wide as the terminal or COLUMNS."""
-    from rich.console import Console
+    from bench.render.text import draw_table, open_console, style_text
 
-    from bench.render.text import WIDTH, draw_table, style_text
-
-    asked = sys.stdout.isatty() or os.environ.get("COLUMNS")
-    console = Console(width=None if asked else WIDTH)
+    console = open_console()
     for table in SCALES.lay_out(tell_scale_map(scales)):
         draw_table(table, console)
         console.print()

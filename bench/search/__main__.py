@@ -7,7 +7,6 @@ docs/learning.md.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -117,14 +116,10 @@ def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None
 
 def print_findings(out: Path, halving: Halving) -> bool:
     """Print the trials, the rungs and how to confirm the best; whether any trial was measured."""
-    from rich.console import Console
-
     from bench.questions.halving import RUNGS, SEARCH, confirm, tell_rungs, tell_trials
-    from bench.render.text import draw_table
+    from bench.render.text import draw_table, open_console
 
-    console = Console(highlight=False)
-    if not (console.is_terminal or os.environ.get("COLUMNS")):
-        console.width = _WIDTH
+    console = open_console(_WIDTH)
     records, epochs = read_records(out), read_epochs(out)
     trials = SEARCH.lay_out(tell_trials(records, epochs, halving))
     rungs = RUNGS.lay_out(tell_rungs(records, epochs, halving))
