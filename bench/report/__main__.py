@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_filters, command, writable, write_document
 from bench.processes import leave
+from bench.report.terminal import show
 
 if TYPE_CHECKING:
     from bench.report.document import Report
@@ -68,12 +68,8 @@ def _run(argv: Sequence[str]) -> int:
 
         with writable("--figures", options.figures):
             write_figures(report, options.figures)
-    if options.format == "text" and options.output is None and sys.stdout.isatty():
-        from rich.console import Console
-
-        from bench.render.text import draw
-
-        draw(report, Console(), options.full)
+    if options.format == "text" and options.output is None:
+        show(report, options.full)
         return 0
     render: Callable[..., str] = import_module(module).render
     if options.format == "text":
