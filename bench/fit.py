@@ -12,11 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from bench.axis import Value
 from bench.case import Case, format_value, telling_axes
-from bench.data import SYNTHETIC, find_layout
 from bench.environment import list_devices
 from bench.errors import UsageError
 from bench.flags import (
@@ -34,11 +32,8 @@ from bench.preset import Preset
 from bench.processes import leave
 from bench.render.cells import whole_cell
 from bench.render.model import NOTHING, Cell, Head, Table
-from bench.sweep.folder import default_out
-from bench.sweep.hardware import examine_alike
-from bench.sweep.options import Options, add_running, plan_cases, read_running
-from bench.sweep.probing import Searches, find_walls
-from bench.sweep.session import continue_folder, hire_crew, open_loop, start_executor
+from bench.sweep.options import Options, add_running, choose_dataset, read_running
+from bench.sweep.probing import find_largest
 from bench.wall.answer import Wall
 from bench.wall.records import APART, LONG_STEPS
 from bench.wall.search import ANSWERED, MARGIN, STEP, Ending
@@ -86,13 +81,12 @@ def main(argv: Sequence[str]) -> int:
     usage error; 130 or 143 where it was stopped.
     """
     given = build_parser().parse(argv)
-    step, options = given.step, _read_options(given)
-    walls, stopped, out = find(options, step, given.margin, given.probes)
-    print_walls(walls, step, given.json)
-    if stopped or any(wall.ending is None for wall in walls.values()):
-        print(f"not finished; to go on: {options.resume(out)}", file=sys.stderr)
-    if stopped:
-        return 128 + stopped
+    walls, session = find_largest(_read_options(given), given.step, given.margin, given.probes)
+    print_walls(walls, given.step, given.json)
+    if session.stopped or any(wall.ending is None for wall in walls.values()):
+        print(f"not finished; to go on: {session.resume}", file=sys.stderr)
+    if session.stopped:
+        return 128 + session.stopped
     found = any(wall.largest is not None for wall in walls.values())
     return 0 if found and all(wall.ending in ANSWERED for wall in walls.values()) else 1
 
@@ -110,29 +104,8 @@ def _read_options(given: argparse.Namespace) -> Options:
     known = dict.fromkeys(name for device in devices for name in PRECISIONS[str(device)])
     # not as if they were given as flags: what this machine cannot run is then a row that says so
     chosen: dict[str, list[Value]] = {"precision": [*known], "batch_size": [AUTO]}
-    if not given.data_url and find_layout(given.data_dir) is None:
-        chosen["dataset"] = [SYNTHETIC]  # which take as much memory, and no download
+    chosen["dataset"] = [choose_dataset(given)]
     return read_running(given, axes, Preset("fit", "", (chosen,)))
-
-
-def find(
-    options: Options, step: int, margin: float, most: int | None = None
-) -> tuple[dict[Case, Wall], int, Path]:
-    """Find the largest batch of each family by at most so many probes, into --out or a new folder;
-    what was found, the number of the signal that stopped it or 0, and the folder."""
-    plan = plan_cases(options)
-    with start_executor(options) as executor:
-        why = "and a batch that fits one may not fit another"
-        hardware = examine_alike(executor, [], options, why, plan.families)
-        inputs = hardware.inputs
-        families = plan.settle(inputs.settle).families
-        out = options.out or default_out(inputs.platforms)
-        with open_loop(hardware, executor, out, options) as loop:
-            comparable = continue_folder(loop, families, {"step": step, "margin": margin})
-            with hire_crew({loop: hardware}) as (crew, stopped):
-                searches = Searches(loop, families, comparable, step, margin, most)
-                (walls,) = find_walls(crew, [searches])
-    return walls, stopped(), out
 
 
 def print_walls(walls: Mapping[Case, Wall], step: int, as_json: bool) -> None:

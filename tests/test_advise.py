@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pandas import read_csv
 
-from bench.advise.__main__ import main, parse_budget
+from bench.advise.__main__ import main
 from bench.advise.answer import Answer
 from bench.advise.belief import add_loading, believe, guess, relate
+from bench.advise.options import parse_budget
 from bench.advise.policy import MOST_REPEATS, Budget, choose
 from bench.advise.space import make_setting
 from bench.advise.standing import (

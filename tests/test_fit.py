@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 import pytest
@@ -344,6 +344,15 @@ def test_a_sweep_that_is_there_stays_planned(tmp_path: Path, memory: Callable[[s
     assert Plan.of(read_config(tmp_path)).list_runs() == planned
 
 
+def test_a_part_of_a_sweep_stays_one(tmp_path: Path, memory: Callable[[str], None]) -> None:
+    memory(LINE)
+    part = ["--precision", "fp32", "bf16", "--batch-size", "64", "--shard", "1/2"]
+    run_sweep(tmp_path, *LIMIT, *part)
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    assert Plan.of(read_config(tmp_path)).shard == "1/2"
+    run_sweep(tmp_path, *LIMIT, *part)
+
+
 def test_images_that_are_not_there_are_not_downloaded(
     tmp_path: Path, monkeypatch: Patch, memory: Callable[[str], None]
 ) -> None:
@@ -354,10 +363,15 @@ def test_images_that_are_not_there_are_not_downloaded(
     flags += ["--precision", "fp32", "--out", "found"]
     assert fit.main(flags) == 0
     assert set(read_records(Path("found"))["dataset"]) == {"synthetic"}
-    monkeypatch.setattr(fit, "find_layout", lambda folder: "parquet")
+    monkeypatch.setattr("bench.sweep.options.find_layout", lambda folder: "parquet")
     asked: list[Options] = []
-    monkeypatch.setattr(fit, "find", lambda options, *_: asked.append(options) or ({}, 0, Path()))
-    fit.main(flags)
+
+    def plan(options: Options) -> NoReturn:
+        asked.append(options)
+        raise UsageError("seen")
+
+    monkeypatch.setattr("bench.sweep.probing.plan_cases", plan)
+    assert fit.main(flags) == 2
     (family,) = plan_cases(asked[0], {}).families
     assert family.dataset == "cifar10"
 

@@ -36,7 +36,7 @@ from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_records
 from bench.store.writer import Store, StoreError
 from bench.sweep import __main__ as sweep
-from bench.sweep import crew, schedule
+from bench.sweep import crew, execution, schedule
 from bench.sweep.anchors import STEPS, make_anchor
 from bench.sweep.gate import Gate
 from bench.sweep.hardware import name_folders
@@ -85,8 +85,8 @@ def crews(monkeypatch: Patch) -> list[crew.Crew]:
 def admitted(monkeypatch: Patch) -> list[Lane]:
     """Lanes that came and were not known."""
     seen: list[Lane] = []
-    admit = sweep.admit_lane
-    monkeypatch.setattr(sweep, "admit_lane", lambda *a: seen.append(a[-1]) or admit(*a))
+    admit = execution.admit_lane
+    monkeypatch.setattr(execution, "admit_lane", lambda *a: seen.append(a[-1]) or admit(*a))
     return seen
 
 
@@ -267,6 +267,15 @@ def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(
 
     run(out, "8", "16", "32", "--lanes", "2", "--no-anchors")
     assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
+
+
+def test_each_class_of_hardware_has_the_same_part(out: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:2")
+    part = ["--precision", "fp32", "bf16", "--shard", "1/2", "--lanes", "all", "--no-anchors"]
+    for _ in range(2):
+        run(out, "8", "16", *part)
+        for folder in ("rtx4090", "a100"):
+            assert rows(read_records(out / folder), "batch_size") == [(8,), (16,)]
 
 
 def test_a_class_keeps_its_folder_whichever_are_there(

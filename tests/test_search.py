@@ -464,7 +464,6 @@ def test_no_trial_begins_after_the_time_limit(
 
     with monkeypatch.context() as patch:
         patch.setattr(FakeExecutor, "run", take_long)
-        patch.setattr(search, "monotonic", lambda: clock[0])
         patch.setattr(trials, "monotonic", lambda: clock[0])
         assert len(run(tmp_path, *RANGE, "--time-limit", "100")) == 3
     assert "9 trials left; to go on: python -m bench.search --executor" in capsys.readouterr().err

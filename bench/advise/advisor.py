@@ -1,25 +1,40 @@
-"""The search for advice as a source of runs for a lane, and what a folder holds of it."""
+"""The search for advice: as a source of runs for a lane, in a folder that may hold earlier ones."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from bench.advise.answer import describe_progress
+from bench.advise.answer import Answer, describe_progress
 from bench.advise.belief import guess
+from bench.advise.options import Question
 from bench.advise.policy import Budget, choose
-from bench.advise.space import expect
-from bench.advise.standing import NOISE, Aim, Result, Space, Standing, Trial, read_trial
+from bench.advise.space import (
+    LEVERS,
+    expect,
+    expect_start,
+    find_room,
+    list_levers,
+    list_settings,
+    read_scale,
+    refuse,
+)
+from bench.advise.standing import NOISE, Aim, Result, Space, Standing, Trial, read_trial, strip
 from bench.case import Case
+from bench.data import SYNTHETIC
 from bench.executors import Lane
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.attempts import find_repeats, keep_latest
 from bench.store.reader import read_cases
+from bench.sweep.display import Display
+from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, Ticket
 from bench.sweep.schedule import Losses
+from bench.sweep.session import start_session
 from bench.text import read_time
 from bench.wall.records import read_peak
 
@@ -30,14 +45,53 @@ MIN_STEPS = 6
 """Steps below which nothing is said of their spread."""
 
 
+def find_advice(asked: Question, until: float) -> Answer:
+    """Search until a time.monotonic(), and say what was found."""
+    axes, alike = asked.options.axes, "which may need different settings"
+    with start_session(asked.options, [asked.now], alike=alike) as session:
+        inputs = session.inputs
+        now = strip(inputs.settle(asked.now))
+        items = inputs.data(now).train_images
+        fixed = {n: v for n, v in axes.items() if n in (*LEVERS[now.device], "batch_size")}
+        fixed |= {name: values for name, values in axes.items() if len(values) > 1}
+        if asked.goal == "memory":  # of which the smallest batch takes least
+            fixed.setdefault("batch_size", [now.batch_size])
+        levers = list_levers(now, fixed, items)
+        scale = read_scale(session.out, now)
+        said = {"loss_scale": scale} if scale else {}
+        settings = list_settings(now, levers, {**said, **axes}, inputs)
+        left_out = {
+            str(value): why
+            for value in levers.get("precision", ())
+            if (why := refuse(replace(now, precision=str(value)), now, inputs))
+        }
+        loop = session.open_loop()
+        comparable, _ = read_past(loop, settings)
+        write_config(loop)
+        advisor = Advisor(loop, settings, comparable, asked, until)
+        known, what = len(advisor.known), "the best setting"
+        session.run(advisor, Display(session.out, None, known, [*levers], what))
+    return Answer(
+        advisor.standing,
+        asked.goal,
+        {name: values for name, values in levers.items() if len(values) > 1},
+        left_out,
+        session.resume,
+        asked.budget_s,
+        session.out,
+        asked.price,
+        items,
+        session.stopped,
+    )
+
+
 class Advisor:
     """Deals out what `bench.advise.policy.choose` asks for, one run at a time.
 
     Args:
         settings: those that may be chosen, the present one first.
         frame: the rows of the folder that new ones can be compared with.
-        budget_s: of wall time, which ends at the time.monotonic() ``until``.
-        space: what `Space` has beside the settings and what is expected of them.
+        until: the time.monotonic() at which the budget ends.
     """
 
     def __init__(
@@ -45,13 +99,11 @@ class Advisor:
         loop: Loop,
         settings: Sequence[Case],
         frame: pd.DataFrame,
-        goal: str,
-        budget_s: float,
+        asked: Question,
         until: float,
-        **space: Any,
     ) -> None:
-        self.loop, self._settings, self._goal = loop, settings, goal
-        self._budget_s, self._until, self._space = budget_s, until, space
+        self.loop, self._settings, self._asked, self._until = loop, settings, asked, until
+        self._room_bytes = find_room(settings[0], loop.inputs)
         self._attempts = Counter[tuple[Case, int]]()
         self._losses = Losses()
         self.known = self._read(frame)
@@ -63,20 +115,24 @@ class Advisor:
     @property
     def space(self) -> Space:
         """What may be chosen, with what is expected of it by now: more, once rates are measured."""
-        settings, exact = self._settings, self._goal == "memory"
-        prior = expect(settings, self.loop.inputs)
-        if not prior and settings[0].device == "cuda":
+        settings, inputs, exact = self._settings, self.loop.inputs, self._asked.goal == "memory"
+        now, prior = settings[0], expect(settings, inputs)
+        if not prior and now.device == "cuda":
             prior = [guess(setting) for setting in settings]
         if not prior or exact:
             prior = [0.0 for _ in settings]
         if self._made is None or prior != self._made.prior:
             self._made = Space(
-                settings[0],
+                now,
                 settings,
                 prior,
+                room_bytes=self._room_bytes,
+                judged=now.dataset != SYNTHETIC,
+                margin=self._asked.margin,
                 noise=0.0 if exact else NOISE,
+                start_s=expect_start,
                 epoch_s=lambda setting: self.loop.inputs.predict(setting),
-                **self._space,
+                items=inputs.data(now).train_images,
             )
         return self._made
 
@@ -87,7 +143,7 @@ class Advisor:
     def _choose(self) -> Trial | None:
         """What is next: asked for twice a run, by `left` and `take`, and found once."""
         if not self._chosen:
-            budget = Budget(self._budget_s, self._until - monotonic())
+            budget = Budget(self._asked.budget_s, self._until - monotonic())
             self._chosen = [choose(self.standing, budget)]
         return self._chosen[0]
 
@@ -143,7 +199,7 @@ class Advisor:
             trained_s=measured_s or 0.0,
             time_s=time_s,
             error=_find_error(number),
-            value=values.get(self._goal, time_s),
+            value=values.get(self._asked.goal, time_s),
             used_bytes=used,
             room_bytes=read_peak(row),
             loading_s=items / supplied if items and supplied else None,

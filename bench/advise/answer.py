@@ -67,7 +67,7 @@ class Answer:
     folder: Path | None = None  # where the runs are
     price: float | None = None  # of an hour
     items: int = 0  # of an epoch
-    stopped: bool = False  # before its budget was used
+    stopped: int = 0  # the signal that did so before its budget was used; 0 for none
 
     @property
     def now(self) -> Case:

@@ -16,6 +16,7 @@ from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.scale_map import find_window, read_scale_map
 from bench.sweep.preflight import Inputs
+from bench.text import parse_bytes
 
 LEVERS: dict[str, dict[str, Sequence[Value]]] = {
     "cuda": {
@@ -54,6 +55,16 @@ def expect_start(setting: Case) -> float:
     """The seconds of a run beside its steps, before any was seen."""
     start, compiling = STARTS[setting.device]
     return start + compiling * setting.compiled
+
+
+def find_room(now: Case, inputs: Inputs) -> float:
+    """Bytes that training may take: of the card, or of a CPU's memory half, as others need some."""
+    import psutil
+
+    if now.memory_limit:
+        return parse_bytes(now.memory_limit)
+    card = inputs.platforms[now.device].environment.gpu_memory_bytes
+    return card or psutil.virtual_memory().available / 2
 
 
 def list_levers(

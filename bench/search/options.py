@@ -28,7 +28,9 @@ from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
 from bench.precision import PRECISIONS
 from bench.preset import Preset
-from bench.sweep.options import Options, add_running, plan_cases, read_running
+from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
+from bench.sweep.preflight import try_models
+from bench.sweep.preview import describe_plan, try_lanes
 
 EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
 
@@ -88,6 +90,20 @@ class Drawn:
 
     trials: list[Case]
     halving: Halving
+
+
+def describe_search(asked: Search) -> Iterator[str]:
+    """The trials and the epochs that a search would run. Raises UsageError as a start would."""
+    try_lanes(Plan(asked.plan().trials), asked.options)
+    drawn = asked.plan(try_models(Plan(asked.plan().trials), asked.options).settle)
+    yield from describe_plan(Plan(drawn.trials), asked.options)
+    halving, trials = drawn.halving, len(drawn.trials)
+    rungs = " and ".join(map(str, halving.rungs))
+    yield (
+        f"rungs: after {rungs} of {halving.epochs} epochs, by {halving.metric}, about one in "
+        f"{halving.reduction} goes on; {trials * halving.rungs[0]} to "
+        f"{trials * halving.epochs} epochs in all"
+    )
 
 
 def _draw(

@@ -1,27 +1,71 @@
-"""The trials of a search as a source of runs for lanes, and what a folder holds of them."""
+"""The trials of a search: as a source of runs for lanes, in a folder that may hold earlier ones."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from bench.case import Case, telling_axes
 from bench.errors import UsageError
 from bench.executors import Lane
-from bench.halving import Halving
+from bench.halving import Halving, read_halving
 from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
 from bench.search.ladder import Curve, Ladder
+from bench.search.options import Search
 from bench.store.attempts import find_repeats, keep_latest
 from bench.store.reader import read_cases, read_epochs
+from bench.sweep.display import Display
+from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, Ticket
 from bench.sweep.schedule import Losses, OomSkips
+from bench.sweep.session import Session, start_session
 from bench.wall.records import name_family
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def run_search(asked: Search) -> tuple[Trials, Session]:
+    """Run the trials into --out, as long as there is time; what is left of them."""
+    Ladder(asked.halving)  # refuses where Ray Tune is not installed
+    why = "which round differently"
+    with start_session(asked.options, asked.plan().trials, alike=why) as session:
+        drawn = asked.plan(session.inputs.settle)
+        loop, halving = session.open_loop(), drawn.halving
+        comparable, _ = read_past(loop, drawn.trials)
+        earlier = read_halving(loop.store.read_config().get("halving"))
+        refuse_other_search(session.out, earlier, halving)
+        if earlier and len(earlier.trials) > len(halving.trials):
+            halving = earlier
+        write_config(loop, drawn.trials, halving=asdict(halving))
+        trials = Trials(loop, halving, drawn.trials, comparable, monotonic() + asked.time_s)
+        known = len(drawn.trials) - trials.waiting
+        session.run(trials, Display(session.out, trials.waiting, known, trials.axes))
+    return trials, session
+
+
+def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
+    """Refuse to compare trials by other rules than those that ended the earlier ones."""
+    if before is None:
+        return
+    changed = [
+        f"--{name.replace('_', '-')} was {value}"
+        for name, value in before.rules.items()
+        if now.rules[name] != value
+    ]
+    both = min(len(before.trials), len(now.trials))
+    if not changed and list(before.trials[:both]) != list(now.trials[:both]):
+        changed = ["its trials were drawn of other settings, or by another --seed"]
+    if changed:
+        raise UsageError(
+            f"--out {out}: has another search: {', '.join(changed)}; give the same, or choose "
+            "another --out"
+        )
 
 
 class Trials:
@@ -43,7 +87,7 @@ class Trials:
     ) -> None:
         self.loop = loop
         self.axes = telling_axes(cases)
-        self._halving, self._until = halving, until
+        self.halving, self._until = halving, until
         self._attempts = Counter[Case]()
         self._walls = OomSkips({}, name_family)
         self._curves: list[Curve] = []  # in the order in which trials ended
@@ -66,10 +110,10 @@ class Trials:
             return None
         case = self._queue.popleft()
         if not self._open or self._ladder is None:
-            self._ladder = Ladder(self._halving, self._curves)
+            self._ladder = Ladder(self.halving, self._curves)
         self._open += 1
         self._attempts[case] += 1
-        judge, metric = self._ladder.add(), self._halving.metric
+        judge, metric = self._ladder.add(), self.halving.metric
         return Ticket(
             (case, 1, False),
             self._attempts[case],
@@ -87,12 +131,12 @@ class Trials:
         self._walls.note(case, record.status)
         if record.status not in MEASURED:
             return
-        if getattr(m, self._halving.metric) is None and m.first_bad_step is None:
+        if getattr(m, self.halving.metric) is None and m.first_bad_step is None:
             raise UsageError(
-                f"--metric {self._halving.metric} is not known of these trials: "
+                f"--metric {self.halving.metric} is not known of these trials: "
                 f"{m.missing or 'no reason is given'}; give another --metric, and another --out"
             )
-        self._curves.append([read_metric(row, self._halving.metric) for row in outcome.epochs])
+        self._curves.append([read_metric(row, self.halving.metric) for row in outcome.epochs])
 
     def _read(self, frame: pd.DataFrame, wanted: set[Case]) -> set[Case]:
         """Take in the trials that ended before, but for those that are to be tried again."""
@@ -112,7 +156,7 @@ class Trials:
             if status in MEASURED:
                 mine = epochs[epochs["record_id"] == row["record_id"]].sort_values("epoch")
                 # a loss that is no number any more is empty there, and leaves nothing to compare
-                values = mine[self._halving.metric].where(mine["train_loss"].notna())
+                values = mine[self.halving.metric].where(mine["train_loss"].notna())
                 self._curves.append([None if math.isnan(v) else v for v in values.tolist()])
         return done
 

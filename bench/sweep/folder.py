@@ -16,8 +16,8 @@ from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
 from bench.store.reader import Past, Run, read_records
-from bench.sweep.options import Options
-from bench.sweep.preflight import Inputs, list_described
+from bench.sweep.loop import Loop
+from bench.sweep.preflight import list_described
 from bench.sweep.schedule import choose_seed
 from bench.text import clean, join_words
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 CLASS = "class"
 """The key of a configuration that names the folder of a class of hardware within --out."""
+
+_KEPT = ("search", SHARD, "halving", CLASS)
+"""Its keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for
+the largest batch, the part of a sweep, the rules and trials of a search for the best settings."""
 
 
 def refuse_unwritable(out: Path | None) -> None:
@@ -45,11 +49,10 @@ def default_out(platforms: Mapping[str, Platform]) -> Path:
     return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def read_past(
-    out: Path, cases: Sequence[Case], options: Options, inputs: Inputs
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What the records hold: the rows that this sweep's can be compared with, and all. Raises
+def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What the records hold: the rows that those of ``cases`` can be compared with, and all. Raises
     UsageError: some cannot be compared, and --mix is not given; it says in which respects."""
+    out, inputs = loop.store.folder, loop.inputs
     frame = read_records(out)
     comparable, differing = frame["repeat"] >= 0, dict[str, None]()
 
@@ -74,7 +77,7 @@ def read_past(
         if changed:
             what = join_words(changed)
             differing[f"model {case.model}: its {what} changed since they were measured"] = None
-    if differing and not options.mix:
+    if differing and not loop.options.mix:
         raise UsageError(
             f"--out {out}: has rows that would not be comparable: {'; '.join(differing)}; "
             "choose another --out, or add to them with --mix"
@@ -105,18 +108,23 @@ def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None)
         raise UsageError(f"--out {out}: holds {held}; {mend}")
 
 
-def describe_config(
-    cases: Sequence[Case],
-    options: Options,
-    inputs: Inputs,
-    before: Mapping[str, Any],
-    search: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The resolved configuration: what was asked for, by which commands, on what. Of what was there
-    ``before`` the commands and the last searches stay; ``search`` has the ``step`` and ``margin``
-    of the search for the largest batch."""
+def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -> None:
+    """Write the configuration of a loop's folder. Without ``cases``, which a command then chooses
+    as it goes, those of a sweep that is there already stay, and so do all of `_KEPT` of which
+    nothing else is ``told``."""
+    before = loop.store.read_config()
+    config = describe_config(cases or [], loop, before | told)
+    if cases is None:
+        config |= {name: before[name] for name in (*spell_cases([]), "repeats") if name in before}
+    if config != before:
+        loop.store.write_config(config)
+
+
+def describe_config(cases: Sequence[Case], loop: Loop, before: Mapping[str, Any]) -> dict[str, Any]:
+    """The resolved configuration: what was asked for, by which commands, on what."""
+    options, inputs = loop.options, loop.inputs
     earlier = str(before.get("command", "")).splitlines()
-    last, halving = search or before.get("search"), before.get("halving")
+    kept = {**before, **({SHARD: str(options.shard)} if options.shard else {})}
     return {
         "command": "\n".join(dict.fromkeys([*earlier, options.command])),
         "preset": options.preset.name,
@@ -132,8 +140,5 @@ def describe_config(
             name: {k: v for k, v in asdict(info).items() if k != "folder"}
             for name, info in inputs.datasets.items()
         },
-        **({"search": last} if last else {}),
-        **({SHARD: str(options.shard)} if options.shard else {}),
-        **({"halving": halving} if halving else {}),
-        **({CLASS: before[CLASS]} if CLASS in before else {}),
+        **{name: kept[name] for name in _KEPT if kept.get(name)},
     }

@@ -179,24 +179,15 @@ def _read_environments(config: Mapping[str, Any]) -> dict[str, Environment]:
     }
 
 
-def examine_alike(
-    executor: Executor,
-    cases: Sequence[Case],
-    options: Options,
-    why: str,
-    families: Sequence[Case] = (),
-) -> Hardware:
-    """The lanes that are asked for, all of one class; a UsageError says where there are several
-    ``why`` one is needed, as it follows the kinds in a sentence."""
-    lanes = open_lanes(executor, [*cases, *families], options)
-    classes = examine_lanes(executor, lanes, cases, options, families)
+def refuse_unlike(classes: Sequence[Hardware], why: str) -> None:
+    """Refuse lanes of several classes; the UsageError says ``why`` one is needed, as it follows the
+    kinds in a sentence."""
     if len(classes) > 1:
         kinds = ", ".join(name_folders([one.environments for one in classes]))
         raise UsageError(
             f"--lanes: these are of several kinds ({kinds}), {why}; choose with "
             "CUDA_VISIBLE_DEVICES"
         )
-    return classes[0]
 
 
 def find_kind(environments: Mapping[str, Environment]) -> Kind:

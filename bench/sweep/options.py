@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.axis import Trait, Value
 from bench.case import AXES, Case, list_affecting
+from bench.data import SYNTHETIC, find_layout
 from bench.environment import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.executors import ALL, EXECUTORS, Settings
@@ -167,6 +168,13 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
     join = Rare("the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)")
     add("--address", "HOST:PORT", join)
     return how
+
+
+def choose_dataset(given: argparse.Namespace) -> str:
+    """CIFAR-10 where the flags of `add_running` say that it is or comes from, else synthetic
+    images, which take as much time and memory, and no download."""
+    there = given.data_url or find_layout(given.data_dir)
+    return Case.dataset if there else SYNTHETIC
 
 
 def _add_switch(group: argparse._ArgumentGroup, flag: str, help: str) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bench.case import Case
 from bench.record import Status
@@ -15,13 +16,13 @@ from bench.store.reader import Run, read_history
 from bench.sweep.anchors import choose_anchors
 from bench.sweep.folder import (
     CLASS,
-    describe_config,
     read_past,
     refuse_other_part,
     refuse_other_seeds,
+    write_config,
 )
 from bench.sweep.grid import Grid
-from bench.sweep.hardware import Hardware, find_widest
+from bench.sweep.hardware import find_widest
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import leave_out_batches
@@ -38,14 +39,11 @@ class Part:
     Raises UsageError: as `refuse_other_part` and `read_past`.
     """
 
-    def __init__(self, loop: Loop, hardware: Hardware, asked: Plan, options: Options) -> None:
-        store = loop.store
-        self.loop, self.asked, self.options, self.cases = loop, asked, options, asked.cases
-        self._earlier = store.read_config() | ({CLASS: hardware.folder} if hardware.folder else {})
-        refuse_other_part(store.folder, self._earlier, options.shard)
-        every = [*asked.cases, *asked.unsized]
+    def __init__(self, loop: Loop, asked: Plan, name: str) -> None:
+        self.loop, self.asked, self.cases = loop, asked, asked.cases
+        refuse_other_part(self.folder, loop.store.read_config(), self.options.shard)
         # the rows that new ones can be compared with, and all
-        self._comparable, frame = read_past(store.folder, every, options, hardware.inputs)
+        self._comparable, frame = read_past(loop, [*asked.cases, *asked.unsized])
         loop.widest = find_widest(frame)
         anchors = frame[frame["anchor"] != ""]
         self.anchored = Counter(zip(anchors["anchor"], anchors["lane"], strict=True))
@@ -56,11 +54,18 @@ class Part:
         self.plan = list[Run]()
         self.runs = list[Run]()
         self.walls: dict[Case, Wall] = {}
+        self._told: dict[str, Any] = {CLASS: name} if name else {}
+        if asked.families:
+            self._told["search"] = {"step": STEP, "margin": MARGIN}
         self.write_config()
 
     @property
     def folder(self) -> Path:
         return self.loop.store.folder
+
+    @property
+    def options(self) -> Options:
+        return self.loop.options
 
     def search(self) -> Searches:
         return Searches(self.loop, self.asked.families, self._comparable)
@@ -74,11 +79,7 @@ class Part:
         self.write_config()
 
     def write_config(self) -> None:
-        search = {"step": STEP, "margin": MARGIN} if self.asked.families else None
-        inputs = self.loop.inputs
-        config = describe_config(self.cases, self.options, inputs, self._earlier, search)
-        if config != self.loop.store.read_config():
-            self.loop.store.write_config(config)
+        write_config(self.loop, self.cases, **self._told)
 
     def plan_runs(self) -> None:
         """Decide what is to be run; a UsageError as of `refuse_other_seeds`."""
@@ -103,7 +104,7 @@ class Part:
         wanted = self.options.repeats
         if (fits := pace.fit(wanted)) < wanted:
             self.loop.notes.append(pace.describe(wanted))
-            self.options = replace(self.options, repeats=fits)
+            self.loop.options = replace(self.options, repeats=fits)
             self.write_config()
         return fits
 

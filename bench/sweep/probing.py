@@ -13,8 +13,11 @@ from bench.record import Outcome, Record, Status, flatten
 from bench.store.reader import read_cases
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
+from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, Ticket
+from bench.sweep.options import Options, plan_cases
 from bench.sweep.schedule import Losses
+from bench.sweep.session import Session, start_session
 from bench.text import count
 from bench.wall.answer import Wall, conclude
 from bench.wall.records import Trial, make_probe, read_trials
@@ -141,6 +144,24 @@ def find_walls(crew: Crew, searches: Sequence[Searches]) -> list[dict[Case, Wall
             search.loop.show_on(display)
         crew.work(searches)
         return [search.finish() for search in searches]
+
+
+def find_largest(
+    options: Options, step: int, margin: float, most: int | None = None
+) -> tuple[dict[Case, Wall], Session]:
+    """Find the largest batch of each family by at most so many probes, into --out or a new folder;
+    what was found, and the session, which may have been stopped."""
+    plan = plan_cases(options)
+    why = "and a batch that fits one may not fit another"
+    with start_session(options, [], plan.families, alike=why) as session:
+        families = plan.settle(session.inputs.settle).families
+        loop = session.open_loop()
+        comparable, _ = read_past(loop, families)
+        write_config(loop, search={"step": step, "margin": margin})
+        searches = Searches(loop, families, comparable, step, margin, most)
+        with session.hire_crew() as crew:
+            (walls,) = find_walls(crew, [searches])
+    return walls, session
 
 
 def describe_wall(wall: Wall) -> str:

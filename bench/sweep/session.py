@@ -1,78 +1,103 @@
-"""What all commands that run cases on lanes do: start an executor, open a folder, stop in time."""
+"""What all commands that run cases on lanes do: start an executor, hold folders, stop in time."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from bench.case import Case, spell_cases
+from bench.case import Case
 from bench.environment import PACKAGES, refuse_missing
 from bench.executors import Executor, Lane, build_executor
 from bench.processes import stop_signals
 from bench.store.writer import Store
 from bench.sweep.crew import Crew
-from bench.sweep.folder import describe_config, read_past, refuse_unwritable
-from bench.sweep.hardware import Hardware
-from bench.sweep.loop import Loop
+from bench.sweep.display import Display
+from bench.sweep.folder import default_out, refuse_unwritable
+from bench.sweep.hardware import Hardware, examine_lanes, open_lanes, refuse_unlike
+from bench.sweep.loop import Loop, Source
 from bench.sweep.options import Options
-
-if TYPE_CHECKING:
-    import pandas as pd
+from bench.sweep.preflight import Inputs
 
 
 @contextmanager
-def start_executor(options: Options) -> Iterator[Executor]:
-    """The executor of a sweep, once nothing is known to fail on the way. Raises UsageError: --out
-    cannot be written, or a package is missing."""
+def start_session(
+    options: Options, cases: Sequence[Case], families: Sequence[Case] = (), alike: str = ""
+) -> Iterator[Session]:
+    """Find out what the lanes are that are asked for, and hold them.
+
+    The batch size of ``families`` is yet to be found; ``alike`` says why all lanes must be of one
+    class, as `refuse_unlike` takes it, where they must. Raises UsageError: --out cannot be written,
+    a package is missing, or as `examine_lanes`.
+    """
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
-    with closing(build_executor(options.executor, options.settings)) as executor:
-        yield executor
+    with ExitStack() as held:
+        executor = build_executor(options.executor, options.settings)
+        held.enter_context(closing(executor))
+        lanes = open_lanes(executor, [*cases, *families], options)
+        classes = examine_lanes(executor, lanes, cases, options, families)
+        if alike:
+            refuse_unlike(classes, alike)
+        out = options.out or default_out(classes[0].inputs.platforms)
+        yield Session(options, executor, classes, out, held)
 
 
-@contextmanager
-def open_loop(
-    hardware: Hardware, executor: Executor, out: Path, options: Options
-) -> Iterator[Loop]:
-    """Hold the folder of a class of hardware within ``out``, which its lanes measure into."""
-    say = partial(print, "waiting for", file=sys.stderr, flush=True)
-    with Store(out / hardware.folder, options.wait_s, say) as store:
+@dataclass
+class Session:
+    """The lanes of a command, by class of hardware, and the folder that they measure into."""
+
+    options: Options
+    executor: Executor
+    classes: Sequence[Hardware]
+    out: Path
+    held: ExitStack  # what is let go of at the end
+    loops: dict[Loop, Hardware] = field(default_factory=dict)
+    stopped: int = 0
+    """The number of the signal that ended the work of a crew, 0 for none."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """What is known of the first lane."""
+        return self.classes[0].inputs
+
+    @property
+    def resume(self) -> str:
+        """The command that goes on."""
+        return self.options.resume(self.out)
+
+    def open_loop(self, hardware: Hardware | None = None) -> Loop:
+        """Hold the folder of a class of hardware, by default of the only one, for its lanes."""
+        hardware = hardware or self.classes[0]
+        say = partial(print, "waiting for", file=sys.stderr, flush=True)
+        store = Store(self.out / hardware.folder, self.options.wait_s, say)
+        self.held.enter_context(store)
         lanes = {lane.name: known for lane, known in hardware.lanes}
         notes = [*hardware.inputs.warnings, *store.set_aside]
-        yield Loop(store, executor, lanes, options, notes)
+        loop = Loop(store, self.executor, lanes, self.options, notes)
+        self.loops[loop] = hardware
+        return loop
 
+    @contextmanager
+    def hire_crew(self, admit: Callable[[Lane], Loop | None] = lambda lane: None) -> Iterator[Crew]:
+        """The lanes of each class at work for its loop, until a signal comes; ``admit`` is as in
+        `Crew`."""
+        most = 1 if self.options.quiet else 0
+        with (
+            stop_signals(self.executor.kill) as stopped,
+            Crew(self.executor, stopped, most, admit) as crew,
+        ):
+            for loop, hardware in self.loops.items():
+                for lane, _ in hardware.lanes:
+                    crew.add(loop, lane)
+            yield crew
+        self.stopped = stopped()
 
-def continue_folder(
-    loop: Loop, cases: Sequence[Case], search: Mapping[str, Any] | None = None
-) -> pd.DataFrame:
-    """The rows of a loop's folder that those of ``cases``, which a command chooses as it goes, can
-    be compared with. Writes the configuration, in which the cases of a sweep that is there already
-    stay. Raises UsageError: as `read_past`."""
-    comparable, _ = read_past(loop.store.folder, cases, loop.options, loop.inputs)
-    before = loop.store.read_config()
-    config = describe_config([], loop.options, loop.inputs, before, search)
-    planned = {name: before[name] for name in (*spell_cases([]), "repeats") if name in before}
-    loop.store.write_config(config | planned)
-    return comparable
-
-
-@contextmanager
-def hire_crew(
-    work: Mapping[Loop, Hardware], admit: Callable[[Lane], Loop | None] = lambda lane: None
-) -> Iterator[tuple[Crew, Callable[[], int]]]:
-    """The lanes of each class of hardware at work for its loop, and what `stop_signals` yields;
-    ``admit`` is as in `Crew`."""
-    first = next(iter(work))
-    most = 1 if first.options.quiet else 0
-    with (
-        stop_signals(first.executor.kill) as stopped,
-        Crew(first.executor, stopped, most, admit) as crew,
-    ):
-        for loop, hardware in work.items():
-            for lane, _ in hardware.lanes:
-                crew.add(loop, lane)
-        yield crew, stopped
+    def run(self, source: Source, display: Display) -> None:
+        """Run all that a source has, shown on ``display``."""
+        with self.hire_crew() as crew, display:
+            source.loop.show_on(display)
+            crew.work([source])
