@@ -94,8 +94,9 @@ class Drawn:
 
 def describe_search(asked: Search) -> Iterator[str]:
     """The trials and the epochs that a search would run. Raises UsageError as a start would."""
-    try_lanes(Plan(asked.plan().trials), asked.options)
-    drawn = asked.plan(try_models(Plan(asked.plan().trials), asked.options).settle)
+    plan = Plan(asked.plan().trials)
+    try_lanes(plan, asked.options)
+    drawn = asked.plan(try_models(plan, asked.options).settle)
     yield from describe_plan(Plan(drawn.trials), asked.options)
     halving, trials = drawn.halving, len(drawn.trials)
     rungs = " and ".join(map(str, halving.rungs))
