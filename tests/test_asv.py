@@ -26,10 +26,11 @@ pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 from asv.results import Results
 from asv_runner.discovery import disc_benchmarks
 
-from bench import asv_import, overhead
+from bench import asv_import
 from bench.asv import host as asv_host
 from bench.asv.host import describe_grid, expand, lay_out, place
 from bench.case import Case
+from bench.crosscheck.__main__ import main as crosscheck
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.grid import grid
@@ -288,7 +289,7 @@ def test_every_benchmark_runs(
     def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if "bench.overhead" not in command:
             return run(command, **options)
-        code = overhead.main(["--overhead", *command[3:]])  # whose workers need not import torch
+        code = crosscheck(["--overhead", *command[3:]])  # whose workers need not import torch
         return subprocess.CompletedProcess(command, code, capsys.readouterr().out, "")
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
