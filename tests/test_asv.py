@@ -28,6 +28,7 @@ from asv_runner.discovery import disc_benchmarks
 
 from bench import asv_import
 from bench.asv import host as asv_host
+from bench.asv import results
 from bench.asv.host import describe_grid, expand, lay_out, place
 from bench.case import Case
 from bench.crosscheck.__main__ import main as crosscheck
@@ -453,7 +454,7 @@ def project(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def discover_once() -> Iterator[None]:
     """asv looks for the benchmarks of a grid in a process of its own: once for each grid."""
     found: dict[str, Any] = {}
-    discover = asv_import._discover
+    discover = results._discover
 
     def find(config: Any, grid: Any) -> Any:
         if (key := json.dumps(grid)) not in found:
@@ -461,7 +462,7 @@ def discover_once() -> Iterator[None]:
         return deepcopy(found[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asv_import, "_discover", find)
+        patch.setattr(results, "_discover", find)
         yield
 
 
