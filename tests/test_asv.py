@@ -371,7 +371,7 @@ def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
 
 def test_launches_are_tracked_for_every_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.precision import PRECISIONS
-    from bench.rehearsal.__main__ import rehearse, skip
+    from bench.rehearsal.step import rehearse, skip
     from benchmarks import rehearsal
 
     # what apex trains or torchao converts is not rehearsed
