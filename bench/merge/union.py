@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from bench.axis import Value
 from bench.case import format_value, list_values, spell_cases
 from bench.errors import UsageError
+from bench.flags import writable
 from bench.record import COLUMNS, COMPARABLE
 from bench.store.attempts import find_unknown, number_groups
 from bench.store.cells import CONFIG, LOGS, RECORDS, TABLES, TRACES, spell_config
 from bench.store.plans import JOINED, MERGED, Plan, read_own_plan, read_plans, write_plans
 from bench.store.reader import read_config, read_text, records_file, type_table
-from bench.store.writer import find_torn_tail, write_table
+from bench.store.writer import Store, find_torn_tail, write_table
 from bench.text import replace_file
 
 if TYPE_CHECKING:
@@ -45,6 +46,24 @@ class Source:
     tables: dict[str, pa.Table]
     records: pd.DataFrame
     config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def join_folders(folders: Iterable[Path], out: Path, mix: bool) -> tuple[Source, Source]:
+    """Join folders, and what is in ``out`` already, into ``out``: as it was before, and the union.
+    Raises UsageError: they cannot be joined."""
+    # out is joined in any case
+    apart = {path.resolve(): path for path in folders if path.resolve() != out.resolve()}
+    sources = [read_source(path) for path in apart.values()]
+    # first, so that nothing is made for what cannot be joined
+    refuse_schemas(sources)
+    refuse_unlike(sources, mix)
+    with writable("--out", out):
+        claim(out)
+        with Store(out):
+            # read under its lock, and in today's schema, which opening it has seen to
+            before = read_source(out)
+            refuse_unlike([*sources, before], mix)
+            return before, write_union(out, [*sources, before])
 
 
 def read_source(folder: Path) -> Source:
