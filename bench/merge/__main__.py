@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.flags import Parser, command, describe
-from bench.merge.gaps import count_twice, describe_gaps
+from bench.merge.gaps import count_twice, describe_gaps, list_forgotten
 from bench.merge.union import join_folders
 from bench.processes import leave
+from bench.store.cells import CONFIG
 from bench.store.plans import read_plans
 from bench.text import count
 
@@ -48,6 +49,12 @@ def main(argv: Sequence[str]) -> int:
             f"note: {count(twice, 'run')} of the same case and repeat stand in several folders, "
             "and tables count the last of each; to see all, give the folders to bench.report "
             "instead",
+            file=sys.stderr,
+        )
+    if forgotten := list_forgotten(before, plans, given.folders):
+        print(
+            f"note: {given.out / CONFIG} was edited and could not be read, so the commands and "
+            f"environments of {', '.join(forgotten)} are not in it any more; merge these again",
             file=sys.stderr,
         )
     given_as = {str(path.resolve()): str(path) for path in given.folders}

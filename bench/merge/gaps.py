@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from bench.case import telling_axes
 from bench.merge.union import Source
@@ -23,6 +24,15 @@ def count_twice(union: Source) -> int:
     return len(first) - len(keep_latest(first))
 
 
+def list_forgotten(before: Source, plans: Mapping[str, Plan], given: Iterable[Path]) -> list[str]:
+    """The folders, joined earlier and not ``given`` now, whose commands and environments were in a
+    configuration of the joined folder that cannot be read any more; their cases are in their
+    plans."""
+    if before.config or not len(before.records):
+        return []
+    return sorted(plans.keys() - {str(path.resolve()) for path in (*given, before.folder)})
+
+
 def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
     """Say what the sweeps planned, by the folder of each, and ``union`` does not have, a line
     each."""
@@ -37,7 +47,10 @@ def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
     for folder, plan in plans.items():
         planned = plan.list_runs()
         if planned is None:
-            yield f"{folder} has no config.json that says what it planned"
+            yield (
+                f"{folder} has no config.json that says what it planned: it is not there, or was "
+                "edited; run its command again, and merge it again"
+            )
             continue
         made = final | truncated if plan.searched else final
         runs = [run for run in planned if run not in made]

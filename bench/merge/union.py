@@ -228,18 +228,20 @@ def copy_logs(
     return records.set_column(at, "log", pa.array(logs, pa.string()))
 
 
-def join_configs(configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One configuration: the commands and cases of all, in an order that is always the same."""
+def join_configs(configs: Iterable[Mapping[str, Any]], planned: Iterable[Plan]) -> dict[str, Any]:
+    """One configuration: the commands of all, and the cases of all and of what else was
+    ``planned``, in an order that is always the same."""
     known = [config for config in configs if config]
+    plans = [*map(Plan.of, known), *planned]
     presets = {str(c["preset"]) for c in known if "preset" in c}
     commands = {line for c in known for line in str(c.get("command", "")).splitlines()}
-    cases = {case for c in known for case in Plan.of(c).list_cases() or ()}
+    cases = {case for plan in plans for case in plan.list_cases() or ()}
     searches = [c["search"] for c in known if c.get("search")]
     halvings = {json.dumps(c["halving"]): c["halving"] for c in known if c.get("halving")}
     return {
         "command": "\n".join(sorted(commands)),
         "preset": presets.pop() if len(presets) == 1 else SEVERAL,
-        "repeats": max((config.get("repeats", 1) for config in known), default=1),
+        "repeats": max((plan.repeats for plan in plans), default=1),
         **spell_cases(sorted(cases, key=lambda case: [*map(_rank, list_values(case))])),
         "environment": _join(known, "environment"),
         "datasets": _join(known, "datasets"),
@@ -261,11 +263,9 @@ def _rank(value: Value) -> tuple[float, str]:
 
 def _join(configs: Sequence[Mapping[str, Any]], part: str) -> dict[str, Any]:
     """One entry for each name; where they differ, always the same one."""
-    names = sorted({name for config in configs for name in config.get(part, {})})
-    return {
-        name: min((c[part][name] for c in configs if name in c.get(part, {})), key=json.dumps)
-        for name in names
-    }
+    parts = [config[part] for config in configs if isinstance(config.get(part), dict)]
+    names = sorted({name for told in parts for name in told})
+    return {n: min((told[n] for told in parts if n in told), key=json.dumps) for n in names}
 
 
 def join_plans(sources: Sequence[Source]) -> dict[str, Plan]:
@@ -283,9 +283,10 @@ def write_union(out: Path, sources: Sequence[Source]) -> Source:
     one record. Raises OSError: something cannot be written.
     """
     records, owners = join_records(sources)
-    write_plans(out, join_plans(sources))
+    plans = join_plans(sources)
+    write_plans(out, plans)
     records = copy_logs(out, sources, records, owners)
-    config = join_configs(source.config for source in sources)
+    config = join_configs((source.config for source in sources), plans.values())
     replace_file(out / CONFIG, spell_config(config))
     tables = {RECORDS: records}
     for name in TABLES:
