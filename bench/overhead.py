@@ -1,9 +1,8 @@
 """`python -m bench.overhead`: as `python -m bench.crosscheck --overhead`, for older commands."""
 
+import runpy
 import sys
 
-from bench.crosscheck.__main__ import main
-from bench.processes import leave
-
 if __name__ == "__main__":
-    leave(main(["--overhead", *sys.argv[1:]]))
+    sys.argv.insert(1, "--overhead")
+    runpy.run_module("bench.crosscheck", run_name="__main__", alter_sys=True)

@@ -12,7 +12,7 @@ def setup_cache() -> dict[str, int]:
     """Launches by precision, the most any loss scaling takes; empty for a commit from before."""
     try:
         from bench.precision import PRECISIONS as KNOWN
-        from bench.rehearsal.__main__ import rehearse
+        from bench.rehearsal.__main__ import rehearse  # type: ignore[attr-defined]  # of all commits
     except ImportError:
         return {}
     names = [name for name in PRECISIONS if name in KNOWN]

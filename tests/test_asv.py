@@ -26,10 +26,12 @@ pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 from asv.results import Results
 from asv_runner.discovery import disc_benchmarks
 
-from bench import asv_import, overhead
+from bench import asv_import
 from bench.asv import host as asv_host
+from bench.asv import results
 from bench.asv.host import describe_grid, expand, lay_out, place
 from bench.case import Case
+from bench.crosscheck.__main__ import main as crosscheck
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.grid import grid
@@ -288,7 +290,7 @@ def test_every_benchmark_runs(
     def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if "bench.overhead" not in command:
             return run(command, **options)
-        code = overhead.main(["--overhead", *command[3:]])  # whose workers need not import torch
+        code = crosscheck(["--overhead", *command[3:]])  # whose workers need not import torch
         return subprocess.CompletedProcess(command, code, capsys.readouterr().out, "")
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
@@ -369,7 +371,7 @@ def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
 
 def test_launches_are_tracked_for_every_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.precision import PRECISIONS
-    from bench.rehearsal.__main__ import rehearse, skip
+    from bench.rehearsal.step import rehearse, skip
     from benchmarks import rehearsal
 
     # what apex trains or torchao converts is not rehearsed
@@ -452,7 +454,7 @@ def project(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def discover_once() -> Iterator[None]:
     """asv looks for the benchmarks of a grid in a process of its own: once for each grid."""
     found: dict[str, Any] = {}
-    discover = asv_import._discover
+    discover = results._discover
 
     def find(config: Any, grid: Any) -> Any:
         if (key := json.dumps(grid)) not in found:
@@ -460,7 +462,7 @@ def discover_once() -> Iterator[None]:
         return deepcopy(found[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asv_import, "_discover", find)
+        patch.setattr(results, "_discover", find)
         yield
 
 

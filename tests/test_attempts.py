@@ -60,7 +60,7 @@ COUNT = ["row 1", "row 2", "row 4", "row 6"]
 
 def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: Path) -> None:
     pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
-    from bench.asv_import import read_measured
+    from bench.asv.results import read_measured
 
     folder = write(tmp_path / "mixed", *MIXED)
     report = summaries.latest(summaries.read([read_sweep(folder)]))

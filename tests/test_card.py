@@ -20,9 +20,9 @@ import pytest
 
 from bench import environment
 from bench.card import __main__ as command
+from bench.card import agenda, phases
 from bench.card import folder as folders
-from bench.card import phases
-from bench.card.__main__ import run_agenda, summarize
+from bench.card.agenda import AGENDA, CLOSING_S, SHARES, run_agenda
 from bench.card.children import Children, Ended
 from bench.card.folder import (
     CHECKS,
@@ -40,16 +40,9 @@ from bench.card.folder import (
     find_published,
     tidy,
 )
-from bench.card.phases import (
-    AGENDA,
-    CLOSING_S,
-    GPU_TESTS,
-    PHASES,
-    PUBLISHED,
-    SHARES,
-    Scale,
-    rehearse,
-)
+from bench.card.phases import GPU_TESTS, PHASES, PUBLISHED
+from bench.card.scale import Scale, choose_scale, rehearse
+from bench.card.summary import summarize
 from bench.card.testrun import read_outcomes
 from bench.case import Case
 from bench.environment import Platform
@@ -257,7 +250,7 @@ def simulate(
 ) -> tuple[dict[str, int], float]:
     """Run the agenda with phases that only take time; how many units of each were done."""
     clock, done = Clock(), Counter[str]()
-    monkeypatch.setattr(command.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(agenda.time, "monotonic", clock.monotonic)
 
     def run(name: str):  # type: ignore[no-untyped-def]
         def run(_: Card, scale: Scale, children: Children) -> Entry:
@@ -272,7 +265,7 @@ def simulate(
         return run
 
     monkeypatch.setattr(
-        command, "PHASES", {name: replace(p, run=run(name)) for name, p in PHASES.items()}
+        agenda, "PHASES", {name: replace(p, run=run(name)) for name, p in PHASES.items()}
     )
     scale, children = Scale("cuda", "cifar10", None, 0.2), Children(card.folder / LOG)
     run_agenda(card, scale, children, clock.now, clock.now + 60 * minutes - CLOSING_S)
@@ -439,7 +432,7 @@ def test_a_fault_of_one_phase_is_its_outcome(card: Card, monkeypatch: pytest.Mon
         raise ZeroDivisionError("oh")
 
     other = {name: replace(p, run=crash, absent="") for name, p in PHASES.items()}
-    monkeypatch.setattr(command, "PHASES", {**other, "doctor": replace(PHASES["doctor"], run=fail)})
+    monkeypatch.setattr(agenda, "PHASES", {**other, "doctor": replace(PHASES["doctor"], run=fail)})
     run_agenda(card, FAKE, Children(card.folder / LOG), time.monotonic(), time.monotonic() + 600)
     assert card.phases["doctor"].line == "the GPU is in use by pid 7"
     assert card.phases["repeats"].line == "ZeroDivisionError: oh"
@@ -492,8 +485,8 @@ def test_a_card_from_the_command_line(
     monkeypatch.setattr(command, "has_cuda", lambda: True)
     monkeypatch.setattr(command, "probe", lambda device: Platform(gpu))
     monkeypatch.setattr(command, "lend_server", lambda *_: nullcontext({}))
-    monkeypatch.setattr(command, "write_report", lambda *_: Entry(State.DONE))
-    monkeypatch.setattr(command, "publish", lambda _: pytest.fail("it is not in results/"))
+    monkeypatch.setattr(agenda, "write_report", lambda *_: Entry(State.DONE))
+    monkeypatch.setattr(agenda, "write_readme", lambda _: pytest.fail("it is not in results/"))
     scale = replace(FAKE, device="cuda", fraction=0.2)
     monkeypatch.setattr(command, "choose_scale", lambda *_: scale)
     flags = ["--out", str(tmp_path), "--only"]
@@ -507,7 +500,7 @@ def test_a_card_from_the_command_line(
     assert "each case measured 20 % of an epoch; --fraction 1 measures whole epochs" in said
     assert find_published(tmp_path, PUBLISHED) == Card.read(folder)
     failed = replace(PHASES["tests"], run=lambda *_: Entry(State.FAILED, line="is a CPU build"))
-    monkeypatch.setattr(command, "PHASES", {**PHASES, "tests": failed})
+    monkeypatch.setattr(agenda, "PHASES", {**PHASES, "tests": failed})
     assert command.main([*flags, "tests"]) == 1
     assert "tests       failed" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [folder]
@@ -726,11 +719,11 @@ def test_without_cifar10_the_images_are_synthetic(
     tmp_path: Path, cifar10: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the summary says so."""
-    assert command.choose_scale(cifar10, None).dataset == "cifar10"
+    assert choose_scale(cifar10, None).dataset == "cifar10"
     with pytest.raises(UsageError, match="no CIFAR-10 there"):
-        command.choose_scale(tmp_path, None)
+        choose_scale(tmp_path, None)
     monkeypatch.chdir(tmp_path)
-    scale = command.choose_scale(None, None)
+    scale = choose_scale(None, None)
     assert (scale.dataset, scale.data_dir) == ("synthetic", None)
     card.identity["dataset"] = scale.dataset
     assert "no CIFAR-10 was found" in "\n".join(summarize(card, Entry(State.DONE), [], 1, "9"))

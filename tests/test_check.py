@@ -25,11 +25,12 @@ from torch import Tensor, nn
 
 from bench.case import Case
 from bench.check import findings
-from bench.check.__main__ import LEAST_STEPS, choose_cases, describe, explain, main, write_bounds
+from bench.check.__main__ import LEAST_STEPS, choose_cases, main
 from bench.check.checks import CHECKS, Check, Checked, Finding, Result, answer
 from bench.check.findings import _bound_overfit, check_seed
 from bench.check.layers import Ledger, dead_share, spread
 from bench.check.pictures import draw_batch, draw_pictures
+from bench.check.report import describe, explain, write_bounds
 from bench.check.subject import Retained, Subject
 from bench.data import DatasetInfo, load, prepare
 from bench.data.batches import Batches, Divided, _Augmentation, stream

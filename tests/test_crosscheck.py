@@ -17,7 +17,7 @@ import pytest
 
 from bench.case import Case
 from bench.crosscheck import __main__ as crosscheck
-from bench.crosscheck import bare, overhead
+from bench.crosscheck import bare, overhead, turns
 from bench.crosscheck.agreement import (
     BOUND,
     JUDGED,
@@ -302,7 +302,7 @@ def test_the_turns_alternate(
         return Measurement(measured_time_s=2.02, imports_s=len(order), data_s=0.5)
 
     monkeypatch.setattr(overhead, "time_bare", time_bare)
-    monkeypatch.setattr(crosscheck, "measure", measure)
+    monkeypatch.setattr(turns, "measure", measure)
     assert crosscheck.main(join_flags(OVERHEAD, ["--pairs", "3"])) == 0
     assert order == ["bare", "harness", "harness", "bare", "bare", "harness"]
     *_, beside, ratio = capsys.readouterr().out.splitlines()
@@ -340,3 +340,11 @@ def test_an_overhead_that_cannot_be_measured(
 ) -> None:
     assert crosscheck.main(join_flags(OVERHEAD, flags)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_older_name_measures_an_overhead() -> None:
+    """Only an overhead takes learning rates, though not two."""
+    command = [sys.executable, "-m", "bench.overhead", "--device", "cpu", "--lr", "0.1", "0.2"]
+    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: 2 cases are given; give one value for each axis\n"

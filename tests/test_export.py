@@ -24,6 +24,7 @@ from filelock import FileLock
 from bench.case import AXES, Case
 from bench.export import __main__ as command
 from bench.export.runs import Run, read_runs
+from bench.export.trackers import TRACKERS
 from bench.record import MEASURED, EpochRow, Record, Status, Step
 from bench.report import watch
 from bench.store.cells import RECORDS, STEPS
@@ -207,7 +208,7 @@ class Place:
 @pytest.fixture(scope="module", params=READERS)
 def make_place(request: pytest.FixtureRequest) -> Callable[[Path], Place]:
     tracker: str = request.param
-    for package in command.TRACKERS[tracker].packages:
+    for package in TRACKERS[tracker].packages:
         pytest.importorskip(package)
 
     def make(out: Path) -> Place:
@@ -629,7 +630,7 @@ def test_a_folder_that_cannot_be_written(
 
 
 def test_a_store_that_is_none(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for package in command.TRACKERS["mlflow"].packages:
+    for package in TRACKERS["mlflow"].packages:
         pytest.importorskip(package)
     (sweep / "mlflow.db").write_text("this is no database\n" * 100)
     assert Place("mlflow", sweep).export(sweep) == 2
@@ -658,8 +659,8 @@ def test_an_id_that_leads_elsewhere_is_refused(
 
 def test_trackers_are_imported_by_their_own_files_alone() -> None:
     """No process that measures may import one, nor what imports one."""
-    packages = {package for kind in command.TRACKERS.values() for package in kind.packages}
-    own = {ROOT / "bench" / "export" / f"{name}.py" for name in command.TRACKERS}
+    packages = {package for kind in TRACKERS.values() for package in kind.packages}
+    own = {ROOT / "bench" / "export" / f"{name}.py" for name in TRACKERS}
     for file in (ROOT / "bench").rglob("*.py"):
         for name in re.findall(r"^ *(?:import|from) (\S+)", file.read_text(), re.MULTILINE):
             assert name.split(".")[0] not in packages or file in own, file

@@ -412,6 +412,53 @@ def test_a_folder_without_its_configuration_is_joined_and_named(
     assert len(read_records(tmp_path / "merged")) == 9
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ('"repeats": 1', '"repeats": "1"'),
+        ('"environment": {', '"environment": ["?"], "was": {'),
+        ('"bf16-amp"', '"bf61-amp"'),
+    ],
+)
+def test_a_folder_whose_configuration_was_edited_is_joined_and_named(
+    tmp_path: Path, capsys: Capture, edit: tuple[str, str]
+) -> None:
+    out, other = run(tmp_path / "a", GRID), run(tmp_path / "b", [*GRID, "--seed", "1"])
+    file = out / "config.json"
+    assert edit[0] in file.read_text()
+    file.write_text(file.read_text().replace(*edit))
+    merged, told = tmp_path / "merged", "environment" not in edit[0]
+    capsys.readouterr()
+    join(merged, out, other, rc=int(told))
+    said = capsys.readouterr().err
+    again = "it is not there, or was edited; run its command again, and merge it again"
+    line = f"missing: {out} has no config.json that says what it planned: {again}\n"
+    assert said == (line if told else "")
+    assert len(read_records(merged)) == 18
+    run(out, GRID)
+    join(merged, out)
+    assert len(json.loads((merged / "config.json").read_text())["cases"]) == 18
+
+
+def test_a_merged_configuration_that_was_edited_loses_no_case_and_is_named(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    first, second = (run(tmp_path / name, [*GRID, "--seed", name]) for name in "12")
+    merged = join(tmp_path / "merged", first, second)
+    whole = read_files(merged)
+    (merged / "config.json").write_text("{")
+    capsys.readouterr()
+    join(merged, second)
+    assert capsys.readouterr().err == (
+        f"note: {merged}/config.json was edited and could not be read, so the commands and "
+        f"environments of {first} are not in it any more; merge these again\n"
+    )
+    assert len(json.loads((merged / "config.json").read_text())["cases"]) == 18
+    join(merged, first)
+    assert capsys.readouterr().err == ""
+    assert read_files(merged) == whole
+
+
 def test_runs_made_twice_are_named(tmp_path: Path, capsys: Capture) -> None:
     """Two machines that measured the same cases: both rows stay, tables count one."""
     first, second = (run(tmp_path / name, GRID) for name in "ab")

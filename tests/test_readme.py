@@ -33,7 +33,7 @@ from bench.card.folder import FIGURE, Card, find_published
 from bench.card.phases import PUBLISHED
 from bench.case import AXES, Case, axis_flag, format_value
 from bench.diagnosis.advice import CURES
-from bench.export.__main__ import TRACKERS
+from bench.export.trackers import TRACKERS
 from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.record import Record, Status

@@ -14,7 +14,7 @@ import bench.training.loop
 from bench.models import MODELS
 from bench.precision import POLICIES, PRECISIONS
 from bench.rehearsal import __main__ as rehearsal
-from bench.rehearsal.__main__ import BUDGETS, Policy, Rehearsal, main, policies, rehearse, show
+from bench.rehearsal.__main__ import main, show
 from bench.rehearsal.dispatch import (
     BLOCKS,
     CHUNK,
@@ -24,10 +24,11 @@ from bench.rehearsal.dispatch import (
     Watch,
     count_multi_tensor,
 )
+from bench.rehearsal.step import BUDGETS, Policy, Rehearsal, policies, rehearse, skip
 from bench.training.loop import Training
 
 CPU = torch.device("cpu")
-OURS = [name for name, precision in PRECISIONS.items() if not rehearsal.skip(precision)]
+OURS = [name for name, precision in PRECISIONS.items() if not skip(precision)]
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, update: Callable[[Training], Tensor]) -> None:

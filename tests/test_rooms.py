@@ -1,4 +1,7 @@
-"""The rooms of CONTRIBUTING: each imports only from those that its table has above it."""
+"""The rooms of CONTRIBUTING: each imports only from those that its table has above it.
+
+Commands are the doors of some: no module imports one, and there is little in them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.__main__ import COMMANDS
+
 ROOT = Path(__file__).parents[1]
+DOORS = [name for names in COMMANDS.values() for name in names]
+TELLING = r"main$|build_parser$|_?(read|parse|choose|print|show|write)(_|$)"
+"""The names of functions that read arguments, or show what was found."""
 
 
 def table() -> list[list[str]]:
@@ -62,3 +70,34 @@ def test_no_room_goes_round_in_a_circle() -> None:
         for room in leaves:
             del edges[room]
     assert edges == {}
+
+
+def test_no_module_imports_a_command() -> None:
+    """What commands share lies below them."""
+    commands = {
+        f"bench.{name}" for name in (*DOORS, "overhead") if not (ROOT / "bench" / name).is_dir()
+    }
+    wrong = []
+    for file in sorted((ROOT / "bench").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom):
+                names = [str(node.module), *(f"{node.module}.{one.name}" for one in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [one.name for one in node.names]
+            if any(name.endswith(".__main__") or name in commands for name in names):
+                wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}")  # type: ignore[attr-defined]
+    assert wrong == []
+
+
+def test_a_command_parses_calls_and_prints() -> None:
+    """All else is in the modules of its room: every class, and functions of other names."""
+    doors = [ROOT / "bench" / name / "__main__.py" for name in DOORS]
+    wrong = [
+        f"{door.parent.name}: {node.name}"
+        for door in doors
+        if door.is_file()
+        for node in ast.parse(door.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not re.match(TELLING, node.name)
+    ]
+    assert wrong == []

@@ -54,7 +54,7 @@ from bench.scale_map import (
     read_scale_map,
     write_map,
 )
-from bench.scales.__main__ import FIGURE, PICTURE, SUMMARY, main
+from bench.scales.__main__ import main
 from bench.scales.formats import FORMATS, Cells, Format, to_float32
 from bench.scales.gradients import (
     KINDS,
@@ -68,6 +68,7 @@ from bench.scales.gradients import (
     find_layers,
     list_kept,
 )
+from bench.scales.map import FIGURE, PICTURE, SUMMARY
 from bench.scales.measurement import Question, Session, measure
 from bench.scales.options import NARROW, build_parser
 from bench.training.loop import Training
@@ -804,7 +805,7 @@ def answers() -> Callable[..., object]:
 @pytest.fixture
 def asked(answers: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The command does not start a process to ask."""
-    monkeypatch.setattr("bench.scales.__main__.ask", answers)
+    monkeypatch.setattr("bench.scales.map.ask", answers)
 
 
 @pytest.mark.usefixtures("asked")

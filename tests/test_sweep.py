@@ -27,13 +27,14 @@ from bench.environment import describe_host
 from bench.executors import Images, fake
 from bench.executors.fake import FakeExecutor
 from bench.flags import join_flags
+from bench.gpu.cards import Card
 from bench.processes import stop_signals
 from bench.record import Environment, Outcome, Status
 from bench.store.cells import RECORDS
 from bench.store.reader import read_cases, read_records
 from bench.store.writer import Store, StoreError
 from bench.sweep import __main__ as sweep
-from bench.sweep import crew, loop
+from bench.sweep import crew, loop, preview
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -184,6 +185,7 @@ def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Ca
             "batch size 49999 leaves a last batch of one image",
         ),
         (["--batch-size", "8..auto", "--lr-warmup", "7000", "--executor", "fake"], "7000"),
+        (["--memory-limit", "9000GiB", "--dry-run"], "--memory-limit 9000GiB is above the "),
     ],
 )
 def test_a_dry_run_refuses_what_a_start_refuses(
@@ -196,6 +198,20 @@ def test_a_dry_run_refuses_what_a_start_refuses(
         assert sweep.main([*command, *more, "--out", str(out)]) == 2
         assert said in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_dry_run_warns_of_a_device_that_is_not_here(monkeypatch: Patch, capsys: Capture) -> None:
+    """It may be run on a machine with a GPU."""
+    flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
+    card = Card("GPU-1", "a card", memory_bytes=2**34)
+    said = "warning: torch has no GPU here, so that a start on this machine is refused"
+    for there in (False, True):
+        monkeypatch.setattr(preview, "has_cuda", lambda there=there: there)
+        monkeypatch.setattr(preview, "find_cards", lambda: ([card], ""))
+        assert sweep.main(flags) == 0
+        assert (said in capsys.readouterr().out) != there
+    assert sweep.main([*flags, "--memory-limit", "17GiB"]) == 2
+    assert "--memory-limit 17GiB is above the 16.0 GiB of a card" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------ skip, retry, resume

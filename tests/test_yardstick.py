@@ -25,7 +25,7 @@ from bench.diagnosis.rates import CALL, find_losses, write_losses, write_rate
 from bench.diagnosis.rates import RATES as RATE_NAMES
 from bench.diagnosis.step import Bound, Rates, Step
 from bench.doctor.__main__ import main as doctor
-from bench.doctor.__main__ import measure_machine, read_json, write_json
+from bench.doctor.__main__ import read_json, write_json
 from bench.doctor.counts import Counted, count_cases, count_model
 from bench.doctor.earlier import (
     describe_slowdown,
@@ -37,7 +37,7 @@ from bench.doctor.earlier import (
     recall_rates,
 )
 from bench.doctor.judgement import Level, judge
-from bench.doctor.machine import Machine
+from bench.doctor.machine import Machine, measure_machine
 from bench.doctor.rates import SECONDS, choose_seconds, describe_rates, doubt_rates, measure_rates
 from bench.environment import DeviceAnswer, ProcessAnswer
 from bench.errors import UsageError
@@ -566,7 +566,7 @@ def test_the_doctor_measures_anew_and_keeps_that(
         return measured(rates={"rate_float32": rates.pop(), "rate_copy": 1e9})
 
     monkeypatch.setenv(SECONDS, "0.2")
-    monkeypatch.setattr("bench.doctor.__main__.measure_rates", measure)
+    monkeypatch.setattr("bench.doctor.machine.measure_rates", measure)
     for rate in (1e12, 2e12):
         measure_machine(machine, 128)
         assert recall(here(), 0.2).rates["rate_float32"] == rate

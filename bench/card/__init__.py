@@ -1,1 +1,1 @@
-"""Every measurement of a new GPU, by one command; see `bench.card.__main__`."""
+"""Every measurement of a new GPU, by one command."""

@@ -9,37 +9,23 @@ on the CPU at a small scale.
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.card.children import ROOT, Children, build_environment
-from bench.card.folder import LOCK, LOG, Card, Entry, State, choose_card, tidy
-from bench.card.phases import (
-    AGENDA,
-    CLOSING_REHEARSAL_S,
-    CLOSING_S,
-    PHASES,
-    PUBLISHED,
-    SHARES,
-    Phase,
-    Scale,
-    rehearse,
-    write_report,
-)
-from bench.data.sources import detect
-from bench.environment import Platform, has_cuda, probe, refuse_missing
-from bench.errors import UsageError, choose
+from bench.card.agenda import CLOSING_REHEARSAL_S, CLOSING_S, close, run_agenda
+from bench.card.children import ROOT, Children, build_environment, say
+from bench.card.folder import LOCK, LOG, State, choose_card, tidy
+from bench.card.phases import PHASES
+from bench.card.scale import choose_scale, identify, rehearse
+from bench.card.summary import summarize
+from bench.environment import has_cuda, probe, refuse_missing
+from bench.errors import choose
 from bench.executors.server import lend_server
 from bench.flags import Parser, command, describe, hold, parse_number
 from bench.processes import leave
-from bench.record import COMPARABLE
-from bench.store.cells import RECORDS
 from bench.sweep.folder import default_out, refuse_unwritable
-from bench.text import clean
 
 MINUTES = "CARD_MINUTES"
 
@@ -103,14 +89,7 @@ def main(argv: Sequence[str]) -> int:
             Children(card.folder / LOG, lent) as children,
         ):
             run_agenda(card, scale, children, begun, deadline - closing, given.only)
-            children.closing = True
-            children.until = max(deadline, time.monotonic() + closing) + 30
-            started = time.monotonic()
-            report = write_report(card, children)
-            report.seconds = time.monotonic() - started
-            here = card.folder.parent == ROOT / "results"
-            if card.done(*PUBLISHED) and not card.rehearsal and here:
-                publish(children)
+            report = close(card, children, max(deadline, time.monotonic() + closing) + 30)
         card.seconds += time.monotonic() - begun
         card.complete = all(card.finished(name) for name in PHASES)
         card.write()
@@ -120,136 +99,6 @@ def main(argv: Sequence[str]) -> int:
         return 128 + children.stopped
     bad = {State.FAILED, State.DOUBTFUL} & {e.state for e in (*card.phases.values(), report)}
     return 1 if bad or problems else 0
-
-
-def run_agenda(
-    card: Card, scale: Scale, children: Children, begun: float, end: float, only: Sequence[str] = ()
-) -> None:
-    """Give each phase of ``only``, or all, its turn by priority; the state is written after each.
-    The time is from ``begun`` to ``end``, by time.monotonic(); the report is made after that."""
-    rehearsal, finished = scale.device == "cpu", set[str]()
-    for turn, name in enumerate(AGENDA):
-        phase, now = PHASES[name], time.monotonic()
-        share = 1.0 if name in AGENDA[:turn] else SHARES.get(name, 1.0)
-        if children.stopped or (only and name not in only) or name in finished:
-            continue
-        if card.finished(name) and name != "doctor":  # a machine may have changed since
-            continue
-        before = card.phases.get(name)
-        children.until = min(end, now + share * (end - begun))
-        left, needs = end - now, phase.rehearsal_s if rehearsal else phase.needs_s
-        if left < needs:
-            reason = f"needs about {needs:.0f} s, {max(0, left):.0f} s were left"
-            line = f"{before.line}; {reason}" if before and before.line else reason
-            # what failed before has not been mended by there being no time now
-            state = before.state if before else State.CUT
-            card.phases[name] = Entry(state, before.seconds if before else 0.0, None, line)
-        else:
-            say(f"{name}: {phase.what}")
-            card.phases[name] = run_phase(phase, card, scale, children, before)
-            if card.finished(name):
-                finished.add(name)
-        card.write()
-
-
-def run_phase(
-    phase: Phase, card: Card, scale: Scale, children: Children, before: Entry | None
-) -> Entry:
-    """Run a phase; a fault in it is its outcome, and the others go on."""
-    start = time.monotonic()
-    try:
-        if phase.absent and scale.device == "cpu":
-            entry = Entry(State.ABSENT, line=phase.absent)
-        else:
-            entry = phase.run(card, scale, children)
-    except Exception as error:
-        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        entry = Entry(State.FAILED, line=clean(f"{kind}{error}"))
-    entry.seconds = time.monotonic() - start + (before.seconds if before else 0.0)
-    return entry
-
-
-def identify(platform: Platform, scale: Scale) -> dict[str, object]:
-    environment = platform.environment
-    known = {name: getattr(environment, name) for name in COMPARABLE}
-    del known["dataset_fingerprint"]  # the sweep itself compares it
-    if environment.gpu is None:
-        known["cpu"] = environment.cpu
-    return {**known, "dataset": scale.dataset, "fraction": scale.fraction}
-
-
-def publish(children: Children) -> None:
-    """Have the README's table made anew, from the newest card; `tests/test_readme.py` makes it."""
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["tests/test_readme.py", "-k", "test_measured_parts_are_current"]
-    ended = children.run(command, variables={"UPDATE_README": "1"})
-    if ended.returncode:
-        say(f"the README was not written: {ended.last}")
-
-
-def summarize(
-    card: Card, report: Entry, problems: Sequence[str], seconds: float, minutes: str
-) -> list[str]:
-    """The screen at the end: every phase, what was cut and why, and how to go on."""
-    gpu = card.identity.get("gpu") or "REHEARSAL on a CPU: these numbers say nothing about a GPU"
-    files = [file for file in card.folder.iterdir() if file.is_file()]
-    size = sum(file.stat().st_size for file in files) / 2**20
-    took = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-    lines = ["", f"{gpu}: {took} of {minutes} min"]
-    lines += [f"{card.folder} ({len(files)} files, {size:.1f} MiB)", ""]
-    for name in PHASES:
-        entry, state, took, line = card.phases.get(name), "not run", "–", ""
-        if entry:
-            state, line = entry.state, entry.line
-            took = f"{entry.seconds:.0f} s" if entry.seconds else took
-        lines.append(f"  {name:<11} {state:<11} {took:>6}  {line}".rstrip())
-    lines += [f"  {'report':<11} {report.state:<11} {report.seconds:>4.0f} s  {report.line}", ""]
-    lines += [f"limit broken: {problem}" for problem in problems]
-    left = ", ".join(name for name in PHASES if not card.finished(name))
-    lines.append(f"to continue with {left}: run the same command again" if left else "complete")
-    if card.identity["dataset"] == "synthetic" and not card.rehearsal:
-        lines.append(
-            "no CIFAR-10 was found, so the images are synthetic and the losses say "
-            "nothing about CIFAR-10; give --data-dir"
-        )
-    if card.identity["fraction"] != 1 and not card.rehearsal:
-        lines.append(
-            f"each case measured {100 * float(card.identity['fraction']):g} % of an epoch; "
-            "--fraction 1 measures whole epochs, into a new folder"
-        )
-    return [*lines, *_tell_how_to_contribute(card)]
-
-
-def _tell_how_to_contribute(card: Card) -> Iterator[str]:
-    """Two lines that add the folder to a clone of the project, and what it gives away."""
-    if not (card.folder / RECORDS).is_file():
-        return
-    from bench.store.reader import read_records
-    from bench.validate.evidence import list_given_away
-
-    place = Path("results", card.folder.name)
-    here = card.folder.parent == ROOT / "results"
-    what = card.identity.get("gpu") or card.identity.get("cpu")
-    yield f"to contribute it, in {'this' if here else 'a'} clone of the project:"
-    bring = "" if here else f"cp -r {shlex.quote(str(card.folder))} results/ && "
-    yield f"  {bring}python -m bench.validate {place}"
-    yield f"  git add {place} && git commit -m {shlex.quote(f'Add results of {what}')}"
-    yield f"it gives away {'; '.join(list_given_away(card.folder, read_records(card.folder)))}"
-
-
-def say(line: str) -> None:
-    print(clean(line), file=sys.stderr, flush=True)
-
-
-def choose_scale(data_dir: Path | None, fraction: float | None) -> Scale:
-    """A card's scale: CIFAR-10 where it is found, and no download, which may take minutes."""
-    folder = (data_dir or Path("data")).absolute()
-    found = folder.is_dir() and detect(folder) is not None
-    if data_dir and not found:
-        raise UsageError(f"--data-dir {data_dir}: no CIFAR-10 there; see docs/sweep.md, Images")
-    return Scale(
-        "cuda", "cifar10" if found else "synthetic", folder if found else None, fraction or 0.2
-    )
 
 
 def _parse_share(flag: str, text: str, most: float) -> float:

@@ -147,3 +147,7 @@ def _pump(stream: IO[str], kept: list[str], places: Sequence[IO[str]]) -> None:
         for place in places:
             place.write(line)
             place.flush()
+
+
+def say(line: str) -> None:
+    print(clean(line), file=sys.stderr, flush=True)

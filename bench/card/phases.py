@@ -1,4 +1,4 @@
-"""The phases of a card: what each runs, what it needs, and in which order they have their turns.
+"""The phases of a card: what each runs, and what it needs.
 
 All the times here are of an H200: nine RTX Titan cases are 195 s of training at whole epochs and 12
 to 16 s each of set-up and warm-up, so a fifth of an epoch measures all nine in under three minutes.
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.apex import choose_interface, find_apex
-from bench.card.children import ROOT, Children
+from bench.card.children import ROOT, Children, say
 from bench.card.folder import FIGURE, MAP_FILES, PAGE, Card, Entry, State, fold_map, unfold_map
+from bench.card.scale import Scale
 from bench.errors import UnsupportedError
 from bench.flags import join_flags
 from bench.questions.loss_scales import summarize_scale_map
@@ -37,67 +38,6 @@ GPU_TESTS = ("tests/gpu", "tests/data/test_batches.py")
 
 FAILURES = (Status.ERROR, Status.KILLED, Status.TIMEOUT)
 """Outcomes of a case that make its phase a failed one, and are tried again next time."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much each phase measures, and of what. Fields of text are flags, the shell's way."""
-
-    device: str
-    dataset: str
-    data_dir: Path | None
-    fraction: float
-    whole: float = 1.0
-    """The fraction of the phase that measures whole epochs."""
-    allow_shared: bool = False
-    repeats: int = 3
-    pairs: int = 2
-    sweep: str = ""
-    check: str = "--batch-size 256"
-    map: str = (
-        "--model dpn92 --precision fp16 fp16-amp --scales 1 128 2^16 2^24 "
-        "--train 1 128 2^16 2^24 dynamic"
-    )
-    # the optimizer of the presets: its state is the larger one
-    walls: str = "--model dpn92 --precision fp32 fp16 bf16-amp --optimizer adamw"
-    limit: str = "21GiB"
-    profiles: str = "--precision tf32 bf16-amp"
-    compiled: str = "--precision fp16 --loss-scale 128"
-    repeated: str = "--precision fp32 fp16 bf16-amp --loss-scale 128"
-    until: str = "1%"
-    """How well the epoch time of a case is to be known, which ends a part of an epoch early."""
-
-    @property
-    def images(self) -> list[str]:
-        return ["--data-dir", str(self.data_dir)] if self.data_dir else []
-
-    @property
-    def place(self) -> list[str]:
-        """What all that trains on the card is told."""
-        shared = ["--allow-shared"] if self.allow_shared else []
-        return ["--device", self.device, "--dataset", self.dataset, *self.images, *shared]
-
-
-def rehearse(fraction: float | None) -> Scale:
-    """The scale of a CPU: a small network, synthetic images, four steps a case."""
-    return Scale(
-        device="cpu",
-        dataset="synthetic",
-        data_dir=None,
-        fraction=fraction or 0.0005,
-        whole=0.001,
-        repeats=2,
-        pairs=1,
-        # fp16 is emulated on most CPUs: of dpn-small a step took 9 s at batch size 32
-        sweep="--model dpn-small --batch-size 8",
-        check="--model dpn-small --batch-size 8 --precision fp32",
-        map="--model dpn-small --batch-size 8 --at 1 --steps 2 --scales 1 128 2^24 --train 128",
-        walls="--model dpn-small --precision fp32 --step 8",
-        limit="720MiB",
-        profiles="--precision bf16-amp",
-        compiled="--precision fp32",
-        repeated="--precision fp32 bf16-amp",
-    )
 
 
 Run = Callable[[Card, Scale, Children], Entry]
@@ -303,6 +243,15 @@ def write_report(card: Card, children: Children) -> Entry:
     return ended.conclude(State.DONE, f"{PAGE}, {FIGURE}" if there else PAGE)
 
 
+def write_readme(children: Children) -> None:
+    """Have the README's table made anew, from the newest card; `tests/test_readme.py` makes it."""
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["tests/test_readme.py", "-k", "test_measured_parts_are_current"]
+    ended = children.run(command, variables={"UPDATE_README": "1"})
+    if ended.returncode:
+        say(f"the README was not written: {ended.last}")
+
+
 def _map_scales(card: Card, scale: Scale, children: Children) -> Entry:
     command = ["-m", "bench.scales", *scale.map.split(), "--out", str(card.folder)]
     ended = children.run([*command, *scale.place], quiet=True)
@@ -469,27 +418,6 @@ PHASES: dict[str, Phase] = {
         _sweep(f"{_HEADLINE} --parallel ddp --world-size 1", until=False),
     ),
 }
-
-AGENDA = (
-    *("doctor", "headline", "rtx-titan", "precision", "repeats", "epochs", "tests", "compile"),
-    *("autotune", "crosscheck", "graphs", "apex", "wall-limit", "scales", "tests", "wall"),
-    *("overhead", "profiles", "ddp"),
-)
-"""Turns in order of priority.
-
-The nine minutes as they are planned for an H100: the doctor 18 s, the nine cases of 2019 with their
-profiles 110, every precision 50, two more repeats of three of them 60, whole epochs with their
-accuracy 75, tests that train in one process 60, compiled and autotuned cases 80, the cross-check
-45. These are estimates: they rest on what the parts of a case took on an H100 on 2026-11-22, where
-nine cases took 271 s, and on the steps that they need to be known within 1 % (docs/card.md). What
-no card has shown yet comes first in the second call.
-"""
-
-SHARES = {"tests": 0.12, "wall-limit": 0.4}
-"""Of the whole time, what the first turns of phases may take at most; others may take all of it."""
-
-CLOSING_S, CLOSING_REHEARSAL_S = 20.0, 12.0
-"""Kept at the end to stop what runs, write the report and fold the logs."""
 
 PUBLISHED = ("headline", "rtx-titan")
 """Phases that must be done before the README shows a card's table."""

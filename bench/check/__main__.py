@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-import textwrap
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.axis import Value
-from bench.case import AXES, Case, format_value, list_absent, telling_axes
-from bench.check.checks import CHECKS, Checked, Finding, Result, answer
+from bench.case import Case, list_absent
+from bench.check.checks import CHECKS
+from bench.check.report import Report, head, show_running
 from bench.environment import ask, list_devices, refuse_missing
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable
@@ -26,13 +21,8 @@ from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
 from bench.processes import leave
 from bench.sweep.preflight import gather_inputs, list_examined
-from bench.text import clean, replace_file
-from bench.workloads import IMAGES
 
-FILE = "check.json"
 STEPS, LEAST_STEPS = 60, 20
-_WIDTH = 80
-_MOST_NAMED = 8
 
 
 def build_parser() -> Parser:
@@ -79,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
     screen = sys.stderr if given.json else sys.stdout
     refuse_missing(["torch", "numpy", "seaborn"])
-    with _show_running("machine and model"):
+    with show_running("machine and model"):
         asked = ask([cases[0].device], list_examined(cases))
     inputs = gather_inputs(cases, asked, axes, given.data_dir, given.data_url)
     cases = [inputs.settle(case) for case in cases]
@@ -87,64 +77,19 @@ def main(argv: Sequence[str]) -> int:
         if why := inputs.platforms[case.device].discourage(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
     with writable("--out", out):
-        out.mkdir(parents=True, exist_ok=True)
-        _write({}, out)
-    from bench.check.pictures import draw_pictures
+        report = Report(out, given.command, given.steps)
     from bench.check.subject import Subject
 
     say = partial(print, file=screen, flush=True)
-    findings: list[dict[str, Any]] = []
-    report = {"command": given.command, "steps": given.steps, "cases": findings}
-    failed = 0
     for case in cases:
-        checks: list[dict[str, Any]] = []
-        entry: dict[str, Any] = {
-            "case": {name: format_value(getattr(case, name)) for name in AXES},
-            "environment": asdict(inputs.describe(case)),
-            "checks": checks,
-        }
-        findings.append(entry)
-        say(f"{_title(case, cases)}\n{_row('check', '', 'figure', 'passes')}")
-        subject, start = Subject(case, inputs.data(case).folder, given.steps), time.perf_counter()
-        answers = []
-        for one in CHECKS.values():
-            with _show_running(one.name):
-                found = Checked(one) if one.name in given.skip else answer(one, subject)
-            answers.append(found)
-            say(describe(found))
-            checks.append(_plain(found))
-            _write(report, out)
-        folder = out / case.slug()
-        folder.mkdir(exist_ok=True)
-        with _show_running("pictures"):
-            pictures = draw_pictures(subject, folder)
-        entry["pictures"] = [str(file.relative_to(out)) for file in pictures]
-        entry["seconds"] = time.perf_counter() - start
-        _write(report, out)
-        failures = [found for found in answers if found.result is Result.FAIL]
-        failed += len(failures)
-        run = sum(found.result is not Result.SKIPPED for found in answers)
-        for found in failures:
-            say(explain(found))
-        passed = f"{run - len(failures)} of {run} checks passed, in {entry['seconds']:.0f} s"
-        say(f"{passed}; pictures in {folder.name}/\n")
+        say(head(case, cases))
+        subject = Subject(case, inputs.data(case).folder, given.steps)
+        for line in report.check(case, inputs.describe(case), subject, given.skip):
+            say(line)
     say(f"figures and pictures: {out}")
     if given.json:
-        print(json.dumps(report, indent=2))
-    return 1 if failed else 0
-
-
-@contextmanager
-def _show_running(name: str) -> Iterator[None]:
-    """Show on a terminal what runs while it runs, on a line that is then empty; not in a pipe."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    print(f"\r{name} …", end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        print(f"\r{'':<{len(name) + 2}}\r", end="", file=sys.stderr, flush=True)
+        print(json.dumps(report.content, indent=2))
+    return 0 if report.passed else 1
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
@@ -162,70 +107,6 @@ def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
     if device == ["cpu"]:
         defaults["batch_size"] = [64]
     return grid({**defaults, **axes, "device": device})
-
-
-def _title(case: Case, cases: Iterable[Case]) -> str:
-    names = [n for n in telling_axes(cases) if n not in ("model", "dataset", "device")]
-    what = f"{case.model} on {case.dataset}" if case.workload == IMAGES else case.model
-    return f"{what}, {case.label(names)}, on {case.device}"
-
-
-def _row(name: str, result: str, figure: str, bounds: str) -> str:
-    return clean(f"{name:<13} {result:<7} {figure:<38} {bounds}")
-
-
-def describe(found: Checked) -> str:
-    figure, bounds = "could not be run" if found.error else found.lacks, ""
-    if finding := found.finding:
-        value = str(finding.value) if isinstance(finding.value, int) else f"{finding.value:.4g}"
-        figure, bounds = f"{value} {finding.unit}", write_bounds(finding)
-    return _row(found.check.name, found.result, figure, bounds)
-
-
-def write_bounds(finding: Finding) -> str:
-    """From where to where a check passes.
-
-    >>> write_bounds(Finding(1, "", high=0)), write_bounds(Finding(1, "", low=0.5, high=2))
-    ('0', '0.5 to 2')
-    """
-    low, high = f"{finding.low:.4g}", f"{finding.high:.4g}"
-    if math.isinf(finding.low):
-        return f"at most {high}" if finding.high else "0"
-    return f"at least {low}" if math.isinf(finding.high) else f"{low} to {high}"
-
-
-def explain(found: Checked) -> str:
-    parts = [("", f"{found.check.name} failed. Expected: {found.check.shows}. {found.check.fix}")]
-    if found.error:
-        parts.append(("  ", found.error))
-    if found.finding and (named := found.finding.named):
-        more = len(named) - _MOST_NAMED
-        ending = f" and {more} more, in {FILE}" if more > 0 else ""
-        parts.append(("  ", "; ".join(named[:_MOST_NAMED]) + ending))
-    return "\n".join(
-        textwrap.fill(clean(text), _WIDTH, initial_indent=indent, subsequent_indent=f"  {indent}")
-        for indent, text in parts
-    )
-
-
-def _plain(found: Checked) -> dict[str, Any]:
-    said = {"name": found.check.name, "result": found.result, "shows": found.check.shows}
-    finding = asdict(found.finding) if found.finding else {}
-    return {**said, **_simplify(finding), "error": found.error, "lacks": found.lacks}
-
-
-def _simplify(value: Any) -> Any:
-    """What JSON can say; inf and NaN are null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _simplify(item) for key, item in value.items()}
-    return [_simplify(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _write(report: Mapping[str, Any], out: Path) -> None:
-    """Write the file whole or not at all, so that an interrupt leaves the checks that ended."""
-    replace_file(out / FILE, json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,10 @@ def build_parser() -> Parser:
     return parser
 
 
-def _run(argv: Sequence[str]) -> int:
+@command
+def main(argv: Sequence[str]) -> int:
+    """Compare two sweeps, or two values of an axis; 1 if a --fail-on found something or could not
+    judge any case."""
     options = _parse(argv)
     from bench.compare.documents import FORMATS
 
@@ -153,11 +156,6 @@ def _print(document: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # `| head`; the gates are still checked
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-main = command(_run)
-"""Compare two sweeps, or two values of an axis; 1 if a --fail-on found something or could not judge
-any case."""
 
 
 if __name__ == "__main__":

@@ -17,25 +17,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from bench.axis import Value
 from bench.case import Case, axis_flag
 from bench.crosscheck import agreement, overhead
+from bench.crosscheck.turns import take_turns
 from bench.data import SYNTHETIC
 from bench.environment import ASK_S, list_devices
 from bench.errors import UsageError
-from bench.executors import Executor, Job, Lane, Settings, build_executor
+from bench.executors import Job, Lane, Settings, build_executor
 from bench.flags import Parser, add_axes, command, describe, parse_whole, read_axes
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.processes import leave
-from bench.record import Measurement, Status
 from bench.sweep.preflight import gather_inputs, list_examined
 from bench.text import join_words
 from bench.workloads import IMAGES
@@ -44,7 +43,6 @@ _SUPPORTED = ("model", "workload", "precision", "batch_size", "fraction", "devic
 """Axes that the independent loop knows; any other it would leave out, and measure another case."""
 _NAMED = join_words([*map(axis_flag, _SUPPORTED)])
 
-Bare = TypeVar("Bare")
 MODELS = ("dpn92", "dpn26", "dpn-small")
 PRECISIONS_HERE = ("fp32", "bf16-amp")  # those whose plain torch idiom is two lines
 
@@ -140,25 +138,6 @@ def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
         right = " or ".join(PRECISIONS_HERE)
         raise UsageError(f"--precision {case.precision}: the bare loop can only train {right}")
     return case
-
-
-def take_turns(
-    executor: Executor, job: Job, time_bare: Callable[[Job], Bare], pairs: int
-) -> Iterator[tuple[Measurement, Bare]]:
-    """Measure a job by the harness and by a bare loop, so many times. Raises UsageError: it cannot
-    be measured here."""
-    for number in range(pairs):
-        # whichever goes first may find a cooler machine, so they take turns at it
-        bare = time_bare(job) if number % 2 == 0 else None
-        yield measure(executor, job), time_bare(job) if bare is None else bare
-
-
-def measure(executor: Executor, job: Job) -> Measurement:
-    """Measure a case as a sweep does. Raises UsageError: it cannot be measured here."""
-    outcome = executor.run(job, lambda event: None, lambda: False)
-    if outcome.status is not Status.OK or outcome.measurement.measured_time_s is None:
-        raise UsageError(f"the case ended as {outcome.status}: {outcome.reason}; choose another")
-    return outcome.measurement
 
 
 if __name__ == "__main__":

@@ -10,20 +10,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from bench.case import Case, parse_value
-from bench.doctor.counts import count_model
-from bench.doctor.earlier import describe_slowdown, expect_rates, forget, keep, read_earlier
 from bench.doctor.judgement import Level, Remark, judge
-from bench.doctor.machine import Machine, examine_machine
-from bench.doctor.rates import choose_seconds, measure_rates
+from bench.doctor.machine import Machine, examine_machine, measure_machine
 from bench.environment import refuse_missing
 from bench.errors import UsageError
 from bench.flags import Parser, command, parse_whole
 from bench.plain import read_value
-from bench.precision import PRECISIONS
 from bench.processes import leave
 from bench.record import Environment
 from bench.text import clean
@@ -111,30 +107,6 @@ def main(argv: Sequence[str]) -> int:
     if wrong := next(filter(None, machine.models.values()), None):
         raise UsageError(wrong)
     return int(any(finding.level is Level.UNBELIEVABLE for finding in findings))
-
-
-def measure_machine(machine: Machine, batch_size: int) -> Machine:
-    """Measure what the device can do now, and count what a step of each sound model does there.
-    Raises UsageError: `bench.doctor.rates.SECONDS` has no number of seconds."""
-    device = machine.device
-    if device is None or not (seconds := choose_seconds(device)):
-        return machine
-    platform = machine.platform(device)
-    precisions = [
-        name
-        for name, p in PRECISIONS.items()
-        if not (p.apex or (p.float8 and not machine.torchao))
-        and not (platform.refuse(p) or platform.discourage(p))
-    ]
-    sound = [model for model, wrong in machine.models.items() if not wrong]
-    counted = [one for model in sound for one in count_model(model, batch_size, device, precisions)]
-    earlier = read_earlier(platform.environment, Path(machine.results))
-    found = measure_rates(device, seconds, expected=expect_rates(earlier))
-    if slower := describe_slowdown(found.rates, earlier):
-        forget(platform.environment)
-    else:
-        keep(found, platform.environment, seconds)
-    return replace(machine, yardsticks={device: found}, slower=slower, counted=tuple(counted))
 
 
 if __name__ == "__main__":

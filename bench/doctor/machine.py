@@ -13,14 +13,16 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.apex import Apex, find_apex
 from bench.cores import OtherWork, read_governor, usable_cpus
 from bench.data import find_layout
-from bench.doctor.counts import Counted
+from bench.doctor.counts import Counted, count_model
+from bench.doctor.earlier import describe_slowdown, expect_rates, forget, keep, read_earlier
+from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment import (
     DeviceAnswer,
     Platform,
@@ -38,7 +40,7 @@ from bench.gpu.device import READINGS, Depth, Process, Unreadable
 from bench.gpu.kinds import DEVICES
 from bench.gpu.nvml import Lack, check_nvml
 from bench.gpu.opening import open_device
-from bench.precision import find_torchao
+from bench.precision import PRECISIONS, find_torchao
 from bench.processes import find_lender
 from bench.record import Environment
 from bench.yardstick import Yardstick
@@ -223,6 +225,30 @@ def examine_machine(
         torchao=find_torchao(),
         unread=unread,
     ), answer
+
+
+def measure_machine(machine: Machine, batch_size: int) -> Machine:
+    """Measure what the device can do now, and count what a step of each sound model does there.
+    Raises UsageError: `bench.doctor.rates.SECONDS` has no number of seconds."""
+    device = machine.device
+    if device is None or not (seconds := choose_seconds(device)):
+        return machine
+    platform = machine.platform(device)
+    precisions = [
+        name
+        for name, p in PRECISIONS.items()
+        if not (p.apex or (p.float8 and not machine.torchao))
+        and not (platform.refuse(p) or platform.discourage(p))
+    ]
+    sound = [model for model, wrong in machine.models.items() if not wrong]
+    counted = [one for model in sound for one in count_model(model, batch_size, device, precisions)]
+    earlier = read_earlier(platform.environment, Path(machine.results))
+    found = measure_rates(device, seconds, expected=expect_rates(earlier))
+    if slower := describe_slowdown(found.rates, earlier):
+        forget(platform.environment)
+    else:
+        keep(found, platform.environment, seconds)
+    return replace(machine, yardsticks={device: found}, slower=slower, counted=tuple(counted))
 
 
 def _free_bytes(place: Path) -> int | None:

@@ -5,63 +5,24 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 from bench.errors import UsageError, choose
 from bench.export.runs import Run, read_runs
+from bench.export.trackers import TRACKERS, Tracker, say_errors
 from bench.flags import Parser, command, describe, hold
 from bench.processes import leave
 from bench.report.watch import follow
 from bench.store.reader import records_file
 from bench.study.sweeps import read_sweeps
-from bench.text import clean, count
+from bench.text import count
 
 PROJECT = "gpu-precision-bench"
 OUT = Path("trackers")
 _PROJECT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
-
-
-class Tracker(Protocol):
-    """Where runs go. A run that is there and whole is never written again. ``hint`` is the command
-    that shows the runs, or uploads them."""
-
-    hint: str
-
-    def find_exported(self) -> set[str]:
-        """The ids of the records that are there and whole."""
-
-    def export(self, run: Run) -> None:
-        """Write a run; one that was left unfinished is written again."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A tracker: the `Tracker`, made of a folder and a project, as ``module:class``, what it
-    writes, and what it imports, the package to install first."""
-
-    place: str
-    help: str
-    packages: tuple[str, ...]
-
-
-TRACKERS = {
-    "tensorboard": Kind(
-        "bench.export.tensorboard:Folder", "event files, one folder per record", ("tensorboard",)
-    ),
-    "wandb": Kind(
-        "bench.export.wandb:Offline", "Weights & Biases, offline; wandb sync uploads", ("wandb",)
-    ),
-    "mlflow": Kind(
-        "bench.export.mlflow:SqliteStore",
-        "MLflow, in a SQLite file, without a server",
-        ("mlflow", "sqlalchemy", "alembic"),
-    ),
-}
 
 
 def build_parser() -> Parser:
@@ -107,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     # two at once would write each record twice
     busy = f"--out {folder}: another export writes there; end it, or choose another --out"
     with ExitStack() as held:
-        with _say_errors(given.to, folder):
+        with say_errors(given.to, folder):
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(hold(folder / ".lock", busy))
             module, _, name = kind.place.partition(":")
@@ -117,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         def export() -> Iterator[Run]:
             for sweep in read_sweeps(given.sweeps):
                 for run in read_runs(sweep, known):
-                    with _say_errors(given.to, folder):
+                    with say_errors(given.to, folder):
                         tracker.export(run)
                     known.add(run.record_id)
                     yield run
@@ -132,26 +93,6 @@ def main(argv: Sequence[str]) -> int:
                 for run in export():
                     print(f"exported: {run.name}", flush=True)
     return 0
-
-
-@contextmanager
-def _say_errors(name: str, folder: Path) -> Iterator[None]:
-    """Say in one line what went wrong with the folder, or in the tracker. Raises UsageError: in
-    place of any exception: of most that trackers raise, they tell nobody."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except OSError as error:
-        raise UsageError(
-            f"--out {folder}: cannot be written ({error.strerror or error}); "
-            "choose a folder that can"
-        ) from error
-    except Exception as error:
-        raise UsageError(
-            f"--to {name}: {type(error).__name__}: {clean(str(error))[:300]}; check {folder}, or "
-            "choose another --out"
-        ) from error
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from bench.axis import Value
 from bench.case import format_value, list_values, spell_cases
 from bench.errors import UsageError
+from bench.flags import writable
 from bench.record import COLUMNS, COMPARABLE
 from bench.store.attempts import find_unknown, number_groups
 from bench.store.cells import CONFIG, LOGS, RECORDS, TABLES, TRACES, spell_config
 from bench.store.plans import JOINED, MERGED, Plan, read_own_plan, read_plans, write_plans
 from bench.store.reader import read_config, read_text, records_file, type_table
-from bench.store.writer import find_torn_tail, write_table
+from bench.store.writer import Store, find_torn_tail, write_table
 from bench.text import replace_file
 
 if TYPE_CHECKING:
@@ -45,6 +46,24 @@ class Source:
     tables: dict[str, pa.Table]
     records: pd.DataFrame
     config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def join_folders(folders: Iterable[Path], out: Path, mix: bool) -> tuple[Source, Source]:
+    """Join folders, and what is in ``out`` already, into ``out``: as it was before, and the union.
+    Raises UsageError: they cannot be joined."""
+    # out is joined in any case
+    apart = {path.resolve(): path for path in folders if path.resolve() != out.resolve()}
+    sources = [read_source(path) for path in apart.values()]
+    # first, so that nothing is made for what cannot be joined
+    refuse_schemas(sources)
+    refuse_unlike(sources, mix)
+    with writable("--out", out):
+        claim(out)
+        with Store(out):
+            # read under its lock, and in today's schema, which opening it has seen to
+            before = read_source(out)
+            refuse_unlike([*sources, before], mix)
+            return before, write_union(out, [*sources, before])
 
 
 def read_source(folder: Path) -> Source:
@@ -209,18 +228,20 @@ def copy_logs(
     return records.set_column(at, "log", pa.array(logs, pa.string()))
 
 
-def join_configs(configs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One configuration: the commands and cases of all, in an order that is always the same."""
+def join_configs(configs: Iterable[Mapping[str, Any]], planned: Iterable[Plan]) -> dict[str, Any]:
+    """One configuration: the commands of all, and the cases of all and of what else was
+    ``planned``, in an order that is always the same."""
     known = [config for config in configs if config]
+    plans = [*map(Plan.of, known), *planned]
     presets = {str(c["preset"]) for c in known if "preset" in c}
     commands = {line for c in known for line in str(c.get("command", "")).splitlines()}
-    cases = {case for c in known for case in Plan.of(c).list_cases() or ()}
+    cases = {case for plan in plans for case in plan.list_cases() or ()}
     searches = [c["search"] for c in known if c.get("search")]
     halvings = {json.dumps(c["halving"]): c["halving"] for c in known if c.get("halving")}
     return {
         "command": "\n".join(sorted(commands)),
         "preset": presets.pop() if len(presets) == 1 else SEVERAL,
-        "repeats": max((config.get("repeats", 1) for config in known), default=1),
+        "repeats": max((plan.repeats for plan in plans), default=1),
         **spell_cases(sorted(cases, key=lambda case: [*map(_rank, list_values(case))])),
         "environment": _join(known, "environment"),
         "datasets": _join(known, "datasets"),
@@ -242,11 +263,9 @@ def _rank(value: Value) -> tuple[float, str]:
 
 def _join(configs: Sequence[Mapping[str, Any]], part: str) -> dict[str, Any]:
     """One entry for each name; where they differ, always the same one."""
-    names = sorted({name for config in configs for name in config.get(part, {})})
-    return {
-        name: min((c[part][name] for c in configs if name in c.get(part, {})), key=json.dumps)
-        for name in names
-    }
+    parts = [config[part] for config in configs if isinstance(config.get(part), dict)]
+    names = sorted({name for told in parts for name in told})
+    return {n: min((told[n] for told in parts if n in told), key=json.dumps) for n in names}
 
 
 def join_plans(sources: Sequence[Source]) -> dict[str, Plan]:
@@ -264,9 +283,10 @@ def write_union(out: Path, sources: Sequence[Source]) -> Source:
     one record. Raises OSError: something cannot be written.
     """
     records, owners = join_records(sources)
-    write_plans(out, join_plans(sources))
+    plans = join_plans(sources)
+    write_plans(out, plans)
     records = copy_logs(out, sources, records, owners)
-    config = join_configs(source.config for source in sources)
+    config = join_configs((source.config for source in sources), plans.values())
     replace_file(out / CONFIG, spell_config(config))
     tables = {RECORDS: records}
     for name in TABLES:

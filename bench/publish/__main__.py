@@ -7,27 +7,15 @@ pinned and verified by `bench/asv/assets.json`, once, as the site is built.
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
 from bench.flags import Parser, command, describe
 from bench.processes import leave
-from bench.store.cells import RECORDS
-from bench.study.sweeps import list_results
-from bench.text import count, last_line, name_first
+from bench.publish.folder import publish
 
-INDEX = Path(__file__).with_name("index.html")
 CONFIG = Path("asv.conf.json")
-SWEEPS = "sweeps"
-CARDS = "cards.html"
 
 
 @command
@@ -42,83 +30,8 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse(argv)
     if not CONFIG.is_file():
         raise UsageError(f"no {CONFIG} here; run it in the root of the project")
-    given.out.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(given.out / SWEEPS, ignore_errors=True)  # a sweep may be gone since
-    commits = publish_commits(given.out / "asv")
-    files = list_results(given.results)
-    sweeps = [report(f, given.out, f.parent.name) for f in files if f.name == RECORDS]
-    references = [report(f, given.out, f.stem) for f in files if f.name != RECORDS]
-    readable = [page.source for page in (*sweeps, *references) if page.file]
-    cards = bool(readable) and _write_page("cards", readable, given.out / CARDS) == ""
-    import jinja2
-
-    template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text())
-    page = template.render(
-        commits=commits, cards=CARDS if cards else None, sweeps=sweeps, references=references
-    )
-    (given.out / "index.html").write_text(page, encoding="utf-8")
-    print(f"published: {given.out / 'index.html'}")
+    print(f"published: {publish(given.results, given.out)}")
     return 0
-
-
-def publish_commits(out: Path) -> int:
-    """Have asv collate its results into ``out``, and make the site stand alone; the commits it
-    shows, or 0, and no site, where nothing was tracked yet. Raises UsageError: asv or npm is
-    missing, asv fails, or a package is not the one pinned."""
-    if find_spec("asv") is None:
-        raise UsageError("asv is not installed; install this project's 'asv' extra")
-    from asv.results import iter_results
-
-    from bench.asv_import import load_config, widen_benchmarks
-
-    config = load_config()
-    commits = {result.commit_hash for result in iter_results(config.results_dir)}
-    if not commits:
-        print("asv has no results yet; `asv run` makes them")
-        return 0
-    assets = fetch_assets(json.loads(ASSETS.read_text()))
-    widen_benchmarks(config)
-    command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--html-dir", str(out)]
-    asv = subprocess.run(command, capture_output=True, text=True, check=False)
-    if asv.returncode:
-        raise UsageError(f"asv publish failed: {last_line(asv.stdout + asv.stderr)}")
-    stand_alone(out, assets)
-    return len(commits)
-
-
-@dataclass(frozen=True)
-class Page:
-    """A report on the index; ``file`` is None where there is none, and ``note`` says why."""
-
-    source: Path
-    name: str
-    file: str | None
-    note: str
-
-
-def report(records: Path, out: Path, name: str) -> Page:
-    """Write the HTML report of one sweep into ``out``; a sweep without one is no failure."""
-    file = Path(SWEEPS) / f"{name}.html"
-    (out / file).parent.mkdir(exist_ok=True)
-    source = records.parent if records.name == RECORDS else records
-    if failed := _write_page("report", [source], out / file):
-        note = f"no report: {failed}"
-        return Page(source, name, None, note)
-    from bench.store.reader import read_records
-
-    frame = read_records(records)
-    devices = ", ".join(gpu or "CPU" for gpu in dict.fromkeys(frame["gpu"]))
-    return Page(source, name, file.as_posix(), f"{devices}; {count(len(frame), 'record')}")
-
-
-def _write_page(command: str, sources: Sequence[Path], file: Path) -> str:
-    """Write a command's page about some sweeps; why there is none, or nothing."""
-    words = ["-m", f"bench.{command}", *map(str, sources), "--format", "html", "-o", str(file)]
-    answer = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    failed = last_line(answer.stderr) if answer.returncode else ""
-    if failed:
-        print(f"{name_first([str(source) for source in sources], 1)}: no {command}: {failed}")
-    return failed
 
 
 if __name__ == "__main__":

@@ -205,9 +205,10 @@ def _tell_largest(found: Material) -> Iterator[Sheet]:
         for family, row, _ in rows
         if family.bounds.fails and not (family.wall and family.wall.confirmed)
     )
+    compared = any(match and is_number(match.loss) for *_, match in rows)
     notes = [
         "Another question than the same batch size: what a precision gains by a larger batch "
-        "is in it, and what a larger batch costs in loss.",
+        f"is in it{', and what a larger batch costs in loss' if compared else ''}.",
         *([f"{'; '.join(rough)}. {_AUTO} finds where."] if rough else []),
         *_note_unended(found.families, contests),
         *note_first(found.families),

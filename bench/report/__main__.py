@@ -28,7 +28,7 @@ FORMATS = {
 """Each a module whose ``render(report)`` returns the document as text."""
 
 
-def _parser() -> Parser:
+def build_parser() -> Parser:
     lines = "\n".join(f"  {name:7}{help}" for name, (_, help) in FORMATS.items())
     parser = Parser(
         prog="python -m bench.report",
@@ -53,16 +53,18 @@ def _parser() -> Parser:
     return parser
 
 
-def _run(argv: Sequence[str]) -> int:
-    options = _parser().parse(argv)
+@command
+def main(argv: Sequence[str]) -> int:
+    """Show the results; returns 0, or 2 for a usage error."""
+    options = build_parser().parse(argv)
     module, _ = choose("--format", options.format, FORMATS)
     if options.watch:
         if options.format != "text" or options.output or options.figures:
             raise UsageError("--watch redraws the terminal; leave out --format, -o and --figures")
         from bench.report.watch import watch
 
-        watch(lambda: _build(options), options.sweeps, options.full)
-    report = _build(options)
+        watch(lambda: _read_report(options), options.sweeps, options.full)
+    report = _read_report(options)
     if options.figures:
         from bench.report.figures.panels import write_figures
 
@@ -78,7 +80,7 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _build(options: argparse.Namespace) -> Report:
+def _read_report(options: argparse.Namespace) -> Report:
     from bench.report.document import build
     from bench.study.axes import ORDER
     from bench.study.filters import parse_filter, parse_name
@@ -95,9 +97,6 @@ def _build(options: argparse.Namespace) -> Report:
     where = [parse_filter(text) for text in options.where]
     by = parse_name("--by", options.by, ORDER) if options.by else ""
     return build(read_sweeps(options.sweeps), reference, home, where, by)
-
-
-main = command(_run)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,16 @@ from contextlib import closing
 from bench.axis import COMPILES, PARALLELS
 from bench.case import AXES, Case, axis_flag, fill_value, format_value
 from bench.data import DATASETS
+from bench.environment import Platform, has_cuda
 from bench.executors import EXECUTORS, build_executor
+from bench.gpu.cards import find_cards
 from bench.grid import MICRO_BATCH
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
+from bench.record import Environment
 from bench.store.plans import plan_runs
 from bench.sweep.emulation import foresee_emulation
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
@@ -43,7 +46,7 @@ def preview(plan: Plan, options: Options) -> int:
 
 def try_lanes(plan: Plan, options: Options) -> int:
     """What `count_beside` says of the lanes that are asked for. Raises UsageError: there are fewer,
-    or no class of them has the GPUs for a --world-size."""
+    no class of them has the GPUs for a --world-size, or there is less memory than a limit."""
     if not EXECUTORS[options.executor].here:  # what a cluster has is known once it was joined
         return 0
     cases, out = [*plan.cases, *plan.unsized], options.out
@@ -51,7 +54,20 @@ def try_lanes(plan: Plan, options: Options) -> int:
         lanes = open_lanes(executor, cases, options)
         folders = [out / name for name in read_folders(out)] if out else []
         refuse_world_sizes(executor, lanes, folders, cases, options)
+    for case in cases if options.trains else ():
+        if platform := _find_platform(case.device):
+            platform.check_limit(case.memory_limit)
     return count_beside(lanes, options)
+
+
+def _find_platform(device: str) -> Platform | None:
+    """The memory of a device, as far as it is known without asking torch."""
+    if device == "cpu":
+        return Platform(Environment())
+    card = next(iter(find_cards()[0]), None) if has_cuda() and device == "cuda" else None
+    if card is None or card.memory_bytes is None:
+        return None
+    return Platform(Environment(gpu=card.name, gpu_memory_bytes=card.memory_bytes))
 
 
 def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:
@@ -75,6 +91,12 @@ def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator
     if plan.searched:
         yield "   ?: found first, by a search that tries about eight batch sizes"
     yield from _name_sources(plan, options) or ["all settings are at their defaults"]
+    here = options.trains and EXECUTORS[options.executor].here
+    if here and any(case.device == "cuda" for case in cases) and not has_cuda():
+        yield (
+            "warning: torch has no GPU here, so that a start on this machine is refused; use "
+            "--device cpu, or start it where there is one"
+        )
 
 
 def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:

@@ -5,28 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bench.diagnosis.explanation import Explanation
 from bench.diagnosis.sentences import describe
 from bench.questions import reasons
 from bench.render import text
 from bench.render.markdown import escape, table_lines
-from bench.render.model import Notice
 from bench.render.section import Sheet
 from bench.report.jsonfile import lay_out
 from bench.text import count
+from bench.why.answer import Answer
 
 MOST_ROWS = 5  # rows of a table where not all is asked for
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The pairs explained, what they were measured on, and what is doubtful of it."""
-
-    explanations: Sequence[Explanation]
-    conditions: Sequence[str]
-    doubts: Sequence[Notice]
 
 
 def render_text(answer: Answer, full: bool = False) -> str:

@@ -1,0 +1,85 @@
+"""In which order the phases of a card have their turns, and how they are given them in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from bench.card.children import ROOT, Children, say
+from bench.card.folder import Card, Entry, State
+from bench.card.phases import PHASES, PUBLISHED, Phase, write_readme, write_report
+from bench.card.scale import Scale
+from bench.errors import UsageError
+from bench.text import clean
+
+AGENDA = (
+    *("doctor", "headline", "rtx-titan", "precision", "repeats", "epochs", "tests", "compile"),
+    *("autotune", "crosscheck", "graphs", "apex", "wall-limit", "scales", "tests", "wall"),
+    *("overhead", "profiles", "ddp"),
+)
+"""Turns in order of priority.
+
+The nine minutes as they are planned for an H100: the doctor 18 s, the nine cases of 2019 with their
+profiles 110, every precision 50, two more repeats of three of them 60, whole epochs with their
+accuracy 75, tests that train in one process 60, compiled and autotuned cases 80, the cross-check
+45. These are estimates: they rest on what the parts of a case took on an H100 on 2026-11-22, where
+nine cases took 271 s, and on the steps that they need to be known within 1 % (docs/card.md). What
+no card has shown yet comes first in the second call.
+"""
+
+SHARES = {"tests": 0.12, "wall-limit": 0.4}
+"""Of the whole time, what the first turns of phases may take at most; others may take all of it."""
+
+CLOSING_S, CLOSING_REHEARSAL_S = 20.0, 12.0
+"""Kept at the end to stop what runs, write the report and fold the logs."""
+
+
+def run_agenda(
+    card: Card, scale: Scale, children: Children, begun: float, end: float, only: Sequence[str] = ()
+) -> None:
+    """Give each phase of ``only``, or all, its turn by priority; the state is written after each.
+    The time is from ``begun`` to ``end``, by time.monotonic(); the report is made after that."""
+    for turn, name in enumerate(AGENDA):
+        if children.stopped or (only and name not in only):
+            continue
+        if card.finished(name) and name != "doctor":  # a machine may have changed since
+            continue
+        phase, now = PHASES[name], time.monotonic()
+        before = card.phases.get(name, Entry(State.CUT))
+        share = 1.0 if name in AGENDA[:turn] else SHARES.get(name, 1.0)
+        children.until = min(end, now + share * (end - begun))
+        left, needs = end - now, phase.rehearsal_s if scale.device == "cpu" else phase.needs_s
+        if left < needs:
+            reason = f"needs about {needs:.0f} s, {max(0, left):.0f} s were left"
+            line = f"{before.line}; {reason}" if before.line else reason
+            # what failed before has not been mended by there being no time now
+            entry = Entry(before.state, before.seconds, line=line)
+        else:
+            say(f"{name}: {phase.what}")
+            entry = run_phase(phase, card, scale, children)
+            entry.seconds = time.monotonic() - now + before.seconds
+        card.phases[name] = entry
+        card.write()
+
+
+def run_phase(phase: Phase, card: Card, scale: Scale, children: Children) -> Entry:
+    """Run a phase; a fault in it is its outcome, and the others go on."""
+    if phase.absent and scale.device == "cpu":
+        return Entry(State.ABSENT, line=phase.absent)
+    try:
+        return phase.run(card, scale, children)
+    except Exception as error:
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        return Entry(State.FAILED, line=clean(f"{kind}{error}"))
+
+
+def close(card: Card, children: Children, until: float) -> Entry:
+    """Write the report, and of a card that is to be published the README, in time for ``until``."""
+    children.closing, children.until = True, until
+    started = time.monotonic()
+    report = write_report(card, children)
+    report.seconds = time.monotonic() - started
+    here = card.folder.parent == ROOT / "results"
+    if card.done(*PUBLISHED) and not card.rehearsal and here:
+        write_readme(children)
+    return report

@@ -1,0 +1,71 @@
+"""The experiment trackers that runs are given to, and what goes wrong in them, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bench.errors import UsageError
+from bench.export.runs import Run
+from bench.text import clean
+
+
+class Tracker(Protocol):
+    """Where runs go. A run that is there and whole is never written again. ``hint`` is the command
+    that shows the runs, or uploads them."""
+
+    hint: str
+
+    def find_exported(self) -> set[str]:
+        """The ids of the records that are there and whole."""
+
+    def export(self, run: Run) -> None:
+        """Write a run; one that was left unfinished is written again."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tracker: the `Tracker`, made of a folder and a project, as ``module:class``, what it
+    writes, and what it imports, the package to install first."""
+
+    place: str
+    help: str
+    packages: tuple[str, ...]
+
+
+TRACKERS = {
+    "tensorboard": Kind(
+        "bench.export.tensorboard:Folder", "event files, one folder per record", ("tensorboard",)
+    ),
+    "wandb": Kind(
+        "bench.export.wandb:Offline", "Weights & Biases, offline; wandb sync uploads", ("wandb",)
+    ),
+    "mlflow": Kind(
+        "bench.export.mlflow:SqliteStore",
+        "MLflow, in a SQLite file, without a server",
+        ("mlflow", "sqlalchemy", "alembic"),
+    ),
+}
+
+
+@contextmanager
+def say_errors(name: str, folder: Path) -> Iterator[None]:
+    """Say in one line what went wrong with the folder, or in the tracker. Raises UsageError: in
+    place of any exception: of most that trackers raise, they tell nobody."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except OSError as error:
+        raise UsageError(
+            f"--out {folder}: cannot be written ({error.strerror or error}); "
+            "choose a folder that can"
+        ) from error
+    except Exception as error:
+        raise UsageError(
+            f"--to {name}: {type(error).__name__}: {clean(str(error))[:300]}; check {folder}, or "
+            "choose another --out"
+        ) from error

@@ -1,0 +1,71 @@
+"""Why profiled cases of a sweep that differ in one axis differ in speed, and what is doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.case import AXES, format_value
+from bench.diagnosis.explanation import Explanation
+from bench.errors import UsageError
+from bench.questions.material import label_machines
+from bench.questions.notes import describe_constants
+from bench.questions.notices import warn
+from bench.questions.profiles import doubt_profiles, explain_pairs, read_steps
+from bench.render.model import Notice
+from bench.study.axes import find_varying, order_values
+from bench.study.filters import Filter, select
+from bench.study.summaries import latest, read, summarize
+from bench.study.sweeps import read_sweeps
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The pairs explained, what they were measured on, and what is doubtful of it."""
+
+    explanations: Sequence[Explanation]
+    conditions: Sequence[str]
+    doubts: Sequence[Notice]
+
+
+def explain(
+    sweep: Path, axis: str, ends: Mapping[str, str | None], where: Sequence[Filter]
+) -> Answer:
+    """Explain the pairs of a sweep that differ in ``axis`` alone. ``ends`` are its values before
+    and after, as text, by the flag of each; None is any. Raises UsageError: there is no such pair,
+    or none that was profiled."""
+    sweeps = read_sweeps([sweep])
+    records = read(sweeps)
+    rows = latest(records)
+    everything = summarize(rows)
+    cases = select(everything, where)
+    steps = read_steps(rows, sweeps)
+    profiled = cases[
+        cases["cell"].isin([cell for cell, one in steps.items() if one.step.profile is not None])
+    ]
+    if not len(profiled):
+        raise UsageError(
+            f"{sweep}: no case has a profile; add --profile and run the same command again"
+        )
+    held = [format_value(v) or "none" for v in order_values(axis, profiled[axis])]
+    for flag, end in ends.items():
+        if end is not None and (end or "none") not in held:
+            raise UsageError(
+                f"{flag} {end or 'none'}: no profiled case of {sweep} has this {axis}; "
+                f"there is {', '.join(held)}"
+            )
+    machines, (before, after) = label_machines(cases), ends.values()
+    found = explain_pairs(steps, cases, machines, axis, before, after, everything)
+    if not found:
+        varying = [name for name in AXES if profiled[name].nunique() > 1]
+        if len(held) > 1:
+            raise UsageError(
+                f"{sweep}: no two profiled cases differ in {axis} alone; {', '.join(varying)} vary"
+            )
+        others = f"; try --axis {' or --axis '.join(varying)}" if varying else ""
+        raise UsageError(f"{sweep}: {axis} is {held[0]} in all profiled cases{others}")
+    shown = (steps[cell] for cell in profiled["cell"])
+    notices = [*warn(select(records, where), cases, records), *doubt_profiles(shown)]
+    doubts = [notice for notice in notices if not notice.good]
+    return Answer(found, list(describe_constants(cases, find_varying(cases))), doubts)
