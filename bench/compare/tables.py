@@ -13,6 +13,7 @@ from bench.compare.conditions import Condition, Count, Summarized
 from bench.diagnosis.rates import CALL, RATES, write_rate
 from bench.diagnosis.sentences import name_part, write_ms
 from bench.limits import MIN_REPEATS, STEADY
+from bench.origin import find_origin
 from bench.record import Status
 from bench.render.cells import write_ends
 from bench.render.model import NOTHING, Cell, Head, Level, Table
@@ -242,7 +243,7 @@ def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Itera
         where = [
             end.side
             for end in comparison.ends(match)
-            if kind in (end.case.dataset, *(run["executor"] for run in end.runs))
+            if kind in (end.case.dataset, *(find_origin(run["executor"]) for run in end.runs))
         ]
         if where:
             yield kind if len(where) == 2 else f"{kind} in {where[0]}"

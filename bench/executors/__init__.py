@@ -17,27 +17,11 @@ from bench.data.progress import Progress
 from bench.doctor.rates import measure_rates
 from bench.environment import Asking, ProcessAnswer, ask, start_asked
 from bench.errors import UnsupportedError, UsageError
+from bench.origin import EXECUTORS
 from bench.processes import hold_to
 from bench.record import EpochRow, Known, Outcome
 from bench.worker.messages import PhaseEntered, StepTaken
 from bench.yardstick import Yardstick
-
-
-@dataclass(frozen=True)
-class Kind:
-    """An executor as ``module:class``, and what has to be known of it before it is loaded."""
-
-    place: str
-    trains: bool = True  # else nothing is looked at or measured, and its rows are no measurements
-    here: bool = True  # its lanes are of this machine: before it starts, it can say which, and a
-    # run can be asked after each epoch whether to go on; else --address says where they are
-
-
-EXECUTORS: dict[str, Kind] = {
-    "subprocess": Kind("bench.executors.subprocess:SubprocessExecutor"),
-    "ray": Kind("bench.executors.ray.executor:RayExecutor", here=False),
-    "fake": Kind("bench.executors.fake:FakeExecutor", trains=False),
-}
 
 
 class ShortageError(Exception):

@@ -172,8 +172,7 @@ def _name(case: Case, row: dict[Any, Any], status: Status, remarks: Iterable[str
 
 def _warn(name: str, rows: pd.DataFrame) -> str:
     doubt = DOUBTS[name]
-    detail = clean(doubt.describe(rows))
-    return f"{doubt.warning}{f' ({detail})' if detail else ''}. {doubt.advise(rows)}"
+    return f"{clean(doubt.warn(rows))} {doubt.advise(rows)}"
 
 
 def _take_facts(row: dict[Any, Any], names: Iterable[str]) -> dict[str, Fact]:

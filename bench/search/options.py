@@ -14,7 +14,6 @@ from bench.axis import Value
 from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_absent, parse_value
 from bench.environment import list_devices
 from bench.errors import UsageError, choose
-from bench.executors import EXECUTORS
 from bench.flags import (
     Parser,
     add_axes,
@@ -26,6 +25,7 @@ from bench.flags import (
 )
 from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
+from bench.origin import EXECUTORS
 from bench.precision import PRECISIONS
 from bench.preset import Preset
 from bench.sweep.options import Options, add_running, plan_cases, read_running

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case, telling_axes
 from bench.errors import UsageError
-from bench.executors import EXECUTORS
+from bench.origin import EXECUTORS
 from bench.record import MEASURED
 from bench.store.cells import RECORDS
 from bench.store.plans import read_plans
