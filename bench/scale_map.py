@@ -10,7 +10,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.case import format_value
 from bench.errors import UsageError
+from bench.plain import read_value
 from bench.precision import PRECISIONS
 from bench.store.cells import write_lines
 from bench.text import Explained, replace_file
@@ -177,8 +178,8 @@ class ScaleCase:
     overflows: Mapping[float, Overflow]
     peaks: tuple[float, ...]
     limit: float
-    gradients: tuple[Gradients, ...] = field(repr=False)
-    trainings: tuple[ScaledTraining, ...] = field(repr=False)
+    gradients: tuple[Gradients, ...] = field(default=(), repr=False)
+    trainings: tuple[ScaledTraining, ...] = field(default=(), repr=False)
 
     @property
     def diverged(self) -> int | None:
@@ -402,15 +403,9 @@ def _read_trainings(rows: Sequence[Row]) -> tuple[ScaledTraining, ...]:
 def _read_case(
     head: Mapping[str, Any], gradients: tuple[Gradients, ...], trainings: tuple[ScaledTraining, ...]
 ) -> ScaleCase:
-    parsed = {
-        "way": Way(head["way"]),
-        "at": tuple(head["at"]),
-        "layers": tuple(head["layers"]),
-        "scales": tuple(head["scales"]),
-        "overflows": {float(s): Overflow(**first) for s, first in head["overflows"].items()},
-        "peaks": tuple(math.nan if peak is None else peak for peak in head["peaks"]),
-    }
-    return ScaleCase(**{**head, **parsed}, gradients=gradients, trainings=trainings)
+    peaks = [math.nan if peak is None else peak for peak in head["peaks"]]
+    case: ScaleCase = read_value(ScaleCase, {**head, "peaks": peaks})
+    return replace(case, gradients=gradients, trainings=trainings)
 
 
 # ------------------------------------------------------------------------------------------- write
