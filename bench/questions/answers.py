@@ -33,7 +33,7 @@ from bench.study import doubts, summaries
 from bench.study.axes import find_varying, list_naming_axes, name_axis, order_values
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
-from bench.verdict import Verdict
+from bench.verdict.ratio import Verdict
 from bench.workloads import IMAGES, OWN
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from bench.study.doubts import DOUBTS
 from bench.study.estimate import ENERGY, JUDGED, LOSS, MEMORY, TIME, Estimate, estimate
 from bench.study.pairs import Changed, Pair, find_changes, list_free
 from bench.text import name_first
-from bench.verdict import MIN_SEEDS, Verdict
+from bench.verdict.ratio import Verdict
+from bench.verdict.seeds import MIN_SEEDS
 
 if TYPE_CHECKING:
     import pandas as pd

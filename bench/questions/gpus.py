@@ -42,7 +42,7 @@ from bench.study.axes import Machines, name_value
 from bench.study.doubts import DOUBTS, list_links, name_links
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.summaries import list_equal
-from bench.verdict import Ratio, compare
+from bench.verdict.ratio import Ratio, compare
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -37,7 +37,7 @@ from bench.render.section import Column, Section, Sheet, join, quantity_column
 from bench.store.attempts import number_groups
 from bench.study.axes import name_axis, sort_cases
 from bench.study.summaries import list_equal
-from bench.verdict import Ratio, Verdict, compare
+from bench.verdict.ratio import Ratio, Verdict, compare
 
 SETTINGS = free_axes("loader")  # the axes in which cases of the table's sets may differ
 

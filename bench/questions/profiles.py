@@ -30,7 +30,7 @@ from bench.study.axes import Machines, find_varying, name_setting, rank
 from bench.study.pairs import find_changes
 from bench.study.summaries import SOURCE, list_equal
 from bench.text import ESTIMATE, count, name_first
-from bench.verdict import compare
+from bench.verdict.ratio import compare
 
 if TYPE_CHECKING:
     import pandas as pd
