@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.axis import Value
 from bench.case import Case, format_value, telling_axes
 from bench.data import SYNTHETIC, find_layout
-from bench.environment import list_devices
+from bench.environment.host import list_devices
 from bench.errors import UsageError
 from bench.flags import (
     Parser,

@@ -23,7 +23,7 @@ from workers_for_tests import find_workers
 
 from bench import executors, fit
 from bench.case import Case
-from bench.environment import ProcessAnswer
+from bench.environment.asking import ProcessAnswer
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Job, Lane, Settings, ShortageError, fake
 from bench.executors import subprocess as room

@@ -23,7 +23,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from bench.environment import describe_host
+from bench.environment.host import describe_host
 from bench.executors import Images, fake
 from bench.executors.fake import FakeExecutor
 from bench.flags import join_flags

@@ -18,19 +18,12 @@ from typing import Any
 
 from bench.advise.advisor import Advisor
 from bench.advise.answer import Answer
-from bench.advise.space import (
-    LEVERS,
-    expect_start,
-    list_levers,
-    list_settings,
-    read_scale,
-    refuse,
-)
+from bench.advise.space import LEVERS, expect_start, list_levers, list_settings, read_scale, refuse
 from bench.advise.standing import GOALS, PRICED, strip
 from bench.axis import Value
 from bench.case import Case, list_absent, parse_value
 from bench.data import SYNTHETIC, find_layout
-from bench.environment import has_cuda
+from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.flags import (
     Parser,

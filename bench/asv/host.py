@@ -27,7 +27,7 @@ from asv.util import ProcessError, UserError, check_output
 
 from bench.axis import Value
 from bench.case import AXES, Case, format_value
-from bench.environment import has_cuda
+from bench.environment.host import has_cuda
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.gpu.cards import find_cards

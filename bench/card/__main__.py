@@ -31,7 +31,10 @@ from bench.card.phases import (
     write_report,
 )
 from bench.data.sources import detect
-from bench.environment import Platform, has_cuda, probe, refuse_missing
+from bench.environment.asking import probe
+from bench.environment.device import Platform
+from bench.environment.host import has_cuda
+from bench.environment.packages import refuse_missing
 from bench.errors import UsageError, choose
 from bench.executors.server import lend_server
 from bench.flags import Parser, command, describe, hold, parse_number

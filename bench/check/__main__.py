@@ -18,7 +18,9 @@ from typing import Any
 from bench.axis import Value
 from bench.case import AXES, Case, format_value, list_absent, telling_axes
 from bench.check.checks import CHECKS, Checked, Finding, Result, answer
-from bench.environment import ask, list_devices, refuse_missing
+from bench.environment.asking import ask
+from bench.environment.host import list_devices
+from bench.environment.packages import refuse_missing
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writable
 from bench.grid import grid

@@ -19,7 +19,7 @@ from bench.doctor.earlier import describe_slowdown, expect_rates, forget, keep, 
 from bench.doctor.judgement import Level, Remark, judge
 from bench.doctor.machine import Machine, examine_machine
 from bench.doctor.rates import choose_seconds, measure_rates
-from bench.environment import refuse_missing
+from bench.environment.packages import refuse_missing
 from bench.errors import UsageError
 from bench.flags import Parser, command, parse_whole
 from bench.plain import read_value

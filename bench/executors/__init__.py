@@ -15,7 +15,7 @@ from bench.case import Case
 from bench.data import DatasetInfo, prepare, progress_bar
 from bench.data.progress import Progress
 from bench.doctor.rates import measure_rates
-from bench.environment import Asking, ProcessAnswer, ask, start_asked
+from bench.environment.asking import Asking, ProcessAnswer, ask, start_asked
 from bench.errors import UnsupportedError, UsageError
 from bench.origin import EXECUTORS
 from bench.processes import hold_to
@@ -171,8 +171,8 @@ class Executor:
         *,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """Ask about devices and models where the lane is, as `bench.environment.ask` does; ``look``
-        is called only where the process that answers runs on this machine."""
+        """Ask about devices and models where the lane is, as `bench.environment.asking.ask` does;
+        ``look`` is called only where the process that answers runs on this machine."""
         with hold_to(lane.cores):
             return ask(
                 devices,
@@ -186,7 +186,7 @@ class Executor:
     def start_asked(
         self, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
     ) -> Asking:
-        """Start the process that answers `examine`, as `bench.environment.start_asked` does."""
+        """Start the process that answers `examine`, as `bench.environment.asking` does."""
         return start_asked(names, environment, errors)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from functools import partial
 
 from bench.data import load
-from bench.environment import ask, refuse_missing, with_inputs
+from bench.environment.asking import ask, with_inputs
+from bench.environment.packages import refuse_missing
 from bench.errors import UsageError
 from bench.flags import command
 from bench.precision import PRECISIONS

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
 from bench.case import Case, format_value, list_affecting, spell_cases
-from bench.environment import Platform
+from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard

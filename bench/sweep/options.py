@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.axis import Trait, Value
 from bench.case import AXES, Case, list_affecting
-from bench.environment import has_cuda
+from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.executors import ALL, Settings
 from bench.flags import Parser, Rare, add_axes, add_flag, parse_number, parse_whole, read_axes

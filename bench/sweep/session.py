@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.case import Case, spell_cases
-from bench.environment import PACKAGES, refuse_missing
+from bench.environment.packages import PACKAGES, refuse_missing
 from bench.executors import Executor, Lane, build_executor
 from bench.store.writer import Store
 from bench.sweep.crew import Crew

@@ -18,7 +18,7 @@ from statistics import fmean, median
 
 from bench.case import Case
 from bench.diagnosis.rates import RATES
-from bench.environment import hash_commit
+from bench.environment.source import hash_commit
 from bench.gpu.peaks import list_peaks
 from bench.limits import SLOWED, leave_out_first
 from bench.origin import find_origin

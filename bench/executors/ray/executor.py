@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import DatasetInfo
-from bench.environment import ProcessAnswer, find_variables, hash_code
+from bench.environment.asking import ProcessAnswer
+from bench.environment.source import hash_code
+from bench.environment.variables import find_variables
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import (
     ALL,
