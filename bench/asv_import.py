@@ -39,7 +39,8 @@ from bench.preset import load_preset
 from bench.processes import leave
 from bench.store.attempts import find_mixed, keep_cases, keep_latest
 from bench.store.cells import CONFIG
-from bench.store.reader import read_cases, read_records
+from bench.store.reader import read_records
+from bench.store.runs import read_cases
 
 if TYPE_CHECKING:
     import pandas as pd

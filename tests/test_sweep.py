@@ -29,7 +29,8 @@ from bench.executors.fake import FakeExecutor
 from bench.flags import join_flags
 from bench.record import Environment, Outcome, Status
 from bench.store.cells import RECORDS
-from bench.store.reader import read_cases, read_records
+from bench.store.reader import read_records
+from bench.store.runs import read_cases
 from bench.store.writer import Store, StoreError
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop

@@ -17,7 +17,7 @@ from bench.case import Case
 from bench.executors import Lane
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.attempts import keep_latest
-from bench.store.reader import read_cases
+from bench.store.runs import read_cases
 from bench.sweep.loop import Loop, Ticket
 from bench.sweep.schedule import Losses
 from bench.text import read_time

@@ -13,7 +13,7 @@ from bench.axis import Value
 from bench.case import AXES, NAMED, Case, spell_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, EPOCH_COLUMNS, MEASURED, Environment, Measurement, Record, Status
-from bench.store.reader import read_cases
+from bench.store.runs import read_cases
 from bench.study.doubts import DOUBTS
 from bench.study.summaries import read
 from bench.text import clean, read_time

@@ -12,19 +12,12 @@ from pathlib import Path
 
 from bench.case import telling_axes
 from bench.flags import Parser, command, describe, writable
-from bench.merge.union import (
-    Source,
-    claim,
-    read_source,
-    refuse_schemas,
-    refuse_unlike,
-    write_union,
-)
+from bench.merge.union import Source, claim, read_source, refuse_schemas, refuse_unlike, write_union
 from bench.processes import leave
 from bench.record import REPEATED
 from bench.store.attempts import find_truncated, keep_cases, keep_latest
 from bench.store.plans import Plan, list_lost_shards, parse_shard, read_plans
-from bench.store.reader import read_cases, read_history
+from bench.store.runs import read_cases, read_history
 from bench.store.writer import Store
 from bench.text import count
 

@@ -21,7 +21,9 @@ from bench.record import COLUMNS, COMPARABLE
 from bench.store.attempts import find_unknown, number_groups
 from bench.store.cells import CONFIG, LOGS, RECORDS, TABLES, TRACES, spell_config
 from bench.store.plans import JOINED, MERGED, Plan, read_own_plan, read_plans, write_plans
-from bench.store.reader import read_config, read_text, records_file, type_table
+from bench.store.reader import read_config, records_file
+from bench.store.table import read_text
+from bench.store.values import type_table
 from bench.store.writer import find_torn_tail, write_table
 from bench.text import replace_file
 

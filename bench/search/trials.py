@@ -15,7 +15,8 @@ from bench.halving import Halving
 from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
 from bench.search.ladder import Curve, Ladder
 from bench.store.attempts import keep_latest
-from bench.store.reader import read_cases, read_epochs
+from bench.store.reader import read_epochs
+from bench.store.runs import read_cases
 from bench.sweep.loop import Loop, Ticket
 from bench.sweep.schedule import Losses, OomSkips
 from bench.wall.records import name_family

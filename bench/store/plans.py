@@ -20,7 +20,7 @@ from bench.errors import UsageError
 from bench.interval import find_reach
 from bench.plain import read_value
 from bench.record import Status
-from bench.store.reader import Past, Run, parse_cases
+from bench.store.runs import Past, Run, parse_cases
 from bench.text import replace_file
 
 JOINED = "merged.json"

@@ -15,7 +15,8 @@ from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
-from bench.store.reader import Past, Run, read_records
+from bench.store.reader import read_records
+from bench.store.runs import Past, Run
 from bench.sweep.options import Options
 from bench.sweep.preflight import Inputs, list_described
 from bench.sweep.schedule import choose_seed

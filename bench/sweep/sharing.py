@@ -31,7 +31,8 @@ from bench.record import (
     read_sources,
 )
 from bench.store.cells import RECORDS
-from bench.store.reader import list_work, read_cases, read_records, read_work
+from bench.store.reader import list_work, read_records, read_work
+from bench.store.runs import read_cases
 from bench.text import clean
 from bench.work import add_items
 

@@ -15,7 +15,8 @@ from bench.origin import EXECUTORS
 from bench.record import MEASURED
 from bench.store.cells import RECORDS
 from bench.store.plans import read_plans
-from bench.store.reader import read_cases, read_ranks
+from bench.store.reader import read_ranks
+from bench.store.runs import read_cases
 from bench.study.sweeps import Sweep, read_sweep
 from bench.text import name_first
 
