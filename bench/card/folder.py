@@ -21,9 +21,9 @@ from typing import Any
 from bench.errors import UsageError
 from bench.plain import read_value
 from bench.record import Status
-from bench.scale_map import GRADIENTS, MAP, TRAININGS
 from bench.store.cells import CONFIG, LOGS, RANKS, RECORDS, STEPS, WORK
 from bench.store.reader import read_records
+from bench.store.scale_map import GRADIENTS, MAP, TRAININGS
 from bench.text import replace_file
 
 STATE, CHECKS, LOG, PAGE = "card.json", "checks.json", "log.txt", "report.html"

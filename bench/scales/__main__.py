@@ -19,8 +19,9 @@ from bench.processes import leave
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
 from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
 from bench.render.markdown import escape, table_lines
-from bench.scale_map import GRADIENTS, MAP, TRAININGS, ScaleMap, Way, read_scale_map, write_map
+from bench.scale_map import ScaleMap, Way
 from bench.scales.options import Options, build_parser, read_options
+from bench.store.scale_map import GRADIENTS, MAP, TRAININGS, read_scale_map, write_map
 from bench.sweep.folder import refuse_unwritable
 from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours
 from bench.text import replace_file
