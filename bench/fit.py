@@ -15,7 +15,7 @@ from functools import partial
 
 from bench.axis import Value
 from bench.case import Case, format_value, telling_axes
-from bench.environment import list_devices
+from bench.environment.host import list_devices
 from bench.errors import UsageError
 from bench.flags import (
     Parser,

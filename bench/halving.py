@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from bench.plain import read_value
 
 METRICS = {
     "test_accuracy": "higher",
@@ -69,20 +70,9 @@ class Halving:
 def read_halving(told: object) -> Halving | None:
     """The search that a folder's configuration tells of; None where what stands there, which people
     may have edited, tells of none."""
-    if not isinstance(told, dict) or told.get("metric") not in list(METRICS):
+    try:
+        found: Halving = read_value(Halving, told)
+    except (ValueError, TypeError):
         return None
-    least = {"epochs": 2, "grace": 1, "reduction": 2}
-    numbers: dict[str, Any] = {name: told.get(name) for name in least}
-    trials, combinations = told.get("trials"), told.get("combinations")
-    if not (isinstance(trials, list) and all(map(_is_settings, trials))):
-        return None
-    if any(type(numbers[name]) is not int or numbers[name] < least[name] for name in least):
-        return None
-    known = combinations if isinstance(combinations, int) else None
-    return Halving(told["metric"], trials=tuple(trials), combinations=known, **numbers)
-
-
-def _is_settings(told: object) -> bool:
-    return isinstance(told, dict) and all(
-        isinstance(text, str) for pair in told.items() for text in pair
-    )
+    sound = found.epochs >= 2 and found.grace >= 1 and found.reduction >= 2
+    return found if sound and found.metric in METRICS else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -15,7 +15,7 @@ Reader = Callable[[Any], Any]
 
 def read_value(kind: Any, value: Any) -> Any:
     """Read a value as a dataclass, which is a table of its fields or a row of all of them, or as an
-    enum, a literal, a list, a tuple, a table, a union or a plain type.
+    enum, a literal, a list, a tuple, a table of texts or numbers, a union or a plain type.
 
     Raises ValueError: it is none; says where in it, and why. Raises TypeError: a field is missing.
     """
@@ -35,13 +35,16 @@ def _make_reader(kind: Any) -> Reader:
         return partial(_choose, options)
     if origin in (Union, UnionType):
         return partial(_try, [_make_reader(one) for one in options if one is not NoneType])
-    if origin is dict:
-        reader = _make_reader(options[1])
-        return lambda table: {k: _within(k, reader, v) for k, v in _expect(dict, table).items()}
-    if origin in (list, tuple):
-        number = None if origin is list or Ellipsis in options else len(options)
+    if origin in (dict, Mapping):
+        key, reader = options[0], _make_reader(options[1])  # JSON has text for a number there
+        return lambda table: {
+            key(k): _within(k, reader, v) for k, v in _expect(dict, table).items()
+        }
+    if origin in (list, tuple, Sequence):
+        made = list if origin is list else tuple
         # all of a tuple are alike
-        return partial(_read_list, origin, _make_reader(options[0]), number)
+        number = len(options) if origin is tuple and Ellipsis not in options else None
+        return partial(_read_list, made, _make_reader(options[0]), number)
     return kind if issubclass(kind, Enum) else partial(_expect, kind)
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.environment import ProcessAnswer, ask
+from bench.environment.asking import ProcessAnswer, ask
 
 HERE = Path(__file__).parent
 PATH = os.pathsep.join(map(str, (HERE, HERE.parent)))
 
 
 def ask_once(*subjects: str) -> Callable[..., ProcessAnswer]:
-    """What a process says of the CPU and of ``subjects``, as `bench.environment.ask` would say it;
-    KeyError for anything else."""
+    """What a process says of the CPU and of ``subjects``, as `bench.environment.asking` would say
+    it; KeyError for anything else."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PATH)
         whole = ask(["cpu"], subjects)

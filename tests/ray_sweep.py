@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
+from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.host import describe_host
 from bench.executors import Event, Job, Lane
 from bench.executors.ray.caretaker import MARK
 from bench.executors.ray.executor import RayExecutor

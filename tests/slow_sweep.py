@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.executors import EXECUTORS, Event, Job, Kind
+from bench.executors import Event, Job
 from bench.executors.fake import FakeExecutor
+from bench.origin import EXECUTORS, Kind
 from bench.record import Outcome, Step
 from bench.store import writer
 from bench.sweep import __main__ as sweep

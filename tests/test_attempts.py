@@ -15,7 +15,8 @@ from bench.case import Case
 from bench.compare.side import read_side
 from bench.record import COLUMNS, Record, Status, flatten
 from bench.store.attempts import fill_unknown, find_mixed, keep_latest
-from bench.store.reader import read_cases, read_history, read_records
+from bench.store.reader import read_records
+from bench.store.runs import read_cases, read_history
 from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweep

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import environment
 from bench.card import __main__ as command
 from bench.card import agenda, phases
 from bench.card import folder as folders
@@ -45,7 +44,8 @@ from bench.card.scale import Scale, choose_scale, rehearse
 from bench.card.summary import summarize
 from bench.card.testrun import read_outcomes
 from bench.case import Case
-from bench.environment import Platform
+from bench.environment import packages
+from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.record import Environment, Status
 from bench.store.cells import LOGS, RECORDS
@@ -192,7 +192,7 @@ def test_a_missing_package_is_told_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = {"tenacity", "jinja2"}
-    monkeypatch.setattr(environment, "find_spec", lambda name: None if name in lost else object())
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name in lost else object())
     monkeypatch.setattr(command, "probe", lambda device: pytest.fail("it went on"))
     assert command.main(["--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err
@@ -205,7 +205,7 @@ def test_a_missing_package_is_told_before_anything_runs(
 def test_a_missing_package_cannot_keep_it_from_being_told() -> None:
     """Nothing that may be missing is imported before that is looked for."""
     code = (
-        "import sys, bench.card.__main__; from bench.environment import PACKAGES;"
+        "import sys, bench.card.__main__; from bench.environment.packages import PACKAGES;"
         "print({*PACKAGES.values(), 'pytest'} & sys.modules.keys())"
     )
     said = subprocess.run(

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from slow_sweep import STEPS
 
-from bench.store.reader import read_cases, read_records, read_steps
+from bench.store.reader import read_records, read_steps
+from bench.store.runs import read_cases
 
 KILLS = int(os.environ.get("BENCH_CHAOS", "10"))
 CASES = 40 * KILLS

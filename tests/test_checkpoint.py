@@ -31,6 +31,7 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.record import Environment, EpochRow, Status
+from bench.store.cells import BEST, LAST
 from bench.store.reader import read_epochs, read_records, read_steps
 from bench.sweep.__main__ import main as sweep_main
 from bench.sweep.checkpoints import KeptRun
@@ -44,7 +45,7 @@ from bench.training.checkpoint import (
     trace,
 )
 from bench.training.loop import Training
-from bench.worker.checkpoints import BEST, LAST, NOT_REPEATABLE, Checkpoints, find_best
+from bench.worker.checkpoints import NOT_REPEATABLE, Checkpoints, find_best
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel, Finished, PhaseEntered
 from bench.workloads import Loss, Network

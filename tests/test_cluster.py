@@ -22,7 +22,8 @@ import pytest
 from ray_sweep import BEGUN, CASE_S
 
 from bench.executors.ray.caretaker import MARK, find_marked
-from bench.store.reader import read_cases, read_records
+from bench.store.reader import read_records
+from bench.store.runs import read_cases
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(3600)

@@ -23,7 +23,7 @@ from bench.errors import UsageError
 from bench.flags import parse_percent
 from bench.record import COLUMNS, Record, Status
 from bench.study.metrics import METRICS
-from bench.verdict import Verdict
+from bench.verdict.ratio import Verdict
 from tests.planted.comparisons import (
     APEX,
     BASE,

@@ -22,13 +22,16 @@ from typing import Any
 import pytest
 import torch
 
-from bench import environment
 from bench.case import Case
 from bench.data import prepare
 from bench.doctor import earlier
 from bench.doctor.judgement import Level, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
-from bench.environment import DeviceAnswer, Platform, ProcessAnswer, has_cuda
+from bench.environment import host
+from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.device import Platform
+from bench.environment.host import has_cuda
+from bench.environment.response import describe_device
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Job, Lane, Settings
 from bench.executors import subprocess as room
@@ -164,7 +167,7 @@ def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def describe(device: str) -> DeviceAnswer:
-    return environment._describe_device(device)
+    return describe_device(device)
 
 
 def examine(answer: ProcessAnswer, *devices: str) -> Machine:
@@ -218,7 +221,7 @@ def test_a_build_for_rocm_finds_its_gpu_without_torch(
         (nodes / node / "properties").write_text(f"cpu_cores_count 96\nsimd_count {simds}\n")
         assert has_amd(nodes) is (simds > 0)
     for there in (True, False):
-        monkeypatch.setattr(environment, "has_amd", lambda there=there: there)
+        monkeypatch.setattr(host, "has_amd", lambda there=there: there)
         assert has_cuda.__wrapped__() is there
 
 

@@ -43,7 +43,7 @@ from bench.kernels import shorten_kernel
 from bench.questions.profiles import scale_step
 from bench.questions.reasons import EXPLAINED, tell_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
-from bench.verdict import Ratio
+from bench.verdict.ratio import Ratio
 from bench.work import Kind
 from tests.planted.steps import CPU_RATES, RATES, make_row, make_side, make_step
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.case import Case, telling_axes
+from bench.origin import EXECUTORS, Kind
 from bench.record import Record, Status, Step
 from bench.sweep.display import Display, write_curve
 from bench.worker.messages import PhaseEntered, StepTaken
@@ -119,10 +120,12 @@ def test_a_line_says_what_speaks_against_it(capsys: Capture) -> None:
     assert fine.endswith("synthetic images")
 
 
-def test_what_is_no_measurement_says_so(capsys: Capture) -> None:
+@pytest.mark.parametrize("executor", ["fake", "mime"])
+def test_what_is_no_measurement_says_so(executor: str, capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.setitem(EXECUTORS, "mime", Kind("no:where", trains=False))
     with Display(Path("x"), 2, 0) as display:
         display.begin(CASE, 1, False)
-        display.end(record(executor="fake"))
+        display.end(record(executor=executor))
         display.begin(CASE, 1, False)
         display.end(record(Status.DIVERGED, "the loss was inf or NaN from step 3 of 20"))
     out = capsys.readouterr().err

@@ -27,7 +27,8 @@ from bench.doctor import __main__
 from bench.doctor.__main__ import main, read_json, write_findings, write_json
 from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
-from bench.environment import DeviceAnswer, ProcessAnswer, find_variables
+from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.variables import find_variables
 from bench.gpu.nvml import Lack
 from bench.plain import read_value
 from bench.processes import LENT, find_lender
@@ -272,7 +273,7 @@ def test_a_value_of_a_wrong_type_is_refused(data: st.DataObject) -> None:
 
 
 def answering(uuid: str | None, pid: int) -> Any:
-    """Stands in for `bench.environment.ask`: torch on the card ``uuid``, in process ``pid``."""
+    """Stands in for `bench.environment.asking`: torch on the card ``uuid``, in process ``pid``."""
 
     def ask(
         devices: Any, names: Any, *, timeout_s: float, look: Callable[[ProcessAnswer, int], None]

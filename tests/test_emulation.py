@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bench.doctor.rates import SECONDS
-from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
+from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.host import describe_host
 from bench.executors import Lane
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint, parse_asked

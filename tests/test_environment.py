@@ -15,23 +15,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from bench import cores, environment
+from bench import cores
 from bench.cores import read_governor
-from bench.environment import (
-    CPU_FLAGS,
-    PACKAGES,
-    DeviceAnswer,
-    Platform,
-    ProcessAnswer,
-    ask,
-    describe_host,
-    find_missing,
-    has_cuda,
-    hash_code,
-    probe,
-    read_cpu_flags,
-    with_inputs,
-)
+from bench.environment import host, source
+from bench.environment.asking import DeviceAnswer, ProcessAnswer, ask, probe, with_inputs
+from bench.environment.device import Platform
+from bench.environment.host import CPU_FLAGS, describe_host, has_cuda, read_cpu_flags
+from bench.environment.packages import PACKAGES, find_missing
+from bench.environment.source import hash_code
+from bench.environment.variables import find_variables
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint
 from bench.gpu import build
@@ -81,8 +73,8 @@ def test_a_cuda_build_is_known_without_importing_it(
     (tmp_path / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(build, "find_spec", lambda name: spec)
-    monkeypatch.setattr(environment, "read_build", build.read_build.__wrapped__)
-    monkeypatch.setattr(environment, "find_cards", lambda: ([Card("GPU-aa", "NVIDIA H200")], ""))
+    monkeypatch.setattr(host, "read_build", build.read_build.__wrapped__)
+    monkeypatch.setattr(host, "find_cards", lambda: ([Card("GPU-aa", "NVIDIA H200")], ""))
     assert has_cuda.__wrapped__() is expected
 
 
@@ -99,7 +91,7 @@ def test_the_card_described_is_the_one_torch_uses(monkeypatch: pytest.MonkeyPatc
         Card("GPU-aa", "NVIDIA T4", 0, driver="1.0", ecc=True),
         Card("GPU-bb", "NVIDIA H200", 1, driver="2.0", mig=False, pcie=Link(4, 8, 5, 16)),
     ]
-    monkeypatch.setattr(environment, "find_cards", lambda: (cards, ""))
+    monkeypatch.setattr(host, "find_cards", lambda: (cards, ""))
 
     def find(uuid: str) -> Environment:
         answer = DeviceAnswer({"gpu": "NVIDIA H200", "gpu_uuid": uuid})
@@ -116,7 +108,7 @@ def test_the_card_described_is_the_one_torch_uses(monkeypatch: pytest.MonkeyPatc
 def test_variables_and_governor_are_of_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in environment.find_variables():
+    for name in find_variables():
         monkeypatch.delenv(name)
     assert describe_host().variables is None
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
@@ -198,7 +190,7 @@ def test_commit_says_whether_the_code_was_edited(
             [*command, *arguments], check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    monkeypatch.setattr(environment, "_ROOT", tmp_path / "bench")
+    monkeypatch.setattr(source, "_ROOT", tmp_path / "bench")
     assert describe_host().commit is None
     (tmp_path / "bench").mkdir()
     code = tmp_path / "bench" / "x.py"
@@ -213,7 +205,7 @@ def test_commit_says_whether_the_code_was_edited(
 
 
 def test_code_hash_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_ROOT", tmp_path)
+    monkeypatch.setattr(source, "_ROOT", tmp_path)
     (tmp_path / "a.py").write_text("1")
     hashes = []
     for text in ("1", "2", "1"):

@@ -275,14 +275,15 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     assert asked == "even True False True\n"
 
 
+def add_executor(copy: Copy, name: str, more: str = "") -> None:
+    line = f'    "{name}": Kind("bench.executors.echo:EchoExecutor"{more}),'
+    copy.insert("origin.py", '    "fake"', line)
+    copy.write("executors/echo.py", ECHO)
+
+
 def test_an_executor(copy: Copy) -> None:
     """It runs a case; the machine is looked at and measured, and images are had, as for others."""
-    copy.insert(
-        "executors/__init__.py",
-        '    "fake"',
-        '    "echo": Kind("bench.executors.echo:EchoExecutor"),',
-    )
-    copy.write("executors/echo.py", ECHO)
+    add_executor(copy, "echo")
     flags = f"{FAKE.replace('fake', 'echo')} --precision fp32 --batch-size 64 128"
     copy.run(f"{flags} --repeats 1")
     rows = copy.records("out")
@@ -292,6 +293,44 @@ def test_an_executor(copy: Copy) -> None:
     assert rows[0]["torch"]
     (said,) = copy.run(f"{flags} --lanes 2", refused=True)
     assert "--lanes 2: this executor has one lane; leave it out" in said
+
+
+JUDGE = """
+from bench.validate.__main__ import main as validate
+
+
+def main(argv):
+    return validate(argv) - 1
+"""
+
+
+def test_an_executor_that_does_not_train(copy: Copy) -> None:
+    """Whatever its name, no command takes its rows for measurements."""
+    add_executor(copy, "echo")
+    add_executor(copy, "mime", ", trains=False")
+    (copy.folder / "judge.py").write_text(JUDGE)
+    shutil.copy(ROOT / "asv.conf.json", copy.folder)
+    how = "--device cpu --dataset synthetic --precision fp32 --batch-size 64"
+    _, _, report, page, compared, cards, judged = copy.run(
+        f"bench.sweep --executor mime {how} --out out",
+        f"bench.sweep --executor echo {how} --out real",
+        "bench.report out --full",
+        "bench.report out --format html",
+        "bench.compare out real",
+        "bench.cards out real",
+        "judge out",
+    )
+    assert "Nothing here was measured: these rows came from the mime executor." in report
+    assert "mime executor, which measures nothing. Leave out --executor mime to measure." in report
+    assert "Nothing here was measured" in page
+    assert "; fake in A; " in compared
+    assert "apart from 1: not measured (fake executor), not measured" in cards
+    assert "some rows come from the mime executor, which measures nothing" in judged
+    imported, merged = copy.run(
+        "bench.asv_import out", "bench.merge out real --out both", refused=True
+    )
+    assert "its records come from the mime executor and are not measurements" in imported
+    assert "out has rows of --executor mime, which nothing measured, and real has" in merged
 
 
 FORMATS = [f"bench.report out --format {format}" for format in ("text --full", "md", "html")]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench import fingerprint
-from bench.environment import ProcessAnswer, ask
+from bench.environment.asking import ProcessAnswer, ask
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, check_outputs, examine_in_fork
 from bench.flags import join_flags

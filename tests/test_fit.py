@@ -27,7 +27,8 @@ from bench.grid import grid, parse_values
 from bench.questions.families import find_searches
 from bench.record import Outcome, Status
 from bench.store.plans import Plan
-from bench.store.reader import read_config, read_history, read_records
+from bench.store.reader import read_config, read_records
+from bench.store.runs import read_history
 from bench.study import summaries
 from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep

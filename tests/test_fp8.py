@@ -22,18 +22,11 @@ from training_for_tests import CPU, run_case
 
 from bench.case import Case, list_micro_batches, telling_axes
 from bench.data import DatasetInfo
-from bench.environment import Platform
+from bench.environment.device import Platform
 from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import examine, name_subject
 from bench.grid import grid
-from bench.precision import (
-    EMULATE_FP8,
-    FP8_INSTALL,
-    FP8_RECIPES,
-    PRECISIONS,
-    Arithmetic,
-    set_flags,
-)
+from bench.precision import EMULATE_FP8, FP8_INSTALL, FP8_RECIPES, PRECISIONS, Arithmetic, set_flags
 from bench.preset import Preset
 from bench.record import Environment, Status
 from bench.report.__main__ import main as report

@@ -15,7 +15,8 @@ from bench.errors import UsageError
 from bench.preset import parse_preset
 from bench.record import COLUMNS, STEP_COLUMNS, Step
 from bench.store.cells import RECORDS
-from bench.store.reader import read_cases, read_history, read_records, read_steps
+from bench.store.reader import read_records, read_steps
+from bench.store.runs import read_cases, read_history
 from bench.store.writer import Store
 from tests.planted.records import make_run
 

@@ -23,8 +23,8 @@ from workers_for_tests import find_workers
 
 from bench import executors, fit
 from bench.case import Case
-from bench.environment import ProcessAnswer
-from bench.errors import UnsupportedError, UsageError
+from bench.environment.asking import ProcessAnswer
+from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import ALL, Job, Lane, Settings, ShortageError, fake
 from bench.executors import subprocess as room
 from bench.executors.fake import FakeExecutor
@@ -33,8 +33,9 @@ from bench.flags import join_flags
 from bench.gpu.cards import Card
 from bench.record import SCHEMA, Environment, Outcome, Status
 from bench.store.cells import RECORDS
-from bench.store.reader import read_cases, read_records
-from bench.store.writer import Store, StoreError
+from bench.store.reader import read_records
+from bench.store.runs import read_cases
+from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, execution, schedule
 from bench.sweep.anchors import STEPS, make_anchor

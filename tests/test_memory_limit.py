@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
-from bench.environment import Platform
+from bench.environment.device import Platform
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor

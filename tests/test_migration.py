@@ -14,7 +14,8 @@ from bench.errors import UsageError
 from bench.record import COLUMNS, SCHEMA, Step
 from bench.store.cells import RECORDS, STEPS
 from bench.store.plans import Plan
-from bench.store.reader import read_cases, read_records, read_steps
+from bench.store.reader import read_records, read_steps
+from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweep

@@ -24,7 +24,7 @@ from ranks_for_tests import SLEEP_S
 from workers_for_tests import find_workers
 
 from bench.case import Case, divide_items, whole_batch
-from bench.cores import OtherWork
+from bench.cores import OtherWork, share_cores
 from bench.data import DatasetInfo, prepare
 from bench.data.batches import Batches, MadeBatches, Share, plan_steps
 from bench.data.loader import Loading, load_images
@@ -32,7 +32,7 @@ from bench.errors import UsageError
 from bench.executors import Job, Lane, Settings
 from bench.executors import ranks as room
 from bench.executors import subprocess as parent
-from bench.executors.ranks import Ranks, share_cores
+from bench.executors.ranks import Ranks
 from bench.executors.subprocess import SubprocessExecutor
 from bench.grid import check_axes, check_batches, grid
 from bench.record import Measurement, Outcome, RankRow, Status

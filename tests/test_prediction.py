@@ -14,9 +14,9 @@ from bench.fingerprint import examine
 from bench.record import WorkRow
 from bench.training import timing
 from bench.training.building import build_training
-from bench.training.counting import Counter, sketch_work, sum_kinds
+from bench.training.counting import Counter, sketch_work
 from bench.training.flop import count_flop
-from bench.work import Kind
+from bench.work import Kind, sum_kinds
 from bench.workloads import Loss
 from bench.workloads.images import Images
 

@@ -37,10 +37,7 @@ from bench.questions.scale_drawing import draw_scale_map
 from bench.rehearsal.dispatch import Rule, Watch
 from bench.render.model import Table
 from bench.scale_map import (
-    GRADIENTS,
     HEADROOM,
-    MAP,
-    TRAININGS,
     Fate,
     Gradients,
     Kind,
@@ -51,8 +48,6 @@ from bench.scale_map import (
     Tally,
     Way,
     find_window,
-    read_scale_map,
-    write_map,
 )
 from bench.scales.__main__ import main
 from bench.scales.formats import FORMATS, Cells, Format, to_float32
@@ -69,8 +64,9 @@ from bench.scales.gradients import (
     list_kept,
 )
 from bench.scales.map import FIGURE, PICTURE, SUMMARY
-from bench.scales.measurement import Question, Session, measure
-from bench.scales.options import NARROW, build_parser
+from bench.scales.measurement import Session, measure
+from bench.scales.options import NARROW, Question, build_parser
+from bench.store.scale_map import GRADIENTS, MAP, TRAININGS, read_scale_map, write_map
 from bench.training.loop import Training
 from bench.workloads import IMAGES, Workload
 from bench.workloads import Network as Run

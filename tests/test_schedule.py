@@ -18,7 +18,7 @@ from bench.executors import Lane
 from bench.grid import grid
 from bench.record import Outcome, Status
 from bench.store.plans import find_width, leave_out_known, plan_runs
-from bench.store.reader import Past, Run
+from bench.store.runs import Past, Run
 from bench.sweep.grid import Grid
 from bench.sweep.options import build_parser, parse_arguments, plan_cases
 from bench.sweep.schedule import OomSkips, remaining_runs

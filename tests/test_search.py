@@ -31,14 +31,7 @@ from bench.flags import join_flags
 from bench.grid import grid
 from bench.halving import METRICS, Halving, read_halving
 from bench.optimization import OPTIMIZERS
-from bench.questions.halving import (
-    RUNGS,
-    SEARCH,
-    find_trials,
-    spell_case,
-    tell_rungs,
-    tell_trials,
-)
+from bench.questions.halving import RUNGS, SEARCH, find_trials, spell_case, tell_rungs, tell_trials
 from bench.record import EPOCH_COLUMNS, EpochRow, Outcome
 from bench.report import html
 from bench.report.__main__ import main as report
@@ -47,7 +40,8 @@ from bench.search import trials
 from bench.search.ladder import INSTALL, Ladder
 from bench.search.options import AROUND, parse_arguments
 from bench.store.attempts import keep_cases
-from bench.store.reader import read_cases, read_epochs, read_history, read_records, read_steps
+from bench.store.reader import read_epochs, read_records, read_steps
+from bench.store.runs import read_cases, read_history
 from bench.study import summaries
 from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep

@@ -11,6 +11,7 @@ import pytest
 
 from bench.case import AXES, SAME_QUESTION, Case
 from bench.flags import join_flags
+from bench.origin import EXECUTORS, Kind
 from bench.record import PROVEN, Known, Record, Status, WorkRow, read_sources
 from bench.store.reader import list_work, read_records, read_work
 from bench.store.writer import Store
@@ -142,6 +143,14 @@ def test_which_layers_run_in_fp8_depends_on_every_batch(learn: Any) -> None:
 
 def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
     assert ask(learn(*(found(status=s) for s in Status if s is not Status.OK))) == Known()
+
+
+@pytest.mark.parametrize("executor", ["fake", "mime"])
+def test_neither_is_one_that_nothing_measured(
+    executor: str, learn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(EXECUTORS, "mime", Kind("no:where", trains=False))
+    assert ask(learn(found(executor=executor))) == Known()
 
 
 def test_neither_is_what_a_row_has_from_another_nor_what_failed_there(learn: Any) -> None:

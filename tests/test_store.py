@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from bench import record
 from bench.axis import Axis, parse_number
 from bench.case import AXES, Case
-from bench.errors import UsageError
+from bench.errors import StoreError, UsageError
 from bench.record import (
     COLUMNS,
     EPOCH_COLUMNS,
@@ -40,18 +40,11 @@ from bench.record import (
     WorkRow,
     flatten,
 )
-from bench.store import reader, writer
+from bench.store import reader, table, writer
 from bench.store.cells import EPOCHS, RECORDS, STEPS
-from bench.store.reader import (
-    Past,
-    read_cases,
-    read_epochs,
-    read_history,
-    read_records,
-    read_steps,
-    read_work,
-)
-from bench.store.writer import Store, StoreError
+from bench.store.reader import read_epochs, read_records, read_steps, read_work
+from bench.store.runs import Past, read_cases, read_history
+from bench.store.writer import Store
 from bench.text import clean
 from bench.work import Kind
 from tests.planted.records import make_run
@@ -533,9 +526,10 @@ def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None
         columns[name] = known
         if name == after:
             columns[column.name] = column
-    for module in (reader, writer):
+    for module in (table, writer):
         monkeypatch.setattr(module, "SCHEMA", NEXT)
-    monkeypatch.setattr(reader, "COLUMNS", columns)
+    for module in (reader, table):
+        monkeypatch.setattr(module, "COLUMNS", columns)
     monkeypatch.setitem(writer.TABLES, RECORDS, columns)
     monkeypatch.setattr(record, "SCHEMA", NEXT)
 

@@ -23,7 +23,8 @@ import pandas as pd
 import psutil
 import pytest
 
-from bench.environment import describe_host
+from bench.environment.host import describe_host
+from bench.errors import StoreError
 from bench.executors import Images, fake
 from bench.executors.fake import FakeExecutor
 from bench.flags import join_flags
@@ -31,8 +32,9 @@ from bench.gpu.cards import Card
 from bench.processes import stop_signals
 from bench.record import Environment, Outcome, Status
 from bench.store.cells import RECORDS
-from bench.store.reader import read_cases, read_records
-from bench.store.writer import Store, StoreError
+from bench.store.reader import read_records
+from bench.store.runs import read_cases
+from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop, preview
 

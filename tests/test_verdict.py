@@ -12,20 +12,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from bench import verdict
-from bench.verdict import (
-    MIN_REPEATS,
-    MIN_SEEDS,
+from bench.limits import MIN_REPEATS
+from bench.verdict import equivalence
+from bench.verdict.difference import Difference, Spread, adjust
+from bench.verdict.equivalence import (
+    POWER,
     Claim,
     Equivalence,
-    Ratio,
-    Verdict,
-    adjust,
-    compare,
-    compare_seeds,
+    find_power,
     judge_equivalence,
     judge_equivalences,
 )
+from bench.verdict.ratio import Ratio, Verdict, compare
+from bench.verdict.seeds import MIN_SEEDS, Seeded, compare_seeds, learnt_nothing
 
 MARGIN = 0.02
 WRONG = {Verdict.LOWER, Verdict.HIGHER}
@@ -274,7 +273,7 @@ def test_seeds_without_effect_are_no_pairs() -> None:
 # ------------------------------------------------------------------------------------ equivalence
 
 
-def pair_up(a: Sequence[float], b: Sequence[float], shift: int = 0) -> verdict.Seeded:
+def pair_up(a: Sequence[float], b: Sequence[float], shift: int = 0) -> Seeded:
     """Readings of seeds 0, 1, … of A and, ``shift`` later, of B."""
     return {s: [v] for s, v in enumerate(a)}, {s + shift: [v] for s, v in enumerate(b)}
 
@@ -376,7 +375,7 @@ def test_swapping_sides_swaps_better_and_worse(a: list[int], b: list[int], shift
 def test_power_grows_with_seeds_and_falls_with_spread(known: float) -> None:
     def power(spread: float, seeds: int, shift: float = 0.0) -> float:
         case = spread_of(spread, paired=True)
-        return verdict.find_power(case, shift, math.log(1.02), seeds, known=known)
+        return find_power(case, shift, math.log(1.02), seeds, known=known)
 
     grows = [power(0.02, n) for n in (3, 6, 12, 24, 48)]
     assert grows == sorted(grows)
@@ -385,10 +384,10 @@ def test_power_grows_with_seeds_and_falls_with_spread(known: float) -> None:
     assert 0 <= power(0.3, 3) <= power(0.001, 3) <= 1
 
 
-def spread_of(spread: float, paired: bool, seeds: int = 5) -> verdict._Difference:
+def spread_of(spread: float, paired: bool, seeds: int = 5) -> Difference:
     """A case whose sides spread by so much or, paired, whose differences do."""
-    other = verdict._Spread(0.0 if paired else spread**2, seeds)
-    return verdict._Difference(0.0, verdict._Spread(spread**2, seeds), other, seeds * paired)
+    other = Spread(0.0 if paired else spread**2, seeds)
+    return Difference(0.0, Spread(spread**2, seeds), other, seeds * paired)
 
 
 def test_more_seeds_than_are_ever_run_are_not_advised() -> None:
@@ -589,7 +588,7 @@ def chance(rate: float, trials: int) -> float:
 @pytest.fixture
 def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the search for a number of seeds, which takes most of a simulation's time."""
-    monkeypatch.setattr(verdict, "find_seeds", lambda *_: None)
+    monkeypatch.setattr(equivalence, "find_seeds", lambda *_: None)
 
 
 @pytest.mark.usefixtures("unplanned")
@@ -626,10 +625,8 @@ def test_no_difference_is_seldom_called_worse() -> None:
 def test_the_number_of_seeds_at_a_known_spread_is_the_least(noise: float, paired: bool) -> None:
     """Of pairs, each side's noise counts: the differences spread by sqrt 2 of it."""
     case = spread_of(noise * math.sqrt(2) if paired else noise, paired)
-    powers = {
-        n: verdict.find_power(case, 0.0, math.log(1 + MARGIN), n) for n in range(MIN_SEEDS, 40)
-    }
-    least = min(n for n, power in powers.items() if power >= verdict.POWER)
+    powers = {n: find_power(case, 0.0, math.log(1 + MARGIN), n) for n in range(MIN_SEEDS, 40)}
+    least = min(n for n, power in powers.items() if power >= POWER)
     for seeds in (least - 1, least):
         found = simulate_equivalence(1.0, noise, seeds, paired, trials=3000)
         assert claim_rate(found, Claim.EQUIVALENT) == pytest.approx(powers[seeds], abs=0.03)
@@ -641,9 +638,9 @@ def test_plans_from_few_seeds_tell_in_four_of_five_cases(noise: float, ratio: fl
     first = simulate_equivalence(ratio, noise, 5, True, trials=300)
     plans = [found.seeds_needed for (found,) in first if found.seeds_needed]
     case = spread_of(noise * math.sqrt(2), paired=True)
-    powers = [verdict.find_power(case, 0.0, math.log(1 + MARGIN), n) for n in plans]
+    powers = [find_power(case, 0.0, math.log(1 + MARGIN), n) for n in plans]
     assert len(plans) > 150
-    assert np.mean(powers) >= verdict.POWER
+    assert np.mean(powers) >= POWER
 
 
 @pytest.mark.usefixtures("unplanned")
@@ -676,5 +673,5 @@ def test_paired_losses_without_difference_are_seldom_called_different(shared: fl
 )
 def test_a_loss_2_percent_below_that_of_guessing_is_learnt(loss: float, nothing: bool) -> None:
     """0.98 ln 10 is 2.25653."""
-    assert verdict.learnt_nothing(loss) is nothing
-    assert verdict.learnt_nothing(math.nan)
+    assert learnt_nothing(loss) is nothing
+    assert learnt_nothing(math.nan)

@@ -39,7 +39,7 @@ from bench.doctor.earlier import (
 from bench.doctor.judgement import Level, judge
 from bench.doctor.machine import Machine, measure_machine
 from bench.doctor.rates import SECONDS, choose_seconds, describe_rates, doubt_rates, measure_rates
-from bench.environment import DeviceAnswer, ProcessAnswer
+from bench.environment.asking import DeviceAnswer, ProcessAnswer
 from bench.errors import UsageError
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint

@@ -29,7 +29,7 @@ from bench.data import SYNTHETIC
 from bench.executors import Lane
 from bench.record import REPEATED, Outcome, Record, Status, flatten
 from bench.store.attempts import find_repeats, keep_latest
-from bench.store.reader import read_cases
+from bench.store.runs import read_cases
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, Ticket

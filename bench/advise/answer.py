@@ -30,7 +30,8 @@ from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
 from bench.study.axes import name_setting
 from bench.text import count, name_first, write_percent, write_seconds
-from bench.verdict import Claim, Ratio, Verdict
+from bench.verdict.equivalence import Claim
+from bench.verdict.ratio import Ratio, Verdict
 from bench.workloads import IMAGES
 
 MORE = 2

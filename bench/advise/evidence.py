@@ -12,7 +12,7 @@ from bench.case import Case
 from bench.diagnosis.sentences import name_part
 from bench.questions.profiles import STEP, make_step, take_runs
 from bench.record import RELIABLE
-from bench.store.reader import read_cases
+from bench.store.runs import read_cases
 from bench.study.doubts import DOUBTS
 from bench.study.summaries import read
 from bench.study.sweeps import Sweep, read_sweep

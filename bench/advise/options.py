@@ -15,7 +15,7 @@ from bench.advise.space import LEVERS
 from bench.advise.standing import GOALS, PRICED, strip
 from bench.axis import Value
 from bench.case import Case, list_absent, parse_value
-from bench.environment import has_cuda
+from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.flags import (
     Parser,

@@ -16,17 +16,15 @@ from bench.grid import go_together
 from bench.interval import CONFIDENCE, find_quantile
 from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
-from bench.verdict import (
+from bench.verdict.equivalence import (
     Claim,
     Equivalence,
-    Ratio,
-    Verdict,
-    compare,
     doubt_guessing,
     judge_equivalence,
-    learnt_nothing,
     take_back,
 )
+from bench.verdict.ratio import Ratio, Verdict, compare
+from bench.verdict.seeds import learnt_nothing
 from bench.wall.search import fit_line
 
 if TYPE_CHECKING:

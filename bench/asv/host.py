@@ -27,10 +27,11 @@ from asv.util import ProcessError, UserError, check_output
 
 from bench.axis import Value
 from bench.case import AXES, Case, format_value
-from bench.environment import has_cuda
+from bench.environment.host import has_cuda
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.gpu.cards import find_cards
+from bench.origin import find_origin
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset
 from bench.store.migration import RESPELLED
@@ -138,8 +139,8 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
     own = ["--timeout", text, "--data-dir", str(ROOT / "data")]
     flags = join_flags(own, shlex.split(os.environ.get(FLAGS, "")))
     return {
-        # figures of the fake executor are not measurements, and say so
-        "preset": f"{preset}-fake" if "fake" in flags else preset,
+        # figures that are not measurements say so
+        "preset": f"{preset}-fake" if "fake" in map(find_origin, flags) else preset,
         "device": device,
         "phase_s": phase_s,
         "flags": flags,

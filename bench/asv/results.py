@@ -31,11 +31,13 @@ from bench.asv.host import GRID, Host, conditions, describe_grid, expand, place,
 from bench.case import Case
 from bench.cores import parse_cpu
 from bench.errors import UsageError
+from bench.origin import find_origin
 from bench.preset import load_config as load_preset_file
 from bench.preset import load_preset
 from bench.store.attempts import find_mixed, keep_cases, keep_latest
 from bench.store.cells import CONFIG
-from bench.store.reader import read_cases, read_records
+from bench.store.reader import read_records
+from bench.store.runs import read_cases
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,10 +90,11 @@ def read_measured(folder: Path) -> pd.DataFrame:
     frame = keep_latest(keep_cases(frame))
     if frame.empty:
         raise UsageError(f"{folder}: has no records yet")
-    if (frame["executor"] == "fake").any():
-        raise UsageError(
-            f"{folder}: its records come from the fake executor and are not measurements"
-        )
+    for executor in frame["executor"].unique():
+        if find_origin(executor) == "fake":
+            raise UsageError(
+                f"{folder}: its records come from the {executor} executor and are not measurements"
+            )
     for _, rows in frame.groupby(_ONE_RESULT):
         if mixed := find_mixed(rows):
             raise UsageError(

@@ -20,7 +20,9 @@ from bench.card.folder import LOCK, LOG, State, choose_card, tidy
 from bench.card.phases import PHASES
 from bench.card.scale import choose_scale, identify, rehearse
 from bench.card.summary import summarize
-from bench.environment import has_cuda, probe, refuse_missing
+from bench.environment.asking import probe
+from bench.environment.host import has_cuda
+from bench.environment.packages import refuse_missing
 from bench.errors import choose
 from bench.executors.server import lend_server
 from bench.flags import Parser, command, describe, hold, parse_number

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
+from bench.plain import read_value
 from bench.record import Status
-from bench.scale_map import GRADIENTS, MAP, TRAININGS
 from bench.store.cells import CONFIG, LOGS, RANKS, RECORDS, STEPS, WORK
 from bench.store.reader import read_records
+from bench.store.scale_map import GRADIENTS, MAP, TRAININGS
 from bench.text import replace_file
 
 STATE, CHECKS, LOG, PAGE = "card.json", "checks.json", "log.txt", "report.html"
@@ -101,12 +102,10 @@ class Card:
             values = json.loads((folder / STATE).read_text())
             if values.pop("version") != VERSION:
                 raise ValueError(f"it is not of version {VERSION}")
-            card = cls(folder=folder, **values)
-            for name, entry in values["phases"].items():
-                card.phases[name] = Entry(**{**entry, "state": State(entry["state"])})
+            values["phases"] = read_value(dict[str, Entry], values["phases"])
+            return cls(folder=folder, **values)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{folder / STATE}: cannot be read ({error}); move it away") from error
-        return card
 
     def finished(self, phase: str) -> bool:
         return phase in self.phases and self.phases[phase].state.finished

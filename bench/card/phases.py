@@ -25,10 +25,11 @@ from bench.errors import UnsupportedError
 from bench.flags import join_flags
 from bench.questions.loss_scales import summarize_scale_map
 from bench.record import REPEATED, Status
-from bench.scale_map import read_scale_map
 from bench.store.cells import LOGS, RECORDS
 from bench.store.plans import leave_out_known, plan_runs
-from bench.store.reader import read_history, read_records
+from bench.store.reader import read_records
+from bench.store.runs import read_history
+from bench.store.scale_map import read_scale_map
 from bench.sweep.options import parse_arguments, plan_cases
 from bench.text import count, name_first
 from bench.wall.records import read_walls

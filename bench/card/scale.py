@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.data.sources import detect
-from bench.environment import Platform
+from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE
 

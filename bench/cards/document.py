@@ -34,7 +34,7 @@ from bench.study.quantities import QUANTITIES
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first
 from bench.validate.judgement import FAULT, KNOWN, validate
-from bench.verdict import Verdict
+from bench.verdict.ratio import Verdict
 
 MOST_CARDS = 4
 """Cards of a group that are said in sentences."""

@@ -26,7 +26,7 @@ from bench.render.cells import Row, iterate, take_first
 from bench.store.attempts import number_groups
 from bench.study import doubts
 from bench.study.axes import keep_main, name_axis, name_setting, name_value
-from bench.verdict import Ratio, compare
+from bench.verdict.ratio import Ratio, compare
 
 BASELINES = ("fp32", "tf32")
 """What each precision is compared with, on the same card."""

@@ -35,7 +35,7 @@ from bench.render.model import Cell, Level
 from bench.render.section import Column, Said, Section, Sheet, join, quantity_column, time_cell
 from bench.study.estimate import TIME
 from bench.text import name_first, write_number
-from bench.verdict import Ratio
+from bench.verdict.ratio import Ratio
 
 if TYPE_CHECKING:
     from bench.cards.document import Cards

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench import verdict
 from bench.compare.comparison import choose_metrics, compare, refuse_other_models
 from bench.compare.gates import OUTCOME_FINDINGS, describe_result, parse_gate, pass_gate
 from bench.compare.kinds import find_kinds
@@ -29,6 +28,7 @@ from bench.flags import Parser, command, parse_percent, writable
 from bench.limits import MIN_REPEATS
 from bench.processes import leave
 from bench.study.metrics import METRICS
+from bench.verdict.seeds import MIN_SEEDS
 
 
 def build_parser() -> Parser:
@@ -37,7 +37,7 @@ def build_parser() -> Parser:
         description="Compare two sweeps, or two values of one axis, case by case: which differences"
         " are real, and how large are they?",
         epilog="A margin of 2% means a ratio above 1.02 or below 1/1.02. A verdict needs "
-        f"{MIN_REPEATS} repeats on each side; for a loss or an error, {verdict.MIN_SEEDS} seeds. "
+        f"{MIN_REPEATS} repeats on each side; for a loss or an error, {MIN_SEEDS} seeds. "
         "Each repeat has its own seed, unless the sweep ran with --same-seed. "
         "Return code: 0; 1 if --fail-on found something or could not judge any case; 2 for a "
         "usage error.",

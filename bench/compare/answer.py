@@ -12,7 +12,8 @@ from bench.limits import MIN_REPEATS
 from bench.study.axes import name_axis
 from bench.study.metrics import Metric
 from bench.text import capitalize, count, name_first, write_percent, write_range
-from bench.verdict import MIN_SEEDS, Verdict
+from bench.verdict.ratio import Verdict
+from bench.verdict.seeds import MIN_SEEDS
 
 
 def conclude(comparison: Comparison, margin: float) -> Iterator[str]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from bench import verdict
 from bench.axis import Trait
 from bench.case import AXES, SAME_QUESTION, Case, free_axes, list_affecting, telling_axes
 from bench.compare.conditions import CONDITIONS, Condition, Count, Summarized
@@ -20,7 +19,10 @@ from bench.study.pairs import Match, Matches, Told
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY
 from bench.text import make_printable
-from bench.verdict import Equivalence, Ratio
+from bench.verdict.equivalence import Equivalence, doubt_guessing, judge_equivalences
+from bench.verdict.ratio import Ratio
+from bench.verdict.ratio import compare as compare_repeats
+from bench.verdict.seeds import GUESSING, Seeded, average_seeds, compare_seeds, learnt_nothing
 
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
@@ -54,7 +56,7 @@ class MetricPair:
         return a, b
 
     @property
-    def seeded(self) -> verdict.Seeded:
+    def seeded(self) -> Seeded:
         return group_seeds(self.a), group_seeds(self.b)
 
 
@@ -205,16 +207,16 @@ class Comparison:
         """Whether B's loss or error is equivalent to A's, of each case that has it on both sides.
         The cases are one family. Empty for a metric that does not depend on the seed."""
         findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
-        judged = verdict.judge_equivalences([f.seeded for f in findings], margin, self.names)
+        judged = judge_equivalences([f.seeded for f in findings], margin, self.names)
         return [
-            (f, verdict.doubt_guessing(e, self.guessing(f.match)))
+            (f, doubt_guessing(e, self.guessing(f.match)))
             for f, e in zip(findings, judged, strict=True)
         ]
 
     def guessing(self, match: Match) -> list[bool]:
         """Whether a side's training loss is still that of guessing; of the sides that have one."""
         return [
-            verdict.learnt_nothing(verdict.average_seeds(group_seeds(read)), end.case.classes)
+            learnt_nothing(average_seeds(group_seeds(read)), end.case.classes)
             for end in self.ends(match)
             if (read := end.readings(METRICS["train_loss"]))
         ]
@@ -239,16 +241,16 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
                 found.append(MetricPair(match, of_a, of_b, refused))
         family = [one for one in found if not one.ratio.lack]
         if metric.seeded:
-            ratios = verdict.compare_seeds([one.seeded for one in family], comparison.names)
+            ratios = compare_seeds([one.seeded for one in family], comparison.names)
         else:
             samples = [([v for _, v in one.a], [v for _, v in one.b]) for one in family]
-            ratios = verdict.compare(samples, metric.deterministic, comparison.names)
+            ratios = compare_repeats(samples, metric.deterministic, comparison.names)
         judged = iter(ratios)
         for place, one in enumerate(found):
             if not one.ratio.lack:
                 ratio, guessing = next(judged), metric.seeded and comparison.guessing(one.match)
                 if guessing and all(guessing) and not ratio.lack:
-                    ratio = replace(ratio, lack=verdict.GUESSING)
+                    ratio = replace(ratio, lack=GUESSING)
                 found[place] = replace(one, ratio=ratio)
         comparison.metrics[metric] = found
     return comparison

@@ -15,7 +15,7 @@ from bench.limits import STEADY
 from bench.questions.profiles import STEP, make_step, take_runs
 from bench.record import RELIABLE
 from bench.store.reader import read_work
-from bench.verdict import compare
+from bench.verdict.ratio import compare
 
 
 def find_kinds(comparison: Comparison) -> list[KindChange]:

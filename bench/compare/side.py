@@ -14,7 +14,8 @@ from bench.compare.conditions import CONDITIONS, DOUBTED, Condition
 from bench.errors import UsageError
 from bench.record import COMPARABLE, RELIABLE, Status
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
-from bench.store.reader import read_cases, read_records, records_file
+from bench.store.reader import read_records, records_file
+from bench.store.runs import read_cases
 from bench.study.columns import Columns
 from bench.study.doubts import DOUBTS
 from bench.study.metrics import METRICS, Metric

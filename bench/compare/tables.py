@@ -7,19 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from bench import verdict
 from bench.compare.comparison import Comparison, KindChange, MetricPair
 from bench.compare.conditions import Condition, Count, Summarized
 from bench.diagnosis.rates import CALL, RATES, write_rate
 from bench.diagnosis.sentences import name_part, write_ms
 from bench.limits import MIN_REPEATS, STEADY
+from bench.origin import find_origin
 from bench.record import Status
 from bench.render.cells import write_ends
 from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.study.metrics import Metric
 from bench.study.pairs import Match
 from bench.text import capitalize, count, make_printable, write_number, write_percent
-from bench.verdict import Claim, Verdict
+from bench.verdict.equivalence import MOST_SEEDS, POWER, Claim
+from bench.verdict.ratio import Verdict
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
     for (finding, found), text in zip(judged, said, strict=True):
         needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
         if found.seeds_needed is None and found.verdict is Claim.UNCLEAR and found.p is not None:
-            needed = f">{verdict.MOST_SEEDS}"
+            needed = f">{MOST_SEEDS}"
         between = write_ends((found.low, found.high), write_number, " to ") or NOTHING
         ratio, label = write_number(found.ratio or 0), comparison.label(finding.match)
         told = (ratio, between, _write_p(found.p), str(found.seeds), needed, found.verdict.value)
@@ -217,7 +218,7 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
 
 
 SEEDS_NEEDED = (
-    f"Seeds needed: with which a verdict has a probability of {write_percent(verdict.POWER)}, "
+    f"Seeds needed: with which a verdict has a probability of {write_percent(POWER)}, "
     "estimated from the spread of these runs."
 )
 
@@ -242,7 +243,7 @@ def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Itera
         where = [
             end.side
             for end in comparison.ends(match)
-            if kind in (end.case.dataset, *(run["executor"] for run in end.runs))
+            if kind in (end.case.dataset, *(find_origin(run["executor"]) for run in end.runs))
         ]
         if where:
             yield kind if len(where) == 2 else f"{kind} in {where[0]}"

@@ -28,7 +28,8 @@ from bench.case import Case, axis_flag
 from bench.crosscheck import agreement, overhead
 from bench.crosscheck.turns import take_turns
 from bench.data import SYNTHETIC
-from bench.environment import ASK_S, list_devices
+from bench.environment.asking import ASK_S
+from bench.environment.host import list_devices
 from bench.errors import UsageError
 from bench.executors import Job, Lane, Settings, build_executor
 from bench.flags import Parser, add_axes, command, describe, parse_whole, read_axes

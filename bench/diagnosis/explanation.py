@@ -13,7 +13,7 @@ from bench.diagnosis.step import Step
 from bench.limits import STEADY
 from bench.record import WorkRow
 from bench.text import Explained
-from bench.verdict import Ratio
+from bench.verdict.ratio import Ratio
 
 
 class Cause(Explained):

@@ -27,7 +27,7 @@ from bench.diagnosis.explanation import (
 )
 from bench.diagnosis.sentences import FEWEST_MS, name_kernel, name_operation, show
 from bench.limits import SLOWED, STEADY
-from bench.verdict import Ratio
+from bench.verdict.ratio import Ratio
 from bench.work import COMPUTING
 
 NOTABLE = 0.05  # share of a step from which a swapped operation is told

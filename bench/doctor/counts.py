@@ -16,6 +16,7 @@ from bench.case import Case
 from bench.diagnosis.step import Rates, Step
 from bench.errors import UsageError
 from bench.grid import grid
+from bench.plain import read_value
 from bench.precision import PRECISIONS
 from bench.processes import leave, run_module
 from bench.record import WorkRow
@@ -47,10 +48,8 @@ def count_model(
     if why is None:
         why = f"not counted within {timeout_s:g} s"
     whole = said[: said.rfind("\n") + 1].splitlines()  # of what was ended, a line may be torn
-    found = {}
-    for values in map(json.loads, whole):
-        work = tuple(WorkRow(**row) for row in values["work"])
-        found[values["precision"]] = Counted(**{**values, "work": work})
+    counted: list[Counted] = [read_value(Counted, json.loads(line)) for line in whole]
+    found = {one.precision: one for one in counted}
     return [
         found.get(name) or Counted(model, name, batch_size, device, error=why)
         for name in precisions

@@ -13,7 +13,9 @@ from bench.diagnosis.prediction import describe_expectation, expect
 from bench.diagnosis.rates import take_rates
 from bench.doctor.machine import Gpu, Machine
 from bench.doctor.rates import describe_rates, doubt_rates
-from bench.environment import VARIABLES, DeviceAnswer, describe_install
+from bench.environment.asking import DeviceAnswer
+from bench.environment.packages import describe_install
+from bench.environment.variables import VARIABLES
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.kinds import OTHERS

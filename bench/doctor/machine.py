@@ -23,16 +23,11 @@ from bench.data import find_layout
 from bench.doctor.counts import Counted, count_model
 from bench.doctor.earlier import describe_slowdown, expect_rates, forget, keep, read_earlier
 from bench.doctor.rates import choose_seconds, measure_rates
-from bench.environment import (
-    DeviceAnswer,
-    Platform,
-    ProcessAnswer,
-    ask,
-    describe_host,
-    find_missing,
-    find_variables,
-    find_version,
-)
+from bench.environment.asking import DeviceAnswer, ProcessAnswer, ask
+from bench.environment.device import Platform
+from bench.environment.host import describe_host
+from bench.environment.packages import find_missing, find_version
+from bench.environment.variables import find_variables
 from bench.fingerprint import split_subject
 from bench.gpu.build import list_others
 from bench.gpu.cards import Card, find_card, find_cards
@@ -80,7 +75,7 @@ class Cpu:
 class Machine:
     """Facts. Sizes are in bytes; a size is None where it could not be asked.
 
-    ``missing`` names the packages of `bench.environment.PACKAGES` that are not installed.
+    ``missing`` names the packages of `bench.environment.packages.PACKAGES` that are not installed.
     ``unread`` says by device what is not read of a GPU, and why. ``yardsticks`` is what devices
     were measured to do, ``slower`` how much less that is than in an earlier sweep, and ``counted``
     the work of ``models``.
@@ -149,7 +144,7 @@ def examine_machine(
         timeout_s: how long the models may take.
         watch_s: how long the CPU is watched at least.
         nvml: replaces the module pynvml.
-        ask: replaces `bench.environment.ask`.
+        ask: replaces `bench.environment.asking.ask`.
     """
     devices = devices or ("cuda", *list_others(), "cpu")
     begun, load = time.monotonic(), OtherWork(root=find_lender())

@@ -12,32 +12,16 @@ from pathlib import Path
 from typing import IO
 
 from bench.case import Case
-from bench.data import DatasetInfo, prepare, progress_bar
-from bench.data.progress import Progress
+from bench.data import DatasetInfo, prepare
+from bench.data.progress import Progress, progress_bar
 from bench.doctor.rates import measure_rates
-from bench.environment import Asking, ProcessAnswer, ask, start_asked
+from bench.environment.asking import Asking, ProcessAnswer, ask, start_asked
 from bench.errors import UnsupportedError, UsageError
+from bench.origin import EXECUTORS
 from bench.processes import hold_to
 from bench.record import EpochRow, Known, Outcome
 from bench.worker.messages import PhaseEntered, StepTaken
 from bench.yardstick import Yardstick
-
-
-@dataclass(frozen=True)
-class Kind:
-    """An executor as ``module:class``, and what has to be known of it before it is loaded."""
-
-    place: str
-    trains: bool = True  # else nothing is looked at or measured, and its rows are no measurements
-    here: bool = True  # its lanes are of this machine: before it starts, it can say which, and a
-    # run can be asked after each epoch whether to go on; else --address says where they are
-
-
-EXECUTORS: dict[str, Kind] = {
-    "subprocess": Kind("bench.executors.subprocess:SubprocessExecutor"),
-    "ray": Kind("bench.executors.ray.executor:RayExecutor", here=False),
-    "fake": Kind("bench.executors.fake:FakeExecutor", trains=False),
-}
 
 
 class ShortageError(Exception):
@@ -187,8 +171,8 @@ class Executor:
         *,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """Ask about devices and models where the lane is, as `bench.environment.ask` does; ``look``
-        is called only where the process that answers runs on this machine."""
+        """Ask about devices and models where the lane is, as `bench.environment.asking.ask` does;
+        ``look`` is called only where the process that answers runs on this machine."""
         with hold_to(lane.cores):
             return ask(
                 devices,
@@ -202,7 +186,7 @@ class Executor:
     def start_asked(
         self, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
     ) -> Asking:
-        """Start the process that answers `examine`, as `bench.environment.start_asked` does."""
+        """Start the process that answers `examine`, as `bench.environment.asking` does."""
         return start_asked(names, environment, errors)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:

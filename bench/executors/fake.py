@@ -14,7 +14,8 @@ from typing import Any
 
 from bench.axis import Value
 from bench.case import AXES, Case, parse_value
-from bench.environment import DeviceAnswer, ProcessAnswer, describe_host
+from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.host import describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
 from bench.executors import Executor, Job, Lane, Listener, Settings, Stopping
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status

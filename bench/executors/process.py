@@ -132,7 +132,7 @@ class Worker:
 def start_warm(
     servers: Servers, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
 ) -> Iterator[tuple[int, IO[bytes]]]:
-    """Ask a process that a server forks, as `bench.environment.start_asked` asks a new Python."""
+    """Ask a process that a server forks, as `bench.environment.asking` asks a new Python."""
     process, _, reader = servers.launch(environment)
     assert process.stdin is not None
     assert process.stdout is not None

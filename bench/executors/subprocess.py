@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.cores import share_cores, usable_cpus
-from bench.environment import Asking
+from bench.environment.asking import Asking
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Job, Lane, Listener, Settings, Stopping
 from bench.executors.process import Worker, start_warm

@@ -13,7 +13,7 @@ from bench.axis import Value
 from bench.case import AXES, NAMED, Case, spell_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, EPOCH_COLUMNS, MEASURED, Environment, Measurement, Record, Status
-from bench.store.reader import read_cases
+from bench.store.runs import read_cases
 from bench.study.doubts import DOUBTS
 from bench.study.summaries import read
 from bench.text import clean, read_time
@@ -172,8 +172,7 @@ def _name(case: Case, row: dict[Any, Any], status: Status, remarks: Iterable[str
 
 def _warn(name: str, rows: pd.DataFrame) -> str:
     doubt = DOUBTS[name]
-    detail = clean(doubt.describe(rows))
-    return f"{doubt.warning}{f' ({detail})' if detail else ''}. {doubt.advise(rows)}"
+    return f"{clean(doubt.warn(rows))} {doubt.advise(rows)}"
 
 
 def _take_facts(row: dict[Any, Any], names: Iterable[str]) -> dict[str, Fact]:

@@ -10,7 +10,7 @@ from bench.merge.union import Source
 from bench.record import REPEATED
 from bench.store.attempts import find_truncated, keep_cases, keep_latest
 from bench.store.plans import Plan, list_lost_shards, parse_shard
-from bench.store.reader import read_cases, read_history
+from bench.store.runs import read_cases, read_history
 from bench.text import count
 
 _SHOWN = 10

@@ -17,11 +17,14 @@ from bench.axis import Value
 from bench.case import format_value, list_values, spell_cases
 from bench.errors import UsageError
 from bench.flags import writable
+from bench.origin import find_origin
 from bench.record import COLUMNS, COMPARABLE
 from bench.store.attempts import find_unknown, number_groups
 from bench.store.cells import CONFIG, LOGS, RECORDS, TABLES, TRACES, spell_config
 from bench.store.plans import JOINED, MERGED, Plan, read_own_plan, read_plans, write_plans
-from bench.store.reader import read_config, read_text, records_file, type_table
+from bench.store.reader import read_config, records_file
+from bench.store.table import read_text
+from bench.store.values import type_table
 from bench.store.writer import Store, find_torn_tail, write_table
 from bench.text import replace_file
 
@@ -102,7 +105,7 @@ def refuse_schemas(sources: Sequence[Source]) -> None:
 
 
 def refuse_unlike(sources: Sequence[Source], mix: bool) -> None:
-    """Refuse records that could not be compared: rows of the fake executor beside measured ones,
+    """Refuse records that could not be compared: rows that nothing measured beside measured ones,
     and without ``mix`` another GPU, torch, network or data.
 
     Rows agree on a column of `COMPARABLE` as far as they agree on the axes that it belongs to. What
@@ -112,11 +115,12 @@ def refuse_unlike(sources: Sequence[Source], mix: bool) -> None:
 
     parts = [s.records.assign(folder=str(s.folder)) for s in sources]
     rows = pd.concat(parts, ignore_index=True)
-    kinds = rows.groupby(rows["executor"] == "fake")["folder"].first()
-    if len(kinds) > 1:
+    fake = rows["executor"].map(find_origin) == "fake"
+    if fake.any() and not fake.all():
+        first, measured = rows[fake].iloc[0], rows[~fake].iloc[0]
         raise UsageError(
-            f"{kinds[True]} has rows of --executor fake, which nothing measured, and "
-            f"{kinds[False]} has measured ones; merge them into a folder each"
+            f"{first.folder} has rows of --executor {first.executor}, which nothing measured, and "
+            f"{measured.folder} has measured ones; merge them into a folder each"
         )
     differing = []
     for name, owners in COMPARABLE.items() if not mix else ():

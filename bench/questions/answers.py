@@ -16,7 +16,6 @@ from bench.questions.material import Material
 from bench.questions.rivals import Match, list_contests
 from bench.record import REFUSED
 from bench.render.cells import (
-    ESTIMATE,
     TIMED,
     Row,
     iterate,
@@ -33,7 +32,8 @@ from bench.study import doubts, summaries
 from bench.study.axes import find_varying, list_naming_axes, name_axis, order_values
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
-from bench.verdict import Verdict
+from bench.text import ESTIMATE
+from bench.verdict.ratio import Verdict
 from bench.workloads import IMAGES, OWN
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ _NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
 
 def answer(found: Material) -> Iterator[Answer]:
     """What changes do in all cases; per machine and workload the fastest and the largest batch."""
-    fake = len(found.cases) and (found.cases["kind"] == "fake").all()
+    fake = (found.cases["kind"] == "fake").all()
+    executors: list[str] = found.rows["executor"].unique().tolist() if fake else []
     summary = [
-        *(["Nothing here was measured: these rows came from the fake executor."] if fake else []),
+        *(f"Nothing here was measured: these rows came from the {e} executor." for e in executors),
         *(_summarize_effects(found) if _has_switch(found) else ()),
         *_tell_repeats(found.cases),
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import AXES
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE
-from bench.render.cells import ESTIMATE, name_case, write_ends, write_ratio, write_signed
+from bench.render.cells import name_case, write_ends, write_ratio, write_signed
 from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Said, Section, Sheet, join
 from bench.study.axes import (
@@ -25,8 +25,9 @@ from bench.study.axes import (
 from bench.study.doubts import DOUBTS
 from bench.study.estimate import ENERGY, JUDGED, LOSS, MEMORY, TIME, Estimate, estimate
 from bench.study.pairs import Changed, Pair, find_changes, list_free
-from bench.text import name_first
-from bench.verdict import MIN_SEEDS, Verdict
+from bench.text import ESTIMATE, name_first
+from bench.verdict.ratio import Verdict
+from bench.verdict.seeds import MIN_SEEDS
 
 if TYPE_CHECKING:
     import pandas as pd

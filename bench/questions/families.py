@@ -16,7 +16,7 @@ from bench.record import REFUSED, RELIABLE, Status
 from bench.render.cells import TIMED, Row, iterate, whole_cell
 from bench.render.section import Column, Section, Sheet, axis_column
 from bench.store.attempts import number_groups
-from bench.store.reader import read_cases
+from bench.store.runs import read_cases
 from bench.study.axes import Machines, find_varying, keep_main
 from bench.study.summaries import SOURCE, list_equal
 from bench.wall.answer import Wall

@@ -19,7 +19,7 @@ from bench.render.cells import outcome
 from bench.render.model import Level
 from bench.render.section import Column, Section, Sheet
 from bench.store.attempts import find_repeats, keep_latest
-from bench.store.reader import read_cases
+from bench.store.runs import read_cases
 from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
 from bench.text import count

@@ -1,7 +1,7 @@
 """Whether each precision learns as well as the one it is compared with: equivalent, or not.
 
-That no difference was found shows nothing; `bench.verdict.judge_equivalences` asks whether one
-beyond a margin can be ruled out, over seeds.
+That no difference was found shows nothing; `bench.verdict.equivalence` asks whether one beyond a
+margin can be ruled out, over seeds.
 """
 
 from __future__ import annotations
@@ -29,14 +29,8 @@ from bench.study.estimate import (
 from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import SAME_LOSS
 from bench.text import write_range, write_share
-from bench.verdict import (
-    GUESSING,
-    Claim,
-    Equivalence,
-    judge_equivalences,
-    learnt_nothing,
-    take_back,
-)
+from bench.verdict.equivalence import Claim, Equivalence, judge_equivalences, take_back
+from bench.verdict.seeds import GUESSING, learnt_nothing
 
 MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
 

@@ -23,21 +23,14 @@ from itertools import takewhile
 from bench.case import AXES, Case, format_value, free_axes
 from bench.limits import STEADY
 from bench.questions.material import Material
-from bench.render.cells import (
-    ESTIMATE,
-    Row,
-    iterate,
-    name_case,
-    name_place,
-    write_ends,
-    write_tenths,
-)
+from bench.render.cells import Row, iterate, name_case, name_place, write_ends, write_tenths
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join, quantity_column
 from bench.store.attempts import number_groups
 from bench.study.axes import name_axis, sort_cases
 from bench.study.summaries import list_equal
-from bench.verdict import Ratio, Verdict, compare
+from bench.text import ESTIMATE
+from bench.verdict.ratio import Ratio, Verdict, compare
 
 SETTINGS = free_axes("loader")  # the axes in which cases of the table's sets may differ
 

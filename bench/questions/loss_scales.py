@@ -12,7 +12,6 @@ from bench.precision import is_dynamic
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
 from bench.scale_map import (
-    GRADIENTS,
     HEADROOM,
     LAYER_TOLERANCE,
     Fate,
@@ -24,6 +23,7 @@ from bench.scale_map import (
     Window,
     find_window,
 )
+from bench.store.scale_map import GRADIENTS
 from bench.text import capitalize
 
 

@@ -15,8 +15,9 @@ from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.record import RELIABLE
 from bench.render.cells import Row, iterate
-from bench.scale_map import ScaleMap, read_scale_map
+from bench.scale_map import ScaleMap
 from bench.store.attempts import keep, number_groups
+from bench.store.scale_map import read_scale_map
 from bench.study import axes, summaries
 from bench.study.axes import MACHINE, Machines, list_naming_axes
 from bench.study.doubts import list_below

@@ -11,14 +11,14 @@ from bench.axis import Trait
 from bench.case import AXES, Case, list_affecting
 from bench.interval import CONFIDENCE
 from bench.record import Status
-from bench.render.cells import ESTIMATE, iterate, name_case, outcome, take_first
+from bench.render.cells import iterate, name_case, outcome, take_first
 from bench.render.units import describe_units
 from bench.study import summaries
 from bench.study.axes import ORDER, Machines, list_naming_axes
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import AMD_MEMORY, MEMORY, QUANTITIES, is_number
 from bench.study.spread import Spread
-from bench.text import GIB, name_first, write_range, write_share
+from bench.text import ESTIMATE, GIB, name_first, write_range, write_share
 from bench.workloads import OWN
 
 if TYPE_CHECKING:

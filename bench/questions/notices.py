@@ -58,10 +58,9 @@ def warn(
 
 def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, below: bool) -> Notice:
     hit = rows[rows[doubt.name]]
-    detail = doubt.describe(hit)
     return Notice(
         capitalize(doubt.remark),
-        f"{doubt.warning}{f' ({detail})' if detail else ''}.",
+        doubt.warn(hit),
         doubt.advise(hit),
         _count(hit, rows),
         level=Level.DETAIL if below else Level.TABLE,

@@ -25,12 +25,13 @@ from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
 from bench.render.cells import iterate, name_case
 from bench.render.model import Notice
 from bench.store.attempts import number_groups
-from bench.store.reader import list_work, read_cases
+from bench.store.reader import list_work
+from bench.store.runs import read_cases
 from bench.study.axes import Machines, find_varying, name_setting, rank
 from bench.study.pairs import find_changes
 from bench.study.summaries import SOURCE, list_equal
 from bench.text import ESTIMATE, count, name_first
-from bench.verdict import compare
+from bench.verdict.ratio import compare
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,7 +21,7 @@ from bench.render.section import Column, Section, Sheet
 from bench.study.axes import find_varying, name_axis
 from bench.study.summaries import SOURCE
 from bench.text import count, write_number
-from bench.verdict import Ratio, compare
+from bench.verdict.ratio import Ratio, compare
 
 PREPARING = {"compile": "compiling", "cudnn_benchmark": "autotuning", "cuda_graphs": "capturing"}
 """Switches that trade time before the first epoch for time in each, and what takes it."""

@@ -16,7 +16,7 @@ from bench.questions.checkpoints import CHECKPOINTS
 from bench.questions.effects import EFFECTS
 from bench.questions.epochs import EPOCHS
 from bench.questions.families import WALLS
-from bench.questions.gpus import SCALING, TAX
+from bench.questions.gpus import SCALING
 from bench.questions.halving import RUNGS, SEARCH
 from bench.questions.lanes import LANES
 from bench.questions.learning import LEARNING
@@ -30,6 +30,7 @@ from bench.questions.overview import ENVIRONMENT, MACHINES, OVERVIEW, PUBLISHED
 from bench.questions.profiles import doubt_profiles
 from bench.questions.reasons import EXPLAINED, PAIRS, POSSIBLE
 from bench.questions.rivals import ACCUMULATION, LARGEST, MATCHED
+from bench.questions.scaling_tax import TAX
 from bench.questions.startup import PARTS, PRICES
 from bench.record import Status
 from bench.render.cells import outcome

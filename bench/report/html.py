@@ -20,7 +20,6 @@ from bench.case import AXES, NAMED, format_value
 from bench.questions.loss_scales import summarize_scale_map
 from bench.questions.notes import join_notes
 from bench.questions.scale_drawing import draw_scale_map
-from bench.render.cells import ESTIMATE
 from bench.render.model import Table
 from bench.render.palette import COLOURS
 from bench.render.text import group_doubts
@@ -33,7 +32,7 @@ from bench.study.axes import name_axis
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.summaries import latest
-from bench.text import clean
+from bench.text import ESTIMATE, clean
 
 TEMPLATES = Path(__file__).with_name("templates")
 

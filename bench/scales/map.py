@@ -7,14 +7,15 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from bench.data import load
-from bench.environment import ask, with_inputs
+from bench.environment.asking import ask, with_inputs
 from bench.errors import UsageError
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
 from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
 from bench.render.markdown import escape, table_lines
-from bench.scale_map import ScaleMap, Way, write_map
+from bench.scale_map import ScaleMap, Way
 from bench.scales.options import Options
+from bench.store.scale_map import write_map
 from bench.sweep.preflight import gather_inputs, list_examined, refuse_neighbours
 from bench.text import replace_file
 

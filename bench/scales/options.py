@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.case import Case, axis_flag, format_value, list_absent, parse_value
 from bench.data import find_layout
-from bench.environment import has_cuda
+from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.flags import Parser, parse_number, refuse_beside_workload
 from bench.gpu.kinds import refuse_others

@@ -12,20 +12,12 @@ from functools import partial
 
 from bench.axis import Value
 from bench.case import AXES, Case, axis_flag, default_lr, format_value, list_absent, parse_value
-from bench.environment import list_devices
+from bench.environment.host import list_devices
 from bench.errors import UsageError, choose
-from bench.executors import EXECUTORS
-from bench.flags import (
-    Parser,
-    add_axes,
-    add_flag,
-    describe,
-    parse_number,
-    parse_whole,
-    read_axes,
-)
+from bench.flags import Parser, add_axes, add_flag, describe, parse_number, parse_whole, read_axes
 from bench.grid import refuse_auto
 from bench.halving import METRICS, Halving
+from bench.origin import EXECUTORS
 from bench.precision import PRECISIONS
 from bench.preset import Preset
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running

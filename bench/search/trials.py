@@ -18,7 +18,8 @@ from bench.record import MEASURED, REPEATED, EpochRow, Outcome, Record, Status
 from bench.search.ladder import Curve, Ladder
 from bench.search.options import Search
 from bench.store.attempts import find_repeats, keep_latest
-from bench.store.reader import read_cases, read_epochs
+from bench.store.reader import read_epochs
+from bench.store.runs import read_cases
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config
 from bench.sweep.loop import Loop, Ticket

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import variance
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 from bench.case import AXES, Case, format_value, list_values
 from bench.errors import UsageError
 from bench.interval import find_reach
+from bench.plain import read_value
 from bench.record import Status
-from bench.store.reader import Past, Run, parse_cases
+from bench.store.runs import Past, Run, parse_cases
 from bench.text import replace_file
 
 JOINED = "merged.json"
@@ -122,25 +123,11 @@ class Plan:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Plan:
         """What a folder's configuration tells; of one that somebody edited, nothing is known."""
-        shard, repeats = config.get(SHARD, ""), config.get("repeats", 1)
-        cases, settings = config.get("cases"), config.get("settings", {})
-        plan = cls(shard, cases, repeats, "halving" in config, settings)
-        return plan if plan.is_sound() else cls()
-
-    def is_sound(self) -> bool:
-        """Whether it is as `describe_config` writes it, as far as can be seen without its cases."""
+        told = {f.name: config[f.name] for f in fields(cls) if f.name in config}
         try:
-            parse_shard(self.shard or "1/1")
-        except (UsageError, TypeError):
-            return False
-        return (
-            isinstance(self.shard, str)
-            and isinstance(self.cases, list | None)
-            and isinstance(self.settings, dict)
-            and all(isinstance(texts, dict) and texts for texts in self.cases or ())
-            and isinstance(self.repeats, int)
-            and 1 <= self.repeats <= _MOST_RUNS // max(1, len(self.cases or ()))
-        )
+            return _read_plan({**told, "searched": "halving" in config})
+        except (ValueError, UsageError):
+            return cls()
 
     def list_cases(self) -> list[Case] | None:
         """The cases that were planned; None where it is not known, or somebody edited it."""
@@ -162,22 +149,30 @@ class Plan:
         return None if cases is None else plan_runs(cases, self.repeats)
 
 
+def _read_plan(told: object) -> Plan:
+    """Raises ValueError or UsageError: it is not as `describe_config` writes it, as far as can be
+    seen without its cases."""
+    plan: Plan = read_value(Plan, told)
+    parse_shard(plan.shard or "1/1")
+    cases = plan.cases or ()
+    if not all(cases) or not 1 <= plan.repeats <= _MOST_RUNS // max(1, len(cases)):
+        raise ValueError(f"{plan.repeats} repeats of {len(cases)} cases")
+    return plan
+
+
 def read_plans(folder: Path) -> dict[str, Plan]:
     """The plans of the folders that were joined in ``folder``, by their paths; empty for none.
     Raises UsageError: the file that has them was edited."""
     file = folder / JOINED
     try:
         text = file.read_text(encoding="utf-8")
-        plans = {name: Plan(**told) for name, told in json.loads(text)["folders"].items()}
+        return {name: _read_plan(told) for name, told in json.loads(text)["folders"].items()}
     except OSError:
         return {}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        plans = None
-    if plans is None or not all(plan.is_sound() for plan in plans.values()):
+    except (ValueError, TypeError, KeyError, AttributeError, UsageError):
         raise UsageError(
             f"{file}: it is not as bench.merge wrote it; restore it, or merge into a new folder"
-        )
-    return plans
+        ) from None
 
 
 def write_plans(folder: Path, plans: Mapping[str, Plan]) -> None:

@@ -44,7 +44,8 @@ from bench.store.cells import (
     spell_config,
     write_lines,
 )
-from bench.store.reader import read_config, read_text
+from bench.store.reader import read_config
+from bench.store.table import read_text
 from bench.text import clean, read_time, replace_durably, replace_file, sync_folder
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ def _append(file: io.FileIO, data: bytes, durably: bool) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table of `bench.store.reader.read_text` to a file of today's schema, replaced whole
+    """Write a table of `bench.store.table.read_text` to a file of today's schema, replaced whole
     and durably: rows of an older one then line up with new ones. Raises OSError: it cannot be
     written."""
     columns = [

@@ -254,6 +254,10 @@ def _find_straggler(r: Columns) -> str:
     )
 
 
+def _name_executor(text: str) -> Callable[[Columns], str]:
+    return lambda r: text.format(" and ".join(r.executor.distinct))
+
+
 def _use_cifar10(r: Columns) -> str:
     given = [f"--{name}" for name in ("input", "classes") if any(getattr(r, name).distinct)]
     without = f" without {' and '.join(given)}" if given else ""
@@ -280,7 +284,7 @@ class Doubt:
 
     name: str
     remark: str  # beside the row
-    warning: str  # at the top
+    warning: str | Callable[[Columns], str]  # at the top
     fix: str | Callable[[Columns], str]
     find: Callable[[Columns], Array]
     fatal: bool = True
@@ -288,18 +292,23 @@ class Doubt:
 
     def advise(self, rows: pd.DataFrame) -> str:
         """What helps these rows, all of which have this doubt."""
-        return self.fix if isinstance(self.fix, str) else self.fix(Columns(rows))
+        return _say(self.fix, rows)
 
-    def describe(self, rows: pd.DataFrame) -> str:
-        """What more there is to say of these rows; empty for nothing."""
-        return self.detail(Columns(rows))
+    def warn(self, rows: pd.DataFrame) -> str:
+        """What is doubted of these rows, with what more there is to say of them."""
+        detail = self.detail(Columns(rows))
+        return f"{_say(self.warning, rows)}{f' ({detail})' if detail else ''}."
+
+
+def _say(text: str | Callable[[Columns], str], rows: pd.DataFrame) -> str:
+    return text if isinstance(text, str) else text(Columns(rows))
 
 
 _ALL = (
     Doubt("fake", "not measured",
-          "These rows come from the fake executor, which measures nothing",
-          "Leave out --executor fake to measure.",
-          lambda r: r.executor == "fake"),
+          _name_executor("These rows come from the {} executor, which measures nothing"),
+          _name_executor("Leave out --executor {} to measure."),
+          lambda r: r.kind == "fake"),
     Doubt("invalid", "invalid",
           "The measurement failed a check and cannot be trusted",
           "Remove the cause, then run them again with --retry invalid.",
@@ -473,7 +482,7 @@ _ALL = (
           "Not measured by this harness: each is the cold first epoch of a process, while a "
           "sweep times a warm one",
           "python -m bench.sweep --preset rtx-titan measures the same cases here.",
-          lambda r: r.executor == "published", fatal=False),
+          lambda r: r.kind == "published", fatal=False),
 )  # fmt: skip
 
 DOUBTS: dict[str, Doubt] = {doubt.name: doubt for doubt in _ALL}

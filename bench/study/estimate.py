@@ -27,7 +27,9 @@ from bench.study import quantities
 from bench.study.columns import Columns, known
 from bench.study.metrics import METRICS
 from bench.study.pairs import Changed, Pair, keep_alike
-from bench.verdict import MIN_SEEDS, ROUNDING, Ratio, adjust, compare_seeds
+from bench.verdict.difference import ROUNDING, adjust
+from bench.verdict.ratio import Ratio
+from bench.verdict.seeds import MIN_SEEDS, compare_seeds
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bench.case import Case, telling_axes
 from bench.record import REPEATED
 from bench.store.plans import Plan, leave_out_known, list_lost_shards, parse_shard
-from bench.store.reader import Run, list_served, read_cases, read_history
+from bench.store.runs import Run, list_served, read_cases, read_history
 from bench.text import count, name_first
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.study.quantities import MEMORY
 from bench.text import GIB
-from bench.verdict import Ratio, Verdict
+from bench.verdict.ratio import Ratio, Verdict
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from bench.anchors import judge_lanes
 from bench.case import AXES, SAME_QUESTION, free_axes
 from bench.interval import CONFIDENCE
 from bench.limits import STEADY
+from bench.origin import find_origin
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.store.attempts import ASKED, FEW, keep, keep_cases, keep_latest, number_groups
 from bench.study.columns import Columns, fill, find_least, known, leave_out, positive
@@ -71,14 +72,13 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     records[ASKED] = number_groups(records, AXES)
     added: dict[str, Array] = {}
     r = Columns(records, added)
-    kinds = {"fake": "fake", "published": "published"}
     added |= {
         "machine": np.where(
             r.device != "cpu",
             r.gpu.map(lambda name: name or "unknown GPU", object),
             r.cpu.map(lambda name: name or "CPU", object),
         ),
-        "kind": r.executor.map(lambda name: kinds.get(name, "measured"), object),
+        "kind": r.executor.map(find_origin, object),
         "environment": number_groups(records, COMPARABLE).to_numpy(),
         "part": measure_part(records, SOURCE[:1]),
     }

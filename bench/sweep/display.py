@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bench.case import Case
 from bench.executors import Event
 from bench.limits import is_shared
+from bench.origin import find_origin
 from bench.record import MEASURED, Record, Status, Step
 from bench.text import GIB, clean, write_number
 from bench.worker.messages import PhaseEntered
@@ -184,7 +185,7 @@ def _describe(record: Record) -> str:
         words.append(f"ended after {m.truncated_after} of {record.case.epochs} epochs")
     if record.case.dataset == "synthetic":
         words.append(" ".join(filter(None, ["synthetic", record.case.input, "images"])))
-    if record.executor == "fake":
+    if find_origin(record.executor) == "fake":
         words.append("fake, not measured")
     if m.warmup_steady is False:
         words.append("step times not steady")

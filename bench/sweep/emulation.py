@@ -10,7 +10,8 @@ from bench.data import DatasetInfo
 from bench.data.synthetic import IMAGES
 from bench.doctor.earlier import keep, recall
 from bench.doctor.rates import choose_seconds, measure_rates, write_doubts
-from bench.environment import CPU_FLAGS, ask, read_cpu_flags
+from bench.environment.asking import ask
+from bench.environment.host import CPU_FLAGS, read_cpu_flags
 from bench.fingerprint import name_subject
 from bench.gpu.cards import find_cards
 from bench.precision import PRECISIONS

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
 from bench.case import Case, format_value, list_affecting, spell_cases
-from bench.environment import Platform
+from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
-from bench.store.reader import Past, Run, read_records
+from bench.store.reader import read_records
+from bench.store.runs import Past, Run
 from bench.sweep.loop import Loop
 from bench.sweep.preflight import list_described
 from bench.sweep.schedule import choose_seed

@@ -10,7 +10,7 @@ from bench.case import Case
 from bench.executors import Lane
 from bench.record import Outcome, Record, Status
 from bench.store.plans import find_width, is_known
-from bench.store.reader import Past, Run
+from bench.store.runs import Past, Run
 from bench.sweep.loop import Loop, Ticket
 from bench.sweep.schedule import Losses, OomSkips, Pace
 from bench.text import read_time

@@ -40,7 +40,7 @@ from bench.record import (
     write_missing,
 )
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
-from bench.store.reader import Run
+from bench.store.runs import Run
 from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve

@@ -12,12 +12,13 @@ from pathlib import Path
 from bench.axis import Trait, Value
 from bench.case import AXES, Case, list_affecting
 from bench.data import SYNTHETIC, find_layout
-from bench.environment import has_cuda
+from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
-from bench.executors import ALL, EXECUTORS, Settings
+from bench.executors import ALL, Settings
 from bench.flags import Parser, Rare, add_axes, add_flag, parse_number, parse_whole, read_axes
 from bench.gpu.kinds import OTHERS
 from bench.grid import MICRO_BATCH, fill_auto
+from bench.origin import EXECUTORS
 from bench.preset import Preset, default_preset, load_config, load_preset, read_micro_batch
 from bench.record import Status
 from bench.store.plans import Shard, parse_shard

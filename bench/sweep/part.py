@@ -12,7 +12,7 @@ from bench.case import Case
 from bench.record import Status
 from bench.store.attempts import find_repeats
 from bench.store.plans import collect_times, leave_out_known, plan_runs
-from bench.store.reader import Run, read_history
+from bench.store.runs import Run, read_history
 from bench.sweep.anchors import choose_anchors
 from bench.sweep.folder import (
     CLASS,

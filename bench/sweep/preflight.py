@@ -11,12 +11,14 @@ from pathlib import Path
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import Case, format_value, telling_axes
 from bench.cores import usable_cpus
-from bench.data import DatasetInfo, count_classes, count_images, progress_bar
+from bench.data import DatasetInfo, count_classes, count_images
+from bench.data.progress import progress_bar
 from bench.diagnosis.prediction import predict_seconds
 from bench.diagnosis.rates import take_rates
 from bench.doctor.judgement import write_warnings
 from bench.doctor.machine import examine_machine
-from bench.environment import Platform, ProcessAnswer, ask, with_inputs
+from bench.environment.asking import ProcessAnswer, ask, with_inputs
+from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
@@ -282,7 +284,7 @@ def warn_of_freezing(cases: Sequence[Case]) -> list[str]:
 
 
 def list_examined(cases: Sequence[Case]) -> list[str]:
-    """The networks and workloads of ``cases``, as `bench.environment.ask` takes them."""
+    """The networks and workloads of ``cases``, as `bench.environment.asking.ask` takes them."""
     parts: dict[str, list[Case]] = {}
     for case in cases:
         parts.setdefault(name_subject(case), []).append(case)

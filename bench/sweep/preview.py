@@ -8,13 +8,15 @@ from contextlib import closing
 from bench.axis import COMPILES, PARALLELS
 from bench.case import AXES, Case, axis_flag, fill_value, format_value
 from bench.data import DATASETS
-from bench.environment import Platform, has_cuda
-from bench.executors import EXECUTORS, build_executor
+from bench.environment.device import Platform
+from bench.environment.host import has_cuda
+from bench.executors import build_executor
 from bench.gpu.cards import find_cards
 from bench.grid import MICRO_BATCH
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
+from bench.origin import EXECUTORS
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
 from bench.record import Environment

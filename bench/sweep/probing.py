@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bench.case import Case, telling_axes
 from bench.executors import Lane
 from bench.record import Outcome, Record, Status, flatten
-from bench.store.reader import read_cases
+from bench.store.runs import read_cases
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
 from bench.sweep.folder import read_past, write_config

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.case import Case
-from bench.environment import PACKAGES, refuse_missing
+from bench.environment.packages import PACKAGES, refuse_missing
 from bench.executors import Executor, Lane, build_executor
 from bench.processes import stop_signals
 from bench.store.writer import Store

@@ -16,6 +16,7 @@ from typing import Any
 from bench.axis import Trait
 from bench.case import Case, count_probed, format_value, list_affecting, micro_batch
 from bench.errors import UsageError
+from bench.origin import find_origin
 from bench.precision import PRECISIONS
 from bench.record import (
     COMPARABLE,
@@ -30,7 +31,8 @@ from bench.record import (
     read_sources,
 )
 from bench.store.cells import RECORDS
-from bench.store.reader import list_work, read_cases, read_records, read_work
+from bench.store.reader import list_work, read_records, read_work
+from bench.store.runs import read_cases
 from bench.text import clean
 from bench.work import add_items
 
@@ -117,7 +119,7 @@ class Sharing:
         work: Callable[[], Sequence[WorkRow]],
     ) -> None:
         """Note what a row found itself, by its cells; the first of those that agree counts."""
-        if cells["status"] != Status.OK or cells["executor"] == "fake":
+        if cells["status"] != Status.OK or find_origin(cells["executor"]) == "fake":
             return
         given, reasons = read_sources(cells["shared"] or ""), read_missing(cells["missing"] or "")
         for part, names in _COLUMNS.items():

@@ -18,9 +18,10 @@ from statistics import fmean, median
 
 from bench.case import Case
 from bench.diagnosis.rates import RATES
-from bench.environment import hash_commit
+from bench.environment.source import hash_commit
 from bench.gpu.peaks import list_peaks
 from bench.limits import SLOWED, leave_out_first
+from bench.origin import find_origin
 from bench.precision import Arithmetic, find_formats
 from bench.record import COMPARABLE, Status, read_missing
 from bench.study.columns import Columns
@@ -132,8 +133,9 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
 
 
 def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
-    if (evidence.records["executor"] == "fake").any():
-        yield "some rows come from the fake executor, which measures nothing"
+    for executor in evidence.records["executor"].unique():
+        if find_origin(executor) == "fake":
+            yield f"some rows come from the {executor} executor, which measures nothing"
     for row in evidence.rows:
         if not row.has("epoch_time_s"):
             yield f"{row.name}: {row['status']}, but it has no epoch time"

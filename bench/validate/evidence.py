@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import Case, telling_axes
 from bench.errors import UsageError
-from bench.executors import EXECUTORS
+from bench.origin import EXECUTORS
 from bench.record import MEASURED
 from bench.store.cells import RECORDS
 from bench.store.plans import read_plans
-from bench.store.reader import read_cases, read_ranks
+from bench.store.reader import read_ranks
+from bench.store.runs import read_cases
 from bench.study.sweeps import Sweep, read_sweep
 from bench.text import name_first
 

@@ -12,7 +12,7 @@ from bench.axis import Trait
 from bench.case import AXES, Case, default_lr, list_affecting
 from bench.record import MEASURED, Status
 from bench.store.attempts import fill_unknown, number_groups
-from bench.store.reader import read_cases
+from bench.store.runs import read_cases
 from bench.text import parse_bytes
 from bench.wall.answer import Wall, conclude
 from bench.wall.search import MARGIN, START, STEP, Goal, Probe, list_sizes

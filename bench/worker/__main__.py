@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from bench.case import Case
-from bench.environment import respond
+from bench.environment.response import respond
 from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify, list_kinds
 from bench.processes import die_with_parent, leave

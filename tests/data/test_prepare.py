@@ -10,7 +10,8 @@ import pytest
 
 import bench
 from bench import data
-from bench.data import DATASETS, load, prepare, progress_bar
+from bench.data import DATASETS, load, prepare
+from bench.data.progress import progress_bar
 from bench.errors import UsageError
 
 ROOT = Path(bench.__file__).parents[1]

@@ -6,8 +6,9 @@ import pytest
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.executors import EXECUTORS, Job, Settings, build_executor
+from bench.executors import Job, Settings, build_executor
 from bench.executors.fake import ANSWERS, FakeExecutor
+from bench.origin import EXECUTORS
 from bench.record import MEASURED, Outcome, Status
 from bench.sweep import __main__ as sweep
 

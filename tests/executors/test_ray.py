@@ -23,7 +23,7 @@ import pytest
 from workers_for_tests import gone, is_server, is_worker
 
 from bench.case import Case
-from bench.environment import hash_code
+from bench.environment.source import hash_code
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Event, Images, Job, Lane, Settings, ShortageError
 from bench.executors.ray import executor as executors

@@ -20,7 +20,7 @@ from workers_for_tests import find_workers, gone, is_server
 
 from bench.case import Case
 from bench.data import DatasetInfo, prepare
-from bench.environment import ProcessAnswer
+from bench.environment.asking import ProcessAnswer
 from bench.executors import Event, Job, Lane, Settings
 from bench.executors import subprocess as room
 from bench.executors.server import Process, Servers, lend_server

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bench import verdict
 from bench.case import Case
 from bench.compare.__main__ import main as compare_main
 from bench.questions.effects import EFFECTS, Effect
@@ -26,6 +25,8 @@ from bench.render.text import render
 from bench.report.__main__ import main
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
+from bench.verdict.difference import adjust
+from bench.verdict.seeds import compare_seeds
 from tests.planted.records import ran, write_sweep
 from tests.planted.sweeps import Folders
 
@@ -87,7 +88,7 @@ def test_p_values_are_adjusted_over_all_changes(tmp_path: Path) -> None:
     )
     ratios = [effect.time.ratio for effect in report.effects if effect.time]
     assert len(ratios) == 3
-    expected = verdict.adjust([ratio.p for ratio in ratios if ratio.p is not None])
+    expected = adjust([ratio.p for ratio in ratios if ratio.p is not None])
     assert [ratio.p_adjusted for ratio in ratios] == pytest.approx(expected)
     assert ratios[0].p_adjusted != ratios[0].p
 
@@ -147,7 +148,7 @@ def test_a_difference_of_loss_by_hand(first: int, reach: float, tmp_path: Path) 
     assert loss.difference == pytest.approx(0.1)
     assert loss.reach == pytest.approx(reach, rel=1e-3)
     sides = [dict(enumerate([[x] for x in x], s)) for x, s in zip(losses, (0, first), strict=True)]
-    (expected,) = verdict.compare_seeds([(sides[0], sides[1])])
+    (expected,) = compare_seeds([(sides[0], sides[1])])
     assert loss.ratio.low == pytest.approx(expected.low)
 
 

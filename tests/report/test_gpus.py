@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.questions.gpus import Line, Tax, find_taxes
+from bench.questions.gpus import Line
 from bench.questions.material import gather
+from bench.questions.scaling_tax import Tax, find_taxes
 from bench.report.document import Report, build
 from bench.report.figures.groups import view_report
 from bench.report.figures.sketches import SKETCHES
@@ -43,7 +44,7 @@ def test_the_interval_of_a_tax_covers_as_often_as_it_says() -> None:
     """95 of 100: four sets of five times whose logarithms are normal, with a true tax of 10 %."""
     import numpy as np
 
-    from bench.questions.gpus import _judge
+    from bench.questions.scaling_tax import _judge
 
     draw, covered, rounds = np.random.default_rng(1), 0, 1000
     for _ in range(rounds):

@@ -25,8 +25,8 @@ from bench.scale_map import (
     ScaleMap,
     Tally,
     Way,
-    write_map,
 )
+from bench.store.scale_map import write_map
 from tests.planted.records import REFERENCE, make_record, measured, write_sweep
 from tests.planted.sweeps import CARDS, Folders
 

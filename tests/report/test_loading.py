@@ -17,7 +17,7 @@ from bench.data import loader
 from bench.questions.loading import Comparison, Loaded, tell_enough
 from bench.report.__main__ import main as report
 from bench.store.writer import Store
-from bench.verdict import Ratio
+from bench.verdict.ratio import Ratio
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel
 from tests.planted.records import make_record

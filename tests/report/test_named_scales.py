@@ -8,7 +8,8 @@ import pytest
 
 from bench.precision import POLICIES
 from bench.report.__main__ import main as report
-from bench.store.reader import read_cases, read_records
+from bench.store.reader import read_records
+from bench.store.runs import read_cases
 from bench.study.axes import order_values
 from bench.sweep.__main__ import main as sweep
 

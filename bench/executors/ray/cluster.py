@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
-from bench.environment import describe_install
+from bench.environment.packages import describe_install
 from bench.errors import UsageError
 from bench.executors.ray.caretaker import MARK
 from bench.text import clean

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import DatasetInfo
-from bench.environment import ProcessAnswer, find_variables, hash_code
+from bench.environment.asking import ProcessAnswer
+from bench.environment.source import hash_code
+from bench.environment.variables import find_variables
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import (
     ALL,
-    EXECUTORS,
     Executor,
     Images,
     Job,
@@ -34,6 +35,7 @@ from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
 from bench.gpu.kinds import refuse_others
+from bench.origin import EXECUTORS
 from bench.record import Outcome, Status
 from bench.text import clean, count, last_line
 from bench.worker.messages import PhaseEntered

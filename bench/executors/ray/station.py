@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.environment import find_variables, hash_code
+from bench.environment.source import hash_code
+from bench.environment.variables import find_variables
 from bench.executors import Event, Executor, Job, Settings, load_executor
 from bench.gpu.cards import Card, find_cards
 from bench.gpu.opening import find_neighbours

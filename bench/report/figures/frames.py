@@ -20,7 +20,7 @@ from bench.diagnosis.sentences import name_part
 from bench.precision import PRECISIONS
 from bench.questions import batch_sizes
 from bench.questions.families import find_families
-from bench.questions.gpus import find_taxes
+from bench.questions.scaling_tax import find_taxes
 from bench.record import REFUSED, RELIABLE
 from bench.render.cells import TIMED, iterate
 from bench.report.document import Report

@@ -1,0 +1,28 @@
+"""A process that is asked: `python -m bench.environment cuda mynet:build` prints, as JSON, what
+needs torch to be known.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+
+from bench.environment.response import respond
+from bench.processes import leave, pause_collection
+
+
+def _main(names: Sequence[str]) -> None:
+    with pause_collection():
+        import torch  # noqa: F401
+
+    gc.freeze()  # a fork does not go through all of it again
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a user's model may print
+    respond(names, answers)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
+    leave(0)

@@ -1,0 +1,53 @@
+"""The packages that this harness needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from bench.errors import UsageError
+
+PACKAGES: dict[str, str] = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "nvidia-ml-py": "pynvml",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "pillow": "PIL",
+    "rich": "rich",
+    "psutil": "psutil",
+    "filelock": "filelock",
+    "tenacity": "tenacity",
+    "seaborn": "seaborn",
+    "scipy": "scipy",
+    "jinja2": "jinja2",
+}
+"""The packages that this harness needs, and the module that each is imported as."""
+
+
+def find_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
+    return tuple(name for name in packages if find_spec(PACKAGES[name]) is None)
+
+
+def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:
+    """Refuse to start where packages are missing that would be needed on the way. Raises
+    UsageError: it names them, and the command that installs them."""
+    if missing := find_missing(packages):
+        are = "is" if len(missing) == 1 else "are"
+        raise UsageError(
+            f"{', '.join(missing)} {are} not installed for {sys.executable}; "
+            f"{describe_install(missing)}"
+        )
+
+
+def describe_install(packages: Iterable[str]) -> str:
+    return f"{sys.executable} -m pip install {' '.join(packages)}"

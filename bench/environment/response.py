@@ -1,0 +1,115 @@
+"""What torch says of devices, and what models are: the answers of a process that is asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any, TextIO
+
+from bench.environment.asking import DeviceAnswer
+from bench.environment.host import CPU_FLAGS, describe_card, describe_host, read_cpu_flags
+from bench.fingerprint import examine_in_fork, parse_asked
+from bench.gpu.build import name_uuid
+from bench.gpu.kinds import DEVICES
+from bench.precision import Arithmetic
+
+
+def describe_device(device: str) -> DeviceAnswer:
+    import torch
+
+    environment: dict[str, Any] = {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "torch_threads": torch.get_num_threads(),
+        "torch_interop_threads": torch.get_num_interop_threads(),
+    }
+    if device == "cuda":
+        return DeviceAnswer(environment, error=_use_card(environment))
+    build = "install a build of torch for it"
+    if device == "mps":
+        if not torch.backends.mps.is_available():
+            return DeviceAnswer(environment, error=_word_lack(device, "finds no Apple GPU", build))
+        name = getattr(torch.backends.mps, "get_name", lambda: "Apple GPU")()
+        memory = torch.mps.recommended_max_memory()
+        return DeviceAnswer({**environment, "gpu": name, "gpu_memory_bytes": memory})
+    if device == "xpu":
+        if not torch.xpu.is_available():
+            return DeviceAnswer(environment, error=_word_lack(device, "finds no Intel GPU", build))
+        card = torch.xpu.get_device_properties(0)
+        environment.update(
+            gpu=card.name, gpu_memory_bytes=card.total_memory, driver=card.driver_version
+        )
+        halves = (card.has_fp16, getattr(card, "has_bfloat16_conversions", True))
+        return DeviceAnswer(environment, bool(halves[0]), bf16_native=bool(halves[1]))
+    try:
+        fp16_native = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    except (AttributeError, RuntimeError):
+        fp16_native = False
+    # torch's own question is whether oneDNN can: with AVX-512 alone it does, by way of float32
+    flags = read_cpu_flags()
+    bf16_native = not flags or bool(flags & CPU_FLAGS[Arithmetic.BFLOAT16])
+    return DeviceAnswer(environment, fp16_native, bf16_native=bf16_native)
+
+
+def _word_lack(device: str, what: str, fix: str) -> str:
+    import torch
+
+    return f"device {device}: torch {torch.__version__} {what}; {fix}, or use --device cpu"
+
+
+def _use_card(environment: dict[str, Any]) -> str:
+    """Compute on the first card and add what it is to ``environment``; or say why that fails."""
+    import torch
+
+    hip = torch.version.hip is not None
+    if torch.version.cuda is None and not hip:
+        return _word_lack("cuda", "is a CPU build", "install a CUDA build of torch")
+    with warnings.catch_warnings(record=True) as warned:  # that is where torch says why
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if not available:
+        why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
+        look = "rocminfo and HIP_VISIBLE_DEVICES" if hip else "nvidia-smi and CUDA_VISIBLE_DEVICES"
+        return _word_lack("cuda", f"finds no usable GPU{why}", f"check {look}")
+    card = torch.cuda.get_device_properties(0)
+    environment.update(
+        gpu=card.name,
+        gpu_uuid=name_uuid(card.uuid, hip),
+        gpu_memory_bytes=card.total_memory,
+        # gfx942:sramecc+:xnack-
+        capability=card.gcnArchName.partition(":")[0] if hip else f"{card.major}.{card.minor}",
+        **{"miopen" if hip else "cudnn": str(torch.backends.cudnn.version())},
+    )
+    known = describe_card(environment["gpu_uuid"])
+    environment.update({name: value for name, value in known.items() if value is not None})
+    try:
+        torch.ones(2, device="cuda").sum().item()
+    except RuntimeError as error:  # no kernels for this GPU, or another process has it alone
+        why = (str(error).splitlines() or [""])[0]
+        what = f"cannot compute on {card.name}: {why}"
+        return _word_lack("cuda", what, "install a build of torch for this GPU")
+    return ""
+
+
+def respond(names: Sequence[str], answers: TextIO) -> None:
+    """Answer in a line, and hold the devices until standard input ends. Models are examined in
+    forks of this process, which has imported torch."""
+    devices = [name for name in names if name in DEVICES]
+    models = [name for name in names if name not in devices]
+    if len(models) > 1:  # else each fork imports them, which takes as long as torch itself
+        for name in ("bench.training.counting", "bench.training.trial", "torch._dynamo"):
+            import_module(name)
+    # models first: a fork of a process that has used CUDA cannot use it
+    found = {
+        "models": {parse_asked(text).subject: examine_in_fork(text) for text in models},
+        "devices": {name: vars(describe_device(name)) for name in devices},
+        "host": asdict(describe_host()),
+    }
+    print(json.dumps(found), file=answers, flush=True)
+    if not sys.stdin.isatty():
+        sys.stdin.read()
