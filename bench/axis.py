@@ -40,6 +40,13 @@ class Trait(StrEnum):
     """FLOP per image."""
     PART = "part"
     """How much of an epoch is measured."""
+    FIRST = "first"
+    """The loss of the first step, before anything is learned."""
+    KERNELS = "kernels"
+    """How fast the same step is computed. The references were measured at its default, and say
+    nothing of cases with another value."""
+    RECIPE = "recipe"
+    """What else cards agree in that are compared, beside all that matters to learning."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,14 @@ class Condition:
     decided: str  # the axis that decides it: where a flag gives that, a preset's own is not missed
     lack: str  # what is said where an axis is given and no case has it
     mend: str  # the flag to add then
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """What an axis cannot be together with in a case."""
+
+    holds: Callable[[Any], bool]
+    why: str  # and what to give instead; the values of the case are {case.NAME}
 
 
 @dataclass(frozen=True)
@@ -69,10 +84,12 @@ class Axis:
     common: bool = False  # ``--help`` shows its flag; else ``--help-all`` alone does
     named: bool = False  # a case is named by it even where it does not vary
     plain: bool = False  # its values speak for themselves, without its name
+    number: bool = False  # its values are numbers, as they are where the default is one
     legacy: tuple[str, ...] = ()  # values that only stand beside others for comparison
     affects: tuple[Trait, ...] = (Trait.FIT, Trait.PROOF, Trait.WORK)  # what it matters to
     measuring: bool = False  # it says how a case was measured, and tells no two questions apart
     spread: bool = False  # it is varied to see a spread, not for what it does
+    prepares: str = ""  # what it does before the first epoch, so that all are shorter
     follows: str = ""  # the axis of which only some values have it: it may change with that
     kept: bool = False  # though it follows, it is a question too: what is compared agrees in it
     applies: tuple[Condition, ...] = ()  # where all hold; else a grid leaves it at its default
@@ -82,6 +99,7 @@ class Axis:
     anchored: bool = True  # an anchor has it as its case does, not its default
     # values of other axes that it is not measured with, where it is not at its default
     beside: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    conflicts: tuple[Conflict, ...] = ()  # what else it cannot be with, each for a reason
     absent: Mapping[str, str] = field(default_factory=dict)  # commands without its flag, and why
     name: str = ""
 
@@ -93,6 +111,7 @@ class Axis:
 def describe_axis(default: Value, parse: Callable[[str], Value], help: str, **about: Any) -> Any:
     """Describe an axis by what `Axis` has of it: a field of `bench.case.Case`."""
     about["switch"] = about.get("switch", False) or default is False
+    about["number"] = about.get("number", False) or type(default) in (int, float)
     return field(default=default, metadata={"axis": Axis(default, parse, help, **about)})
 
 

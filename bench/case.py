@@ -23,6 +23,7 @@ from bench.axis import (
     PARALLELS,
     Axis,
     Condition,
+    Conflict,
     Trait,
     Value,
     describe_axis,
@@ -50,7 +51,7 @@ from bench.models import parse_model
 from bench.models.freezing import NONE, parse_freeze
 from bench.models.weights import parse_start
 from bench.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES
-from bench.precision import FP8_RECIPES, PRECISIONS
+from bench.precision import FP8_RECIPES, PRECISIONS, is_dynamic
 from bench.text import parse_bytes
 from bench.workloads import IMAGES, OWN, parse_workload
 
@@ -74,7 +75,12 @@ def _need(attribute: str, lack: str) -> Condition:
     )
 
 
-LEARNING, RATE, DATA, DRAWS, FIT, PROOF, WORK, FLOP, PART = Trait
+LEARNING, RATE, DATA, DRAWS, FIT, PROOF, WORK, FLOP, PART, FIRST, KERNELS, RECIPE = Trait
+
+
+def _on_cpu(case: Any) -> bool:
+    return bool(case.device == "cpu")
+
 
 # fmt: off
 _SCALES = _need("scales_loss", "scales a loss")
@@ -108,7 +114,8 @@ _part = partial(describe_axis, measuring=True, affects=(PART,), anchored=False,
     absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
 _measuring = partial(describe_axis, measuring=True, affects=(), anchored=False,
     absent=_FEW_STEPS | _HOW_MUCH)
-_synthetic = partial(describe_axis, since=4, affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP),
+_synthetic = partial(describe_axis, since=4,
+    affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP, FIRST),
     applies=(_IS_OURS, _IS_SYNTHETIC), absent=dict.fromkeys(("check", "scales"), _OUR_IMAGES))
 _loading = partial(_later, follows="loader", applies=(_LOADS,), affects=(FIT,), anchored=False,
     absent=_FEW_STEPS)
@@ -126,15 +133,18 @@ class Case:
     # fmt: off
     model: str = describe_axis("dpn92", parse_model,
         "network, by name, package.module:factory or timm:NAME", common=True, plain=True,
-        affects=(LEARNING, FIT, PROOF, WORK, FLOP))
+        affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
     dataset: str = describe_axis("cifar10", one_of([*DATASETS, OWN]), "images to train on",
-        common=True, plain=True, affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP))
+        common=True, plain=True, affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP, FIRST),
+        conflicts=(Conflict(lambda case: case.dataset == OWN and case.workload == IMAGES,
+            f"--dataset {OWN} is that of a --workload; give one, or another dataset"),))
     precision: str = describe_axis("fp32", one_of(PRECISIONS),
         "number formats; --list describes them", common=True, named=True, plain=True, baseline=True,
         order=list(PRECISIONS).index)
     loss_scale: float | str | None = describe_axis(None, parse_loss_scale,
         "static loss scale, or a dynamic one of --list (default: 128 for fp16)", common=True,
-        named=True, affects=(LEARNING, FIT, WORK), follows="precision", applies=(_SCALES,),
+        named=True, number=True, affects=(LEARNING, FIT, WORK), follows="precision",
+        applies=(_SCALES,),
         fill=lambda case: PRECISIONS[case.precision].default_loss_scale, order=order_scale)
     skip_overflow: bool = describe_axis(False, parse_switch,
         "with a static loss scale, skip steps whose gradients overflow",
@@ -147,14 +157,18 @@ class Case:
         applies=(_need("float8", "rounds to fp8"),), order=list(FP8_RECIPES).index)
     batch_size: int = describe_axis(128, parse_batch_size,
         "items (images) per step of the optimizer", common=True, named=True,
-        affects=(LEARNING, FIT))
+        affects=(LEARNING, FIT, FIRST))
     accumulate: int = _later(1, parse_whole("a number of micro-batches"),
         "micro-batches that a batch is computed in, their gradients summed",
         affects=(DRAWS, FIT, WORK), beside={"parallel": ("dp",), "cuda_graphs": (True,)},
+        conflicts=(Conflict(  # pytorch issue 169545
+            lambda case: case.accumulate > 1 and case.compile in OWN_GRAPHS and not _on_cpu(case),
+            "--accumulate {case.accumulate} with --compile {case.compile} fails in torch: its "
+            "graphs write over the gradients that are summed; give --compile default"),),
         absent=_FEW_STEPS)
     memory_limit: str | None = describe_axis(None, parse_memory_limit,
         "memory that the process may use, such as 21GiB, as on a smaller GPU (default: none)",
-        since=4, affects=(FIT, PROOF), baseline=True,
+        since=4, affects=(FIT, PROOF, RECIPE), baseline=True,
         order=lambda text: parse_bytes(text) if text else math.inf,
         beside={"parallel": ("dp",), "device": OTHERS}, absent=_FEW_STEPS)
     lr: float = describe_axis(OPTIMIZERS["sgd"].lr, parse_number("a learning rate", 0),
@@ -164,7 +178,11 @@ class Case:
         fill=lambda case: default_lr(case.optimizer))
     optimizer: str = _later("sgd", one_of([*OPTIMIZERS, OWN]),
         "what steps the weights, see --list (default: sgd, or a --workload's own)", common=True,
-        affects=(LEARNING, RATE, FIT, WORK))
+        affects=(LEARNING, RATE, FIT, WORK), conflicts=(
+            Conflict(lambda case: case.optimizer == OWN and case.workload == IMAGES,
+                f"--optimizer {OWN} is that of a --workload; give one, or leave it out"),
+            Conflict(lambda case: case.optimizer != "sgd" and PRECISIONS[case.precision].apex,
+                "--precision {case.precision} trains with SGD only; give --optimizer sgd")))
     lr_scaling: str = _learning("none", one_of(LR_SCALINGS),
         "multiply the learning rate by batch size over --base-batch, or by its root")
     base_batch: int = _learning(128, parse_whole("a batch size"),
@@ -174,7 +192,9 @@ class Case:
         "steps, or percent of all steps, over which the learning rate rises to its value",
         order=lambda text: (text.endswith("%"), float(text.removesuffix("%"))))
     schedule: str = _learning("constant", one_of(SCHEDULES),
-        "how the learning rate goes on; --list describes them")
+        "how the learning rate goes on; --list describes them",
+        conflicts=(Conflict(lambda case: case.schedule == "onecycle" and case.lr_warmup != "0",
+            "--schedule onecycle has its own warm-up; leave out --lr-warmup"),))
     epochs: int = _learning(1, parse_whole("a number of epochs"), "epochs to train, each measured",
         common=True, anchored=False, absent=_FEW_STEPS | _HOW_MUCH)
     fraction: float = _part(1.0, parse_number("a fraction", 0, 1),
@@ -200,22 +220,33 @@ class Case:
         absent=_FEW_STEPS | _HOW_MUCH
         | {"search": "bench.sweep profiles the settings that were found"})
     cudnn_benchmark: bool = describe_axis(False, parse_switch,
-        "let cuDNN time its algorithms during warm-up", affects=(FIT, PROOF))
+        "let cuDNN time its algorithms during warm-up", affects=(FIT, PROOF), prepares="autotuning")
     compile: str = describe_axis("off", parse_compile,
         "torch.compile the network during warm-up, in a mode of --list", quiet=True, switch=True,
-        common=True, affects=(FIT, PROOF), order=list(COMPILES).index, anchored=False,
-        beside={"parallel": ("dp",)})
+        common=True, affects=(FIT, PROOF, KERNELS), order=list(COMPILES).index, anchored=False,
+        prepares="compiling", beside={"parallel": ("dp",)})
     cuda_graphs: bool = describe_axis(False, parse_switch,
         "capture a whole training step as a CUDA graph during warm-up, and replay it", since=8,
-        anchored=False, absent=_FEW_STEPS, beside={"compile": OWN_GRAPHS, "device": OTHERS,
-            "precision": tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)})
-    channels_last: bool = describe_axis(False, parse_switch, "NHWC memory layout")
+        affects=(FIT, PROOF, WORK, KERNELS), anchored=False, prepares="capturing",
+        absent=_FEW_STEPS, beside={"compile": OWN_GRAPHS, "device": OTHERS,
+            "precision": tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)},
+        conflicts=(
+            Conflict(lambda case: case.cuda_graphs and _on_cpu(case),
+                "--cuda-graphs with --device cpu cannot be: a CPU has none"),
+            Conflict(lambda case: case.cuda_graphs and is_dynamic(case.loss_scale),
+                "--cuda-graphs with --loss-scale {case.loss_scale} cannot be, because that scale "
+                "is kept on the host; give one such as 128"),
+            Conflict(lambda case: case.cuda_graphs and case.optimizer in (OWN, "lars"),
+                "--cuda-graphs with --optimizer {case.optimizer} cannot be: torch captures fused "
+                "steps; give sgd or adamw")))
+    channels_last: bool = describe_axis(False, parse_switch, "NHWC memory layout",
+        affects=(FIT, PROOF, WORK, KERNELS))
     freeze: str = _later(NONE, parse_freeze,
         "weights that are not trained: backbone, bn, or layers by name; --list describes them",
         affects=(LEARNING, FIT, PROOF, WORK, FLOP), baseline=True, absent=_FEW_STEPS)
     start: str | None = _later(None, parse_start,
         "file of the weights to start from, .safetensors or of torch.save (default: none)",
-        affects=(LEARNING, PROOF, WORK), baseline=True, absent=_FEW_STEPS)
+        affects=(LEARNING, PROOF, WORK, FIRST), baseline=True, absent=_FEW_STEPS)
     workload: str = _later(IMAGES, parse_workload,
         "what to train, package.module:factory; it brings its network, data and loss (default: "
         "--model on the images of --dataset)", common=True,
@@ -232,7 +263,9 @@ class Case:
         "default")
     pin_memory: bool = _loading(False, parse_switch,
         "with --loader torch, copy batches to the GPU from page-locked memory, without waiting",
-        affects=(FIT, WORK), beside={"device": ("mps",)})
+        affects=(FIT, WORK), beside={"device": ("mps",)},
+        conflicts=(Conflict(lambda case: case.pin_memory and _on_cpu(case),
+            "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"),))
     persistent_workers: bool = _loading(False, parse_switch,
         "keep --workers from one epoch to the next", applies=(_LOADS, _HAS_WORKERS))
     prefetch: int = _loading(2, parse_whole("a number of batches"),
@@ -240,17 +273,28 @@ class Case:
         applies=(_LOADS, _HAS_WORKERS))
     parallel: str = _parallel("none", one_of(PARALLELS),
         "train one network on several GPUs; --list describes how", follows="", applies=(),
-        legacy=("dp",), baseline=True, beside={"cuda_graphs": (True,), "device": OTHERS})
+        legacy=("dp",), baseline=True, beside={"cuda_graphs": (True,), "device": OTHERS},
+        conflicts=(
+            Conflict(lambda case: case.parallel == "dp" and _on_cpu(case),
+                "--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes"),
+            Conflict(lambda case: case.parallel != "none" and PRECISIONS[case.precision].apex,
+                "--precision {case.precision} trains on one GPU; leave out --parallel "
+                "{case.parallel}"),
+            Conflict(lambda case: case.parallel == "dp" and PRECISIONS[case.precision].float8,
+                "--precision fp8 with --parallel dp is not measured; give --parallel ddp")))
     world_size: int = _parallel(1, parse_whole("a number of GPUs"),
         "GPUs (on a CPU, processes) that train together; --batch-size is that of each",
-        applies=(_TRAINS_TOGETHER,), affects=(LEARNING, FIT, PROOF, WORK), kept=True)
+        applies=(_TRAINS_TOGETHER,), affects=(LEARNING, FIT, PROOF, WORK, FIRST), kept=True)
     grad_compression: str = _parallel("none", one_of(GRAD_COMPRESSIONS),
         "with --parallel ddp, the number format that gradients are exchanged in (default: their "
-        "own)", baseline=True)
+        "own)", baseline=True, affects=(FIT, PROOF, WORK, RECIPE))
     bucket_mb: int = _parallel(25, parse_whole("a size of buckets"),
         "with --parallel ddp, MiB of gradients that are exchanged at once")
     sync_bn: bool = _parallel(False, parse_switch,
-        "with --parallel ddp, BatchNorm over the batches of all GPUs")
+        "with --parallel ddp, BatchNorm over the batches of all GPUs",
+        affects=(FIT, PROOF, WORK, RECIPE), conflicts=(
+            Conflict(lambda case: case.sync_bn and _on_cpu(case),
+                "--sync-bn needs GPUs, as torch's SyncBatchNorm does; leave it out"),))
     seed: int = describe_axis(0, parse_seed, "seed of weights, order and augmentation", affects=(),
         spread=True)
     device: str = describe_axis("cuda", one_of(DEVICES),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from bench.axis import OWN_GRAPHS, Trait, Value, parse_whole
+from bench.axis import Trait, Value, parse_whole
 from bench.case import (
     AXES,
     Case,
@@ -25,7 +25,6 @@ from bench.case import (
 )
 from bench.errors import UsageError
 from bench.optimization import count_warmup_steps
-from bench.precision import PRECISIONS, is_dynamic
 from bench.text import join_words
 from bench.workloads import IMAGES, OWN
 
@@ -215,59 +214,26 @@ def check_settings(case: Case) -> None:
 
 
 def _find_conflicts(case: Case) -> Iterator[str]:
-    precision, cpu = PRECISIONS[case.precision], case.device == "cpu"
     parts = list_affecting(Trait.PART)
     if case.epochs > 1 and any(getattr(case, name) != AXES[name].default for name in parts):
         flags = join_words([*map(axis_flag, parts)])
         yield f"--epochs {case.epochs} trains whole epochs; leave out {flags}"
-    if case.dataset == OWN and case.workload == IMAGES:
-        yield f"--dataset {OWN} is that of a --workload; give one, or another dataset"
-    if case.optimizer == OWN and case.workload == IMAGES:
-        yield f"--optimizer {OWN} is that of a --workload; give one, or leave it out"
-    if case.schedule == "onecycle" and case.lr_warmup != "0":
-        yield "--schedule onecycle has its own warm-up; leave out --lr-warmup"
     for name, axis in AXES.items():
         if axis.applies and (value := getattr(case, name)) != axis.default:
             flag = axis_flag(name)
             for rule in (rule for rule in axis.applies if not rule.holds(case)):
                 text = f"{flag} {format_value(value)}: {rule.lack}"
                 yield f"{text}; give {rule.mend}, or leave out {flag}"
-    if case.parallel == "dp" and cpu:
-        yield "--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes"
-    if case.sync_bn and cpu:
-        yield "--sync-bn needs GPUs, as torch's SyncBatchNorm does; leave it out"
-    if case.parallel != Case.parallel and precision.apex:
-        leave = f"leave out --parallel {case.parallel}"
-        yield f"--precision {case.precision} trains on one GPU; {leave}"
-    if case.parallel == "dp" and precision.float8:
-        yield "--precision fp8 with --parallel dp is not measured; give --parallel ddp"
-    if case.pin_memory and cpu:
-        yield "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"
-    if case.accumulate > 1 and case.compile in OWN_GRAPHS and not cpu:  # pytorch issue 169545
-        yield (
-            f"--accumulate {case.accumulate} with --compile {case.compile} fails in torch: its "
-            "graphs write over the gradients that are summed; give --compile default"
-        )
-    if case.cuda_graphs and cpu:
-        yield "--cuda-graphs with --device cpu cannot be: a CPU has none"
-    if case.cuda_graphs and is_dynamic(case.loss_scale):
-        yield (
-            f"--cuda-graphs with --loss-scale {case.loss_scale} cannot be, because that scale is "
-            "kept on the host; give one such as 128"
-        )
-    if case.cuda_graphs and case.optimizer in (OWN, "lars"):
-        yield (
-            f"--cuda-graphs with --optimizer {case.optimizer} cannot be: torch captures fused "
-            "steps; give sgd or adamw"
-        )
+    for axis in AXES.values():
+        for conflict in axis.conflicts:
+            if conflict.holds(case):
+                yield conflict.why.format(case=case)
     for name, axis in AXES.items():
         for other, values in axis.beside.items():
             if getattr(case, name) != axis.default and (held := getattr(case, other)) in values:
                 text = f"{axis_flag(name)} {format_value(getattr(case, name))}"
                 there = f"{axis_flag(other)} {format_value(held)}"
                 yield f"{text} with {there} is not measured; leave out one"
-    if precision.apex and case.optimizer != "sgd":
-        yield f"--precision {case.precision} trains with SGD only; give --optimizer sgd"
 
 
 def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:

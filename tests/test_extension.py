@@ -151,8 +151,8 @@ class Copy:
             env=environment,
             capture_output=True,
             text=True,
-            check=True,
         )
+        assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
         assert [code for code, _, _ in told] == [2 * refused] * len(commands), told
         return [said if refused else printed for _, printed, said in told]
@@ -196,26 +196,78 @@ def add_section(copy: Copy, name: str, text: str) -> None:
     copy.write(f"questions/{file}.py", text)
 
 
-FAKE = "bench.sweep --executor fake --device cpu --dataset synthetic --out out"
+FAKED = "--executor fake --device cpu --dataset synthetic --out"
+FAKE = f"bench.sweep {FAKED} out"
 
 
 ROUNDING = """
     rounding: str = describe_axis("even", one_of(("odd", "even", "up")), "how halves are rounded",
-        since=3, affects=(LEARNING,), follows="precision", applies=(_SCALES,), baseline=True,
-        order=("odd", "even", "up").index, anchored=False, beside={"evaluate": (True,)},
-        absent={"check": "its bounds are of one rounding"})"""
-ASK = """
+        since=3, affects=(LEARNING, FIT, FLOP, FIRST), follows="precision", applies=(_SCALES,),
+        baseline=True, order=("odd", "even", "up").index, anchored=False,
+        beside={"checkpoint": (True,)}, absent={"check": "its bounds are of one rounding"},
+        conflicts=(Conflict(lambda case: case.rounding == "up" and case.epochs > 9,
+            "--rounding {case.rounding} drifts over {case.epochs} epochs"),))"""
+WARM = """
+    warm: bool = describe_axis(False, parse_switch, "fill caches first", since=3,
+        affects=(KERNELS, RECIPE), prepares="warming")"""
+PLANT = f"""
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.append({str(ROOT)!r})
 from bench.case import Case
+from bench.record import Step
+from bench.store.writer import Store
+from bench.work import Kind
+from tests.planted.records import ran, write_sweep
+from tests.planted.steps import make_profiled, make_row, make_step
+
+
+def main(argv):
+    half = Case("dpn26", precision="fp16", loss_scale=128.0, profile=True, rounding="up")
+    cases = [replace(half, rounding=name) for name in ("up", "even", "odd")]
+    cases += [replace(half, batch_size=64)]
+    cases += [Case("dpn26", batch_size=size, profile=True) for size in (64, 128)]
+    with Store(Path("profiled")) as store:
+        for i, case in enumerate(cases):
+            times = {{"even": 1, "odd": 2, "up": 3}}[case.rounding]
+            flop = times * 1e9  # an image
+            work = [make_row(Kind.MATMUL, "mm", 10.0, flop=flop * case.batch_size, bytes=1e9)]
+            record = make_profiled(case, make_step(20.0 + i, work), record_id=f"{{i:016x}}",
+                                   flop_per_image=flop, model_parameters="0123")
+            store.append(record, [Step(0, case.batch_size, float(times), 0, 0.02)], work=work)
+    both = [(False, 20.0, 1.0), (True, 10.0, 9.0)]
+    write_sweep(Path("warmed"), [row for on, time, start in both for row in
+                           ran(Case(warm=on), (time,), setup_time_s=start, warmup_time_s=start)])
+    return 0
+"""
+ASK = """
+import json
+from pathlib import Path
+from bench.asv.host import lay_out
+from bench.case import Case
+from bench.diagnosis.advice import COMPILE, _find_lever
 from bench.study.pairs import list_free
 from bench.sweep.anchors import make_anchor
 from bench.sweep.sharing import _AXES
+from bench.validate.judgement import validate
 from bench.wall.records import APART
 
 
 def main(argv):
     case = Case(precision="fp16", loss_scale=128.0, rounding="up")
-    names = [APART, _AXES["proof"], list_free("precision")]
-    print(make_anchor(case).rounding, *("rounding" in held for held in names))
+    names = [APART, _AXES["proof"], _AXES["flop"], list_free("precision")]
+    levers = [_find_lever(COMPILE, Case(precision="fp16", warm=on)) for on in (False, True)]
+    laid, checks = lay_out([Case(), case]), validate(Path("profiled"))["checks"]
+    print(json.dumps({
+        "anchor": make_anchor(case).rounding,
+        "lists": ["rounding" in held for held in names],
+        "levers": [lever is not None for lever in levers],
+        "asv": laid["names"],
+        "settings": ["rounding" in one["axes"] for one in laid["cases"]],
+        **{c["name"]: c["faults"] for c in checks if c["name"] in ("curve", "work")},
+    }))
     return 0
 """
 
@@ -223,56 +275,108 @@ def main(argv):
 def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     """All that is said at its field holds everywhere: it is named in no other place."""
     about = '0.9, parse_number("a momentum", 0), "SGD momentum", since=3'
-    add_axis(copy, f"    momentum: float = describe_axis({about})")
+    add_axis(copy, f"    momentum: float = describe_axis({about}, affects=(LEARNING,))")
     add_axis(copy, ROUNDING)
+    add_axis(copy, WARM)
     axes = "--batch-size 64 --rounding up even odd"
     absent = {
-        "check": "because its bounds are of one rounding",
-        "crosscheck": "because the bare loop supports --model",
-        "fit": "because it chooses what its runs measure",
+        "check --rounding up": "--rounding: bench.check does not take it, because its bounds are "
+        "of one rounding",
+        "crosscheck --rounding up": "--rounding: bench.crosscheck does not take it, because the "
+        "bare loop supports --model",
+        "fit --momentum 0.5": "--momentum: bench.fit does not take it, because it chooses what its "
+        "runs measure",
     }
-    lacks, beside, *others = copy.run(
+    lacks, beside, drifts, *others = copy.run(
         f"{FAKE} --precision fp32 {axes}",
-        f"{FAKE} --precision fp32 fp16 {axes} --evaluate",
-        *(f"bench.{command} --rounding up" for command in absent),
+        f"{FAKE} --precision fp32 fp16 {axes} --checkpoint",
+        f"{FAKE} --precision fp32 fp16 {axes} --epochs 10",
+        *(f"bench.{command}" for command in absent),
         refused=True,
     )
     assert "error: --rounding is given, but none of the precisions measured scales a loss" in lacks
-    assert "--rounding up with --evaluate on is not measured; leave out one" in beside
-    for said, (command, why) in zip(others, absent.items(), strict=True):
-        assert f"--rounding: bench.{command} does not take it, {why}" in said
+    assert "--rounding up with --checkpoint on is not measured; leave out one" in beside
+    assert "error: --rounding up drifts over 10 epochs" in drifts
+    for said, why in zip(others, absent.values(), strict=True):
+        assert why in said
     own = "[[grid]]\nprecision = 'fp16'\nrounding = 'odd'\nmomentum = 0.25\n"
     (copy.folder / "mine.toml").write_text(own)
+    (copy.folder / "plant.py").write_text(PLANT)
     (copy.folder / "ask.py").write_text(ASK)
-    whole, plain, page, text, full, plan, *sides, asked = copy.run(
-        "bench.sweep --help-all",
-        f"{FAKE}put --precision fp32 --batch-size 64 --momentum 0.5 0.9",
-        "bench.report output --format html",
-        f"{FAKE} --precision fp32 fp16 {axes}",
-        "bench.report out --full",
-        "bench.sweep --config mine.toml --dry-run",
-        "bench.compare out --axis rounding even up",
-        "bench.compare out --axis precision fp32 fp16",
-        "ask",
-    )
+    some = "--precision fp32 fp16 --rounding even up"
+    commands = {
+        "plant": "plant",
+        "help": "bench.sweep --help-all",
+        "sweep": f"{FAKE}put --precision fp32 --batch-size 64 --momentum 0.5 0.9",
+        "page": "bench.report output --format html",
+        "text": f"{FAKE} --precision fp32 fp16 {axes}",
+        "full": "bench.report out --full",
+        "plan": "bench.sweep --config mine.toml --dry-run",
+        "rounding": "bench.compare out --axis rounding even up",
+        "precision": "bench.compare out --axis precision fp32 fp16",
+        "fit": f"bench.fit {FAKED} fits {some} --memory-limit 2GiB --step 9999 --json",
+        "search": f"bench.search {FAKED} found {some} --lr 0.1 --batch-size 64 --loss-scale 128",
+        "advise": f"bench.advise {FAKED} advice {some} --batch-size 64 --compile off "
+        "--channels-last off",
+        "up": f"{FAKE}-up --precision fp32 fp16 --batch-size 64 --rounding up",
+        "merge": "bench.merge out out-up output --out merged",
+        "cards": "bench.cards out out-up output warmed --full",
+        "export": "bench.export out-up --to tensorboard",
+        "why": "bench.why profiled",
+        "why rounding": "bench.why profiled --axis rounding",
+        "warmed": "bench.report warmed --full",
+        "ask": "ask",
+    }
+    told = dict(zip(commands, copy.run(*commands.values()), strict=True))
     ran = [(row["precision"], row["rounding"]) for row in copy.records("out")]
     assert sorted({*ran}) == [("fp16", "even"), ("fp16", "odd"), ("fp16", "up"), ("fp32", "even")]
-    assert re.findall(r"^ +(?:fp\d+ +)?(odd|even|up) ", text, re.MULTILINE) == [
+    assert re.findall(r"^ +(?:fp\d+ +)?(odd|even|up) ", told["text"], re.MULTILINE) == [
         *("even", "odd", "even", "up")
     ]
-    assert re.findall(r"rounding: (.*?) +≈1.00×.* –  not measured", full) == [
+    assert re.findall(r"rounding: (.*?) +≈1.00×.* –  not measured", told["full"]) == [
         *("even → odd", "even → up")  # with no losses, which matter to it, of a part of an epoch
     ]
-    assert "--momentum" in whole
+    assert "--momentum" in told["help"]
     assert [row["momentum"] for row in copy.records("output")] == ["0.5", "0.9"]
-    assert re.search(r"^ momentum .*\n ─+\n +0.5 .*\n +0.9 ", plain, re.MULTILINE)
-    assert ">momentum</th>" in page
-    assert "rounding odd" in plan
-    assert "--momentum 0.25" in plan
-    for side in sides:
+    assert re.search(r"^ momentum .*\n ─+\n +0.5 .*\n +0.9 ", told["sweep"], re.MULTILINE)
+    assert ">momentum</th>" in told["page"]
+    assert "rounding odd" in told["plan"]
+    assert "--momentum 0.25" in told["plan"]
+    for side in (told["rounding"], told["precision"]):
         assert "in out: 1 case in both" in side
         assert "Not compared" not in side
-    assert asked == "even True False True\n"
+    each = [("fp32", "even"), ("fp16", "even"), ("fp16", "up")]
+    assert [(wall["precision"], wall["rounding"]) for wall in json.loads(told["fit"])] == each
+    trials = re.findall(r"^ +\d +(fp\d+) .* (even|up) .* whole", told["search"], re.MULTILINE)
+    assert sorted(trials) == sorted(each)
+    assert told["search"].count(" --rounding up ") == 1
+    assert "none of the 2 other settings" in told["advise"]
+    assert "fp16, batch size 64 may be" in told["advise"]
+    assert "fp16, batch size 64, rounding up may be" in told["advise"]
+    joined = json.loads((copy.folder / "merged/config.json").read_text())["cases"]
+    assert [(case["precision"], case["rounding"], case["momentum"]) for case in joined] == [
+        *(("fp16", rounding, "0.9") for rounding in ("even", "odd", "up")),
+        *(("fp32", "even", momentum) for momentum in ("0.5", "0.9")),
+    ]
+    cards = " ".join(told["cards"].split())
+    assert {*re.findall(r"fp16 · rounding (\w+)", cards)} == {"up"}  # of out it is the default
+    assert "momentum 0.5, not 0.9" in cards
+    assert "warm on, not off" in cards
+    (exported,) = copy.folder.glob("trackers/tensorboard/*/*fp16*/*")
+    assert b"rounding" in exported.read_bytes()
+    assert re.findall("^fp32 → fp16", told["why"], re.MULTILINE) == 2 * ["fp32 → fp16"]
+    turned = re.findall(r"^rounding (\w+) → rounding (\w+)", told["why rounding"], re.MULTILINE)
+    assert turned == [("even", "odd"), ("even", "up")]
+    assert re.search("^What warming costs .*\n.*\n ─+\n warm ", told["warmed"], re.MULTILINE)
+    assert json.loads(told["ask"]) == {
+        "anchor": "even",
+        "lists": [False, False, True, True],
+        "levers": [True, False],
+        "asv": ["precision", "loss_scale", "batch_size", "rounding"],
+        "settings": [False, True],
+        "curve": [],
+        "work": [],
+    }
 
 
 def add_executor(copy: Copy, name: str, more: str = "") -> None:

@@ -569,10 +569,12 @@ PRECISE = st.sampled_from(["fp32", "fp16", "fp16-amp", "bf16", "bf16-amp"])
     st.floats(1e-6, 10),
     st.booleans(),
     st.sampled_from(["sgd", "adamw"]),
+    st.sampled_from(["cpu", "cuda"]),
 )
 def test_the_commands_that_confirm_run_the_very_case(
-    precision: str, scale: Any, batch: int, lr: float, evaluate: bool, optimizer: str
+    precision: str, scale: Any, batch: int, lr: float, evaluate: bool, optimizer: str, device: str
 ) -> None:
+    """Whatever the preset is that a sweep has on its device."""
     (case,) = grid(
         {
             "precision": [precision],
@@ -582,7 +584,7 @@ def test_the_commands_that_confirm_run_the_very_case(
             "evaluate": [evaluate],
             "optimizer": [optimizer],
             "epochs": [3],
-            "device": ["cpu"],
+            "device": [device],
         },
         asked=(),
     )

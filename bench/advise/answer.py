@@ -24,7 +24,7 @@ from bench.advise.standing import (
     list_changes,
 )
 from bench.axis import Value
-from bench.case import AXES, Case, format_value
+from bench.case import AXES, Case, fill_value, format_value
 from bench.flags import join_flags, split_flags
 from bench.limits import STEADY
 from bench.record import REFUSED, RELIABLE, Status
@@ -41,8 +41,17 @@ _FIRST = ("precision", "batch_size")
 
 
 def name(setting: Case, now: Case) -> str:
-    """Name a setting by its precision, batch size and what else differs from the present one."""
-    others = [axis for axis in list_changes(setting, now) if axis not in _FIRST]
+    """Name a setting by its precision, batch size and what else differs from the present one, but
+    for what follows from that by itself."""
+    changed = [axis for axis in AXES if getattr(setting, axis) != getattr(now, axis)]
+    others = [
+        axis
+        for axis in changed
+        if axis not in _FIRST
+        and (
+            AXES[axis].follows not in changed or getattr(setting, axis) != fill_value(axis, setting)
+        )
+    ]
     return ", ".join(_say(axis, getattr(setting, axis)) for axis in (*_FIRST, *others))
 
 

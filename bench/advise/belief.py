@@ -164,6 +164,7 @@ def _compare(values: Sequence[object], axis: str) -> NDArray[np.float64]:
     import numpy as np
 
     alike: NDArray[np.float64]
+    # numbers by which work is divided: what counts is how many times as many
     if axis in ("batch_size", "workers", "accumulate"):
         octave = np.log2(np.array([1 + float(str(v)) for v in values]))
         alike = np.exp(-np.abs(octave[:, None] - octave[None]) / OCTAVES)

@@ -26,7 +26,7 @@ from asv.environment import Environment
 from asv.util import ProcessError, UserError, check_output
 
 from bench.axis import Value
-from bench.case import AXES, Case, format_value
+from bench.case import AXES, NAMED, Case, format_value
 from bench.environment.host import has_cuda
 from bench.errors import UsageError
 from bench.flags import join_flags
@@ -42,7 +42,6 @@ GRID = "BENCH_ASV_GRID"
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ROOT / "benchmarks" / "cpu.toml"
-ALWAYS = ("precision", "loss_scale", "batch_size")
 
 
 def choose_preset() -> Preset:
@@ -61,14 +60,14 @@ def expand(preset: Preset) -> list[Case]:
 def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
     """Lay cases out as asv wants them: names of parameters, the values of each, a place for each.
 
-    The parameters are `ALWAYS` and whatever else varies among the cases, and an optimizer other
+    The parameters are `NAMED` and whatever else varies among the cases, and an optimizer other
     than the default: results of a preset stay where they are when it gets another. asv takes the
     whole product of all; a place without a case is not available.
     """
     values = {name: {getattr(case, name) for case in cases} for name in AXES}
     told = [name for name in AXES if len(values[name]) > 1]
     told += ["optimizer"] if values["optimizer"] - {Case.optimizer} else []
-    names = list(dict.fromkeys([*ALWAYS, *told]))
+    names = list(dict.fromkeys([*NAMED, *told]))
     placed = [place(case, names) for case in cases]
     return {
         "names": names,
@@ -110,7 +109,7 @@ def rank(value: str | float) -> tuple[int, Any]:
 
 def _settings(case: Case) -> dict[str, Value]:
     """What a commit is told of a case; the axes left alone are its own defaults."""
-    told = {*ALWAYS, "device"}
+    told = {*NAMED, "device"}
     if case.start is not None:  # sweeps run in a folder of asv's own
         case = replace(case, start=str(Path(case.start).absolute()))
     return {

@@ -25,7 +25,7 @@ from bench.record import MODEL_PARTS, RELIABLE
 from bench.render.cells import Row, iterate, take_first
 from bench.store.attempts import number_groups
 from bench.study import doubts
-from bench.study.axes import keep_main, name_axis, name_setting, name_value
+from bench.study.axes import find_default, keep_main, name_axis, name_setting, name_value
 from bench.verdict.ratio import Ratio, compare
 
 BASELINES = ("fp32", "tf32")
@@ -37,9 +37,7 @@ RECIPE = (
         for name in list_affecting(Trait.LEARNING)
         if name != "batch_size" and AXES[name].follows != "precision"
     ),
-    "memory_limit",
-    "grad_compression",
-    "sync_bn",
+    *list_affecting(Trait.RECIPE),
 )
 """Axes in which cards that are compared agree: what is trained, and how it learns."""
 
@@ -220,13 +218,13 @@ def _choose_setting(timed: pd.DataFrame) -> pd.DataFrame:
 def list_levers(row: Row, usual: Row | None = None) -> list[str]:
     """The levers of a case that are not at their defaults, or not as in a ``usual`` case."""
     return name_unusual(row, {
-        name: getattr(usual, name) if usual else AXES[name].default for name in LEVERS
+        name: getattr(usual, name) if usual else find_default(name) for name in LEVERS
     })  # fmt: skip
 
 
 def name_precision(row: Row) -> str:
     """The precision of a case, and what belongs to it where that is not its default."""
-    usual = {name: AXES[name].default for name in FOLLOWS["precision"]}
+    usual = {name: find_default(name) for name in FOLLOWS["precision"]}
     usual["loss_scale"] = format_value(PRECISIONS[row.precision].default_loss_scale)
     return " · ".join([row.precision, *name_unusual(row, usual)])
 
@@ -236,7 +234,7 @@ def name_unusual(row: Row, usual: Mapping[str, Value]) -> list[str]:
     return [
         name_setting(name, name_value(name, getattr(row, name), {}))
         for name, value in usual.items()
-        if getattr(row, name) != ("" if value is None else value)
+        if getattr(row, name) != value
     ]
 
 

@@ -19,7 +19,6 @@ from bench.cards.entries import (
     name_precision,
     name_unusual,
 )
-from bench.case import AXES
 from bench.limits import STEADY
 from bench.questions.reasons import name_reasons
 from bench.render.cells import (
@@ -33,6 +32,7 @@ from bench.render.cells import (
 )
 from bench.render.model import Cell, Level
 from bench.render.section import Column, Said, Section, Sheet, join, quantity_column, time_cell
+from bench.study.axes import find_default
 from bench.study.estimate import TIME
 from bench.text import name_first, write_number
 from bench.verdict.ratio import Ratio
@@ -73,7 +73,7 @@ def name_setup(group: Group) -> str:
 def _describe_group(found: Cards, group: Group) -> list[str]:
     """What its cards trained and at which setting; why they are not to be compared with others."""
     setting = group.setting
-    usual = {name: AXES[name].default for name in RECIPE if name not in ("model", "dataset")}
+    usual = {name: find_default(name) for name in RECIPE if name not in ("model", "dataset")}
     what = ", ".join([f"{setting.model} on {setting.dataset}", *name_unusual(setting, usual)])
     apart = "; ".join(group.tell_apart(found.groups[0]))
     return [what, f"at {name_setup(group)}", *([f"apart from 1: {apart}"] if apart else [])]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from bench.axis import Value
-from bench.case import AXES, Case, axis_flag, format_value
+from bench.axis import Trait, Value
+from bench.case import AXES, Case, axis_flag, format_value, list_affecting
 from bench.diagnosis.explanation import Advice, Alternatives, Cause
 from bench.grid import go_together
 from bench.precision import PRECISIONS
@@ -127,7 +127,7 @@ def _find_lever(option: Option, case: Case) -> Advice | None:
     """What the reference measured of an option, of the case most like this one."""
     if (case.device, case.model) != ("cuda", REFERENCE_MODEL):
         return None
-    others = {"compile", "cuda_graphs", "channels_last"} - {option.axis}
+    others = {*list_affecting(Trait.KERNELS)} - {option.axis}
     old = getattr(case, option.axis)
     alike = [
         lever

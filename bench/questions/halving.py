@@ -209,7 +209,7 @@ def confirm(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving, out: 
     return [shlex.join(["python", "-m", *words]) for words in commands]
 
 
-_ALWAYS = ("model", "dataset", "precision", "batch_size", "lr", "device")
+_ALWAYS = ("model", "dataset", "precision", "batch_size", "lr", "optimizer", "device")
 """Axes that the presets of `bench.sweep` may set otherwise."""
 
 

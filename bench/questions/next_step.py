@@ -9,12 +9,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.axis import Trait
+from bench.case import AXES, axis_flag, list_affecting, spell_value
 from bench.flags import join_flags, split_flags
 from bench.limits import MIN_REPEATS
 from bench.questions.halving import confirm
 from bench.questions.notices import list_asked, list_failed
 from bench.record import REPEATED, Status
 from bench.render.model import NextStep
+from bench.study.axes import find_default
 from bench.study.summaries import find_wide
 from bench.study.sweeps import Sweep
 
@@ -67,7 +70,7 @@ def _suggest(sweep: Sweep, cases: pd.DataFrame) -> Iterator[tuple[str, Sequence[
     yield "run again what failed", change(asked, retry=asked)
     timed = cases[cases["epoch_time_s"].notna()]
     full = not len(timed) and (cases["status"] == Status.OOM.value).any()
-    yield "look for the largest batch that fits", change(full, **{"batch-size": ["auto"]})
+    yield "look for the largest batch that fits", change(full, batch_size=["auto"])
     few = len(timed) and timed["repeats"].min() < MIN_REPEATS
     yield "tell differences from chance by repeats", change(few, repeats=[str(MIN_REPEATS)])
     unsure = cases[list(UNSURE)].any(axis=None) or find_wide(cases).any()
@@ -76,8 +79,11 @@ def _suggest(sweep: Sweep, cases: pd.DataFrame) -> Iterator[tuple[str, Sequence[
     profiled = set(cases.loc[cases["profiled_step_s"].notna(), "precision"])
     told = "fp32" in profiled and len(profiled) > 1
     yield "see where the time goes", [*WHY, _name_folder(sweep)] if told else []
-    flags = {"fraction": ["1"]} if (cases["fraction"] < 1).any() else {}
-    flags |= {name: ["none"] for name in ("steps", "until") if (cases[name] != "").any()}
+    flags = {
+        name: [spell_value(AXES[name].default)]
+        for name in list_affecting(Trait.PART)
+        if (cases[name] != find_default(name)).any()
+    }
     yield "measure whole epochs", change(flags and cases["extrapolated"].any(), **flags)
 
 
@@ -98,7 +104,7 @@ def _change(sweep: Sweep, without: Sequence[str] = (), **flags: Sequence[str]) -
     module, asked = words[: len(SWEEP)], words[len(SWEEP) :]
     if module != SWEEP or not all(word.startswith("--") for word in asked[:1]):
         return []
-    new = {"--out": [_name_folder(sweep)]} | {f"--{name}": list(v) for name, v in flags.items()}
+    new = {"--out": [_name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
     given = [word for flag, values in new.items() for word in (flag, *values)]
     flagged = split_flags(join_flags(asked, given))
     kept = (values for flag, values in flagged.items() if flag not in without)

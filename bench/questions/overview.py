@@ -9,7 +9,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from bench.case import Case
+from bench.axis import Trait
+from bench.case import Case, list_affecting
 from bench.questions import notes
 from bench.questions.material import Material
 from bench.render.cells import TIMED, Row, iterate, name_spread, remarks
@@ -167,7 +168,7 @@ def _tell_machines(found: Material) -> Iterator[Sheet]:
 def _tell_published(found: Material) -> Iterator[Sheet]:
     cases, machines = found.beside, found.machines
     beside = cases[(cases["published_status"] != "") & (cases["device"] == "cuda")]
-    for axis in ("compile", "cuda_graphs", "channels_last"):  # unknown in 2019
+    for axis in list_affecting(Trait.KERNELS):  # unknown in 2019
         beside = beside[beside[axis] == getattr(Case, axis)]
     if not len(beside):
         return

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.case import AXES
 from bench.limits import MIN_REPEATS
 from bench.questions.material import Material
 from bench.record import BESIDE, COLUMNS, RELIABLE
@@ -23,7 +24,8 @@ from bench.study.summaries import SOURCE
 from bench.text import count, write_number
 from bench.verdict.ratio import Ratio, compare
 
-PREPARING = {"compile": "compiling", "cudnn_benchmark": "autotuning", "cuda_graphs": "capturing"}
+_COMMON_FIRST = sorted(AXES.values(), key=lambda axis: not axis.common)
+PREPARING = {axis.name: axis.prepares for axis in _COMMON_FIRST if axis.prepares}
 """Switches that trade time before the first epoch for time in each, and what takes it."""
 
 MOST_ROWS = 16  # pairs of cases of which the costs of starting up are shown

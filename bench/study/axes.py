@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bench.axis import Value
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, main_loss_scale, mark_legacy
 from bench.study.columns import find_least
 from bench.study.summaries import SOURCE
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 MACHINE = "machine"
 """Where a case ran, which is compared like an axis: a sweep and a machine of it."""
 
+# as `Case` has them, but for the batch size, which comes before what few precisions have
 _FIRST = ("model", "dataset", "precision", "loss_scale", "skip_overflow", "batch_size")
 
 ORDER = (
@@ -25,13 +27,17 @@ ORDER = (
 """Every axis a table may have a column for. ``device`` is told by the machine, a workload by the
 model."""
 
-NUMBERS = frozenset(
-    name for name in AXES if name == "loss_scale" or type(AXES[name].default) in (int, float)
-)
+NUMBERS = frozenset(name for name, axis in AXES.items() if axis.number)
 """Axes whose values are numbers, upwards; a dynamic loss scale comes last."""
 
 Machines = Mapping[tuple[str, str], str]
 """(sweep, machine) to its name for people."""
+
+
+def find_default(axis: str) -> Value:
+    """The default of an axis, as a table of cases has it."""
+    default = AXES[axis].default
+    return "" if default is None else default
 
 
 def find_varying(cases: pd.DataFrame, among: Iterable[str] = ORDER) -> tuple[str, ...]:
@@ -118,9 +124,10 @@ def sort_cases(cases: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
 def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFrame:
     """Of the cases of each precision, those that stand for it where precisions are compared.
 
-    They are at its main loss scale and do not skip overflows, if any such ran, and so on for all
-    that follows from a precision. Of cases that are equal in all else, by their number ``equal``,
-    those at the lowest scale stand for it where none is at the main one of the whole sweep.
+    They are at its main loss scale and at the defaults of all else that follows from a precision,
+    such as not to skip overflows, if any such ran. Of cases that are equal in all else, by their
+    number ``equal``, those at the lowest scale stand for it where none is at the main one of the
+    whole sweep.
     """
     import numpy as np
 
@@ -130,8 +137,10 @@ def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFra
         by_precision.setdefault(precision, []).append(scale)
     usual = {name: main_loss_scale(name, held) for name, held in by_precision.items()}
     main = [usual[name] == scale for name, scale in zip(precisions, scales, strict=True)]
-    places = [rank(cases, follower).to_numpy() for follower in FOLLOWS["precision"]]
-    places[0] = np.where(main, -1, places[0])  # the usual scale comes before all others
+    places = []
+    for name in FOLLOWS["precision"]:
+        first = main if name == "loss_scale" else cases[name] == find_default(name)
+        places.append(np.where(first, -1, rank(cases, name)))
     numbers: dict[tuple[int, str], int] = {}
     alike = zip([0] * len(cases) if equal is None else equal.tolist(), precisions, strict=True)
     group = np.array([numbers.setdefault(one, len(numbers)) for one in alike], int)

@@ -16,7 +16,8 @@ from datetime import datetime
 from itertools import combinations, pairwise
 from statistics import fmean, median
 
-from bench.case import Case
+from bench.axis import Trait
+from bench.case import Case, list_affecting
 from bench.diagnosis.rates import RATES
 from bench.environment.source import hash_commit
 from bench.gpu.peaks import list_peaks
@@ -328,8 +329,8 @@ def find_wrong_learning(row: Row) -> Iterator[str]:
 
 def find_odd_curves(evidence: Evidence) -> Iterator[str]:
     """Before anything is learned, rows with the same weights and images have the same loss."""
-    same = ("model", "dataset", "dataset_fingerprint", "model_parameters", "run_seed", "batch_size")
-    for rows in evidence.group(*same, "input", "classes", "start", "world_size"):
+    same = ("dataset_fingerprint", "model_parameters", "run_seed", *list_affecting(Trait.FIRST))
+    for rows in evidence.group(*same):
         own = [row for row in rows if row["executor"] in OWN]
         firsts = [(row.name, row.steps["loss"].iloc[0]) for row in own if len(row.steps)]
         if len(firsts) > 1:
@@ -354,7 +355,9 @@ def find_wrong_work(evidence: Evidence) -> Iterator[str]:
             listed = row.work[name].sum()
             if row.has(column) and listed and _differ(row[column] * items, listed, EXACT):
                 yield f"{row.name}: {column} is not what its operations in work.csv add up to"
-    for rows in evidence.group("model", "model_parameters", "input", "classes", "freeze"):
+    # images of any dataset and shape are alike; how many classes they have the parameters tell
+    axes = [name for name in list_affecting(Trait.FLOP) if name not in ("dataset", "workload")]
+    for rows in evidence.group("model_parameters", *axes):
         found = {row["flop_per_image"] for row in rows if row.has("flop_per_image")}
         if len(found) > 1:
             yield f"{rows[0]['model']}: {name_first([f'{f:.5g}' for f in found], 3)} FLOP an image"

@@ -27,7 +27,7 @@ from bench.report.document import Report
 from bench.report.figures.groups import Group, View, name_setting, split_lines
 from bench.study.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
 from bench.study.quantities import QUANTITIES
-from bench.study.summaries import latest
+from bench.study.summaries import MATCH, latest
 from bench.text import ESTIMATE, GIB, parse_bytes, write_number
 
 MOST_POINTS = 300  # of a panel
@@ -240,8 +240,7 @@ def take_curves(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
     rows, reference = _find_runs(group, view, whole), view.report.reference
     ours, theirs = [*_read_steps(rows, view)], []
     if ours and reference is not None and (rows["kind"] != "published").any():
-        match = ["model", "dataset", "precision", "batch_size", "loss_scale"]
-        published = reference.records.merge(rows[match], on=match)
+        published = reference.records.merge(rows[[*MATCH]], on=[*MATCH])
         theirs = [*_read_steps(published.assign(sweep=""), view)]
     ends = theirs[0][1]["images"].cumsum().tolist() if theirs else None
     curves = []
