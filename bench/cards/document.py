@@ -125,7 +125,8 @@ def _tell_group(group: Group, below: Sequence[str]) -> str:
     card = f"{entry.card} has the lowest time: " if len(group.cards) > 1 else "Lowest time: "
     told = f"{card}{shown} an epoch, in {entry.precision} ({setup})"
     if best.doubted:
-        told += f", but every case has a warning (this one: {remarks(best, below)})"
+        own = remarks(best, below)  # none where what all share is said below
+        told += ", but every case has a warning" + (f" (this one: {own})" if own else "")
     if speed := speed_at_best(entry):
         told += f", {speed.text} times as fast as fp32 at its fastest"
     if over := [
