@@ -104,6 +104,8 @@ def _change(sweep: Sweep, without: Sequence[str] = (), **flags: Sequence[str]) -
     module, asked = words[: len(SWEEP)], words[len(SWEEP) :]
     if module != SWEEP or not all(word.startswith("--") for word in asked[:1]):
         return []
+    if not (sweep.plan and sweep.plan.shard):
+        without = [*without, "--shard"]  # of shards that are joined, the whole is asked for
     new = {"--out": [_name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
     given = [word for flag, values in new.items() for word in (flag, *values)]
     flagged = split_flags(join_flags(asked, given))

@@ -212,6 +212,12 @@ def steps_of(*folders: Path) -> NextStep:
         ([*GOOD[:3], lose(Status.INTERRUPTED)], COMMAND, COMMAND.replace("elsewhere", "s")),
         ([lose(Status.OOM)], COMMAND, COMMAND.replace("elsewhere", "s --batch-size auto")),
         ([MADE_UP], FAKE, "python -m bench.sweep --preset quick"),
+        # two shards that were joined
+        (
+            SINGLE,
+            "\n".join(f"{COMMAND} --shard {number}/2" for number in (1, 2)),
+            f"{BASE} --retry error --out s --repeats 3",
+        ),
         (GOOD, COMMAND, "python -m bench.report s --format html -o report.html"),
         # what is no command of a sweep, somebody edited
         *(
