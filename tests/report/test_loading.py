@@ -85,7 +85,7 @@ def test_a_case_without_a_time_was_not_tried() -> None:
 # ------------------------------------------------------------------------ a share that is planted
 
 
-TRIES = 3  # a busy machine may stop a step anywhere
+TRIES = 10  # a busy machine may stop a step anywhere: of three none was within 5 % at a load of 6
 
 
 def test_a_planted_loader_bound_share_is_found(
