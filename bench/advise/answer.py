@@ -229,9 +229,10 @@ class Answer:
         if not (doubts := self._count_doubts(advised)):
             return ""
         said = ", ".join(f"{number:,} {remark}" for remark, number in doubts.items())
-        runs = count(len(self._list_compared(advised)), "run")
+        compared = len(self._list_compared(advised))
+        runs = f"{count(compared, 'run')} that {'was' if compared == 1 else 'were'} compared"
         report = shlex.join(["python", "-m", "bench.report", str(self.folder)])
-        return f"Doubted of the {runs} that were compared: {said}; {report} says what helps."
+        return f"Doubted of the {runs}: {said}; {report} says what helps."
 
     def _count_doubts(self, advised: Case) -> dict[str, int]:
         compared = self._list_compared(advised)

@@ -37,7 +37,9 @@ def read_prices(file: Path, cards: Iterable[str]) -> Prices:
     """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"--price {file}: {error.strerror}; give a file of prices") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"--price {file}: {error}") from None
     unit, known = table.pop(UNIT, "unit of money"), [*dict.fromkeys(cards)]
     if not isinstance(unit, str):
