@@ -409,7 +409,9 @@ def test_usage_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["--format", "htm"]) == 2
     assert main([str(tmp_path / "none")]) == 2
     assert main([str(tmp_path), "--price", str(tmp_path / "none")]) == 2
-    with pytest.raises(UsageError, match="none: No such file or directory; give a file of prices$"):
+    with pytest.raises(
+        UsageError, match=r"none: No such file or directory; give a file of prices$"
+    ):
         read_prices(tmp_path / "none", CARDS)
     monkeypatch.chdir(tmp_path)
     assert main([]) == 2  # there is no results/ here
