@@ -275,5 +275,6 @@ def _write_parts(comparison: Comparison, metric: Metric, match: Match) -> str:
     one, two = comparison.ends(match)
     if one.part.share == two.part.share:
         return what
-    told = (f"{end.part} in {end.side}" for end in (one, two) if end.part.share < 1)
+    ends = [end for end in (one, two) if end.part.known and end.part.share < 1]
+    told = (f"{end.part} in {end.side}" for end in ends)
     return f"{what}: {', '.join(told)}"
