@@ -427,8 +427,8 @@ COMPARISONS = {
             (*measured_on(case, 1.0, times), *trained(case, 20, 400, times),
              *trained(case, 500, 400, times))
             for case, times in ((CASE, BASE), (BF16, FASTER))),
-           *trained(at(CASE, steps=30, fraction=0.5), 30, 400, BASE),
-           record(at(BF16, steps=30, fraction=0.5), 1, None, status=Status.OOM)],
+           *trained(at(CASE, steps=30), 30, 400, BASE),
+           record(at(BF16, steps=30), 1, None, status=Status.OOM)],
     ),
     "machines": plant(
         "Values run on several machines are matched by machine: faster, slower.",
