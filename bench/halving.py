@@ -8,7 +8,7 @@ many, again and again. The epochs at which it decides are its rungs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from bench.plain import read_value
 
@@ -70,8 +70,13 @@ class Halving:
 def read_halving(told: object) -> Halving | None:
     """The search that a folder's configuration tells of; None where what stands there, which people
     may have edited, tells of none."""
+    if not isinstance(told, dict) or "trials" not in told:
+        return None
+    known = {one.name: told[one.name] for one in fields(Halving) if one.name in told}
+    if type(known.get("combinations")) is not int:  # only said to people
+        known["combinations"] = None
     try:
-        found: Halving = read_value(Halving, told)
+        found: Halving = read_value(Halving, known)
     except (ValueError, TypeError):
         return None
     sound = found.epochs >= 2 and found.grace >= 1 and found.reduction >= 2

@@ -206,6 +206,18 @@ def test_a_folder_that_somebody_edited_is_read_or_left(name: str, value: Any) ->
     assert read_halving(value) is None
 
 
+def test_rules_are_read_whatever_stands_beside_them() -> None:
+    """Else a search would go on by other rules than those that ended its earlier trials."""
+    told = asdict(Halving("test_loss", 9, 1, 3)) | {"trials": []}
+    for edited in ({"combinations": 2.5}, {"of a later version": 1}):
+        found = read_halving({**told, **edited})
+        assert found is not None
+        assert found.rules["reduction"] == 3
+    del told["trials"]
+    assert read_halving(told) is None
+    assert read_halving(["test_loss", 9, 1, 3, [], None]) is None
+
+
 def test_without_ray_tune_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
