@@ -93,7 +93,7 @@ def measured_on(case: Case, fraction: float, times: Sequence[float]) -> list[Rec
 
 def trained(case: Case, steps: int, of: int, times: Sequence[float]) -> list[Record]:
     """Runs with --steps, of an epoch of so many."""
-    rows = measured_on(at(case, steps=steps), 1.0, times)
+    rows = measured_on(at(case, steps=steps), case.fraction, times)
     for row in rows:
         row.measurement.measured_steps, row.measurement.steps_per_epoch = min(steps, of), of
     return rows
@@ -429,6 +429,12 @@ COMPARISONS = {
             for case, times in ((CASE, BASE), (BF16, FASTER))),
            *trained(at(CASE, steps=30), 30, 400, BASE),
            record(at(BF16, steps=30), 1, None, status=Status.OOM)],
+    ),
+    "steps of a part": plant(
+        "Of one side no step was measured, so that nothing is said of its part.",
+        "a --axis precision",
+        a=[*trained(at(CASE, fraction=0.5), 30, 400, BASE),
+           record(at(BF16, fraction=0.5, steps=30), 1, None, status=Status.INTERRUPTED)],
     ),
     "machines": plant(
         "Values run on several machines are matched by machine: faster, slower.",
