@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.case import Case
 from bench.data.sources import CLASSES, SHAPE
 from bench.data.synthetic import parse_shape
 from bench.errors import UsageError
@@ -30,7 +31,6 @@ from bench.record import WorkRow
 from bench.workloads import IMAGES, Workload, WorkloadFacts, check_workload
 
 if TYPE_CHECKING:
-    from bench.case import Case
     from bench.data.sources import Shape
 
 _SKETCH_S = 10.0  # that a user's code may take on the meta device; DPN-92 takes 0.4

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bench.data import download, synthetic
 from bench.data.progress import Progress, progress_bar
@@ -22,8 +22,6 @@ from bench.errors import UsageError, nearest
 from bench.text import replace_durably, sync_folder
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     import numpy as np
     from numpy.typing import NDArray
 

@@ -11,7 +11,7 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -39,8 +39,6 @@ from bench.work import (
 from bench.workloads import Loss, Workload
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from bench.training.loop import Training
 
 _NAMED: dict[Kind, str] = {

@@ -12,7 +12,7 @@ import logging
 import re
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,7 @@ from bench.precision import (
 )
 from bench.text import first_line, name_first
 from bench.training.flop import sketch_batch
-
-if TYPE_CHECKING:
-    from bench.workloads import Workload
+from bench.workloads import Workload
 
 MULTIPLE = 16
 """Of which each dimension of a product in fp8 is a multiple: what ``torch._scaled_mm`` takes."""

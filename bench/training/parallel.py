@@ -16,11 +16,12 @@ from datetime import timedelta
 from itertools import chain, count, islice
 from statistics import fmean, median, variance
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
@@ -32,9 +33,6 @@ from bench.precision import autocast
 from bench.training.loop import Alone, Training
 from bench.training.timing import StepClock, synchronize
 from bench.workloads import Loss
-
-if TYPE_CHECKING:
-    from torch.futures import Future
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from bench.data import SYNTHETIC
+from bench.data import SYNTHETIC, Dataset
 from bench.data.batches import Batches, Making, Supply
 from bench.data.loader import LoadedBatches, Loading, load_images
 from bench.data.sources import SHAPE
@@ -15,8 +15,6 @@ from bench.workloads import Workload
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from bench.data import Dataset
 
 
 class Images(Workload):
