@@ -19,19 +19,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.case import Case
-from bench.data.sources import CLASSES, SHAPE
+from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.data.synthetic import parse_shape
 from bench.errors import UsageError
 from bench.models import MODELS, build_model, is_timm, load_factory, split_model
 from bench.models.freezing import normalises_batches
 from bench.record import WorkRow
 from bench.workloads import IMAGES, Workload, WorkloadFacts, check_workload
-
-if TYPE_CHECKING:
-    from bench.data.sources import Shape
 
 _SKETCH_S = 10.0  # that a user's code may take on the meta device; DPN-92 takes 0.4
 

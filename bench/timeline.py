@@ -357,8 +357,7 @@ def _read_formats(event: Event) -> list[str]:
 
 def _label_move(event: Event, name: str, format: str) -> Label:
     """What a copy does, by the formats and strides of the innermost copy that it makes."""
-    copies = [e for e in _walk(event) if base_name(e.name) == "copy"]
-    for copy in copies:
+    for copy in (e for e in _walk(event) if base_name(e.name) == "copy"):
         to, source = [*_read_formats(copy), "", ""][:2]
         if to and source and to != source:
             return Label(Kind.CAST, name, f"{source}→{to}")

@@ -24,12 +24,12 @@ from bench.training.counting import (
     Counter,
     _count_items,
     count_bytes,
+    count_flop,
     count_step,
     join_work,
     name_kind,
     read_work,
 )
-from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.work import Kind, Label, Work, base_name, sum_kinds
 from bench.workloads import Workload

@@ -37,12 +37,11 @@ from bench.executors import Job, Lane, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify
-from bench.gpu import build
+from bench.gpu import kinds
 from bench.gpu.amdsmi import _RESIDENCIES, Amdsmi, AmdsmiMissingError
-from bench.gpu.build import has_amd, name_uuid, read_build
 from bench.gpu.cards import find_cards
 from bench.gpu.device import Depth, Reading, Unreadable
-from bench.gpu.kinds import DEVICES
+from bench.gpu.kinds import DEVICES, has_amd, name_uuid, read_build
 from bench.gpu.nvml import EFFECTS
 from bench.gpu.opening import find_neighbours, open_device
 from bench.precision import PRECISIONS, Arithmetic
@@ -78,7 +77,7 @@ def plant_build(patch: pytest.MonkeyPatch, folder: Path, version: str) -> None:
     """Have the installed torch be of another build, as far as its version.py tells."""
     (folder / "version.py").write_text(version)
     spec = SimpleNamespace(origin=str(folder / "__init__.py"))
-    patch.setattr(build, "find_spec", lambda name: spec)
+    patch.setattr(kinds, "find_spec", lambda name: spec)
     read_build.cache_clear()
 
 

@@ -26,7 +26,7 @@ from bench.environment.source import hash_code
 from bench.environment.variables import find_variables
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint
-from bench.gpu import build
+from bench.gpu import kinds
 from bench.gpu.cards import Card, Link
 from bench.precision import PRECISIONS, Arithmetic
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
@@ -72,8 +72,8 @@ def test_a_cuda_build_is_known_without_importing_it(
 ) -> None:
     (tmp_path / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(build, "find_spec", lambda name: spec)
-    monkeypatch.setattr(host, "read_build", build.read_build.__wrapped__)
+    monkeypatch.setattr(kinds, "find_spec", lambda name: spec)
+    monkeypatch.setattr(host, "read_build", kinds.read_build.__wrapped__)
     monkeypatch.setattr(host, "find_cards", lambda: ([Card("GPU-aa", "NVIDIA H200")], ""))
     assert has_cuda.__wrapped__() is expected
 

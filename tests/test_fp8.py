@@ -36,8 +36,8 @@ from bench.sweep.preflight import Inputs
 from bench.training import float8
 from bench.training.arithmetic import name_arithmetic
 from bench.training.building import make_training
+from bench.training.counting import count_flop
 from bench.training.float8 import Conversion, Product, convert, find_products
-from bench.training.flop import count_flop
 from bench.training.loop import Training
 from bench.training.proof import Proof, Setting, prove
 from bench.worker.messages import Finished

@@ -39,7 +39,7 @@ from bench.record import Status
 from bench.sweep import preflight
 from bench.sweep.preflight import Inputs, warn_of_freezing
 from bench.training.building import make_training
-from bench.training.flop import count_flop
+from bench.training.counting import count_flop
 from bench.training.loop import Training
 from bench.training.proof import find_layers
 from bench.worker.epochs import evaluate

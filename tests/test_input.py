@@ -30,7 +30,7 @@ from bench.record import Status
 from bench.report.__main__ import main as report
 from bench.scales import __main__ as scales
 from bench.sweep.__main__ import main as sweep
-from bench.training.flop import count_flop
+from bench.training.counting import count_flop
 from bench.verdict.seeds import learnt_nothing
 from bench.wall.records import Trial, name_family
 from bench.wall.search import Probe

@@ -17,7 +17,7 @@ from torch import nn
 from bench.errors import UsageError
 from bench.fingerprint import examine
 from bench.models import build_model, check_model, dpn, parse_model
-from bench.training.flop import count_flop
+from bench.training.counting import count_flop
 from bench.workloads.images import Images
 
 ROOT = Path(__file__).parents[1]

@@ -14,8 +14,7 @@ from bench.fingerprint import examine
 from bench.record import WorkRow
 from bench.training import timing
 from bench.training.building import build_training
-from bench.training.counting import Counter, sketch_work
-from bench.training.flop import count_flop
+from bench.training.counting import Counter, count_flop, sketch_work
 from bench.work import Kind, sum_kinds
 from bench.workloads import Loss
 from bench.workloads.images import Images

@@ -24,7 +24,7 @@ from bench.limits import find_ends
 from bench.precision import PRECISIONS, Arithmetic
 from bench.record import BESIDE, Measurement, Status, Step
 from bench.training.arithmetic import OperationProof
-from bench.training.flop import count_flop
+from bench.training.counting import count_flop
 from bench.training.loop import Training
 from bench.training.proof import DENSE, LayerProof, Proof
 from bench.training.timing import Warmup
@@ -40,8 +40,7 @@ from bench.worker.messages import (
     StepTaken,
     decode,
 )
-from bench.worker.preparation import set_up, start_over, warm_up_shapes
-from bench.worker.stopwatch import Stopwatch
+from bench.worker.preparation import Stopwatch, set_up, start_over, warm_up_shapes
 from bench.workloads.images import Images
 
 TINY = f"{__name__}:tiny"

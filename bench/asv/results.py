@@ -86,8 +86,7 @@ def read_measured(folder: Path) -> pd.DataFrame:
     """The rows of a sweep that become results: the attempt that counts of each run of its cases.
     Raises UsageError: there are none, they are no measurements, or rows that asv would take for one
     result were made under different environments."""
-    frame = read_records(folder)
-    frame = keep_latest(keep_cases(frame))
+    frame = keep_latest(keep_cases(read_records(folder)))
     if frame.empty:
         raise UsageError(f"{folder}: has no records yet")
     for executor in frame["executor"].unique():

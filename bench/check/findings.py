@@ -73,13 +73,12 @@ def _find_images(data: Dataset, images: Tensor, labels: Tensor) -> set[int]:
     flat = whole.reshape(len(whole), -1)
     wanted = images.numpy().astype(np.int16).reshape(len(images), -1)
     corners = np.ascontiguousarray(flat[:, ::307]).astype(np.int16)  # a few pixels rule most out
-    found = set()
-    for i, image in enumerate(wanted):
-        for at in np.flatnonzero((corners == image[::307]).all(axis=1)):
-            same = (flat[at] == image).all()
-            if same and int(data.train_labels[at]) == int(labels[i]):
-                found.add(i)
-    return found
+    return {
+        i
+        for i, image in enumerate(wanted)
+        for at in np.flatnonzero((corners == image[::307]).all(axis=1))
+        if (flat[at] == image).all() and int(data.train_labels[at]) == int(labels[i])
+    }
 
 
 def _is_crop(image: Tensor, original: Tensor) -> bool:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Shape: TypeAlias = tuple[int, int, int]  # of an image: channels, height and width
     # images (n, *shape) and their labels (n,)
     Chunk: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.unsignedinteger]]
     # where it was found, for messages; the PNG or JPEG; its label
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 # Looked for in this order, each in --data-dir itself and then in its sub-folders by name.
 LAYOUTS = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "parquet", "folders")
 
-SHAPE = (3, 32, 32)  # of CIFAR's images: channels, height and width
+Shape = tuple[int, int, int]  # of an image: channels, height and width
+SHAPE = (3, 32, 32)  # of CIFAR's images
 CLASSES = 10  # of CIFAR-10; class folders bring their own number
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.data.sources import CLASSES, SHAPE, Source
+from bench.data.sources import CLASSES, SHAPE, Shape, Source
 
 if TYPE_CHECKING:
-    from bench.data.sources import Chunk, Shape
+    from bench.data.sources import Chunk
 
 IMAGES = {"train": 50_000, "test": 10_000}
 SEED = 2019

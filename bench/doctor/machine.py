@@ -29,10 +29,9 @@ from bench.environment.host import describe_host
 from bench.environment.packages import find_missing, find_version
 from bench.environment.variables import find_variables
 from bench.fingerprint import split_subject
-from bench.gpu.build import list_others
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process, Unreadable
-from bench.gpu.kinds import DEVICES
+from bench.gpu.kinds import DEVICES, list_others
 from bench.gpu.nvml import Lack, check_nvml
 from bench.gpu.opening import open_device
 from bench.precision import PRECISIONS, find_torchao

@@ -13,9 +13,8 @@ from bench.cores import read_governor, spell_cpu, usable_cpus
 from bench.environment.packages import find_version
 from bench.environment.source import hash_code, read_commit
 from bench.environment.variables import find_variables
-from bench.gpu.build import has_amd, read_build
 from bench.gpu.cards import find_card, find_cards
-from bench.gpu.kinds import refuse_others
+from bench.gpu.kinds import has_amd, read_build, refuse_others
 from bench.precision import Arithmetic
 from bench.record import Environment
 

@@ -13,8 +13,7 @@ from typing import Any, TextIO
 from bench.environment.asking import DeviceAnswer
 from bench.environment.host import CPU_FLAGS, describe_card, describe_host, read_cpu_flags
 from bench.fingerprint import examine_in_fork, parse_asked
-from bench.gpu.build import name_uuid
-from bench.gpu.kinds import DEVICES
+from bench.gpu.kinds import DEVICES, name_uuid
 from bench.precision import Arithmetic
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from bench.gpu.build import read_build
+from bench.gpu.kinds import read_build
 from bench.gpu.nvml import NvmlMissingError, use_nvml
 
 

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from bench.gpu.amdsmi import Amdsmi, AmdsmiMissingError
-from bench.gpu.build import read_build
 from bench.gpu.device import Depth, Device, Host, Process, Unreadable
+from bench.gpu.kinds import read_build
 from bench.gpu.nvml import Nvml, NvmlMissingError
 
 _READERLESS = {

@@ -9,13 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.data.sources import CLASSES, SHAPE
+from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from bench.data.sources import Shape
 
 MODELS: dict[str, str] = {
     "dpn92": "bench.models.dpn:dpn92",
@@ -130,12 +128,11 @@ def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
     _add_current_folder()
     try:
         module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        # the user's module may be there and miss another
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise UsageError(_no_module(name, error.name, flag)) from error
-        raise UsageError(f"{flag[2:]} {name!r} cannot be imported: {error}") from error
     except ImportError as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        # the user's module may be there and miss another
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise UsageError(_no_module(name, missing, flag)) from error
         raise UsageError(f"{flag[2:]} {name!r} cannot be imported: {error}") from error
     factory = getattr(module, factory_name, None)
     if not callable(factory):

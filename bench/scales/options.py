@@ -145,17 +145,15 @@ def read_options(given: argparse.Namespace) -> Options:
         "--tolerance", given.tolerance, "a share from 0 to 1, such as 0.01", lambda n: 0 <= n <= 1
     )
     lr, seed = _axis("lr", given.lr), _axis("seed", given.seed)
-    sizes = dict.fromkeys(_axis("batch_size", text) for text in given.batch_size)
-    cases = [
+    cases = (
         replace(subject, batch_size=size, lr=lr, seed=seed)
         for subject in subjects
-        for size in sizes
-    ]
-    questions = (
-        Question(case, precisions, way, steps, at, scales, train, tolerance) for case in cases
+        for size in dict.fromkeys(_axis("batch_size", text) for text in given.batch_size)
     )
+    about = (precisions, way, steps, at, scales, train, tolerance)
+    questions = tuple(Question(case, *about) for case in cases)
     out = given.out or Path("results") / f"scales-{datetime.now():%Y%m%d-%H%M%S}"
-    return Options(tuple(questions), given.data_dir, given.allow_shared, out, given.command)
+    return Options(questions, given.data_dir, given.allow_shared, out, given.command)
 
 
 def _read_subjects(given: argparse.Namespace, device: str) -> list[Case]:

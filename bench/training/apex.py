@@ -30,7 +30,8 @@ def _masters(optimizer: Any) -> list[Tensor]:
 
 class _Fp16Optimizer:
     """``FP16_Optimizer(optimizer, static_loss_scale=..., dynamic_loss_scale=...)``, of either kind:
-    what stands between a loss and the weights, as `_Amp` is.
+    what stands between a loss and the weights, as `_Amp` is. ``masters`` are what it steps, in the
+    order of the weights.
 
     Args:
         scale_name: the attribute that holds its scale.
@@ -63,15 +64,11 @@ class _Fp16Optimizer:
         stepped = [id(weight) for weight in _masters(optimizer)]
         self.optimizer: Any = self._wrap(optimizer, **self._arguments)
         made = dict(zip(stepped, _masters(self.optimizer), strict=True))
-        self._masters = [made[id(weight)] for weight in self._weights]
+        self.masters = [made[id(weight)] for weight in self._weights]
         # contrib's makes a master of each fp32 weight too, steps it and never copies it back
-        pairs = zip(self._masters, self._weights, strict=True)
+        pairs = zip(self.masters, self._weights, strict=True)
         apart = [(m, w) for m, w in pairs if m is not w and w.dtype == torch.float32]
         self._apart = [m for m, _ in apart], [w for _, w in apart]
-
-    def masters(self) -> list[Tensor]:
-        """What the optimizer steps, in the order of the weights."""
-        return self._masters
 
     def scale(self) -> float:
         return float(getattr(self.optimizer, self._scale_name))
@@ -87,7 +84,7 @@ class _Fp16Optimizer:
         if masters:
             with torch.no_grad():
                 torch._foreach_copy_(weights, masters)
-        for tensor in (*self._weights, *self._masters):
+        for tensor in (*self._weights, *self.masters):
             tensor.grad = None
         # contrib's flag: 0 at the start of a step, 1 for an overflow, after which it skips
         skipped: Tensor | None = getattr(self.optimizer, "overflow_buf", None)
@@ -115,19 +112,17 @@ class _Amp:
         # fp32: after the first micro-batch of several that would lose them
         with amp.scale_loss(torch.zeros((), device=weights[0].device), self.optimizer):
             pass
+        self.masters = _masters(self.optimizer)
 
     def restart(self) -> None:
         with torch.no_grad():
-            for master, weight in zip(self.masters(), self._weights, strict=True):
+            for master, weight in zip(self.masters, self._weights, strict=True):
                 master.copy_(weight)
                 master.grad = None
         for state in self.optimizer.state.values():
             if state.get("momentum_buffer") is not None:
                 state["momentum_buffer"].zero_()
         self._amp.load_state_dict({name: dict(state) for name, state in self._scaling.items()})
-
-    def masters(self) -> list[Tensor]:
-        return _masters(self.optimizer)
 
     def scale(self) -> float:
         return float(self._amp.state_dict()["loss_scaler0"]["loss_scale"])
@@ -211,15 +206,12 @@ class ApexTraining(Training):
 
         return _Fp16Optimizer(wrap, "cur_scale", setting, apex_sgd, self.parameters)
 
-    @property
-    def masters(self) -> list[Tensor]:  # type: ignore[override]
-        return self._recipe.masters()
-
     @torch.no_grad()
     def reset(self) -> None:
         self.model.load_state_dict(self._start)
         self.model.zero_grad(set_to_none=True)
         self._recipe.restart()
+        self.masters = self._recipe.masters
         self.set_lr(self.lr)
 
     def state(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from bench.precision import (
     refuse_fp8,
 )
 from bench.text import first_line, name_first
-from bench.training.flop import sketch_batch
+from bench.training.counting import sketch_batch
 from bench.workloads import Workload
 
 MULTIPLE = 16

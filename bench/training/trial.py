@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,13 @@ from torch.utils.data import IterableDataset
 
 from bench.data.batches import count_items
 from bench.data.loader import Loading, load_items
-from bench.data.sources import SHAPE
+from bench.data.sources import SHAPE, Shape
 from bench.errors import UsageError
 from bench.models.freezing import NONE, freeze, normalises_batches
 from bench.models.weights import fit_weights
 from bench.precision import PRECISIONS
 from bench.training.loop import Training
 from bench.workloads import Loss, Workload, WorkloadFacts
-
-if TYPE_CHECKING:
-    from bench.data.sources import Shape
 
 _TRIED = 2
 """Items that are tried: BatchNorm needs as many."""

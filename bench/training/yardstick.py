@@ -25,9 +25,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bench.gpu.build import name_uuid
 from bench.gpu.device import Depth, Device, Reading
-from bench.gpu.kinds import size_as
+from bench.gpu.kinds import name_uuid, size_as
 from bench.gpu.opening import open_device
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR, SLOWED

@@ -23,8 +23,7 @@ from bench.precision import read_flags
 from bench.processes import pause_collection, read_peak_memory
 from bench.record import BESIDE, PROVEN, Measurement, RankRow, Status, write_missing
 from bench.training.accelerator import find_accelerator
-from bench.training.counting import count_step, join_work, read_work
-from bench.training.flop import count_flop
+from bench.training.counting import count_flop, count_step, join_work, read_work
 from bench.training.loop import Alone, Training
 from bench.training.parallel import Exchange, Group, Processes, measure_exchange
 from bench.training.profiling import profile_step
@@ -47,8 +46,13 @@ from bench.worker.epochs import (
 )
 from bench.worker.limit import build_limit
 from bench.worker.messages import Assignment, Channel, Finished, Reporter, Seat
-from bench.worker.preparation import end_workers, set_up, start_over, warm_up_shapes
-from bench.worker.stopwatch import Stopwatch
+from bench.worker.preparation import (
+    Stopwatch,
+    end_workers,
+    set_up,
+    start_over,
+    warm_up_shapes,
+)
 from bench.workloads import Workload
 
 

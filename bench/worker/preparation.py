@@ -21,8 +21,26 @@ from bench.training.building import build_training, open_workload, seed_all
 from bench.training.loop import Training
 from bench.training.parallel import Exchange, Group, replicate
 from bench.training.timing import Warmup, synchronize, warm_up
-from bench.worker.stopwatch import Stopwatch
 from bench.workloads import Workload
+
+
+class Stopwatch:
+    """Divides the life of a process into parts, which add up to the whole, from the
+    time.monotonic() when it was asked for, in s. The processes of a machine share that clock, so
+    another one may have read it."""
+
+    def __init__(self, started: float) -> None:
+        self._started = self.until = started
+        self.parts: dict[str, float] = {}
+
+    def lap(self, part: str, now: float | None = None) -> None:
+        now = time.monotonic() if now is None else now
+        self.parts[part] = self.parts.get(part, 0.0) + now - self.until
+        self.until = now
+
+    @property
+    def total(self) -> float:
+        return self.until - self._started
 
 
 def set_up(

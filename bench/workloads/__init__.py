@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from bench.data.batches import MadeBatches, Making, Supply
 from bench.data.batches import count_items as count_items
 from bench.data.loader import Dataset, LoadedBatches, Loading, load_items
-from bench.data.sources import CLASSES, SHAPE
+from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.errors import UsageError
 from bench.models import is_factory, load_factory
 from bench.precision import is_affine_batchnorm
@@ -22,8 +22,6 @@ from bench.precision import is_affine_batchnorm
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-    from bench.data.sources import Shape
 
 IMAGES = "images"
 """The axis value of the harness's own workload: the network and the dataset are axes."""
