@@ -48,13 +48,10 @@ def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
             why = errors[0] if errors else last_line(answer.stderr)
             raise UsageError(f"npm cannot get the site's libraries: {why}")
         names = {entry["id"]: entry["filename"] for entry in json.loads(answer.stdout)}
-        return {
-            name: content
-            for package, pinned in packages.items()
-            for name, content in unpack(
-                package, (Path(folder) / names[package]).read_bytes(), pinned
-            ).items()
-        }
+        files: dict[str, bytes] = {}
+        for package, pinned in packages.items():
+            files |= unpack(package, (Path(folder) / names[package]).read_bytes(), pinned)
+        return files
 
 
 def unpack(package: str, archive: bytes, pinned: Mapping[str, Any]) -> dict[str, bytes]:

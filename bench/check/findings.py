@@ -267,25 +267,22 @@ def check_first_steps(subject: Subject) -> Finding:
     """How far below the untrained network's the loss is in the last third of the first steps. Both
     are of the same batches, so that the luck of a batch cancels."""
     losses, before = subject.first_steps.losses, subject.untrained_losses
-    unit = f"lower after {len(losses)} steps"
-    return Finding(_gain(before, losses), unit, _least(subject), data={"losses": losses})
+    return _find_gain(subject, before, f"lower after {len(losses)} steps", losses=losses)
 
 
 def check_baseline(subject: Subject) -> Finding:
     """What the inputs gain in the last third of the first steps, against blank ones. Both see the
     same labels in the same order."""
-    blind, losses = subject.blind_losses, subject.first_steps.losses
+    blind = subject.blind_losses
     unit = f"lower than with blank {'images' if subject.images else 'inputs'}"
-    return Finding(_gain(blind, losses), unit, _least(subject), data={"blank_losses": blind})
+    return _find_gain(subject, blind, unit, blank_losses=blind)
 
 
-def _gain(others: Sequence[float], losses: Sequence[float]) -> float:
+def _find_gain(subject: Subject, others: Sequence[float], unit: str, **data: Any) -> Finding:
+    losses = subject.first_steps.losses
     last = len(losses) // 3
-    return fmean(o - own for o, own in zip(others[-last:], losses[-last:], strict=True))
-
-
-def _least(subject: Subject) -> float:
-    return GAIN * abs(subject.guess(subject.first_steps.losses[0]))
+    gain = fmean(o - own for o, own in zip(others[-last:], losses[-last:], strict=True))
+    return Finding(gain, unit, GAIN * abs(subject.guess(losses[0])), data=data)
 
 
 # --------------------------------------------------------------------------------- the same again

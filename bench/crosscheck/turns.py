@@ -15,12 +15,17 @@ Bare = TypeVar("Bare")
 def take_turns(
     executor: Executor, job: Job, time_bare: Callable[[Job], Bare], pairs: int
 ) -> Iterator[tuple[Measurement, Bare]]:
-    """Measure a job by the harness, as a sweep does, and by a bare loop, so many times. Raises
-    UsageError: it cannot be measured here."""
+    """Measure a job by the harness and by a bare loop, so many times. Raises UsageError: it cannot
+    be measured here."""
     for number in range(pairs):
         # whichever goes first may find a cooler machine, so they take turns at it
         bare = time_bare(job) if number % 2 == 0 else None
-        ended = executor.run(job, lambda event: None, lambda: False)
-        if ended.status is not Status.OK or ended.measurement.measured_time_s is None:
-            raise UsageError(f"the case ended as {ended.status}: {ended.reason}; choose another")
-        yield ended.measurement, time_bare(job) if bare is None else bare
+        yield measure(executor, job), time_bare(job) if bare is None else bare
+
+
+def measure(executor: Executor, job: Job) -> Measurement:
+    """Measure a case as a sweep does. Raises UsageError: it cannot be measured here."""
+    outcome = executor.run(job, lambda event: None, lambda: False)
+    if outcome.status is not Status.OK or outcome.measurement.measured_time_s is None:
+        raise UsageError(f"the case ended as {outcome.status}: {outcome.reason}; choose another")
+    return outcome.measurement

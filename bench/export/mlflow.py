@@ -36,14 +36,11 @@ class SqliteStore:
         store = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self.hint = "mlflow ui --backend-store-uri " + quote(f"sqlite:///{folder / 'mlflow.db'}")
         self._client = MlflowClient(tracking_uri=store)
-        found = self._client.get_experiment_by_name(project)
-        self._experiment = (
-            found.experiment_id
-            if found
-            else self._client.create_experiment(
-                project, artifact_location=(folder / "artifacts").resolve().as_uri()
-            )
-        )
+        if found := self._client.get_experiment_by_name(project):
+            self._experiment = found.experiment_id
+        else:
+            place = (folder / "artifacts").resolve().as_uri()
+            self._experiment = self._client.create_experiment(project, artifact_location=place)
         self._unfinished: dict[str, str] = {}
 
     def find_exported(self) -> set[str]:

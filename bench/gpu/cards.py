@@ -53,8 +53,8 @@ class Link:
 
     def __str__(self) -> str:
         """As in the column `pcie`: ``gen 4 x16, at most gen 5 x16``."""
-        now, most = f"gen {self.generation} x{self.width}", (self.max_generation, self.max_width)
-        return f"{now}, at most gen {most[0]} x{most[1]}"
+        now = f"gen {self.generation} x{self.width}"
+        return f"{now}, at most gen {self.max_generation} x{self.max_width}"
 
 
 def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:

@@ -63,11 +63,9 @@ def has_amd(folder: Path = _KFD) -> bool:
     """Whether the driver amdgpu offers a GPU to compute on: of the nodes that it lists, a CPU has
     no SIMD units."""
     for file in folder.glob("*/properties"):
-        try:
+        with suppress(OSError):  # kept from this user
             if re.search(r"^simd_count [1-9]", file.read_text(), re.MULTILINE):
                 return True
-        except OSError:  # kept from this user
-            continue
     return False
 
 

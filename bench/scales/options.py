@@ -32,16 +32,12 @@ RECOMMENDED = "recommended"
 TRAIN = ("1", "128", RECOMMENDED, "dynamic")
 """The loss scales to train under by default, where gradients are rounded."""
 
-NARROW = tuple(
-    dict.fromkeys(
-        [
-            name
-            for name, p in PRECISIONS.items()
-            if (p.autocast or p.weights) != "float32" and not (p.apex or p.float8)
-        ]
-        + [*FORMATS]
-    )
-)
+_HALVES = [
+    name
+    for name, p in PRECISIONS.items()
+    if (p.autocast or p.weights) != "float32" and not (p.apex or p.float8)
+]
+NARROW = tuple(dict.fromkeys([*_HALVES, *FORMATS]))
 """Precisions and formats whose gradients can flush and overflow."""
 
 _DESCRIPTION = """\
