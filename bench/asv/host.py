@@ -169,8 +169,7 @@ class Host(Environment):  # type: ignore[misc]
         card = next(iter(find_cards()[0]), None) if grid["device"] == "cuda" else None
         gpu, driver = (card.name, card.driver) if card else (None, None)
         torch = version("torch") if find_spec("torch") else None
-        here = conditions(gpu, driver, torch, grid["preset"])
-        self._requirements = {**requirements, **here}
+        self._requirements = {**requirements, **conditions(gpu, driver, torch, grid["preset"])}
         super().__init__(conf, python, self._requirements, variables)
 
     @classmethod

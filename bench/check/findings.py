@@ -203,8 +203,7 @@ def _watch(training: Training, items: int) -> Iterator[tuple[list[Tensor], list[
     with ExitStack() as hooks:
         for layer in training.model.modules():
             if isinstance(layer, nn.Embedding):
-                hook = layer.register_forward_hook(lambda _, given, out: cut(out))
-                hooks.enter_context(hook)
+                hooks.enter_context(layer.register_forward_hook(lambda _, given, out: cut(out)))
         hooks.callback(setattr, training, "forward", forward)
         yield inputs, outputs
 

@@ -190,8 +190,7 @@ def time_bare(job: Job, samples: int) -> Side:
     ]
     with tempfile.TemporaryFile("w+") as readings, tempfile.TemporaryFile("w+") as errors:
         start = partial(subprocess.Popen, stdin=subprocess.PIPE, stderr=errors, text=True)
-        command = [sys.executable, str(HERE / "bare.py"), *words]
-        bare = start(command, stdout=subprocess.PIPE)
+        bare = start([sys.executable, str(HERE / "bare.py"), *words], stdout=subprocess.PIPE)
         watched = [str(bare.pid), *filter(None, [gpu_uuid])]
         poller = start([sys.executable, str(HERE / "poller.py"), *watched], stdout=readings)
         try:

@@ -84,10 +84,8 @@ class Ranks:
                 lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
                 store = str(Path(self._folder.name) / "store")
                 seat = Seat(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
-                uuid = gpus[rank] if gpus else None
-                placed = replace(job, gpu_uuid=uuid, lane=lane)
-                worker = Worker(placed, given, seat, servers)
-                self._workers.append(worker)
+                placed = replace(job, gpu_uuid=gpus[rank] if gpus else None, lane=lane)
+                self._workers.append(Worker(placed, given, seat, servers))
         except BaseException:
             self.end(patiently=False)
             raise

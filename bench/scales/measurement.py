@@ -168,8 +168,7 @@ class Session:
     ) -> tuple[list[float], list[str]]:
         """The largest gradient of each step among ``masks``, and where it was; NaN is largest."""
         columns = [peaks[:, i, KINDS.index(kind)] for i, kind in masks]
-        table = torch.stack(columns, dim=1)
-        values, indices = table.max(dim=1)
+        values, indices = torch.stack(columns, dim=1).max(dim=1)
         names = [f"{kind.value} gradient of layer {self.layers[i]}" for i, kind in masks]
         return values.tolist(), [names[i] for i in indices.tolist()]
 
@@ -245,8 +244,7 @@ class Probe:
                 tally = Tally(*counted[i][KINDS.index(kind)])
                 if tally == Tally():
                     continue
-                layer = self._session.layers[i]
-                gradients.append(Gradients(step, scale, layer, kind, tally))
+                gradients.append(Gradients(step, scale, self._session.layers[i], kind, tally))
                 if tally.overflowed and (scale not in overflows or step < overflows[scale].step):
                     overflows[scale] = Overflow(step)
         largest, _ = self._session.find_peaks(peaks, masks)

@@ -182,8 +182,7 @@ def find_label(func: Any, args: tuple[Any, ...], out: Any) -> Label:
             moves = list(zip([out], tensors, strict=False))
         for to, source in moves:
             if to.dtype != source.dtype:
-                cast = f"{_name_format([source])}→{_name_format([to])}"
-                return Label(Kind.CAST, name, cast)
+                return Label(Kind.CAST, name, f"{_name_format([source])}→{_name_format([to])}")
         laid = any(to.stride() != source.stride() and to.numel() > 1 for to, source in moves)
         return Label(Kind.LAYOUT if laid else Kind.COPY, name, format)
     return Label(name_kind(name), name, format)

@@ -157,8 +157,7 @@ class Training:
         if self.precision.masters:
             named = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
             for master, (name, weight) in zip(self.masters, named, strict=True):
-                start = weight if self.precision.rounds_start else self._start[name]
-                master.copy_(start)
+                master.copy_(weight if self.precision.rounds_start else self._start[name])
                 if self.captured is None:  # which writes to it where it is
                     master.grad = None
         self.model.zero_grad(set_to_none=True)

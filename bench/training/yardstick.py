@@ -300,8 +300,7 @@ def make_copy(device: torch.device) -> Task:
 
 
 def make_call(device: torch.device) -> Task:
-    number = torch.ones((), device=device)
-    return Task(number.neg_, 1.0)
+    return Task(torch.ones((), device=device).neg_, 1.0)
 
 
 def time_task(
