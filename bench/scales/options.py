@@ -141,13 +141,13 @@ def read_options(given: argparse.Namespace) -> Options:
         "--tolerance", given.tolerance, "a share from 0 to 1, such as 0.01", lambda n: 0 <= n <= 1
     )
     lr, seed = _axis("lr", given.lr), _axis("seed", given.seed)
-    cases = (
-        replace(subject, batch_size=size, lr=lr, seed=seed)
-        for subject in subjects
-        for size in dict.fromkeys(_axis("batch_size", text) for text in given.batch_size)
-    )
+    sizes = dict.fromkeys(_axis("batch_size", text) for text in given.batch_size)
     about = (precisions, way, steps, at, scales, train, tolerance)
-    questions = tuple(Question(case, *about) for case in cases)
+    questions = tuple(
+        Question(replace(subject, batch_size=size, lr=lr, seed=seed), *about)
+        for subject in subjects
+        for size in sizes
+    )
     out = given.out or Path("results") / f"scales-{datetime.now():%Y%m%d-%H%M%S}"
     return Options(questions, given.data_dir, given.allow_shared, out, given.command)
 
