@@ -137,6 +137,22 @@ def test_where_predictions_creep_halving_takes_over() -> None:
     assert len(probes) <= 30
 
 
+@given(models(), st.floats(10, 60_000), st.floats(1, 100))
+def test_a_limit_that_is_not_kept_costs_no_more_probes(
+    memory: Callable[[int], float], available: float, times: float
+) -> None:
+    """What is available is more than was told, so that batches train far beyond the prediction."""
+    probes, found = search(remember(memory, times * available), Goal(SIZES, available))
+    check(found, largest(memory, times * available))
+    assert len(probes) <= BOUND
+
+
+def test_beyond_a_limit_that_is_not_kept_batches_double() -> None:
+    probes, found = search(remember(float, math.inf), Goal(SIZES, 1024))
+    check(found, SIZES[-1])
+    assert len(probes) <= 24
+
+
 @given(models(), st.floats(10, 60_000))
 def test_without_readings_it_halves(memory: Callable[[int], float], available: float) -> None:
     """On a card that NVML cannot read, only what fits is known."""

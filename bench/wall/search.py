@@ -56,7 +56,9 @@ _FALL = 0.01
 one batch on a busy CPU differed by 0.3 %."""
 
 _FOLLOWED = 12
-"""Probes after which halving takes over from predictions, where memory is no line at all."""
+"""Probes after which halving takes over from predictions, where memory is no line at all, and
+doubling where nothing was refused, as where a limit is not kept: small steps beyond the predicted
+wall took 371 probes to the end of CIFAR-10."""
 
 
 @dataclass(frozen=True)
@@ -356,6 +358,8 @@ class Standing:
         if low < 0:
             return middle
         top = self._sizes[low]
+        if len(self._told) >= _FOLLOWED:
+            return self._at_most(2 * top)
         if len(self._trained) == 1:
             return self._choose_second(top) if open_above else min(self._at_most(2 * top), middle)
         wall = self.predict_wall()
