@@ -314,7 +314,7 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
         "plan": "bench.sweep --config mine.toml --dry-run",
         "rounding": "bench.compare out --axis rounding even up",
         "precision": "bench.compare out --axis precision fp32 fp16",
-        "fit": f"bench.fit {FAKED} fits {some} --memory-limit 2GiB --step 9999 --json",
+        "fit": f"bench.fit {FAKED} fits {some} --memory-limit 64GiB --step 9999 --json",
         "search": f"bench.search {FAKED} found {some} --lr 0.1 --batch-size 64 --loss-scale 128",
         "advise": f"bench.advise {FAKED} advice {some} --batch-size 64 --compile off "
         "--channels-last off",

@@ -102,6 +102,20 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
     assert "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free" in said.err
 
 
+def test_the_fake_keeps_a_limit_without_a_model_and_says_that_it_measured_nothing(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.delenv(fake.MEMORY, raising=False)
+    frame = run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    ((_, wall),) = read_walls(frame)
+    assert (wall.largest, wall.smallest_failing) == (1024, 1032), "a MiB an image"
+    assert len(frame) <= 8
+    told = "Nothing here was measured: these probes came from the fake executor."
+    assert told in capsys.readouterr().out
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32", "--json")
+    assert [found["origin"] for found in json.loads(capsys.readouterr().out)] == ["fake"]
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -149,7 +163,7 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     assert any(f"batch size {largest} trains, the search has not ended (" in line for line in said)
     command = join_flags(FAKE, LIMIT, ["--out", str(tmp_path / "cut")])
     assert said[-1] == f"not finished; to go on: python -m bench.fit {shlex.join(command)}"
-    table = fit.tabulate(dict(read_walls(read_records(tmp_path / "cut"))), 8)
+    table = fit.tabulate(dict(read_walls(read_records(tmp_path / "cut"))), 8, "subprocess")
     assert table.rows[0][-1].text == "not confirmed: the search has not ended"
     assert not table.notes
     names = ("precision", "batch_size", "steps", "status")

@@ -81,17 +81,21 @@ class Memory:
         return min(limit, self.capacity)
 
 
+PLAIN = Memory(image=2**20)
+"""Where `MEMORY` is not set."""
+
+
 class FakeExecutor(Executor):
-    """Answers each case at once: ok, or the status the rules in `ANSWERS` give it; where `MEMORY`
-    is set, a case that takes more than there is is out of memory. Raises UsageError: a rule is
-    none, or the model of memory, or a lane."""
+    """Answers each case at once: ok, or the status the rules in `ANSWERS` give it; a case that
+    takes more memory than there is, by the model in `MEMORY`, is out of memory. Raises UsageError:
+    a rule is none, or the model of memory, or a lane."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._rules = [_parse_rule(rule) for rule in os.environ.get(ANSWERS, "").split()]
-        memory = os.environ.get(MEMORY)
-        self._memory = None if memory is None else Memory.parse(memory)
-        self._chance = random.Random(self._memory.seed if self._memory else 0)
+        told = os.environ.get(MEMORY)
+        self._memory = PLAIN if told is None else Memory.parse(told)
+        self._chance = random.Random(self._memory.seed)
         self._cards = _parse_lanes(os.environ.get(LANES, ""))
         self._lost: list[Lane] = []
 
@@ -132,21 +136,20 @@ class FakeExecutor(Executor):
         status, m = next(rules, Status.OK), Measurement()
         if status is Status.LOST:
             self._lost.append(job.lane)
-        if self._memory and self._chance.random() < self._memory.fail:
+        if self._chance.random() < self._memory.fail:
             silent = (Status.ERROR, Status.TIMEOUT, Status.KILLED)
             return Outcome(self._chance.choice(silent), "at random, as the fake was told")
-        if self._memory and status in MEASURED:
+        if status in MEASURED:
             used, limit = self._memory.take(job.case), self._memory.limit(job.case)
             if used > limit:
                 return Outcome(Status.OOM, f"{used} bytes are above {limit:.0f}")
-            # the columns that a worker on a CPU fills
-            m.setup_process_bytes, m.peak_process_bytes = round(self._memory.fixed), used
-            m.alloc_retries = int(used > self._memory.retry * limit)
-        if status in MEASURED:
+            if self._memory is PLAIN:
+                m.peak_device_bytes = used
+            else:  # the columns that a worker on a CPU fills
+                m.setup_process_bytes, m.peak_process_bytes = round(self._memory.fixed), used
+                m.alloc_retries = int(used > self._memory.retry * limit)
             m.epoch_time_s = m.measured_time_s = 10 + 1000 / job.case.batch_size
             m.images_per_s = 50_000 / m.epoch_time_s
-            if not self._memory:
-                m.peak_device_bytes = job.case.batch_size * 2**20
             m.train_loss = 2.0 if status is not Status.DIVERGED else None
             m.first_bad_step = 0 if status is Status.DIVERGED else None
         reason = "" if status is Status.OK else "as the fake was told"
