@@ -41,7 +41,8 @@ class Trait(StrEnum):
     PART = "part"
     """How much of an epoch is measured."""
     FIRST = "first"
-    """The loss of the first step, before anything is learned."""
+    """The loss of the first step, before anything is learned. It is of what BatchNorm normalises
+    together, and of frozen layers by their running statistics."""
     KERNELS = "kernels"
     """How fast the same step is computed. The references were measured at its default, and say
     nothing of cases with another value."""

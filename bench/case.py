@@ -160,7 +160,7 @@ class Case:
         affects=(LEARNING, FIT, FIRST))
     accumulate: int = _later(1, parse_whole("a number of micro-batches"),
         "micro-batches that a batch is computed in, their gradients summed",
-        affects=(DRAWS, FIT, WORK), beside={"parallel": ("dp",), "cuda_graphs": (True,)},
+        affects=(DRAWS, FIT, WORK, FIRST), beside={"parallel": ("dp",), "cuda_graphs": (True,)},
         conflicts=(Conflict(  # pytorch issue 169545
             lambda case: case.accumulate > 1 and case.compile in OWN_GRAPHS and not _on_cpu(case),
             "--accumulate {case.accumulate} with --compile {case.compile} fails in torch: its "
@@ -243,14 +243,14 @@ class Case:
         affects=(FIT, PROOF, WORK, KERNELS))
     freeze: str = _later(NONE, parse_freeze,
         "weights that are not trained: backbone, bn, or layers by name; --list describes them",
-        affects=(LEARNING, FIT, PROOF, WORK, FLOP), baseline=True, absent=_FEW_STEPS)
+        affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST), baseline=True, absent=_FEW_STEPS)
     start: str | None = _later(None, parse_start,
         "file of the weights to start from, .safetensors or of torch.save (default: none)",
         affects=(LEARNING, PROOF, WORK, FIRST), baseline=True, absent=_FEW_STEPS)
     workload: str = _later(IMAGES, parse_workload,
         "what to train, package.module:factory; it brings its network, data and loss (default: "
         "--model on the images of --dataset)", common=True,
-        affects=(LEARNING, FIT, PROOF, WORK, FLOP))
+        affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
     input: str | None = _synthetic(None, parse_input,
         "shape of synthetic images, such as 3x224x224 (default: the dataset's, 3x32x32)")
     classes: int | None = _synthetic(None, parse_classes,
@@ -292,7 +292,7 @@ class Case:
         "with --parallel ddp, MiB of gradients that are exchanged at once")
     sync_bn: bool = _parallel(False, parse_switch,
         "with --parallel ddp, BatchNorm over the batches of all GPUs",
-        affects=(FIT, PROOF, WORK, RECIPE), conflicts=(
+        affects=(FIT, PROOF, WORK, FIRST, RECIPE), conflicts=(
             Conflict(lambda case: case.sync_bn and _on_cpu(case),
                 "--sync-bn needs GPUs, as torch's SyncBatchNorm does; leave it out"),))
     seed: int = describe_axis(0, parse_seed, "seed of weights, order and augmentation", affects=(),

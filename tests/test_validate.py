@@ -215,6 +215,35 @@ def test_two_cards_may_take_the_power_of_both(copy: Path) -> None:
     assert find_faults(copy)["energy"] == []
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"freeze": "bn"},
+        {"accumulate": "2"},
+        {"parallel": "ddp", "sync_bn": "on"},
+        {"workload": "mine:digits"},
+    ],
+)
+def test_another_start_may_have_another_loss(cells: dict[str, str], copy: Path) -> None:
+    """What is found of one start, `a curve lowered as a whole`, is not of two."""
+    folder = Folder(copy)
+    lower_losses(folder)
+    folder.row.update(cells)
+    folder.write()
+    assert find_faults(copy)["curve"] == []
+
+
+@pytest.mark.parametrize("workload", ["images", "mine:digits"])
+def test_only_a_users_data_are_drawn_as_its_loader_does(workload: str, copy: Path) -> None:
+    folder = Folder(copy)
+    lower_losses(folder)
+    for row in folder.records:
+        row.update(workload=workload)
+    folder.row.update(loader="torch")
+    folder.write()
+    assert bool(find_faults(copy)["curve"]) is (workload == "images")
+
+
 def test_every_check_has_a_tampering_that_it_finds() -> None:
     assert {name for name, _ in TAMPERINGS.values()} == {"schema", *(c.name for c in CLAIMS)}
 

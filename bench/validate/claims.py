@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from statistics import fmean, median
 
 from bench.axis import Trait
@@ -28,6 +28,7 @@ from bench.record import COMPARABLE, Status, read_missing
 from bench.study.columns import Columns
 from bench.text import count, name_first
 from bench.validate.evidence import OWN, Evidence, Row
+from bench.workloads import IMAGES
 from bench.yardstick import read_tries
 
 EXACT = 1e-6
@@ -330,7 +331,10 @@ def find_wrong_learning(row: Row) -> Iterator[str]:
 def find_odd_curves(evidence: Evidence) -> Iterator[str]:
     """Before anything is learned, rows with the same weights and images have the same loss."""
     same = ("dataset_fingerprint", "model_parameters", "run_seed", *list_affecting(Trait.FIRST))
-    for rows in evidence.group(*same):
+    of_images = (rows for rows in evidence.group(*same) if rows[0]["workload"] == IMAGES)
+    drawn = evidence.group(*same, *list_affecting(Trait.DRAWS))
+    of_others = (rows for rows in drawn if rows[0]["workload"] != IMAGES)
+    for rows in chain(of_images, of_others):
         own = [row for row in rows if row["executor"] in OWN]
         firsts = [(row.name, row.steps["loss"].iloc[0]) for row in own if len(row.steps)]
         if len(firsts) > 1:
@@ -378,7 +382,7 @@ def find_wrong_proofs(row: Row) -> Iterator[str]:
 
 
 def find_wrong_data(row: Row) -> Iterator[str]:
-    if row.case.dataset == "cifar10" and not row.case.input and row["workload"] == "images":
+    if row.case.dataset == "cifar10" and not row.case.input and row["workload"] == IMAGES:
         for column, right in CIFAR10.items():
             if row.has(column) and row[column] != right:
                 yield f"{column} is {row[column]}, and CIFAR-10's is {right}"
