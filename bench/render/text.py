@@ -181,12 +181,14 @@ def _break_path(line: str, width: int) -> Iterator[str]:
 
 
 def group_doubts(notices: Sequence[Notice]) -> list[list[Notice]]:
-    """The doubts of a first screen, those that the same remedy helps together."""
-    groups: dict[str, list[Notice]] = {}
+    """The doubts of a first screen, those that the same remedy helps together: each label once,
+    also where it is found in several sweeps."""
+    groups: dict[str, dict[tuple[str, str], Notice]] = {}
     for notice in notices:
         if notice.level is Level.TABLE:
-            groups.setdefault(notice.remedy or notice.found, []).append(notice)
-    return list(groups.values())
+            group = groups.setdefault(notice.remedy or notice.found, {})
+            group.setdefault((notice.label, notice.where), notice)
+    return [list(group.values()) for group in groups.values()]
 
 
 def join_doubts(notices: Sequence[Notice], width: int) -> str:

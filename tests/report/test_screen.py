@@ -165,6 +165,14 @@ def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
     assert lines[-1].endswith("--full shows 3 more doubts, all tables and all notes.")
 
 
+def test_a_doubt_that_two_sweeps_share_is_said_once() -> None:
+    """Such as that rows are missing, of which each sweep names its own."""
+    notices = [Notice("Incomplete", f"{name} has no row.", "Run it again.") for name in "abc"]
+    lines = screen_of(make_document(warnings=tuple(notices))).splitlines()
+    assert "! Incomplete: run it again." in lines
+    assert lines[-1].endswith("--full shows 2 more doubts, all tables and all notes.")
+
+
 def test_a_command_is_broken_so_that_it_can_be_pasted() -> None:
     words = ["python", "-m", "bench.sweep", "--out", "a folder/--b", "--batch-size"]
     words += [str(2**i) for i in range(8)] + ["--data-dir", "d" * 60, "--repeats", "3"]
