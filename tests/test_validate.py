@@ -148,6 +148,8 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Folder], None]]] = {
     "a row of another card": ("environment", change(gpu_uuid="GPU-0")),
     "a row taken out": ("plan", take_out),
     "an attempt without the one before": ("plan", change(attempt="2")),
+    "a run that was cut off": ("plan", change(status="interrupted", reason="stopped")),
+    "a run that was lost": ("plan", change(status="lost", reason="no answer")),
     "an invalid row called ok": ("outcome", change(reason="the epoch lost an image")),
     "a loss of inf called ok": ("outcome", change(first_bad_step="3")),
     "readings emptied": ("doubts", forget),
@@ -213,6 +215,19 @@ def test_two_cards_may_take_the_power_of_both(copy: Path) -> None:
     folder.row.update(world_size="2", parallel="ddp")
     folder.write()
     assert find_faults(copy)["energy"] == []
+
+
+def test_a_run_that_was_cut_off_is_named_until_it_ran_again(copy: Path) -> None:
+    folder = Folder(copy)
+    again = folder.row | {"record_id": "0" * 16, "attempt": "2"}
+    folder.row.update(status="interrupted", reason="stopped")
+    folder.write()
+    named = "fp16 · loss scale 128 · batch size 512: interrupted, and not run again since"
+    assert find_faults(copy)["plan"] == [named]
+    assert main([str(copy)]) == 1
+    folder.records.append(again)
+    folder.write()
+    assert find_faults(copy)["plan"] == []
 
 
 @pytest.mark.parametrize(

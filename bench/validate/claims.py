@@ -17,14 +17,15 @@ from itertools import chain, combinations, pairwise
 from statistics import fmean, median
 
 from bench.axis import Trait
-from bench.case import Case, list_affecting
+from bench.case import Case, list_affecting, telling_axes
 from bench.diagnosis.rates import RATES
 from bench.environment.source import hash_commit
 from bench.gpu.peaks import list_peaks
 from bench.limits import SLOWED, leave_out_first
 from bench.origin import find_origin
 from bench.precision import Arithmetic, find_formats
-from bench.record import COMPARABLE, Status, read_missing
+from bench.record import COMPARABLE, REPEATED, Status, read_missing
+from bench.store.runs import read_history
 from bench.study.columns import Columns
 from bench.text import count, name_first
 from bench.validate.evidence import OWN, Evidence, Row
@@ -128,6 +129,13 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
     yield from (f"{told} {mend}" for told, mend in evidence.sweep.gaps)
     columns = [evidence.records[name].tolist() for name in ("repeat", "sentinel", "attempt")]
     attempts = {*zip(evidence.cases, *columns, strict=True)}
+    axes = telling_axes(evidence.cases)
+    for (case, repeat, sentinel), past in read_history(evidence.records).items():
+        began = (case, repeat, sentinel, past.attempt) in attempts
+        # a sentinel that was cut off is among the gaps
+        if past.status in REPEATED and began and not sentinel:
+            which = f", repeat {repeat}" if repeat > 1 else ""
+            yield f"{case.label(axes)}{which}: {past.status}, and not run again since"
     for row in evidence.rows:
         run, attempt = (row.case, row["repeat"], row["sentinel"]), row["attempt"]
         if attempt > 1 and not any((*run, before) in attempts for before in range(1, attempt)):
@@ -392,7 +400,7 @@ CLAIMS = (
     Claim("rows", "every row beside the records belongs to one of them", find_orphans),
     Claim("code", "the code is that of a commit, not edited", find_unknown_code),
     Claim("environment", "all rows are of one machine and one software", find_environments),
-    Claim("plan", "everything that was planned has a row", find_gaps),
+    Claim("plan", "everything that was planned ran, and none of it was cut off", find_gaps),
     Claim("outcome", "status, reason and figures of a row agree", find_wrong_outcomes),
     Claim("doubts", "what doubts are told by is there", _of_rows(find_emptied)),
     Claim(
