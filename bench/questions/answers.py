@@ -14,7 +14,7 @@ from bench.questions.effects import Effect
 from bench.questions.families import Family, find_bounds
 from bench.questions.material import Material
 from bench.questions.rivals import Match, list_contests
-from bench.record import REFUSED
+from bench.record import REFUSED, Status
 from bench.render.cells import (
     TIMED,
     Row,
@@ -80,7 +80,7 @@ def _answer_each(found: Material) -> Iterator[Answer]:
             here = [f for f in found.families if attrgetter(*_PLACE)(f.first) == place]
             said = (
                 *_tell_fastest(rows, named),
-                _tell_largest(rows, searched),
+                _tell_largest(rows, searched, named),
                 _compare_largest(here),
             )
             data = "" if dataset == OWN else f" on {dataset}"
@@ -292,18 +292,23 @@ def _against_other_fp32(row: Row, others: Sequence[Row], names: Sequence[str]) -
     return f", {speedup} times as fast as the nearest fp32 case ({what}){doubt}"
 
 
-def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
+def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame, named: Sequence[str]) -> str:
     """Name the largest batch that fits each precision, where any ran out of memory. Micro-batches
     take less memory, so batches in one piece are told of, where there are any."""
     import pandas as pd
 
-    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind"]
+    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind", *named]
+    columns = list(dict.fromkeys(columns))
     ended = pd.concat([part[columns] for part in (cases, probes)])
     ended = ended[ended["accumulate"] == ended["accumulate"].min()]
     if not ended["status"].isin(REFUSED).any():
         fits = ended.loc[ended["status"].isin(TIMED), "batch_size"]
         several = fits.nunique() > 1 and ended["batch_size"].max() == fits.max()
-        return f"Every batch size fits, up to {fits.max()}." if several else ""
+        if not several:
+            return ""
+        silent = [f"{name_case(row, named)} ({row.status})" for row in _list_silent(ended, named)]
+        but = f", but this is not known of {_list_some(silent, '; ')}" if silent else ""
+        return f"Every batch size fits, up to {fits.max()}{but}."
     limits = order_values("memory_limit", ended["memory_limit"])
     said = []
     for limit in limits:
@@ -312,6 +317,16 @@ def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame) -> str:
         said.append(f"{under if len(limits) > 1 else ''}: {largest}")
     fake = " (not measured)" if (ended["kind"] == "fake").all() else ""
     return f"Largest batch size that fits{fake}{';'.join(said)}."
+
+
+def _list_silent(ended: pd.DataFrame, named: Sequence[str]) -> Iterator[Row]:
+    """What ended without saying whether it fits, and no larger batch with its settings did."""
+    settings = [name for name in named if name != "batch_size"]
+    for _, alike in ended.groupby(settings, sort=False, dropna=False):
+        fits = alike.loc[alike["status"].isin(TIMED), "batch_size"].max()
+        silent = ~alike["status"].isin([*TIMED, Status.UNSUPPORTED.value])
+        # of nothing, the maximum is NaN, which no size is at most
+        yield from iterate(alike[silent & ~(alike["batch_size"] <= fits)])
 
 
 def _list_largest(ended: pd.DataFrame) -> Iterator[str]:

@@ -157,6 +157,17 @@ BATCHES = {
         "What made the allocator retry is not on the line: it misses by nothing.",
         "batch-memory", list(list_scaling()), [FULL],
     ),
+    "cut off": plant(
+        "What was cut off at its largest batch is not known to fit, and what was at a smaller one "
+        "is; what cannot run here has no batch size.",
+        "answers",
+        ends("a", {"fp32": (256, None)}),
+        [end(Case(model="m:a", precision=precision, batch_size=size),
+             **make_card("NVIDIA RTX 6000 Ada"), status=status)
+         for precision, size, status in (("fp32", 128, Status.TIMEOUT),
+                                         ("bf16", 256, Status.INTERRUPTED),
+                                         ("fp8", 256, Status.UNSUPPORTED))],
+    ),
     "known ends": plant(
         "Only precisions whose end is known are at their largest; of others it is said why not.",
         "answers matched largest",
