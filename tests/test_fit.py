@@ -26,6 +26,8 @@ from bench.flags import join_flags
 from bench.grid import grid, parse_values
 from bench.questions.families import find_searches
 from bench.record import Outcome, Status
+from bench.render.model import NOTHING, Level
+from bench.report.document import build
 from bench.store.plans import Plan
 from bench.store.reader import read_config, read_records
 from bench.store.runs import read_history
@@ -236,6 +238,37 @@ def test_the_report_and_a_later_sweep_keep_the_margin(
     assert (read.step, read.margin) == (16, 0.2)
     (found,) = find_searches(summaries.read([read]), [read])
     assert found.wall.recommended == 512
+
+
+def test_the_report_of_probes_alone_says_what_they_found_and_how_to_time_it(
+    tmp_path: Path, memory: Callable[[str], None]
+) -> None:
+    memory(LINE)
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    run_fit(tmp_path, *LIMIT, "--step", "8", "--probes", "3", rc=1)
+    report = build(read_sweeps([tmp_path]))
+    assert report.outcomes == (
+        "8 probes: the largest batch size is known of 1 of 2 settings. No case was timed."
+    )
+    (walls,) = report.opening
+    assert [row[3].text for row in walls.rows] == ["672", NOTHING], "what is recommended"
+    assert walls.level is Level.TABLE
+    assert report.next_step.why == "measure, instead of making figures up"
+    command = shlex.split(report.next_step.command)
+    assert "--executor" not in command
+    assert {"--step", "--probes"}.isdisjoint(command)
+    file = tmp_path / "records.csv"
+    file.write_text(file.read_text().replace(",fake,", ",subprocess,"))
+    step = build(read_sweeps([tmp_path])).next_step
+    assert step.why == "time training at the batch sizes that were found"
+    file.write_text(file.read_text().replace(",subprocess,", ",fake,"))
+    asked = shlex.split(step.command)
+    assert asked[:3] == ["python", "-m", "bench.sweep"]
+    frame = run_sweep(tmp_path, *asked[3:])
+    timed = frame[~frame["probe"]]
+    assert rows(timed, "precision", "batch_size")[:2] == [("fp32", 672), ("bf16-amp", 1120)]
+    assert (frame[frame["probe"]]["precision"] == "fp32").sum() == 5, "they are not made again"
+    assert "No case was timed" not in build(read_sweeps([tmp_path])).outcomes
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
-from bench.case import AXES, axis_flag, list_affecting, spell_value
+from bench.case import AXES, Case, axis_flag, list_affecting, spell_value
 from bench.flags import join_flags, split_flags
+from bench.grid import AUTO
 from bench.limits import MIN_REPEATS
+from bench.origin import find_origin
+from bench.questions.families import Search
 from bench.questions.halving import confirm
 from bench.questions.notices import list_asked, list_failed
 from bench.record import REPEATED, Status
@@ -24,16 +27,28 @@ from bench.study.sweeps import Sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-SWEEP, WHY, COMPARE, REPORT = (
-    ["python", "-m", f"bench.{name}"] for name in ("sweep", "why", "compare", "report")
+SWEEP, FIT, WHY, COMPARE, REPORT = (
+    ["python", "-m", f"bench.{name}"] for name in ("sweep", "fit", "why", "compare", "report")
 )
+
+OF_FIT = ("--step", "--margin", "--probes", "--json")  # flags that a sweep does not have
 
 UNSURE = ("shared", "noisy", "trend", "unknown")  # doubts that more repeats may settle
 
 
-def choose_next(sweeps: Sequence[Sweep], cases: pd.DataFrame) -> NextStep:
-    """The step that would help most, by the cases that are shown."""
-    asked = (_suggest(sweep, cases[cases["sweep"] == sweep.name]) for sweep in sweeps)
+def choose_next(
+    sweeps: Sequence[Sweep], cases: pd.DataFrame, searches: Sequence[Search] = ()
+) -> NextStep:
+    """The step that would help most, by the cases that are shown, or where there are none by the
+    searches for the largest batch."""
+    asked = (
+        _suggest(
+            sweep,
+            cases[cases["sweep"] == sweep.name],
+            [s.family for s in searches if s.sweep == sweep.name and s.wall.largest],
+        )
+        for sweep in sweeps
+    )
     for suggested in zip(*asked, strict=True):
         for why, words in suggested:
             if words:
@@ -45,9 +60,12 @@ def choose_next(sweeps: Sequence[Sweep], cases: pd.DataFrame) -> NextStep:
     return NextStep("see all of it as a page with figures", shlex.join(page))
 
 
-def _suggest(sweep: Sweep, cases: pd.DataFrame) -> Iterator[tuple[str, Sequence[str]]]:
-    """What may have to be done to a sweep, given the cases of it that are shown, most urgent first:
-    why, and the words of a command; none where it need not."""
+def _suggest(
+    sweep: Sweep, cases: pd.DataFrame, found: Sequence[Case]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """What may have to be done to a sweep, given the cases of it that are shown, or those of which
+    only the largest batch was ``found``, most urgent first: why, and the words of a command; none
+    where it need not."""
 
     def change(needed: Any, without: Sequence[str] = (), **flags: Sequence[str]) -> Sequence[str]:
         return _change(sweep, without, **flags) if needed else []
@@ -61,8 +79,16 @@ def _suggest(sweep: Sweep, cases: pd.DataFrame) -> Iterator[tuple[str, Sequence[
     published = len(cases) and (cases["kind"] == "published").all()
     words = [*SWEEP, "--preset", "rtx-titan"] if published else []
     yield "measure the same cases here", words
-    fake = len(cases) and cases["fake"].all()
-    yield "measure, instead of making figures up", change(fake, ["--executor", "--out"])
+    auto: dict[str, Sequence[str]] = {}
+    if found:
+        # fit chose them, if its command did not
+        chosen = ("precision", "dataset")
+        auto = {n: list(dict.fromkeys(str(getattr(case, n)) for case in found)) for n in chosen}
+        auto["batch_size"] = [AUTO]
+    fake = (sweep.records["executor"].map(find_origin) == "fake").all()
+    fake = cases["fake"].all() if len(cases) else found and fake
+    yield "measure, instead of making figures up", change(fake, ["--executor", "--out"], **auto)
+    yield "time training at the batch sizes that were found", change(found, **auto)
     whole = not (sweep.plan and sweep.plan.shard)
     left = cases["status"].isin(list(REPEATED)).any() or (whole and sweep.gaps)
     yield "run what is missing", change(left)
@@ -95,14 +121,19 @@ def _name_folder(sweep: Sweep) -> str:
 
 
 def _change(sweep: Sweep, without: Sequence[str] = (), **flags: Sequence[str]) -> list[str]:
-    """The sweep's last command with other values of some flags; empty where none is known."""
+    """The sweep's last command with other values of some flags; empty where none is known. Of a
+    search for the largest batch, the sweep with its settings."""
     lines = sweep.command.splitlines()
     try:
         words = shlex.split(lines[-1]) if lines else []
     except ValueError:  # somebody edited it
         return []
     module, asked = words[: len(SWEEP)], words[len(SWEEP) :]
-    if module != SWEEP or not all(word.startswith("--") for word in asked[:1]):
+    if module == FIT:
+        without = [*without, *OF_FIT]
+    elif module != SWEEP:
+        return []
+    if not all(word.startswith("--") for word in asked[:1]):
         return []
     if not (sweep.plan and sweep.plan.shard):
         without = [*without, "--shard"]  # of shards that are joined, the whole is asked for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
@@ -105,11 +105,11 @@ class Report(Material):
 
     @cached_property
     def opening(self) -> tuple[Table, ...]:
-        return self._lay_out(s for s in self.sections if s.level is not Level.DETAIL)
+        return self._lay_out(s for s in self._told if s.level is not Level.DETAIL)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
-        return self._lay_out(self.sections)
+        return self._lay_out(self._told)
 
     @cached_property
     def environments(self) -> Table:
@@ -122,7 +122,14 @@ class Report(Material):
 
     @cached_property
     def outcomes(self) -> str:
-        """How many cases and runs there are, and how the cases ended, most frequent first."""
+        """How many cases and runs there are, and how the cases ended, most frequent first. Of
+        probes alone, as `bench.fit` leaves them, what they found."""
+        if not len(self.cases) and self.searches:
+            known = sum(search.wall.confirmed for search in self.searches)
+            return (
+                f"{count(len(self.probes), 'probe')}: the largest batch size is known of "
+                f"{known} of {count(len(self.searches), 'setting')}. No case was timed."
+            )
         ends = zip(self.cases["status"], self.cases["inferred"], strict=True)
         counts = Counter(outcome(str(status), inferred=bool(guess)) for status, guess in ends)
         ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
@@ -132,13 +139,20 @@ class Report(Material):
 
     @cached_property
     def next_step(self) -> NextStep | None:
-        return choose_next(self.sweeps, self.cases)
+        return choose_next(self.sweeps, self.cases, () if len(self.cases) else self.searches)
 
     @cached_property
     def _notices(self) -> list[Notice]:
         shown = (self.steps[cell] for cell in self.cases["cell"] if cell in self.steps)
         known = warn(self.records, self.cases, self.everything, self.sweeps)
         return [*known, *doubt_profiles(shown)]
+
+    @property
+    def _told(self) -> Iterable[Section]:
+        """The sections; what probes found stands on a first screen where nothing else would."""
+        if len(self.cases):
+            return self.sections
+        return (replace(s, level=Level.TABLE) if s is WALLS else s for s in self.sections)
 
     def _lay_out(self, sections: Iterable[Section]) -> tuple[Table, ...]:
         units = find_units(self.cases)
