@@ -1,7 +1,7 @@
 """`python -m bench.fit`: find the largest batch size that fits in memory.
 
-Few batch sizes are tried, each in a process of its own and a record like any other; see
-docs/batch-size.md.
+A few batch sizes are tried, each for a few steps in a process of its own. Each such probe is a row
+of the results; see docs/batch-size.md.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def build_parser() -> Parser:
     )
     group = parser.add_argument_group("what to find")
     add, whole = partial(add_flag, group), partial(parse_whole, least=1, most=10_000)
-    largest = "find the largest batch size to N images, or items of a --workload"
+    largest = "look for it in steps of N images, or items of a --workload"
     add("--step", "N", f"{largest} ({STEP})", whole, STEP)
-    free = "recommend a batch size that leaves so much memory free"
+    free = "recommend a batch size that leaves this share of memory free"
     add("--margin", "P%", f"{free} ({100 * MARGIN:g}%%)", _parse_margin, MARGIN)
-    runs = "end each search after N runs; the same command goes on (default: as needed)"
+    runs = "make N probes of each search at most; the same command goes on (default: as needed)"
     add("--probes", "N", runs, whole)
     group.add_argument("--json", action="store_true", help="print JSON on standard output")
     names = {device: " ".join(known) for device, known in PRECISIONS.items()}

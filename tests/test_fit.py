@@ -100,7 +100,8 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
         *("fp32", "720", "728", "672"),
     ]
     assert next(line for line in lines if line.startswith(" bf16-amp")).split()[1] == "1200"
-    assert "[5] fp32 · batch size 720 · steps 16" in said.err
+    told = "[5] fp32 · batch size 720 · steps 16: trains, 1.00 GiB, synthetic images, fake"
+    assert told in said.err, "its few steps tell nothing of speed or learning"
     assert "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free" in said.err
 
 
@@ -248,7 +249,7 @@ def test_the_report_of_probes_alone_says_what_they_found_and_how_to_time_it(
     run_fit(tmp_path, *LIMIT, "--step", "8", "--probes", "3", rc=1)
     report = build(read_sweeps([tmp_path]))
     assert report.outcomes == (
-        "8 probes: the largest batch size is known of 1 of 2 settings. No case was timed."
+        "8 probes of 2 settings; the largest batch size is known of 1. No case was timed."
     )
     (walls,) = report.opening
     assert [row[3].text for row in walls.rows] == ["672", NOTHING], "what is recommended"

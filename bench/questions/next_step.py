@@ -85,8 +85,8 @@ def _suggest(
         chosen = ("precision", "dataset")
         auto = {n: list(dict.fromkeys(str(getattr(case, n)) for case in found)) for n in chosen}
         auto["batch_size"] = [AUTO]
-    fake = (sweep.records["executor"].map(find_origin) == "fake").all()
-    fake = cases["fake"].all() if len(cases) else found and fake
+    origins = {*map(find_origin, sweep.records["executor"])}
+    fake = cases["fake"].all() if len(cases) else found and origins == {"fake"}
     yield "measure, instead of making figures up", change(fake, ["--executor", "--out"], **auto)
     yield "time training at the batch sizes that were found", change(found, **auto)
     whole = not (sweep.plan and sweep.plan.shard)

@@ -127,8 +127,8 @@ class Report(Material):
         if not len(self.cases) and self.searches:
             known = sum(search.wall.confirmed for search in self.searches)
             return (
-                f"{count(len(self.probes), 'probe')}: the largest batch size is known of "
-                f"{known} of {count(len(self.searches), 'setting')}. No case was timed."
+                f"{count(len(self.probes), 'probe')} of {count(len(self.searches), 'setting')}; the "
+                f"largest batch size is known of {known or 'none'}. No case was timed."
             )
         ends = zip(self.cases["status"], self.cases["inferred"], strict=True)
         counts = Counter(outcome(str(status), inferred=bool(guess)) for status, guess in ends)

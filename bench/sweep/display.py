@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -170,6 +170,9 @@ def _describe(record: Record) -> str:
     if record.anchor:
         step_s = m.step_time_median_s
         return "no step was timed" if step_s is None else f"{write_number(1e3 * step_s)} ms a step"
+    if record.probe:  # its few steps tell of memory only
+        words.append("trains")
+        m = replace(m, epoch_time_s=None, train_loss=None, train_accuracy=None, warmup_steady=None)
     if m.epoch_time_s is not None:
         cut = record.case.fraction < 1 or record.case.steps is not None
         about = "≈" if cut or m.epoch_time_error is not None else ""
