@@ -249,7 +249,7 @@ def test_the_report_of_probes_alone_says_what_they_found_and_how_to_time_it(
     run_fit(tmp_path, *LIMIT, "--step", "8", "--probes", "3", rc=1)
     report = build(read_sweeps([tmp_path]))
     assert report.outcomes == (
-        "8 probes of 2 settings; the largest batch size is known of 1. No case was timed."
+        "8 probes of 2 settings; the largest batch size is confirmed for 1. No case was timed."
     )
     (walls,) = report.opening
     assert [row[3].text for row in walls.rows] == ["672", NOTHING], "what is recommended"

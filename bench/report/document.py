@@ -126,10 +126,9 @@ class Report(Material):
         probes alone, as `bench.fit` leaves them, what they found."""
         if not len(self.cases) and self.searches:
             known = sum(search.wall.confirmed for search in self.searches)
-            return (
-                f"{count(len(self.probes), 'probe')} of {count(len(self.searches), 'setting')}; the "
-                f"largest batch size is known of {known or 'none'}. No case was timed."
-            )
+            made = f"{count(len(self.probes), 'probe')} of {count(len(self.searches), 'setting')}"
+            confirmed = f"the largest batch size is confirmed for {known or 'none'}"
+            return f"{made}; {confirmed}. No case was timed."
         ends = zip(self.cases["status"], self.cases["inferred"], strict=True)
         counts = Counter(outcome(str(status), inferred=bool(guess)) for status, guess in ends)
         ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
