@@ -11,15 +11,20 @@ class Kind:
     """An executor as ``module:class``, and what has to be known of it before it is loaded."""
 
     place: str
+    about: str = ""  # what it does, for --executor's help
     trains: bool = True  # else nothing is looked at or measured, and its rows are no measurements
     here: bool = True  # its lanes are of this machine: before it starts, it can say which, and a
     # run can be asked after each epoch whether to go on; else --address says where they are
 
 
 EXECUTORS: dict[str, Kind] = {
-    "subprocess": Kind("bench.executors.subprocess:SubprocessExecutor"),
-    "ray": Kind("bench.executors.ray.executor:RayExecutor", here=False),
-    "fake": Kind("bench.executors.fake:FakeExecutor", trains=False),
+    "subprocess": Kind("bench.executors.subprocess:SubprocessExecutor", "on this machine"),
+    "ray": Kind(
+        "bench.executors.ray.executor:RayExecutor", "on the nodes of a Ray cluster", here=False
+    ),
+    "fake": Kind(
+        "bench.executors.fake:FakeExecutor", "makes figures up, to try the harness", trains=False
+    ),
 }
 
 Origin = Literal["measured", "fake", "published"]
