@@ -28,6 +28,7 @@ from bench.flags import (
     read_axes,
 )
 from bench.grid import AUTO
+from bench.origin import tell_origin
 from bench.preset import Preset
 from bench.processes import leave
 from bench.render.cells import whole_cell
@@ -82,6 +83,8 @@ def main(argv: Sequence[str]) -> int:
     """
     given = build_parser().parse(argv)
     walls, session = find_largest(_read_options(given), given.step, given.margin, given.probes)
+    for line in tell_origin([given.executor]):
+        print(line, file=sys.stderr if given.json else sys.stdout)
     print_walls(walls, given.step, given.json)
     if session.stopped or any(wall.ending is None for wall in walls.values()):
         print(f"not finished; to go on: {session.resume}", file=sys.stderr)

@@ -26,6 +26,7 @@ from bench.flags import join_flags
 from bench.grid import grid, parse_values
 from bench.questions.families import find_searches
 from bench.record import Outcome, Status
+from bench.report.__main__ import main as report
 from bench.store.plans import Plan
 from bench.store.reader import read_config, read_records
 from bench.store.runs import read_history
@@ -40,6 +41,7 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
+MADE_UP = "Nothing here was measured: these rows came from the fake executor.\n"
 LIMIT = ["--memory-limit", "1GiB"]
 LINE = "fixed=300MiB image=1MiB low=0.6"
 
@@ -92,6 +94,7 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
         assert wall.probes <= 8
     said = capsys.readouterr()
     assert [family.precision for family, _ in read_walls(frame)] == ["fp32", "bf16-amp"]
+    assert said.out.startswith(MADE_UP)
     lines = said.out.splitlines()
     assert lines[-1].strip() == "The largest that trains was confirmed by a run of 16 steps."
     assert next(line for line in lines if line.startswith(" fp32")).split()[:4] == [
@@ -205,11 +208,24 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
 def test_json(tmp_path: Path, memory: Callable[[str], None], capsys: Capture) -> None:
     memory(LINE)
     run_fit(tmp_path, *LIMIT, "--json", "--step", "16", "--margin", "20%", "--precision", "fp32")
-    (found,) = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    (found,) = json.loads(told.out)
+    assert MADE_UP in told.err
     assert found["largest"] == 720
     assert found["smallest_failing"] == 736
     assert found["recommended"] == 512, "300 + 512 <= 0.8 * 1024 < 300 + 528"
     assert (found["step"], found["margin"], found["ending"]) == (16, 0.2, "found")
+
+
+def test_a_report_of_made_up_probes_says_so(
+    tmp_path: Path, memory: Callable[[str], None], capsys: Capture
+) -> None:
+    """There is no case yet, and batch sizes are recommended."""
+    memory(LINE)
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    capsys.readouterr()
+    assert report([str(tmp_path)]) == 0
+    assert MADE_UP in capsys.readouterr().out
 
 
 def test_the_report_and_a_later_sweep_keep_the_margin(

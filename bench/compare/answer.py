@@ -9,11 +9,18 @@ from bench.compare.comparison import Comparison, MetricPair
 from bench.compare.tables import Margins, list_differences, write_spoilt
 from bench.compare.values import explain_unmatched, list_left_out
 from bench.limits import MIN_REPEATS
+from bench.origin import tell_origin
 from bench.study.axes import name_axis
 from bench.study.metrics import Metric
 from bench.text import capitalize, count, name_first, write_percent, write_range
 from bench.verdict.ratio import Verdict
 from bench.verdict.seeds import MIN_SEEDS
+
+
+def warn_of_origin(comparison: Comparison) -> Iterator[str]:
+    """What is said first where neither side was measured."""
+    both = (comparison.a, comparison.b)
+    return tell_origin(executor for side in both for executor in side.environment("executor"))
 
 
 def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
@@ -87,6 +94,13 @@ def advise(comparison: Comparison, margin: float) -> str:
     return ""
 
 
+def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:
+    """All that is said before the tables: the verdicts, what is compared, and how to read it."""
+    yield from warn_of_origin(comparison)
+    yield from conclude(comparison, margins.verdict)
+    yield from introduce(comparison, margins)
+
+
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     """What is compared, and how to read it."""
     for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
@@ -139,6 +153,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
     paths = "" if a.path == b.path else f" ({a.path}) and {b.title} ({b.path})"
     both = f"{a.title}{paths}" if paths else f"{a.title} and {b.title} in {a.path}"
     matched = comparison.matched
+    yield from warn_of_origin(comparison)
     if not matched:
         yield f"{both}: no case in both: {explain_unmatched(comparison)}"
         return
