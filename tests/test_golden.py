@@ -149,6 +149,7 @@ FORMATS_OF = {
     "everything": "text screen md json",
     "axis": "screen json",
     "made up": "screen md json",
+    "equal to the last digit": "screen",
 }
 
 

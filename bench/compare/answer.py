@@ -80,18 +80,33 @@ def _write_digits(value: float) -> str:
 
 def advise(comparison: Comparison, margin: float) -> str:
     """What would give the verdicts that are missing; empty where none are."""
-    judged = {
-        metric: {finding.ratio.judge(margin) for finding in findings if finding.a and finding.b}
+    known = [
+        (metric.seeded, finding, finding.ratio.judge(margin))
         for metric, findings in comparison.metrics.items()
+        for finding in findings
+        if finding.a and finding.b
+    ]
+    # where there are enough and yet no verdict, more of them give none
+    few = {
+        seeded
+        for seeded, finding, verdict in known
+        if verdict is Verdict.NONE and _is_short(finding, seeded)
     }
-    unjudged = [metric for metric, verdicts in judged.items() if Verdict.NONE in verdicts]
-    if any(not metric.seeded for metric in unjudged):
+    if False in few:
         return f"Next: run both again with --repeats {MIN_REPEATS}, and compare them again."
-    if unjudged:
+    if few:
         return f"Next: a loss needs {MIN_SEEDS} seeds a side; run both with --repeats {MIN_SEEDS}."
-    if any(Verdict.AMBIGUOUS in verdicts for verdicts in judged.values()):
+    if any(verdict is Verdict.AMBIGUOUS for _, _, verdict in known):
         return "Next: more repeats (--repeats 10) decide what is not certain."
     return ""
+
+
+def _is_short(finding: MetricPair, seeded: bool) -> bool:
+    """Whether a side has fewer repeats, or seeds where these count, than a verdict needs."""
+    if not seeded:
+        return min(len(finding.a), len(finding.b)) < MIN_REPEATS
+    a, b = finding.seeded
+    return min(len(a), len(b), len(a.keys() & b.keys()) or MIN_SEEDS) < MIN_SEEDS
 
 
 def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:

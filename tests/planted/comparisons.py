@@ -352,6 +352,10 @@ COMPARISONS = {
                        "a b", a=runs(CASE, BASE, executor="x"), b=runs(CASE, BASE, executor="x")),
     "not known on one side": plant("A label on one side names it.", "a b", a=runs(CASE, BASE),
                                    b=runs(CASE, BASE, executor="x")),
+    "equal to the last digit": plant(
+        "There are enough repeats: more of them are not asked for.", "a b",
+        a=runs(CASE, [1.0] * 3), b=runs(CASE, [1.0] * 3),
+    ),
     "axis": plant(
         "Two values of an axis within a sweep: 1.25× and the same; one case has no partner.",
         "a --axis precision fp32 bf16-amp",
