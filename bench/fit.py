@@ -28,7 +28,7 @@ from bench.flags import (
     read_axes,
 )
 from bench.grid import AUTO
-from bench.origin import find_origin
+from bench.origin import find_origin, tell_origin
 from bench.preset import Preset
 from bench.processes import leave
 from bench.render.cells import whole_cell
@@ -84,6 +84,8 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().parse(argv)
     options = _read_options(given)
     walls, session = find_largest(options, given.step, given.margin, given.probes)
+    for line in tell_origin([options.executor]):
+        print(line, file=sys.stderr if given.json else sys.stdout)
     print_walls(walls, given.step, options.executor, given.json)
     if session.stopped or any(wall.ending is None for wall in walls.values()):
         print(f"not finished; to go on: {session.resume}", file=sys.stderr)
@@ -111,8 +113,8 @@ def _read_options(given: argparse.Namespace) -> Options:
 
 
 def print_walls(walls: Mapping[Case, Wall], step: int, executor: str, as_json: bool) -> None:
-    """Print a table, or JSON: memory in bytes, batch sizes in images or items. Both say where the
-    probes of the ``executor`` come from."""
+    """Print a table, or JSON: memory in bytes, batch sizes in images or items, and where the probes
+    of the ``executor`` come from."""
     from bench.render.text import draw_table, open_console
 
     if as_json:
@@ -125,10 +127,10 @@ def print_walls(walls: Mapping[Case, Wall], step: int, executor: str, as_json: b
         ]
         print(json.dumps(told, indent=2))
         return
-    draw_table(tabulate(walls, step, executor), open_console(_WIDTH))
+    draw_table(tabulate(walls, step), open_console(_WIDTH))
 
 
-def tabulate(walls: Mapping[Case, Wall], step: int, executor: str) -> Table:
+def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
     axes = telling_axes(walls, but="batch_size")
     known = [n for n in axes if any(getattr(family, n) is not None for family in walls)]
     margins = {wall.margin for wall in walls.values()} or {MARGIN}
@@ -147,12 +149,9 @@ def tabulate(walls: Mapping[Case, Wall], step: int, executor: str) -> Table:
         Head("ending", "remarks", number=False, keep=6, wrap=True),
     )
     rows = tuple(_write_row(family, wall, known) for family, wall in walls.items())
-    notes = []
-    if find_origin(executor) == "fake":
-        notes.append(f"Nothing here was measured: these probes came from the {executor} executor.")
-    if all(wall.confirmed for wall in walls.values()):
-        notes.append(f"The largest that trains was confirmed by a run of {LONG_STEPS} steps.")
-    table = Table("fit", f"Largest batch size, in steps of {step}", heads, rows, tuple(notes))
+    sure = all(wall.confirmed for wall in walls.values())
+    note = (f"The largest that trains was confirmed by a run of {LONG_STEPS} steps.",) * sure
+    table = Table("fit", f"Largest batch size, in steps of {step}", heads, rows, note)
     return table.drop_empty(
         but=[head.name for head in heads if head.name not in ("ending", "thrashes_from")]
     )

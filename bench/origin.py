@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from bench.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -11,22 +14,60 @@ class Kind:
     """An executor as ``module:class``, and what has to be known of it before it is loaded."""
 
     place: str
+    about: str = ""  # what it does, for --executor's help
     trains: bool = True  # else nothing is looked at or measured, and its rows are no measurements
     here: bool = True  # its lanes are of this machine: before it starts, it can say which, and a
     # run can be asked after each epoch whether to go on; else --address says where they are
 
 
 EXECUTORS: dict[str, Kind] = {
-    "subprocess": Kind("bench.executors.subprocess:SubprocessExecutor"),
-    "ray": Kind("bench.executors.ray.executor:RayExecutor", here=False),
-    "fake": Kind("bench.executors.fake:FakeExecutor", trains=False),
+    "subprocess": Kind("bench.executors.subprocess:SubprocessExecutor", "on this machine"),
+    "ray": Kind(
+        "bench.executors.ray.executor:RayExecutor", "on the nodes of a Ray cluster", here=False
+    ),
+    "fake": Kind(
+        "bench.executors.fake:FakeExecutor", "makes figures up, to try the harness", trains=False
+    ),
 }
 
-Origin = Literal["measured", "fake", "published"]
+Origin = Literal["measured", "fake", "published", "unknown"]
+
+OPENINGS: dict[Origin, str] = {
+    "fake": "Nothing here was measured: these rows came from the {} executor.",
+    "unknown": (
+        "Nothing here is known to be measured: these rows came from the {} executor, which this "
+        "version does not know."
+    ),
+}
+"""What is said first where no row was measured, by where rows of an executor come from."""
 
 
 def find_origin(executor: str) -> Origin:
     """Where rows come from, by what their column ``executor`` has."""
     if executor == "published":
         return "published"
-    return "fake" if executor in EXECUTORS and not EXECUTORS[executor].trains else "measured"
+    if executor not in EXECUTORS:
+        return "unknown"
+    return "measured" if EXECUTORS[executor].trains else "fake"
+
+
+def tell_origin(executors: Iterable[str]) -> Iterator[str]:
+    """A sentence on each of the executors that rows come from, where these measured nothing."""
+    distinct = dict.fromkeys(executors)
+    if all(find_origin(executor) in OPENINGS for executor in distinct):
+        yield from (OPENINGS[find_origin(executor)].format(executor) for executor in distinct)
+
+
+def refuse_mixture(having: Iterable[tuple[str, str]], mend: str) -> None:
+    """Refuse rows that were made up beside measured ones, by pairs of who has rows, with its verb,
+    and of which executor. Raises UsageError: it names both, and says how to ``mend`` that."""
+    first: dict[Origin, tuple[str, str]] = {}
+    for who, executor in having:
+        first.setdefault(find_origin(executor), (who, executor))
+    real = next((origin for origin in ("measured", "published") if origin in first), None)
+    if real and "fake" in first:
+        who, executor = first["fake"]
+        raise UsageError(
+            f"{who} rows of --executor {executor}, which nothing measured, and {first[real][0]} "
+            f"{real} ones; {mend}"
+        )

@@ -445,6 +445,9 @@ FEW = ["--precision", "fp32", "fp16", "--batch-size", "128", "256", "--compile",
 FIXED = ["--cuda-graphs", "off", "--channels-last", "off", "--cudnn-benchmark", "off"]
 
 
+MADE_UP = "Nothing here was measured: these rows came from the fake executor."
+
+
 @pytest.fixture(autouse=True)
 def _plain_fake(monkeypatch: Patch) -> None:
     monkeypatch.delenv(fake.ANSWERS, raising=False)
@@ -460,7 +463,8 @@ def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) ->
     """The fake takes 10 s and 1000 s over the batch size, in any precision."""
     run(tmp_path, "--budget", "1m")
     told = capsys.readouterr()
-    first, *rest = told.out.splitlines()
+    origin, first, *rest = told.out.splitlines()
+    assert origin == MADE_UP
     assert first.startswith("Train with fp32, batch size 256: ")
     assert "1.28×" in first
     assert "as fast as what you have now (fp32, batch size 128)" in first
@@ -473,7 +477,7 @@ def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) ->
 
     # the same command has nothing left to measure, and says the same
     run(tmp_path, "--budget", "1m")
-    assert capsys.readouterr().out.splitlines()[0] == first
+    assert capsys.readouterr().out.splitlines()[:2] == [MADE_UP, first]
     assert len(read_records(tmp_path)) == len(rows)
 
 
@@ -520,13 +524,14 @@ def test_json_has_the_setting_and_what_is_known_of_it(tmp_path: Path, capsys: Ca
     assert told["epoch_time_s"] == pytest.approx(10 + 1000 / 256)
     assert told["memory_share"] == 2.0
     assert told["learning"] is None
+    assert told["sentences"][0] == MADE_UP
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setenv(fake.ANSWERS, "batch_size=256:oom")
     run(tmp_path)
     out = capsys.readouterr().out
-    assert out.startswith("Stay with fp32, batch size 128: ")
+    assert out.startswith(f"{MADE_UP}\nStay with fp32, batch size 128: ")
     assert "Did not fit in memory: " in out
     assert "batch size 256" in out
 
@@ -536,12 +541,14 @@ def test_where_nothing_could_be_measured_there_is_no_answer(
 ) -> None:
     monkeypatch.setenv(fake.ANSWERS, "precision=fp32:oom precision=fp16:error")
     run(tmp_path, rc=3)
-    assert capsys.readouterr().out.startswith("No advice: no setting could be measured.")
+    assert capsys.readouterr().out.startswith(
+        f"{MADE_UP}\nNo advice: no setting could be measured."
+    )
 
 
 def test_a_budget_for_one_run_gives_no_advice(tmp_path: Path, capsys: Capture) -> None:
     run(tmp_path, "--budget", "0.01s", rc=3)
-    first, *_, last = capsys.readouterr().out.splitlines()
+    _, first, *_, last = capsys.readouterr().out.splitlines()
     assert first.startswith("No advice: only what you have now (fp32, batch size 128) was measured")
     assert last.startswith("Next: python -m bench.advise ")
 
@@ -549,7 +556,9 @@ def test_a_budget_for_one_run_gives_no_advice(tmp_path: Path, capsys: Capture) -
 def test_what_is_not_measured_cannot_be_small(tmp_path: Path, capsys: Capture) -> None:
     """The fake has no energy: one run says so, and no more are made."""
     run(tmp_path, "--for", "energy", rc=3)
-    assert capsys.readouterr().out.startswith("No advice: the energy of an epoch is not measured")
+    assert capsys.readouterr().out.startswith(
+        f"{MADE_UP}\nNo advice: the energy of an epoch is not measured"
+    )
     assert len(read_records(tmp_path)) == 1
 
 
@@ -569,7 +578,7 @@ def test_a_price_buys_images(tmp_path: Path, capsys: Capture) -> None:
 def test_memory_can_be_what_counts(tmp_path: Path, capsys: Capture) -> None:
     """The fake takes a MiB an image."""
     run(tmp_path, "--for", "memory", "--batch-size", "64", "128")
-    assert capsys.readouterr().out.startswith("Train with fp32, batch size 64: ")
+    assert capsys.readouterr().out.startswith(f"{MADE_UP}\nTrain with fp32, batch size 64: ")
 
 
 @pytest.mark.parametrize(

@@ -524,7 +524,8 @@ def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None
         ([{"commit": "0123456789ab+dirty"}], "edited source"),
         ([{"commit": ""}], "no known commit"),
         ([{"commit": "0123456789ab"}], "not in this repository"),
-        ([{"executor": "fake"}], "fake executor"),
+        ([{"executor": "fake"}], "fake executor and are not measurements"),
+        ([{"executor": "x"}], "x executor and are not known to be measurements"),
         (
             [{"model_source": "first"}, {"model_source": "edited", "attempt": "2"}],
             "differ in model_source, which asv cannot tell apart",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as listing
+from bench.origin import EXECUTORS
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -100,6 +101,13 @@ def test_all_settings_are_in_the_long_help(
     assert "--precision" in flags[0]
     assert "--channels-last" in flags[1] - flags[0]
     assert len(flags[1]) > 1.5 * len(flags[0])
+
+
+def test_the_help_says_what_each_executor_is(capsys: Capture) -> None:
+    said = " ".join(" ".join(write_help("sweep.__main__", "--help-all", capsys)).split())
+    for name, kind in EXECUTORS.items():
+        assert f"{name}: {kind.about}" in said
+    assert "fake: makes figures up, to try the harness" in said
 
 
 def test_a_command_without_its_line_is_named(tmp_path: Path, monkeypatch: Patch) -> None:

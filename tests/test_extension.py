@@ -420,21 +420,32 @@ def test_an_executor_that_does_not_train(copy: Copy) -> None:
         f"bench.sweep --executor echo {how} --out real",
         "bench.report out --full",
         "bench.report out --format html",
-        "bench.compare out real",
+        "bench.compare out out",
         "bench.cards out real",
         "judge out",
     )
     assert "Nothing here was measured: these rows came from the mime executor." in report
     assert "mime executor, which measures nothing. Leave out --executor mime to measure." in report
     assert "Nothing here was measured" in page
-    assert "; fake in A; " in compared
+    assert compared.startswith("Nothing here was measured: these rows came from the mime executor.")
     assert "apart from 1: not measured (fake executor), not measured" in cards
     assert "some rows come from the mime executor, which measures nothing" in judged
-    imported, merged = copy.run(
-        "bench.asv_import out", "bench.merge out real --out both", refused=True
+    imported, merged, unlike, other, back = copy.run(
+        "bench.asv_import out",
+        "bench.merge out real --out both",
+        "bench.compare real out",
+        f"bench.sweep --executor mime {how} --out real",
+        f"bench.sweep --executor echo {how} --out out",
+        refused=True,
     )
     assert "its records come from the mime executor and are not measurements" in imported
-    assert "out has rows of --executor mime, which nothing measured, and real has" in merged
+    made_up = (
+        "out has rows of --executor mime, which nothing measured, and real has measured ones; "
+    )
+    assert f"{made_up}merge them into a folder each" in merged
+    assert f"{made_up}compare measured with measured" in unlike
+    assert "this command makes rows of --executor mime, which nothing measured, and" in other
+    assert f"--out {made_up.replace('real has', 'this command makes')}choose another" in back
 
 
 FORMATS = [f"bench.report out --format {format}" for format in ("text --full", "md", "html")]

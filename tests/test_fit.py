@@ -27,6 +27,7 @@ from bench.grid import grid, parse_values
 from bench.questions.families import find_searches
 from bench.record import Outcome, Status
 from bench.render.model import NOTHING, Level
+from bench.report.__main__ import main as report
 from bench.report.document import build
 from bench.store.plans import Plan
 from bench.store.reader import read_config, read_records
@@ -42,6 +43,7 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
+MADE_UP = "Nothing here was measured: these rows came from the fake executor.\n"
 LIMIT = ["--memory-limit", "1GiB"]
 LINE = "fixed=300MiB image=1MiB low=0.6"
 
@@ -94,6 +96,7 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
         assert wall.probes <= 8
     said = capsys.readouterr()
     assert [family.precision for family, _ in read_walls(frame)] == ["fp32", "bf16-amp"]
+    assert said.out.startswith(MADE_UP)
     lines = said.out.splitlines()
     assert lines[-1].strip() == "The largest that trains was confirmed by a run of 16 steps."
     assert next(line for line in lines if line.startswith(" fp32")).split()[:4] == [
@@ -113,8 +116,7 @@ def test_the_fake_keeps_a_limit_without_a_model_and_says_that_it_measured_nothin
     ((_, wall),) = read_walls(frame)
     assert (wall.largest, wall.smallest_failing) == (1024, 1032), "a MiB an image"
     assert len(frame) <= 8
-    told = "Nothing here was measured: these probes came from the fake executor."
-    assert told in capsys.readouterr().out
+    assert MADE_UP in capsys.readouterr().out
     run_fit(tmp_path, *LIMIT, "--precision", "fp32", "--json")
     assert [found["origin"] for found in json.loads(capsys.readouterr().out)] == ["fake"]
 
@@ -166,7 +168,7 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     assert any(f"batch size {largest} trains, the search has not ended (" in line for line in said)
     command = join_flags(FAKE, LIMIT, ["--out", str(tmp_path / "cut")])
     assert said[-1] == f"not finished; to go on: python -m bench.fit {shlex.join(command)}"
-    table = fit.tabulate(dict(read_walls(read_records(tmp_path / "cut"))), 8, "subprocess")
+    table = fit.tabulate(dict(read_walls(read_records(tmp_path / "cut"))), 8)
     assert table.rows[0][-1].text == "not confirmed: the search has not ended"
     assert not table.notes
     names = ("precision", "batch_size", "steps", "status")
@@ -222,11 +224,24 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
 def test_json(tmp_path: Path, memory: Callable[[str], None], capsys: Capture) -> None:
     memory(LINE)
     run_fit(tmp_path, *LIMIT, "--json", "--step", "16", "--margin", "20%", "--precision", "fp32")
-    (found,) = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    (found,) = json.loads(told.out)
+    assert MADE_UP in told.err
     assert found["largest"] == 720
     assert found["smallest_failing"] == 736
     assert found["recommended"] == 512, "300 + 512 <= 0.8 * 1024 < 300 + 528"
     assert (found["step"], found["margin"], found["ending"]) == (16, 0.2, "found")
+
+
+def test_a_report_of_made_up_probes_says_so(
+    tmp_path: Path, memory: Callable[[str], None], capsys: Capture
+) -> None:
+    """There is no case yet, and batch sizes are recommended."""
+    memory(LINE)
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
+    capsys.readouterr()
+    assert report([str(tmp_path)]) == 0
+    assert MADE_UP in capsys.readouterr().out
 
 
 def test_the_report_and_a_later_sweep_keep_the_margin(

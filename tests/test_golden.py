@@ -145,7 +145,12 @@ def test_comparison(name: str, pair: Comparison, capsys: pytest.CaptureFixture[s
     compare(f"compare/{name}.txt", "\n".join([*lines, f"rc {code}", ""]))
 
 
-FORMATS_OF = {"everything": "text screen md json", "axis": "screen json"}
+FORMATS_OF = {
+    "everything": "text screen md json",
+    "axis": "screen json",
+    "made up": "screen md json",
+    "equal to the last digit": "screen",
+}
 
 
 @pytest.mark.parametrize("name", FORMATS_OF)

@@ -363,6 +363,7 @@ def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Ca
     ]
     said = capsys.readouterr()
     assert "ended after 1 of 9 epochs" in said.err
+    assert said.out.startswith("Nothing here was measured: these rows came from the fake executor.")
     best = max(
         (fake.learn(case, 8).test_accuracy or 0, case)
         for case, n in zip(cases, trained, strict=True)

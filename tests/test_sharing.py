@@ -145,7 +145,7 @@ def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
     assert ask(learn(*(found(status=s) for s in Status if s is not Status.OK))) == Known()
 
 
-@pytest.mark.parametrize("executor", ["fake", "mime"])
+@pytest.mark.parametrize("executor", ["fake", "mime", "unknown here"])
 def test_neither_is_one_that_nothing_measured(
     executor: str, learn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

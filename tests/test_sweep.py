@@ -23,6 +23,7 @@ import pandas as pd
 import psutil
 import pytest
 
+from bench.case import Case
 from bench.environment.host import describe_host
 from bench.errors import StoreError
 from bench.executors import Images, fake
@@ -37,6 +38,7 @@ from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop, preview
+from tests.planted.records import make_record, write_sweep
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -44,6 +46,7 @@ Patch = pytest.MonkeyPatch
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 FP32 = [*FAKE, "--precision", "fp32", "--batch-size"]
+CASE = Case(model="dpn-small", dataset="synthetic", device="cpu", batch_size=8)
 
 
 @pytest.fixture
@@ -468,6 +471,19 @@ def test_rows_that_cannot_be_compared_are_not_mixed(
         (16, 1, now),
     ]
     assert len(run(out, "8", "16", "--mix")) == 3
+
+
+@pytest.mark.parametrize("flags", [(), ("--mix",), ("--fraction", "0.5")], ids=str)
+def test_made_up_rows_are_not_added_to_measured_ones(
+    out: Path, flags: tuple[str, ...], capsys: Capture
+) -> None:
+    """Whether or not the folder has a case that is asked for."""
+    write_sweep(out, [make_record(CASE)])
+    assert len(run(out, "8", *flags, rc=2)) == 1
+    assert capsys.readouterr().err == (
+        "error: this command makes rows of --executor fake, which nothing measured, and "
+        f"--out {out} has measured ones; choose another --out\n"
+    )
 
 
 def test_a_machine_that_returns_finds_its_rows(out: Path, host: Callable[..., None]) -> None:

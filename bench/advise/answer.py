@@ -109,6 +109,8 @@ class Answer:
     def write(self) -> Iterator[str]:
         """The answer, a line a thought, the most important first."""
         advised = self.advised
+        if self._evidence and self.standing.known:
+            yield from self._evidence.tell_origin()
         if advised is None:
             yield self._explain_nothing()
         else:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.compare.comparison import choose_metrics, compare, refuse_other_models
+from bench.compare.comparison import choose_metrics, compare, refuse_made_up, refuse_other_models
 from bench.compare.gates import OUTCOME_FINDINGS, describe_result, parse_gate, pass_gate
 from bench.compare.kinds import find_kinds
 from bench.compare.side import read_side
@@ -114,6 +114,7 @@ def main(argv: Sequence[str]) -> int:
         a, b = take_values(a, b, *asked)
     if b is None:
         raise UsageError(explain_one_sweep(a))
+    refuse_made_up(a, b)
     metrics = named or choose_metrics(a, b)
     for gate in gates:
         fitting = [m.name for m in METRICS.values() if gate.word in (m.lower, m.higher)]

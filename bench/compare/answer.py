@@ -9,11 +9,18 @@ from bench.compare.comparison import Comparison, MetricPair
 from bench.compare.tables import Margins, list_differences, write_spoilt
 from bench.compare.values import explain_unmatched, list_left_out
 from bench.limits import MIN_REPEATS
+from bench.origin import tell_origin
 from bench.study.axes import name_axis
 from bench.study.metrics import Metric
 from bench.text import capitalize, count, name_first, write_percent, write_range
 from bench.verdict.ratio import Verdict
 from bench.verdict.seeds import MIN_SEEDS
+
+
+def warn_of_origin(comparison: Comparison) -> Iterator[str]:
+    """What is said first where neither side was measured."""
+    both = (comparison.a, comparison.b)
+    return tell_origin(executor for side in both for executor in side.environment("executor"))
 
 
 def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
@@ -73,18 +80,40 @@ def _write_digits(value: float) -> str:
 
 def advise(comparison: Comparison, margin: float) -> str:
     """What would give the verdicts that are missing; empty where none are."""
-    judged = {
-        metric: {finding.ratio.judge(margin) for finding in findings if finding.a and finding.b}
+    known = [
+        (metric.seeded, finding, finding.ratio.judge(margin))
         for metric, findings in comparison.metrics.items()
+        for finding in findings
+        if finding.a and finding.b
+    ]
+    # where there are enough and yet no verdict, more of them give none
+    few = {
+        seeded
+        for seeded, finding, verdict in known
+        if verdict is Verdict.NONE and _is_short(finding, seeded)
     }
-    unjudged = [metric for metric, verdicts in judged.items() if Verdict.NONE in verdicts]
-    if any(not metric.seeded for metric in unjudged):
+    if False in few:
         return f"Next: run both again with --repeats {MIN_REPEATS}, and compare them again."
-    if unjudged:
+    if few:
         return f"Next: a loss needs {MIN_SEEDS} seeds a side; run both with --repeats {MIN_SEEDS}."
-    if any(Verdict.AMBIGUOUS in verdicts for verdicts in judged.values()):
+    if any(verdict is Verdict.AMBIGUOUS for _, _, verdict in known):
         return "Next: more repeats (--repeats 10) decide what is not certain."
     return ""
+
+
+def _is_short(finding: MetricPair, seeded: bool) -> bool:
+    """Whether a side has fewer repeats, or seeds where these count, than a verdict needs."""
+    if not seeded:
+        return min(len(finding.a), len(finding.b)) < MIN_REPEATS
+    a, b = finding.seeded
+    return min(len(a), len(b), len(a.keys() & b.keys()) or MIN_SEEDS) < MIN_SEEDS
+
+
+def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:
+    """All that is said before the tables: the verdicts, what is compared, and how to read it."""
+    yield from warn_of_origin(comparison)
+    yield from conclude(comparison, margins.verdict)
+    yield from introduce(comparison, margins)
 
 
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
@@ -139,6 +168,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
     paths = "" if a.path == b.path else f" ({a.path}) and {b.title} ({b.path})"
     both = f"{a.title}{paths}" if paths else f"{a.title} and {b.title} in {a.path}"
     matched = comparison.matched
+    yield from warn_of_origin(comparison)
     if not matched:
         yield f"{both}: no case in both: {explain_unmatched(comparison)}"
         return

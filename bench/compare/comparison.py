@@ -13,6 +13,7 @@ from bench.compare.conditions import CONDITIONS, Condition, Count, Summarized
 from bench.compare.side import Ran, Readings, Side
 from bench.diagnosis.explanation import Change
 from bench.errors import UsageError
+from bench.origin import refuse_mixture
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
 from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import Match, Matches, Told
@@ -273,6 +274,13 @@ def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
         for part in (one, two)
     )
     return f"{' and '.join(said)}: not comparable"
+
+
+def refuse_made_up(a: Side, b: Side) -> None:
+    """Refuse to compare what was made up with what was measured. Raises UsageError."""
+    sides = ((f"{side.path} has", side.environment("executor")) for side in (a, b))
+    having = ((who, executor) for who, executors in sides for executor in executors)
+    refuse_mixture(having, "compare measured with measured")
 
 
 def refuse_other_models(comparison: Comparison) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from bench.compare.answer import conclude, introduce, open_screen
+from bench.compare.answer import describe, open_screen
 from bench.compare.comparison import Comparison, MetricPair
 from bench.compare.conditions import Count
 from bench.compare.gates import Result
 from bench.compare.side import Side
 from bench.compare.tables import Margins, remarks, tabulate
 from bench.interval import CONFIDENCE
+from bench.origin import find_origin
 from bench.render.model import Level, Table
 from bench.render.text import LINES, MORE, WIDTH, draw_table, make_plain, read_plain
 from bench.study.metrics import Metric
@@ -31,11 +32,8 @@ def render_text(
     """The verdict, what to doubt and the first table on one screen; ``full`` for all there is."""
     width = shutil.get_terminal_size((UNLIMITED if full else WIDTH, 0)).columns
     tables = list(tabulate(comparison, margins))
-    if full:
-        said = [*conclude(comparison, margins.verdict), *introduce(comparison, margins)]
-    else:
-        said = list(open_screen(comparison, margins))
-    lines = [piece for line in said for piece in _wrap(line, width)]
+    said = describe if full else open_screen
+    lines = [piece for line in said(comparison, margins) for piece in _wrap(line, width)]
     if full:
         for table in tables:
             lines += ["", *_draw(table, width)]
@@ -70,7 +68,7 @@ def render_markdown(
     """The comparison as GitHub-flavoured Markdown, to paste: the verdict, then all tables."""
     from bench.render.markdown import escape, table_lines
 
-    said = [*conclude(comparison, margins.verdict), *introduce(comparison, margins)]
+    said = list(describe(comparison, margins))
     lines = [*(f"- {escape(make_printable(line))}" for line in said), ""]
     for table in tabulate(comparison, margins):
         if table.heads:
@@ -88,7 +86,12 @@ def render_json(
     document = {
         "axis": comparison.axis or None,
         **{
-            key: {"name": s.name, "path": str(s.path), "runs": comparison.count(s)[1]}
+            key: {
+                "name": s.name,
+                "path": str(s.path),
+                "runs": comparison.count(s)[1],
+                "origins": list(dict.fromkeys(map(find_origin, s.environment("executor")))),
+            }
             for key, s in (("a", a), ("b", b))
         },
         "margin": margin,

@@ -237,16 +237,17 @@ def _write_mean(readings: Sequence[tuple[int, float]], metric: Metric) -> str:
 
 def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Iterator[str]:
     """What kind of runs a finding is of: of part of an epoch, of synthetic images, not measured."""
+    origins = {"fake": "fake", "unknown": "not known to be measured", "published": "published"}
     if min(end.part.share for end in comparison.ends(match)) < 1:
         yield _write_parts(comparison, metric, match)
-    for kind in ("synthetic", "fake", "published"):
+    for kind, said in {"synthetic": "synthetic", **origins}.items():
         where = [
             end.side
             for end in comparison.ends(match)
             if kind in (end.case.dataset, *(find_origin(run["executor"]) for run in end.runs))
         ]
         if where:
-            yield kind if len(where) == 2 else f"{kind} in {where[0]}"
+            yield said if len(where) == 2 else f"{said} in {where[0]}"
 
 
 def remarks(

@@ -17,7 +17,7 @@ from bench.axis import Value
 from bench.case import format_value, list_values, spell_cases
 from bench.errors import UsageError
 from bench.flags import writable
-from bench.origin import find_origin
+from bench.origin import refuse_mixture
 from bench.record import COLUMNS, COMPARABLE
 from bench.store.attempts import find_unknown, number_groups
 from bench.store.cells import CONFIG, LOGS, RECORDS, TABLES, TRACES, spell_config
@@ -115,13 +115,9 @@ def refuse_unlike(sources: Sequence[Source], mix: bool) -> None:
 
     parts = [s.records.assign(folder=str(s.folder)) for s in sources]
     rows = pd.concat(parts, ignore_index=True)
-    fake = rows["executor"].map(find_origin) == "fake"
-    if fake.any() and not fake.all():
-        first, measured = rows[fake].iloc[0], rows[~fake].iloc[0]
-        raise UsageError(
-            f"{first.folder} has rows of --executor {first.executor}, which nothing measured, and "
-            f"{measured.folder} has measured ones; merge them into a folder each"
-        )
+    ran = rows[["folder", "executor"]].drop_duplicates().itertuples(index=False)
+    having = ((f"{folder} has", executor) for folder, executor in ran)
+    refuse_mixture(having, "merge them into a folder each")
     differing = []
     for name, owners in COMPARABLE.items() if not mix else ():
         known = rows[~find_unknown(rows, name)]

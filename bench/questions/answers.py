@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
+from bench.origin import OPENINGS, tell_origin
 from bench.questions.effects import Effect
 from bench.questions.families import Family, find_bounds
 from bench.questions.material import Material
@@ -30,7 +31,7 @@ from bench.render.model import MOST_SECTIONS, Answer
 from bench.render.section import write_quantity
 from bench.study import doubts, summaries
 from bench.study.axes import find_varying, list_naming_axes, name_axis, order_values
-from bench.study.doubts import DOUBTS
+from bench.study.doubts import DOUBTS, UNMEASURED
 from bench.study.quantities import QUANTITIES, is_number
 from bench.text import ESTIMATE
 from bench.verdict.ratio import Verdict
@@ -48,10 +49,8 @@ _NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
 
 def answer(found: Material) -> Iterator[Answer]:
     """What changes do in all cases; per machine and workload the fastest and the largest batch."""
-    fake = (found.cases["kind"] == "fake").all()
-    executors: list[str] = found.rows["executor"].unique().tolist() if fake else []
     summary = [
-        *(f"Nothing here was measured: these rows came from the {e} executor." for e in executors),
+        *tell_origin(found.records["executor"].unique()),
         *(_summarize_effects(found) if _has_switch(found) else ()),
         *_tell_repeats(found.cases),
     ]
@@ -297,10 +296,11 @@ def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame, named: Sequence[str
     take less memory, so batches in one piece are told of, where there are any."""
     import pandas as pd
 
-    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind", *named]
-    columns = list(dict.fromkeys(columns))
+    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", *UNMEASURED]
+    columns = list(dict.fromkeys([*columns, *named]))
     ended = pd.concat([part[columns] for part in (cases, probes)])
     ended = ended[ended["accumulate"] == ended["accumulate"].min()]
+    made_up = "".join(f" ({DOUBTS[name].remark})" for name in UNMEASURED if ended[name].all())
     if not ended["status"].isin(REFUSED).any():
         fits = ended.loc[ended["status"].isin(TIMED), "batch_size"]
         several = fits.nunique() > 1 and ended["batch_size"].max() == fits.max()
@@ -308,15 +308,14 @@ def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame, named: Sequence[str
             return ""
         silent = [f"{name_case(row, named)} ({row.status})" for row in _list_silent(ended, named)]
         but = f", but this is not known of {_list_some(silent, '; ')}" if silent else ""
-        return f"Every batch size fits, up to {fits.max()}{but}."
+        return f"Every batch size fits{made_up}, up to {fits.max()}{but}."
     limits = order_values("memory_limit", ended["memory_limit"])
     said = []
     for limit in limits:
         under = f" under {limit}" if limit else " without a limit"
         largest = ", ".join(_list_largest(ended[ended["memory_limit"] == limit]))
         said.append(f"{under if len(limits) > 1 else ''}: {largest}")
-    fake = " (not measured)" if (ended["kind"] == "fake").all() else ""
-    return f"Largest batch size that fits{fake}{';'.join(said)}."
+    return f"Largest batch size that fits{made_up}{';'.join(said)}."
 
 
 def _list_silent(ended: pd.DataFrame, named: Sequence[str]) -> Iterator[Row]:
@@ -343,7 +342,7 @@ def _compare_largest(families: Sequence[Family]) -> str:
     Nothing, where fewer than two are known or all are at one batch size; and where several settings
     ran, because then the tables tell."""
     contests = list(list_contests(families))
-    if len(contests) != 1 or not contests[0].ends or families[0].first.kind == "fake":
+    if len(contests) != 1 or not contests[0].ends or families[0].first.kind in OPENINGS:
         return ""
     (_, first), *others = contests[0].ends
     shown = [(f, row) for f, row in others if row.batch_size != first.batch_size][:MOST_EFFECTS]

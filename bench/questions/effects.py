@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 100  # changes that are shown
 MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 
-KINDS = ("measured", "fake", "published")
+KINDS = ("measured", "unknown", "fake", "published")
 """Where there are cases of several kinds, the effects are of the first of these."""
 
 

@@ -24,7 +24,11 @@ from bench.workloads import OWN
 if TYPE_CHECKING:
     import pandas as pd
 
-KINDS = {"fake": "not measured (fake executor)", "published": "published figures"}
+KINDS = {
+    "fake": "not measured (fake executor)",
+    "unknown": "not known to be measured",
+    "published": "published figures",
+}
 """What is said of cases that were not measured."""
 
 ENVIRONMENT = {

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.flags import command
 from bench.halving import Halving
+from bench.origin import tell_origin
 from bench.processes import leave
 from bench.record import MEASURED
 from bench.search.options import describe_search, parse_arguments
@@ -53,6 +54,8 @@ def print_findings(out: Path, halving: Halving) -> bool:
 
     console = open_console(_WIDTH)
     records, epochs = read_records(out), read_epochs(out)
+    for line in tell_origin(records["executor"]):
+        print(line)
     trials = SEARCH.lay_out(tell_trials(records, epochs, halving))
     rungs = RUNGS.lay_out(tell_rungs(records, epochs, halving))
     for table in (*trials, *rungs):

@@ -309,6 +309,11 @@ _ALL = (
           _name_executor("These rows come from the {} executor, which measures nothing"),
           _name_executor("Leave out --executor {} to measure."),
           lambda r: r.kind == "fake"),
+    Doubt("foreign", "not known to be measured",
+          _name_executor("These rows come from the {} executor, which this version does not know"),
+          _name_executor("Read them with the version that wrote them, or measure without "
+                         "--executor {}."),
+          lambda r: r.kind == "unknown"),
     Doubt("invalid", "invalid",
           "The measurement failed a check and cannot be trusted",
           "Remove the cause, then run them again with --retry invalid.",
@@ -491,9 +496,13 @@ SAID_BELOW = ("extrapolated", "synthetic", "published")
 """Doubts that are said below the tables, or marked at each number, and not beside each row."""
 
 
+UNMEASURED = ("fake", "foreign")
+"""Doubts of rows that are no measurements, or not known to be."""
+
+
 def list_below(cases: pd.DataFrame) -> list[str]:
     """Doubts that would be noise beside each row of these cases."""
-    return [*SAID_BELOW, *(["fake"] if cases["fake"].all() else [])]
+    return [*SAID_BELOW, *(name for name in UNMEASURED if cases[name].all())]
 
 
 def trusted(cases: pd.DataFrame) -> pd.Series:

@@ -46,11 +46,10 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     """Join sweeps into one frame, one row a record, with what can be said of each row alone.
 
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
-    (measured, fake or published), ``environment`` (a number: rows that agree on `COMPARABLE`),
-    ``part`` (of an epoch that was measured; the rest is extrapolated), ``unnamed_share`` (of a
-    profiled step that no kind of work names), ``straggle`` (of its slowest process), those of
-    `judge_lanes`, ``asked`` (a number of its case), ``memory_measure``, each of `STORED` and each
-    of `DOUBTS`.
+    (of `find_origin`), ``environment`` (a number: rows that agree on `COMPARABLE`), ``part`` (of an
+    epoch that was measured; the rest is extrapolated), ``unnamed_share`` (of a profiled step that
+    no kind of work names), ``straggle`` (of its slowest process), those of `judge_lanes`, ``asked``
+    (a number of its case), ``memory_measure``, each of `STORED` and each of `DOUBTS`.
     """
     import numpy as np
     import pandas as pd
@@ -136,12 +135,15 @@ def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
 
 
 def choose_memory(r: Columns) -> Array:
-    """The column of `MEMORY` each row's memory is read from: the first its machine has filled."""
+    """The column of `MEMORY` each row's memory is read from: the first that its machine has filled
+    in any row of its kind."""
     import numpy as np
 
     chosen = np.full(len(r), "", object)
-    for name in reversed(MEMORY):
-        chosen[r.machine.any_of(known(getattr(r, name)))] = name
+    for kind in r.kind.distinct:
+        mine = r.kind == kind
+        for name in reversed(MEMORY):
+            chosen[mine & r.machine.any_of(mine & known(getattr(r, name)))] = name
     return chosen
 
 

@@ -13,6 +13,7 @@ from bench.axis import Trait
 from bench.case import Case, format_value, list_affecting, spell_cases
 from bench.environment.device import Platform
 from bench.errors import UsageError
+from bench.origin import refuse_mixture
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
 from bench.store.reader import read_records
@@ -52,9 +53,13 @@ def default_out(platforms: Mapping[str, Platform]) -> Path:
 
 def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """What the records hold: the rows that those of ``cases`` can be compared with, and all. Raises
-    UsageError: some cannot be compared, and --mix is not given; it says in which respects."""
+    UsageError: some were made up and others are measured; or some cannot be compared, and --mix is
+    not given; it says in which respects."""
     out, inputs = loop.store.folder, loop.inputs
     frame = read_records(out)
+    there = ((f"--out {out} has", executor) for executor in frame["executor"].unique())
+    new = ("this command makes", loop.options.executor)
+    refuse_mixture([new, *there], "choose another --out")
     comparable, differing = frame["repeat"] >= 0, dict[str, None]()
 
     def find_alike(case: Case, axes: Iterable[str]) -> Any:

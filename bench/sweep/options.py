@@ -164,8 +164,8 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         "which uses all but one at a time (default: 1)"
     )
     add("--lanes", "N", lanes)
-    by = Rare("subprocess, on this machine, or ray, on the nodes of a Ray cluster (subprocess)")
-    add("--executor", "NAME", by, default="subprocess")
+    by = "; ".join(f"{name}: {kind.about}" for name, kind in EXECUTORS.items())
+    add("--executor", "NAME", Rare(f"{by} (subprocess)"), default="subprocess")
     join = Rare("the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)")
     add("--address", "HOST:PORT", join)
     return how

@@ -119,7 +119,7 @@ class Sharing:
         work: Callable[[], Sequence[WorkRow]],
     ) -> None:
         """Note what a row found itself, by its cells; the first of those that agree counts."""
-        if cells["status"] != Status.OK or find_origin(cells["executor"]) == "fake":
+        if cells["status"] != Status.OK or find_origin(cells["executor"]) != "measured":
             return
         given, reasons = read_sources(cells["shared"] or ""), read_missing(cells["missing"] or "")
         for part, names in _COLUMNS.items():

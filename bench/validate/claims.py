@@ -143,9 +143,10 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
 
 
 def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
+    lacks = {"fake": "which measures nothing", "unknown": "which this version does not know"}
     for executor in evidence.records["executor"].unique():
-        if find_origin(executor) == "fake":
-            yield f"some rows come from the {executor} executor, which measures nothing"
+        if lack := lacks.get(find_origin(executor)):
+            yield f"some rows come from the {executor} executor, {lack}"
     for row in evidence.rows:
         if not row.has("epoch_time_s"):
             yield f"{row.name}: {row['status']}, but it has no epoch time"

@@ -31,8 +31,8 @@ def at(case: Case, **axes: Any) -> Case:
 
 
 def record(case: Case, repeat: int, epoch_time_s: float | None = 10.0, **values: Any) -> Record:
-    """A row as the fake executor's sweeps write it."""
-    told = {"executor": "fake", "environment": HERE, "epoch_time_s": epoch_time_s, **values}
+    """A row as a sweep writes it."""
+    told = {"environment": HERE, "epoch_time_s": epoch_time_s, **values}
     name = f"{case.slug()}-{repeat}-{values.get('attempt', 1)}-{values.get('sentinel')}"
     return make_record(case, **{"record_id": name, **told, "repeat": repeat})
 
@@ -339,10 +339,23 @@ COMPARISONS = {
         a=runs(at(CASE, fraction=0.5), BASE, executor="published"),
     ),
     "plain": plant(
-        "Others are not.", "a a", a=runs(at(CASE, dataset="cifar10"), BASE, executor="x"),
+        "Others are not.", "a a", a=runs(at(CASE, dataset="cifar10"), BASE),
     ),
-    "fake on one side": plant("A label on one side names it.", "a b", a=runs(CASE, BASE),
-                              b=runs(CASE, BASE, executor="subprocess")),
+    "made up": plant("The first line says that nothing was measured.", "a b",
+                     a=runs(CASE, BASE, executor="fake"), b=runs(CASE, SLOWER, executor="fake")),
+    "made up on one side": plant("It is not compared with what was measured.", "a b",
+                                 a=runs(CASE, BASE), b=runs(CASE, BASE, executor="fake")),
+    "made up beside published": plant("Nor with what was published.", "a b",
+                                      a=runs(CASE, BASE, executor="fake"),
+                                      b=runs(CASE, BASE, executor="published")),
+    "not known": plant("An executor that this version does not have may have measured or not.",
+                       "a b", a=runs(CASE, BASE, executor="x"), b=runs(CASE, BASE, executor="x")),
+    "not known on one side": plant("A label on one side names it.", "a b", a=runs(CASE, BASE),
+                                   b=runs(CASE, BASE, executor="x")),
+    "equal to the last digit": plant(
+        "There are enough repeats: more of them are not asked for.", "a b",
+        a=runs(CASE, [1.0] * 3), b=runs(CASE, [1.0] * 3),
+    ),
     "axis": plant(
         "Two values of an axis within a sweep: 1.25× and the same; one case has no partner.",
         "a --axis precision fp32 bf16-amp",

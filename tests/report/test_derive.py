@@ -244,6 +244,9 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     assert set(cases["memory_measure"]) == {"peak_reserved_bytes"}
     mixed = cases_of(tmp_path / "mixed", ran(FP32, 10, 4 * GIB), ran(FP16, 10, 4 * GIB, **bare))
     assert math.isnan(pick(mixed, FP16)["memory_bytes"])  # not the allocator's beside the device's
+    made_up = ran(FP32, 10, 4 * GIB, executor="fake")
+    beside = cases_of(tmp_path / "beside", made_up, ran(FP16, 10, 4 * GIB, **bare))
+    assert pick(beside, FP16)["memory_bytes"] > 0  # what is made up is no measure of others
 
 
 # -------------------------------------------------------------------------------------- doubts

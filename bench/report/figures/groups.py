@@ -21,6 +21,7 @@ from bench.render.cells import TIMED, take_first
 from bench.report.document import Report
 from bench.store.attempts import number_groups
 from bench.study.axes import find_varying, name_axis, name_value
+from bench.study.doubts import DOUBTS, UNMEASURED
 from bench.study.summaries import SOURCE
 from bench.study.sweeps import MOST_STEP_BYTES
 
@@ -118,7 +119,7 @@ def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
     several = [name for name in ("model", "dataset") if report.cases[name].nunique() > 1]
     facts = {
         first.apart: bool(first.apart),
-        "not measured": cases["fake"].all(),
+        **{DOUBTS[name].remark: cases[name].all() for name in UNMEASURED},
         "synthetic images": cases["synthetic"].any(),
         "extrapolated from part of an epoch": cases["extrapolated"].any(),
     }

@@ -93,6 +93,21 @@ ANSWERS = {
         "104 s is not.",
         "answers", ran(FP16, (100, 101, 98), 6), ran(Case(precision="bf16"), (104,), 6),
     ),
+    "made up": plant(
+        "What nothing measured is said first, and no case is called the fastest.",
+        "answers doubts",
+        *(ran(at(size, FP16)[0], (size,), 6, executor="fake") for size in (64, 128)),
+    ),
+    "made up beside measured": plant(
+        "What is concluded of the card whose rows are made up says so.",
+        "answers doubts",
+        *(ran(at(size, FP16)[0], (size,), 6, executor="fake", gpu="Card") for size in (64, 128)),
+        *(ran(at(size, FP16)[0], (size,), 6) for size in (64, 128)),
+    ),
+    "not known to be measured": plant(
+        "Rows of an executor that this version does not know may be anything.",
+        "answers doubts", *(ran(at(size, FP16)[0], (size,), 6, executor="x") for size in (64, 128)),
+    ),
     "no time": plant(
         "No case was timed.",
         "answers", [make_record(FP32, **LOST, status=Status.ERROR, reason="boom")],
