@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apex_for_tests import install, install_here
+from pytest_for_tests import Capture, Patch
 from torch import Tensor
 from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts, small, training
 
@@ -40,7 +41,7 @@ Start = Callable[[str, str | None, float | str], Training]
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+def start(tmp_path: Path, monkeypatch: Patch) -> Start:
     """Begin a training by a stand-in, as a worker does by what is installed."""
 
     def begin(generation: str, opt_level: str | None, scale: float | str) -> Training:
@@ -294,7 +295,7 @@ def test_an_interface_is_chosen_by_what_is_there(
     assert refuse_apex(found, level, "cuda") == ""
 
 
-def test_an_editable_install_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_editable_install_is_found(tmp_path: Path, monkeypatch: Patch) -> None:
     """It is on no path: a finder of its own knows where it is."""
     place = str(install(tmp_path, "today"))
 
@@ -314,9 +315,7 @@ def test_a_rule_that_apex_does_not_have(start: Start) -> None:
         start("2018", None, "dynamic-apex")
 
 
-def test_a_copy_that_cannot_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
-) -> None:
+def test_a_copy_that_cannot_be_imported(tmp_path: Path, monkeypatch: Patch, start: Start) -> None:
     made = install
 
     def broken(folder: Path, generation: str) -> Path:
@@ -345,9 +344,7 @@ def test_opt_levels_are_planned_for_apex_alone() -> None:
         grid({**axes, "skip_overflow": [False, True]})
 
 
-def test_a_sweep_goes_on_without_apex(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_goes_on_without_apex(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """A row that says why, and the other precision measured."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     out = tmp_path / "out"
@@ -364,7 +361,7 @@ def test_a_sweep_goes_on_without_apex(
 
 @pytest.mark.parametrize("generation", ["today", None])
 def test_a_worker_trains_with_what_is_installed(
-    generation: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generation: str | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Through a real process, to the row: which interface trained, and the scale of each step."""
     if generation:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench.compare import __main__
 from bench.executors import fake
@@ -22,9 +23,6 @@ from bench.store.cells import RECORDS, STEPS
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from tests.planted.records import make_run
-
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 

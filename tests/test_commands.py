@@ -9,11 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench import __main__ as listing
-
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 
 ROOT = Path(__file__).parents[1]
 INTERNAL = {

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
 from bench.data import prepare
@@ -73,7 +74,7 @@ xpu: Optional[str] = None
 """
 
 
-def plant_build(patch: pytest.MonkeyPatch, folder: Path, version: str) -> None:
+def plant_build(patch: Patch, folder: Path, version: str) -> None:
     """Have the installed torch be of another build, as far as its version.py tells."""
     (folder / "version.py").write_text(version)
     spec = SimpleNamespace(origin=str(folder / "__init__.py"))
@@ -150,7 +151,7 @@ class FakeAmdsmi:
 
 
 @pytest.fixture
-def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def rocm(tmp_path: Path, monkeypatch: Patch) -> Iterator[None]:
     """A machine with an AMD GPU and torch for ROCm, which calls it cuda."""
     plant_build(monkeypatch, tmp_path, VERSION)
     monkeypatch.setattr(torch.version, "hip", read_build()["hip"])
@@ -195,7 +196,7 @@ class Script:
         return 0
 
 
-def run(case: Case, gpu_uuid: str | None, patch: pytest.MonkeyPatch) -> Outcome:
+def run(case: Case, gpu_uuid: str | None, patch: Patch) -> Outcome:
     patch.setattr(room, "start_worker", lambda *_: Script())
     job = Job(case, gpu_uuid=gpu_uuid)
     return SubprocessExecutor(Settings()).run(job, lambda event: None, lambda: False)
@@ -211,7 +212,7 @@ UNREAD = (
 
 
 def test_a_build_for_rocm_finds_its_gpu_without_torch(
-    rocm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rocm: None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     nodes = tmp_path / "nodes"
     assert not has_amd(nodes)
@@ -252,9 +253,7 @@ def test_what_torch_for_rocm_says_is_kept_by_its_own_name(rocm: None) -> None:
     }
 
 
-def test_a_rocm_build_without_a_gpu_is_not_sent_to_nvidia(
-    rocm: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rocm_build_without_a_gpu_is_not_sent_to_nvidia(rocm: None, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = describe("cuda")
     assert "check rocminfo and HIP_VISIBLE_DEVICES, or use --device cpu" in found.error
@@ -381,12 +380,7 @@ def test_what_amd_smi_does_not_tell_is_none_with_its_reason() -> None:
     ],
 )
 def test_an_amd_gpu_without_amd_smi_is_unread(
-    rocm: None,
-    there: str,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    rocm: None, there: str, reason: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     (tmp_path / "amdsmi.py").write_text(f"print('libamd_smi.so is not there')\n{there}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -399,7 +393,7 @@ def test_an_amd_gpu_without_amd_smi_is_unread(
 
 
 def test_a_case_on_rocm_has_what_amd_smi_reads(
-    rocm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rocm: None, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     opened = partial(open_device, amdsmi=FakeAmdsmi())
     monkeypatch.setattr(room, "open_device", opened)
@@ -419,7 +413,7 @@ def test_a_case_on_rocm_has_what_amd_smi_reads(
 
 
 @pytest.fixture
-def apple(monkeypatch: pytest.MonkeyPatch) -> None:
+def apple(monkeypatch: Patch) -> None:
     """As `torch.backends.mps` and `torch.mps` tell of a Mac."""
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M3 Max", raising=False)
@@ -427,7 +421,7 @@ def apple(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def arc(monkeypatch: pytest.MonkeyPatch) -> None:
+def arc(monkeypatch: Patch) -> None:
     """As `torch.xpu.get_device_properties` tells of an Intel GPU."""
     card = SimpleNamespace(
         name="Intel(R) Arc(TM) B580 Graphics",
@@ -455,9 +449,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_machine_without_the_gpu_says_so_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_without_the_gpu_says_so_in_a_line(tmp_path: Path, capsys: Capture) -> None:
     flags = ["--device", "mps", "--dataset", "synthetic", "--repeats", "1"]
     assert sweep([*flags, "--out", str(tmp_path / "out")]) == 2
     (said,) = capsys.readouterr().err.splitlines()
@@ -487,7 +479,7 @@ def test_the_doctor_names_it(device: str) -> None:
 
 @pytest.mark.parametrize("device", GPUS, indirect=True)
 def test_a_case_on_it_runs_without_readings_and_says_so(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    device: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     name, gib, reason = GPUS[device]
     about = Environment(**describe(device).environment)
@@ -532,9 +524,7 @@ def test_what_it_can_do_is_not_taken_for_what_the_cpu_can() -> None:
         ("--lanes 2", "--lanes: --device mps has one lane; leave it out"),
     ],
 )
-def test_what_needs_cuda_is_refused(
-    flags: str, line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_needs_cuda_is_refused(flags: str, line: str, capsys: Capture, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     fixed = ["--device", "mps", "--dataset", "synthetic", "--precision", "fp32", "--out", out]
     assert sweep([*fixed, *flags.split()]) == 2
@@ -542,7 +532,7 @@ def test_what_needs_cuda_is_refused(
 
 
 @pytest.mark.parametrize("name", ["fit", "check", "crosscheck", "scales", "advise", "search"])
-def test_other_commands_name_what_does(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands_name_what_does(name: str, capsys: Capture) -> None:
     more = {"advise": ["--budget", "1m"], "search": ["--out", "/nowhere"]}
     main = import_module(f"bench.{name}" if name == "fit" else f"bench.{name}.__main__").main
     assert main(["--device", "xpu", *more.get(name, [])]) == 2
@@ -579,7 +569,7 @@ class Planted:
         self.peak = 3
 
 
-def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_asks_its_accelerator(monkeypatch: Patch) -> None:
     """That of this CPU is planted; what is measured is real."""
     planted = Planted()
     found = Accelerator(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench.case import Case, telling_axes
 from bench.origin import EXECUTORS, Kind
@@ -13,9 +14,6 @@ from bench.record import Record, Status, Step
 from bench.sweep.display import Display, write_curve
 from bench.worker.messages import PhaseEntered, StepTaken
 from tests.planted.records import make_record
-
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 
 CASE = Case(precision="fp16", loss_scale=128.0, batch_size=512, fraction=0.2, dataset="synthetic")
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Capture, Patch
 from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 
 from bench import cores
@@ -90,7 +91,7 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_a_recorded_machine(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_machine(name: str, capsys: Capture) -> None:
     machine = read_json(RECORDINGS / f"{name}.json")
     found = [f for f in judge(machine) if f.level > FINE and "display" not in f.what]
     assert {f.topic for f in found} == SAID[name].keys()
@@ -249,7 +250,7 @@ def test_facts_survive_json(name: str, tmp_path: Path) -> None:
     ["", "[]", '{"facts": 3}', '{"facts": {}}', '{"facts": {"host": 3}}', "[" * 99999],
     ids=lambda text: text[:20],
 )
-def test_a_file_that_is_none(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_none(text: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "x.json").write_text(text)
     assert main(["--from", str(tmp_path / "x.json")]) == 2
     said = capsys.readouterr()
@@ -298,9 +299,7 @@ BUSY = "while :; do :; done"
 
 
 @pytest.mark.parametrize("lent", [False, True])
-def test_what_a_process_of_ours_uses_is_not_called_others(
-    lent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_process_of_ours_uses_is_not_called_others(lent: bool, monkeypatch: Patch) -> None:
     """Also where it goes on, as the server of workers does; of a lent one, what lends it."""
     if lent:
         orphan = ["sh", "-c", f"({BUSY}) > /dev/null 2>&1 & echo $!"]
@@ -437,9 +436,7 @@ def test_variables_that_change_results() -> None:
 # --------------------------------------------------------------------------------- this machine
 
 
-def test_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_this_machine(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """For real: torch in its own process, a model of the user's, and all of it as JSON."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__main__.__file__).parents[2]))

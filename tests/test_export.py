@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from pytest_for_tests import Capture, Patch
 
 from bench.case import AXES, Case
 from bench.export import __main__ as command
@@ -393,7 +394,7 @@ def run_python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_killed_within_a_record_it_is_mended_and_again_nothing_is_doubled_or_rewritten(
-    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Place, tmp_path: Path, capsys: Capture
 ) -> None:
     records = [measure(name, repeat=n) for n, name in enumerate(("a1", "b2", "c-3_"), 1)]
     sweep = write_sweep(tmp_path / "sweep", *records)
@@ -417,10 +418,7 @@ def test_killed_within_a_record_it_is_mended_and_again_nothing_is_doubled_or_rew
 
 
 def test_a_sweep_that_goes_on_is_followed(
-    place: Place,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    place: Place, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A record is exported as it ends; half a line is no record yet."""
     sweep = write_sweep(tmp_path / "sweep", measure("a1"))
@@ -601,7 +599,7 @@ def sweep(tmp_path: Path) -> Path:
     ],
 )
 def test_what_cannot_be_is_one_line(
-    words: list[str], said: str, sweep: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, sweep: Path, capsys: Capture
 ) -> None:
     assert command.main([str(sweep), *words]) == 2
     err = capsys.readouterr().err
@@ -610,7 +608,7 @@ def test_what_cannot_be_is_one_line(
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sweep: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(
         command, "find_spec", lambda name: None if name == "sqlalchemy" else find_spec("json")
@@ -621,15 +619,13 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     )
 
 
-def test_a_folder_that_cannot_be_written(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_written(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").touch()
     assert Place("tensorboard", tmp_path / "file" / "below").export(sweep) == 2
     assert "cannot be written (Not a directory)" in capsys.readouterr().err
 
 
-def test_a_store_that_is_none(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_is_none(sweep: Path, capsys: Capture) -> None:
     for package in TRACKERS["mlflow"].packages:
         pytest.importorskip(package)
     (sweep / "mlflow.db").write_text("this is no database\n" * 100)
@@ -639,16 +635,14 @@ def test_a_store_that_is_none(sweep: Path, capsys: pytest.CaptureFixture[str]) -
     assert err.count("\n") == 1
 
 
-def test_one_export_at_a_time(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_export_at_a_time(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
     with FileLock(tmp_path / ".lock"):
         assert Place("tensorboard", tmp_path).export(sweep) == 2
     assert "another export writes there" in capsys.readouterr().err
 
 
 def test_an_id_that_leads_elsewhere_is_refused(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sweep: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     pytest.importorskip("tensorboard")
     file = sweep / RECORDS

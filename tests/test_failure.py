@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Patch
 
 from bench import failure
 from bench.case import Case
@@ -263,12 +264,7 @@ NO_ENGINE = "GET was unable to find an engine to execute this computation"
     ids=["roomy", "roomy cap", "full cap", "full card", "refused, cap", "refused"],
 )
 def test_a_smaller_card_may_be_full_where_the_card_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-    free_gib: int,
-    cap: float,
-    reserved_gib: float,
-    refused: int,
-    status: Status,
+    monkeypatch: Patch, free_gib: int, cap: float, reserved_gib: float, refused: int, status: Status
 ) -> None:
     """A card of 100 GiB, whose allocator is capped where there is a memory limit."""
     gib = 2**30
@@ -281,7 +277,7 @@ def test_a_smaller_card_may_be_full_where_the_card_is_not(
     assert read_free_share(Case(device="cpu")) is None
 
 
-def test_a_device_that_answers_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_answers_nothing_says_nothing(monkeypatch: Patch) -> None:
     def refuse() -> dict[str, int]:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
@@ -388,7 +384,7 @@ def test_deaths(ends: str, oom_kills: int, status: Status, reason: str) -> None:
     ("text", "kills"), [("oom_kill_x 9\noom_kill 7\nx 1\n", 7), ("", 0), (None, 0)]
 )
 def test_the_kernel_says_how_many_it_killed(
-    monkeypatch: pytest.MonkeyPatch, text: str | None, kills: int
+    monkeypatch: Patch, text: str | None, kills: int
 ) -> None:
     assert count_oom_kills() >= 0
     answer = Mock(side_effect=FileNotFoundError) if text is None else Mock(return_value=text)

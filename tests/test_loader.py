@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from loads_for_tests import ITEM_S, PIDS
+from pytest_for_tests import Patch
 from torch import nn
 from training_for_tests import CPU, run_case
 from workers_for_tests import gone
@@ -148,7 +149,7 @@ def tiny() -> nn.Module:
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> DatasetInfo:
+def few(monkeypatch: Patch) -> DatasetInfo:
     """The synthetic images, of which 610 are trained on."""
     import bench.data
 
@@ -162,9 +163,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> DatasetInfo:
     return prepare("synthetic", data_dir=None)
 
 
-def test_what_is_measured_learns_the_same(
-    few: DatasetInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_measured_learns_the_same(few: DatasetInfo, monkeypatch: Patch) -> None:
     """Warm-up, two epochs and their uneven last batches, in micro-batches."""
     monkeypatch.setattr(loader, "ALONE_S", 0.1)
     case = Case(
@@ -196,7 +195,7 @@ def test_what_is_measured_learns_the_same(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_steps_after_a_resume_are_those_of_the_same_loader(
-    workers: int, monkeypatch: pytest.MonkeyPatch
+    workers: int, monkeypatch: Patch
 ) -> None:
     """A user's dataset is not what its make_batch draws, and may itself draw."""
     monkeypatch.setattr(loader, "ALONE_S", 0.1)
@@ -295,9 +294,7 @@ sys.stdin.readline()
 """
 
 
-def test_what_processes_of_its_own_compute_is_no_work_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_processes_of_its_own_compute_is_no_work_of_others(monkeypatch: Patch) -> None:
     """While they run, and once they ended."""
     machine = [0.0]
 
@@ -550,7 +547,7 @@ class Hurried:
         return time.monotonic() + 3600 * self._hangs()
 
 
-def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: Patch) -> None:
     place, started = tmp_path / "pids", time.monotonic()
 
     def hangs() -> bool:
@@ -594,7 +591,7 @@ for divided in batches.divide():
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_worker_that_hangs_ends_with_a_killed_parent(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """However Python starts it: a fork server, the default from 3.14 on, outlives who asked it."""
     place = tmp_path / "pids"

@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Patch
 from ranks_for_tests import SLEEP_S
 from workers_for_tests import find_workers
 
@@ -378,7 +379,7 @@ class Script:
 
 
 def play(
-    monkeypatch: pytest.MonkeyPatch, *scripts: Script, log: Path | None = None
+    monkeypatch: Patch, *scripts: Script, log: Path | None = None
 ) -> tuple[Ranks, list[Message]]:
     """What the parent hears of workers that say their lines."""
     left = iter(scripts)
@@ -400,7 +401,7 @@ OOM = Finished(Status.OOM, "OutOfMemoryError: CUDA out of memory")
 OK = Finished(Status.OK, measurement=Measurement(epoch_time_s=1.0))
 
 
-def test_a_phase_begins_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_begins_once_all_are_there(monkeypatch: Patch) -> None:
     step = StepTaken("warmup", 0, 0, 1.0, 1)
     one = Script([PhaseEntered("warmup"), step, PhaseEntered("epoch"), OK])
     other = Script([PhaseEntered("warmup"), step, PhaseEntered("epoch"), Finished(Status.OK)])
@@ -430,10 +431,7 @@ MEASURED = replace(OK, follows=["sync_step_s"])
     ],
 )
 def test_what_is_heard_of_processes_that_end(
-    scripts: list[tuple[list[Message], int]],
-    said: list[Message],
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
+    scripts: list[tuple[list[Message], int]], said: list[Message], code: int, monkeypatch: Patch
 ) -> None:
     ranks, heard = play(monkeypatch, *(Script(*one) for one in scripts))
     assert heard == said
@@ -442,7 +440,7 @@ def test_what_is_heard_of_processes_that_end(
         assert ranks.which == "rank 1: ", "which the parent reads from the return code"
 
 
-def test_the_stacks_of_all_are_in_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_stacks_of_all_are_in_the_log(monkeypatch: Patch, tmp_path: Path) -> None:
     ranks, _ = play(monkeypatch, Script([OK], 0), Script([OK], 1), log=tmp_path / "log")
     assert ranks.dump_stacks() == "stacks of 0;stacks of 1;"
     assert (tmp_path / "log").read_text() == "[stacks of rank 0]\n[stacks of rank 1]\n"
@@ -458,7 +456,7 @@ def test_too_few_gpus_are_unsupported() -> None:
         assert "--world-size 2" in found.reason
 
 
-def test_each_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
     seen: list[tuple[Job, Any, Any]] = []
 
     def start(job: Job, variables: Any, seat: Any, servers: Any) -> Script:
@@ -587,7 +585,7 @@ def test_a_killed_process_ends_the_case(data: DatasetInfo, tmp_path: Path) -> No
 
 
 def test_a_stopped_process_ends_at_the_deadline(
-    data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     clock = Hour()
     monkeypatch.setattr(parent, "time", clock)

@@ -27,6 +27,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench.__main__ import COMMANDS as PROGRAMS
 from bench.card.folder import FIGURE, Card, find_published
@@ -447,12 +448,7 @@ def said() -> dict[str, str]:
 
 
 @pytest.fixture
-def run(
-    checkout: Path,
-    said: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Run:
+def run(checkout: Path, said: dict[str, str], monkeypatch: Patch, capfd: Capture) -> Run:
     """Run a command once, and before it those that make what it reads; what it printed.
 
     What begins with ``python -m`` is run within this process, which has imported what it needs.
@@ -516,7 +512,7 @@ SWEEPS = [c for c in COMMANDS if re.match(r"python -m bench.sweep (?!.*--(device
 
 
 @pytest.mark.parametrize("command", SWEEPS)
-def test_sweeps_are_planned_on_a_gpu_too(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_are_planned_on_a_gpu_too(command: str, monkeypatch: Patch) -> None:
     """There the default preset is another one, and its settings must go with the flags."""
     monkeypatch.setattr(options, "has_cuda", lambda: True)
     monkeypatch.chdir(ROOT)

@@ -21,6 +21,7 @@ import torch
 from asked_for_tests import ask_once
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
 
 from bench.case import Case
@@ -767,7 +768,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_map_is_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str | None
+    tmp_path: Path, capsys: Capture, file: str, text: str | None
 ) -> None:
     write_map(make_map(make_case(), folder=tmp_path))
     if text is None:
@@ -799,15 +800,13 @@ def answers() -> Callable[..., object]:
 
 
 @pytest.fixture
-def asked(answers: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+def asked(answers: Callable[..., object], monkeypatch: Patch) -> None:
     """The command does not start a process to ask."""
     monkeypatch.setattr("bench.scales.map.ask", answers)
 
 
 @pytest.mark.usefixtures("asked")
-def test_the_command_makes_a_map_and_shows_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "map"
     flags = [
         *("--dataset", "synthetic", "--model", "test_scales:network", "--batch-size", "8", "16"),
@@ -840,7 +839,7 @@ def test_the_command_makes_a_map_and_shows_it(
 
 
 def test_a_map_fits_the_terminal_without_breaking_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     case = make_case((999, 20, 5, 1, 0, 0), (5,))
     write_map(make_map(case, replace(case, precision="bf16"), folder=tmp_path))
@@ -858,7 +857,7 @@ def test_a_map_fits_the_terminal_without_breaking_a_word(
 
 
 def test_help_fits_80_columns_and_has_words_for_each_flag(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
@@ -880,7 +879,7 @@ def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("asked")
-def test_the_command_takes_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_a_workload(tmp_path: Path, capsys: Capture) -> None:
     flags = ["--workload", "test_scales:Rows", "--batch-size", "4", "--at", "1", "--device", "cpu"]
     assert main([*flags, "--train", "--out", str(tmp_path / "map")]) == 0
     assert "scales from 2 to 2^24 are safe" in " ".join(capsys.readouterr().out.split())
@@ -918,11 +917,7 @@ def test_the_command_takes_a_workload(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_bad_input(
-    flags: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """One line, and nothing is trained or created before it."""
     monkeypatch.chdir(tmp_path)
@@ -1159,7 +1154,7 @@ def test_each_pass_drops_what_the_fp32_pass_drops() -> None:
     assert [case.lost(scale) for scale in case.scales] == [0.0, 0.0]
 
 
-def test_the_fp32_training_has_the_flags_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fp32_training_has_the_flags_of_fp32(monkeypatch: Patch) -> None:
     import bench.scales.measurement as measurement
     import bench.training.building as building
 
@@ -1181,7 +1176,7 @@ def test_the_fp32_training_has_the_flags_of_fp32(monkeypatch: pytest.MonkeyPatch
     assert all(own == set_for for own, set_for in seen), seen
 
 
-def test_the_trained_way_counts_no_fp32_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trained_way_counts_no_fp32_gradient(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch, "bucketize", lambda *_, **__: pytest.fail("counted"))
     assert max(answer(TRAINED).peaks) > 0
 

@@ -20,6 +20,7 @@ import filelock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pytest_for_tests import Patch
 
 from bench import record
 from bench.axis import Axis, parse_number
@@ -264,9 +265,7 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
     }
 
 
-def test_rows_are_on_disk_when_append_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_on_disk_when_append_returns(tmp_path: Path, monkeypatch: Patch) -> None:
     synced: list[tuple[str, int]] = []
 
     def fsync(descriptor: int) -> None:
@@ -370,7 +369,7 @@ class Disk(io.FileIO):
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
+def disk(monkeypatch: Patch) -> type[Disk]:
     monkeypatch.setattr(writer.io, "FileIO", Disk)
     Disk.room = 10**9
     return Disk
@@ -394,7 +393,7 @@ def test_a_full_disk_leaves_the_rows_before(tmp_path: Path, disk: type[Disk], ro
 
 
 def test_a_disk_that_cannot_even_cut_off_the_torn_line(
-    tmp_path: Path, disk: type[Disk], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: type[Disk], monkeypatch: Patch
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(5, os.strerror(5))
@@ -434,7 +433,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         Store(tmp_path / "file")
 
 
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: Patch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
 
@@ -519,7 +518,7 @@ def test_files_are_closed(tmp_path: Path) -> None:
 NEXT = SCHEMA + 1
 
 
-def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None:
+def declare(monkeypatch: Patch, column: Column, after: str) -> None:
     """Add a column that the next schema brings, and make that today's."""
     columns: dict[str, Column] = {}
     for name, known in COLUMNS.items():
@@ -534,9 +533,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None
     monkeypatch.setattr(record, "SCHEMA", NEXT)
 
 
-def test_an_older_file_is_read_without_touching_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_file_is_read_without_touching_it(tmp_path: Path, monkeypatch: Patch) -> None:
     file = write(tmp_path, make_run(epoch_time_s=3.5))
     before = file.read_bytes()
     declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
@@ -547,9 +544,7 @@ def test_an_older_file_is_read_without_touching_it(
     assert file.read_bytes() == before
 
 
-def test_a_new_column_never_shifts_old_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_column_never_shifts_old_ones(tmp_path: Path, monkeypatch: Patch) -> None:
     """A file of an older schema that is written on."""
     old = make_run(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
     write(tmp_path, old)
@@ -575,9 +570,7 @@ def test_a_new_column_never_shifts_old_ones(
     assert not list(tmp_path.glob(".records*"))
 
 
-def test_a_new_axis_takes_its_default_in_older_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_axis_takes_its_default_in_older_files(tmp_path: Path, monkeypatch: Patch) -> None:
     write(tmp_path, make_run())
     axis = Axis(1.5, parse_number("a momentum", 0), "momentum", since=NEXT, name="momentum")
     monkeypatch.setitem(AXES, "momentum", axis)
@@ -589,7 +582,7 @@ def test_a_new_axis_takes_its_default_in_older_files(
 
 
 def test_a_column_that_an_old_file_should_have_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     file = write(tmp_path, make_run())
     declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")

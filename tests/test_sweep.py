@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench.environment.host import describe_host
 from bench.errors import StoreError
@@ -37,9 +38,6 @@ from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop, preview
-
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]

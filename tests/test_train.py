@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from pytest_for_tests import Patch
 from readings_for_tests import Replay
 from torch import Tensor, nn
 from training_for_tests import (
@@ -152,10 +153,7 @@ def update_each(ours: Training, masters: list[Tensor]) -> Tensor:
     ("precision", "scale"), [("fp16", 128.0), ("fp16", "dynamic"), ("bf16", None)]
 )
 def test_update_is_bitwise_the_rule(
-    build: Callable[[], nn.Module],
-    precision: str,
-    scale: float | str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Callable[[], nn.Module], precision: str, scale: float | str | None, monkeypatch: Patch
 ) -> None:
     """Three steps by lists of one dtype are three steps of one tensor after another."""
     ours, plain = (
@@ -297,7 +295,7 @@ def test_a_step_is_within_the_bound_of_float64(precision: str) -> None:
     assert step_error(precision) < step_bound(precision)
 
 
-def test_the_bounds_tell_formats_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bounds_tell_formats_apart(monkeypatch: Patch) -> None:
     """bf16 and fp16 are not within fp32's bound, and a spoilt BatchNorm is within none."""
     assert step_error("bf16-amp") > step_error("fp16-amp") > step_bound("fp32")
     made = Training.step

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
 from training_for_tests import CPU, compile_lightly, run_case
 
@@ -509,9 +510,7 @@ def sweep_example(out: Path, workload: str, *arguments: str) -> list[dict[str, s
 
 
 @pytest.mark.slow
-def test_a_transformer_is_swept_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_transformer_is_swept_and_reported(tmp_path: Path, capsys: Capture) -> None:
     """Two precisions, each in a process of its own."""
     flags = ["--precision", "fp32", "bf16-amp", "--batch-size", "16"]
     rows = sweep_example(tmp_path / "out", TRANSFORMER, *flags)
@@ -548,7 +547,7 @@ def test_a_batch_of_one_item_is_done_when_it_is_asked_for_again(tmp_path: Path) 
     assert len(rows) == 1, "once"
 
 
-def test_a_workload_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_is_compiled(monkeypatch: Patch) -> None:
     compile_lightly(monkeypatch)
     found = run(f"{__name__}:Right", precision="bf16-amp", compile="default")
     plain = run(f"{__name__}:Right", precision="bf16-amp")
@@ -577,10 +576,7 @@ def test_a_workload_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_any_case(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert sweep(["--device", "cpu", "--out", str(tmp_path / "out"), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -19,6 +19,7 @@ import models_for_tests
 import pandas as pd
 import psutil
 import pytest
+from pytest_for_tests import Patch
 from workers_for_tests import find_workers, gone
 
 from bench.case import Case
@@ -229,7 +230,7 @@ def execute(
 
 
 def test_a_busy_device_is_tried_again_and_counted(
-    data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(models_for_tests.TRIES, str(tmp_path / "tries"))
     monkeypatch.setattr(room, "_BACK_OFF_S", 0.01)
@@ -307,7 +308,7 @@ def says(status: Status, transient: bool = False, **values: Any) -> list[Message
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def scripted(monkeypatch: Patch) -> Callable[..., Outcome]:
     def run(
         *scripts: list[Message] | Exception,
         stopping: bool = False,
@@ -327,7 +328,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
 
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (7, 7), (7, 8)])
 def test_what_the_host_killed_during_a_case_is_told_from_what_it_did_before(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, before: int, after: int
+    scripted: Callable[..., Outcome], monkeypatch: Patch, before: int, after: int
 ) -> None:
     kills = iter([before])
     monkeypatch.setattr(room, "count_oom_kills", lambda: next(kills, after))
@@ -355,7 +356,7 @@ TWICE = [PhaseEntered("epoch"), PhaseEntered("epoch")]
 )
 def test_what_passes_is_tried_three_times_at_most_and_nothing_else(
     scripted: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     scripts: list[Any],
     status: Status,
     retries: int,
@@ -375,7 +376,7 @@ def test_stopped_between_tries(scripted: Callable[..., Outcome]) -> None:
 
 
 def test_a_worker_that_was_started_cold_says_so(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    scripted: Callable[..., Outcome], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(Script, "note", "the worker was started cold, because of its server: 7")
     notes = scripted(says(Status.OK, notes="mine")).measurement.notes
@@ -424,7 +425,7 @@ def test_what_was_measured_is_not_lost_with_what_follows(
 
 
 def test_each_epoch_has_the_time_limit_for_itself(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    scripted: Callable[..., Outcome], monkeypatch: Patch
 ) -> None:
     """Of 3600 s: phases of 2000 s each go on; 4000 s within the second epoch do not."""
     now = 0.0
@@ -449,7 +450,7 @@ def test_each_epoch_has_the_time_limit_for_itself(
 
 
 def test_to_be_held_before_a_phase_takes_nothing_of_its_time(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    scripted: Callable[..., Outcome], monkeypatch: Patch
 ) -> None:
     """As at the gate, where an anchor waits for those of the other lanes."""
     now = 0.0
@@ -463,7 +464,7 @@ def test_to_be_held_before_a_phase_takes_nothing_of_its_time(
 
 
 def test_a_card_that_nvml_cannot_open_for_the_moment(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    scripted: Callable[..., Outcome], monkeypatch: Patch
 ) -> None:
     devices: list[Any] = [Unreadable("NVML: Unknown Error"), Host()]
     monkeypatch.setattr(room, "open_device", lambda *_, **__: devices.pop(0))
@@ -472,7 +473,7 @@ def test_a_card_that_nvml_cannot_open_for_the_moment(
 
 
 def test_a_card_that_nvml_never_opens_is_measured_without_readings(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    scripted: Callable[..., Outcome], monkeypatch: Patch
 ) -> None:
     for reason, retries in (("NVML: Timeout", 2), ("no NVIDIA driver", 0)):
         monkeypatch.setattr(room, "open_device", lambda *_, reason=reason, **__: Unreadable(reason))
@@ -490,10 +491,7 @@ def test_a_card_that_nvml_never_opens_is_measured_without_readings(
     ],
 )
 def test_what_speaks_against_the_card_is_kept(
-    scripted: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
-    status: Status,
-    wanted: Status,
+    scripted: Callable[..., Outcome], monkeypatch: Patch, status: Status, wanted: Status
 ) -> None:
     seen = Observation(verdict="throttled: too hot", notes=["and shared"])
     monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
@@ -505,7 +503,7 @@ def test_what_speaks_against_the_card_is_kept(
 
 @pytest.mark.parametrize("resumed", [0, 2])
 def test_energy_of_some_epochs_is_not_that_of_all(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, resumed: int
+    scripted: Callable[..., Outcome], monkeypatch: Patch, resumed: int
 ) -> None:
     """The counter was read by the process that resumed; the row's steps are of both."""
     read = {"energy_j": 900.0, "energy_source": "counter", "mean_power_w": 300.0}
@@ -536,7 +534,7 @@ def test_a_crash_under_a_limit_is_suspected_once_batches_take_memory(
 @pytest.mark.parametrize(("computing", "allowed"), [(0, False), (1, False), (1, True)])
 def test_a_lack_of_memory_beside_others_is_an_error_unless_they_are_allowed(
     scripted: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     status: Status,
     computing: int,
     allowed: bool,
@@ -591,9 +589,7 @@ def test_a_long_log_of_short_words(tmp_path: Path) -> None:
     assert len(log) - note + dropped == 11 + 8 * 600_000
 
 
-def test_a_compiled_case_has_a_cache_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiled_case_has_a_cache_of_its_own(monkeypatch: Patch, tmp_path: Path) -> None:
     """Its first repeat compiles; torch's own cache would hold what an earlier sweep made."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     executor = SubprocessExecutor(Settings())
