@@ -81,7 +81,6 @@ def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Finished]
     found = run(precision="fp8", fp8_recipe=recipe)
     m = found.measurement
     assert m.fp8_layers == "8 of 9 linear layers: blocks.*.qkv, blocks.*.out, blocks.*.wide.*"
-    assert m.notes is not None
     assert m.notes.startswith("fp8 is emulated in float32 (BENCH_EMULATE_FP8)")
     assert (found.status, m.arithmetic) == (Status.OK, "float8/bfloat16")
     assert m.proof_layer == (
@@ -242,7 +241,6 @@ def test_rows_that_are_no_multiple_of_16_are_padded(
     assert any("padded" in note for note in training.conversion.notes) is padded
     text = make_training(replace(case, batch_size=17, accumulate=1), transformer.Decoder(
         16, 32, 32, 2, 1), CPU, transformer.tiny()).conversion  # fmt: skip
-    assert text is not None
     assert not text.padded, "32 rows an item are a multiple at any batch"
 
 

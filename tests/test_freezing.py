@@ -364,7 +364,6 @@ def test_a_case_says_what_was_not_computed(precision: str) -> None:
     assert m.input_grad_error is m.weight_grad_error is None
     assert found.missing["weight_grad_error"] == "what was probed is frozen"
     assert "all before it too" in found.missing["input_grad_error"]
-    assert m.test_loss is not None
     assert math.isfinite(m.test_loss)
 
 

@@ -166,5 +166,4 @@ def test_static_scale_saves_small_gradients_from_flushing() -> None:
         weight = torch.zeros((), dtype=torch.float16, requires_grad=True)
         loss = weight.float() * small
         StaticScale(value, CPU).scale(loss).backward()
-        assert weight.grad is not None
         assert (float(weight.grad) / value == small) is survives

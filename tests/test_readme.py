@@ -68,7 +68,6 @@ PUBLISHED_PICTURE = "Published images per second, by precision, on a TITAN RTX a
 def load_published() -> ModuleType:
     """`docs/published.py`, which is a script and in no package."""
     spec = importlib.util.spec_from_file_location("published", DOCS / "published.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

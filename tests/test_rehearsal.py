@@ -54,7 +54,6 @@ def test_every_precision_and_policy_passes() -> None:
     assert len({row.policy for row in rows}) == 3 + len(POLICIES)
     for row in rows:
         assert row.breaches == ()
-        assert row.budget is not None
         # a budget with more room than this would let a loop over a few weights through
         assert row.budget - 10 < row.launches <= row.budget
 
@@ -66,7 +65,6 @@ def test_what_is_compiled_passes() -> None:
     assert len({compiled[name] - plain[name] for name in OURS}) == 1
     for row in rehearse(precisions=["fp16-amp", "bf16"], compile=[True]):
         assert row.breaches == ()
-        assert row.budget is not None
         assert row.budget - 10 < row.launches <= row.budget
 
 

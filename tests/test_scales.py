@@ -273,7 +273,6 @@ def test_the_gradient_of_a_norm_s_output_is_rounded_behind_it() -> None:
     loss.backward()
 
     def is_rounded(gradient: Tensor | None) -> bool:
-        assert gradient is not None
         assert gradient.dtype is torch.float32
         return gradient.half().float().equal(gradient)
 
@@ -543,7 +542,6 @@ def test_a_planted_window_is_found_as_trained(precision: str) -> None:
     assert (window.low, window.high, window.ceiling) == (2.0, 2.0**18, 2.0**19)
     assert window.use == 2.0**16
     training = case.training("524288")
-    assert training is not None
     assert training.first_overflow == 1
     assert case.training("dynamic") is not None
     counted = sum(sum(vars(g.tally).values()) for g in case.gradients)
@@ -819,7 +817,6 @@ def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -
     assert sorted(p.name for p in out.iterdir()) == sorted(files)
     assert (out / PICTURE).read_bytes().startswith(b"\x89PNG")
     scales = read_scale_map(out)
-    assert scales is not None
     found = [(c.precision, c.batch_size) for c in scales.cases]
     assert found == [(p, b) for b in (8, 16) for p in ("fp16", "bf16", "e5m2")]
     assert " ".join(summarize_scale_map(scales).split()) in said

@@ -211,7 +211,6 @@ def test_the_case_whose_time_is_known_least_is_repeated_first() -> None:
     for wide, narrow in ((SMALL, LARGE), (LARGE, SMALL)):
         grid = deal(repeats, {wide: [1, 2], narrow: [1, 1.01]})
         ticket = grid.take(LANE, [LANE])
-        assert ticket is not None
         assert ticket.run == (wide, 2, False)
 
 
@@ -220,6 +219,5 @@ def test_a_lost_run_is_the_next_on_its_lane() -> None:
     lost = Outcome(Status.LOST)
     for attempt in (1, 2):
         ticket = grid.take(LANE, [LANE])
-        assert ticket is not None
         assert (ticket.run, ticket.attempt) == ((SMALL, 1, False), attempt)
         grid.settle(ticket, make_record(SMALL, status=Status.LOST), lost)

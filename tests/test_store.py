@@ -478,7 +478,6 @@ def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[1],
     )
-    assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(UsageError, match=f"in use by pid {holder.pid} on "):
         Store(tmp_path)

@@ -521,7 +521,6 @@ def start(out: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def wait_until_begun(process: subprocess.Popen[str]) -> None:
-    assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("[2/"):
             return

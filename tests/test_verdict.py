@@ -181,7 +181,6 @@ def test_a_clock_without_spread_is_not_believed() -> None:
 
 def test_values_far_apart_do_not_overflow() -> None:
     (ratio,) = compare([([1e-300, 2e-300, 1e-290], [1e300, 2e300, 1e299])])
-    assert ratio.high is not None
     assert math.isfinite(ratio.high)
 
 

@@ -205,7 +205,6 @@ def test_the_work_is_of_the_profile_in_the_middle_and_the_time_of_all_repeats(
     sweeps = read_sweeps([tmp_path / "sweep"])
     (found,) = read_steps(latest(read(sweeps)), sweeps).values()
     assert len(found.times) == 4
-    assert found.step.profile is not None
     assert found.step.profile.step_s == 0.11
     times = {row.operation: row.time_s for row in found.step.work}
     assert times["mm"] == pytest.approx(1.1 * usual)

@@ -695,7 +695,6 @@ FP16 = step(row("float16", 6e9, 0), row("float16", 0, 2e8))  # 1.5 ms and 2 ms
 
 def test_what_a_precision_can_bring_by_hand() -> None:
     found = expect(FP32, FP16)
-    assert found is not None
     assert found.speedup == pytest.approx(10 / 3.5)
     assert found.a == pytest.approx({Bound.COMPUTE: 6e-3, Bound.MEMORY: 4e-3})
     assert describe_expectation(found, "fp32") == (
@@ -707,12 +706,10 @@ def test_what_a_precision_can_bring_by_hand() -> None:
 def test_starting_operations_may_be_what_limits() -> None:
     many = [row("float16", 0, 0, calls=5000)]  # 5 ms
     found = expect(FP32, step(*FP16.work, *many))
-    assert found is not None
     assert found.speedup == pytest.approx(10 / 5.002)
     assert "then the start of its operations takes longest" in describe_expectation(found, "fp32")
     slow = step(*FP32.work, row("float32", 0, 0, calls=20_000))
     found = expect(slow, step(*FP16.work, *many))
-    assert found is not None
     assert found.speedup == pytest.approx(20_002 / 5_002)
     assert "fp32 takes longer to start its operations" in describe_expectation(found, "fp32")
 
@@ -729,7 +726,6 @@ def test_a_step_is_counted_in_each_precision() -> None:
     assert (fp32.error, bf16.error) == ("", "")
     rates = Rates({"float32": 1e11, "bfloat16": 2e11}, 1e10)
     found = expect(fp32.make_step(rates), bf16.make_step(rates))
-    assert found is not None
     assert 1 < found.speedup <= 2
     (broken,) = count_cases([Case(model="nowhere:build", precision="fp32", device="cpu")])
     assert broken.work == ()
