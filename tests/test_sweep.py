@@ -56,10 +56,12 @@ def answers(monkeypatch: Patch) -> Callable[[str], None]:
     return lambda rules: monkeypatch.setenv(fake.ANSWERS, rules)
 
 
-def run(out: Path, *flags: str, rc: int = 0, report: bool = False) -> pd.DataFrame:
+def run(out: Path, *flags: str, rc: int = 0, report: bool = False, cards: str = "") -> pd.DataFrame:
     """Run a sweep in this process; its records, if --out itself has any. The report is most of its
-    time: only if asked."""
+    time: only if asked. ``cards`` are those that the fake has, as "A100:1 H100:2"."""
     with pytest.MonkeyPatch.context() as patch:
+        if cards:
+            patch.setenv(fake.LANES, cards)
         if not report:
             patch.setattr(sweep, "print_report", lambda *folders: None)
         assert sweep.main(join_flags(FP32, flags, ["--out", str(out)])) == rc
