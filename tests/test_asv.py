@@ -6,7 +6,6 @@ import csv
 import importlib
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -44,16 +43,9 @@ from benchmarks.figures import ABSENT, FIGURES, MEASURED, PARTS, STATUSES
 ROOT = Path(__file__).parents[1]
 NAN = math.nan
 ROW = {
-    "status": "ok",
-    "reason": "",
-    "epoch_time_s": 20.0,
-    "measured_time_s": 5.0,
-    "energy_j": 700.0,
-    "train_loss": 1.5,
-    "train_accuracy": 0.25,
-    "peak_device_bytes": NAN,
-    "peak_process_bytes": 3e9,
-    "peak_reserved_bytes": 2e9,
+    **{"status": "ok", "reason": "", "epoch_time_s": 20.0, "measured_time_s": 5.0},
+    **{"energy_j": 700.0, "train_loss": 1.5, "train_accuracy": 0.25},
+    **{"peak_device_bytes": NAN, "peak_process_bytes": 3e9, "peak_reserved_bytes": 2e9},
     **dict.fromkeys(PARTS, 0.25),
 }
 
@@ -268,7 +260,6 @@ def test_a_case_that_dies_is_not_tried_again(cases: Any, monkeypatch: Patch) -> 
 
 
 def test_a_harness_that_cannot_answer_is_no_figure(cases: Any, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setitem(cases.GRID, "flags", ["--no-such-flag"])
     assert cases.track_status("fp32", "none", 8) == STATUSES.index("died")
     with pytest.raises(RuntimeError, match="no-such-flag"):
@@ -288,7 +279,6 @@ def test_every_benchmark_runs(cases: Any, monkeypatch: Patch, capsys: Capture) -
         code = crosscheck(["--overhead", *command[3:]])  # whose workers need not import torch
         return subprocess.CompletedProcess(command, code, capsys.readouterr().out, "")
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
     monkeypatch.setitem(cases.GRID, "flags", ["--executor", "fake"])  # the sweep is a real one
     tiny = "--device=cpu --model=models_for_tests:good --batch-size=16 --steps=1 --pairs=1"
     monkeypatch.setattr("benchmarks.overhead.GRID", {})

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apex_for_tests import install
-from asked_for_tests import PATH, ask_once
+from asked_for_tests import ask_once
 from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
 
@@ -313,9 +313,8 @@ def describe_data(folder: Path, info: DatasetInfo) -> DatasetInfo:
 
 
 @pytest.fixture(autouse=True)
-def _process(monkeypatch: Patch) -> Iterator[None]:
-    """One thread, as several wait for each other; and these networks for a process that asks."""
-    monkeypatch.setenv("PYTHONPATH", PATH)
+def _one_thread() -> Iterator[None]:
+    """Several would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -451,8 +450,7 @@ def test_a_sound_workload_passes_what_it_has_the_data_for(
 
 
 @pytest.mark.parametrize(
-    ("workload", "check"),
-    [("Total", "averaging"), ("Ranking", "own-pixels"), ("Deaf", "baseline")],
+    ("workload", "check"), [("Total", "averaging"), ("Ranking", "own-pixels"), ("Deaf", "baseline")]
 )
 def test_what_is_planted_in_a_workload_is_caught(workload: str, check: str) -> None:
     assert failing(own(workload), check) == {check}

@@ -24,7 +24,6 @@ from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 from bench import cores
 from bench.apex import Apex, Interface, find_apex
 from bench.cores import OtherWork
-from bench.doctor import __main__
 from bench.doctor.__main__ import main, read_json, write_findings, write_json
 from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
@@ -137,12 +136,8 @@ def test_how_busy_is_too_busy(healthy: Machine, others: float, steal: float, lev
     assert max(f.level for f in judge(busy) if f.topic == "CPU") is level
 
 
-CPU_BUILD = {
-    "cuda": DeviceAnswer(
-        {"torch": "2.13.0+cpu", "cuda": None},
-        error="device cuda: torch 2.13.0+cpu is a CPU build; install a CUDA build",
-    )
-}
+REFUSED = "device cuda: torch 2.13.0+cpu is a CPU build; install a CUDA build"
+CPU_BUILD = {"cuda": DeviceAnswer({"torch": "2.13.0+cpu", "cuda": None}, error=REFUSED)}
 
 
 @pytest.mark.parametrize(
@@ -407,29 +402,19 @@ def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
 
 
 def test_variables_that_change_results() -> None:
-    harmless = {
-        "HOME": "/root",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "TORCHINDUCTOR_CACHE_DIR": "/tmp/x",
-        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "4",
-        "CUDNN_LOGINFO_DBG": "1",
-        "TRITON_CACHE_DIR": "/tmp/x",
-    }
-    changing = {
-        "CUDA_LAUNCH_BLOCKING": "1",
-        "CUDNN_CONV_WSCAP_DBG": "100",
-        "NVIDIA_TF32_OVERRIDE": "0",
-        "OMP_NUM_THREADS": "4",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "TORCHDYNAMO_DISABLE": "1",
-        "TORCHINDUCTOR_CPP_GEMM_CACHE_BLOCKING": "1,1,1",
-        "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
-        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-    }
-    assert find_variables({**harmless, **changing}) == changing
+    harmless = (
+        "HOME=/root CUDA_VISIBLE_DEVICES=0 TORCHINDUCTOR_CACHE_DIR=/tmp/x CUDNN_LOGINFO_DBG=1 "
+        "TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_COMPILE_THREADS=4 TRITON_CACHE_DIR=/tmp/x"
+    )
+    changing = (
+        "CUDA_LAUNCH_BLOCKING=1 CUDNN_CONV_WSCAP_DBG=100 NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=4 "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True TORCHDYNAMO_DISABLE=1 "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True TORCHINDUCTOR_MAX_AUTOTUNE=1 "
+        "TORCHINDUCTOR_CPP_GEMM_CACHE_BLOCKING=1,1,1 TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 "
+        "TORCH_COMPILE_DISABLE=1"
+    )
+    given, found = (dict(one.split("=") for one in words.split()) for words in (harmless, changing))
+    assert find_variables({**given, **found}) == found
 
 
 # --------------------------------------------------------------------------------- this machine
@@ -438,7 +423,6 @@ def test_variables_that_change_results() -> None:
 def test_this_machine(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """For real: torch in its own process, a model of the user's, and all of it as JSON."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__main__.__file__).parents[2]))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     Path("mynet.py").write_text(
         "from torch import nn\n"

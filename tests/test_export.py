@@ -258,12 +258,11 @@ def arrived(
 ) -> tuple[str, dict[str, Seen]]:
     """The tracker, and what arrived in it of a sweep of all kinds of records."""
     folder = tmp_path_factory.mktemp("arrived")
-    records = [
-        measure(f"id-{number}", status=status, reason=f"why {status}", test_loss=math.nan)
-        if status in MEASURED
-        else make_run(record_id=f"id-{number}", status=status, reason=f"why {status}")
-        for number, status in enumerate(Status)
-    ]
+    records = []
+    for number, status in enumerate(Status):
+        known = {"record_id": f"id-{number}", "status": status, "reason": f"why {status}"}
+        timed = status in MEASURED
+        records.append(measure(**known, test_loss=math.nan) if timed else make_run(**known))
     hostile = {"reason": HOSTILE, "neighbours": HOSTILE, "neighbours_computing": 1, "cpu": "=cmd()"}
     records += [
         measure("last", sentinel=True),
@@ -382,15 +381,10 @@ command.main()
 
 
 def run_python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("WANDB_SERVICE", None)  # a process of its own, as a user's
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # without what makes it a process of this one's wandb
+    own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, env=own, capture_output=True, text=True, check=False)
 
 
 def test_killed_within_a_record_it_is_mended_and_again_nothing_is_doubled_or_rewritten(
@@ -490,13 +484,9 @@ def test_wandb_finds_what_is_to_upload(tmp_path: Path) -> None:
     place = Place("wandb", tmp_path / "out")
     place.export(write_sweep(tmp_path / "sweep", measure("a1"), measure("b2", repeat=2)))
     folders = [str(f) for f in place.out.glob("*/wandb/offline-run-*")]
-    done = subprocess.run(
-        [sys.executable, "-m", "wandb", "sync", "--dry-run", *folders],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "false"},
-    )
+    command = [sys.executable, "-m", "wandb", "sync", "--dry-run", *folders]
+    alone = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
     said = done.stdout + done.stderr
     assert "2 run(s)" in said
     assert "run-a1.wandb" in said
@@ -549,16 +539,10 @@ def read(sweep: Path) -> list[Run]:
 
 def test_the_name_is_short_and_keeps_its_doubts(tmp_path: Path) -> None:
     case = Case(
-        model="a_package.with_a_long_name.and_a_module_with_a_longer_one:and_its_factory",
-        dataset="synthetic",
-        precision="fp16",
-        loss_scale=128.0,
-        fraction=0.5,
-        compile="default",
-        channels_last=True,
-        cudnn_benchmark=True,
-        evaluate=True,
-    )
+        "a_package.with_a_long_name.and_a_module_with_a_longer_one:and_its_factory", "synthetic",
+        precision="fp16", loss_scale=128.0, fraction=0.5, compile="default", channels_last=True,
+        cudnn_benchmark=True, evaluate=True,
+    )  # fmt: skip
     (run,) = read(write_sweep(tmp_path, measure("a1", case=case, attempt=2)))
     assert len(run.name) <= 128
     assert run.name.endswith("… · repeat 1 · attempt 2 · extrapolated · synthetic images")

@@ -1250,12 +1250,9 @@ def started(tmp_path: Path) -> Iterator[Any]:
     import sys
 
     command = [sys.executable, "-m", "bench.sweep", *REAL, "--batch-size", "8", "--seed", "0", "1"]
-    process = subprocess.Popen(
-        [*command, "--lanes", "2", "--no-anchors", "--out", str(tmp_path / "out")],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    command += ["--lanes", "2", "--no-anchors", "--out", str(tmp_path / "out")]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **quiet, text=True)
     yield process
     process.kill()
     process.communicate()

@@ -26,7 +26,7 @@ from workers_for_tests import find_workers
 
 from bench.case import Case, divide_items, whole_batch
 from bench.cores import OtherWork, share_cores
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo
 from bench.data.batches import Batches, MadeBatches, Share, plan_steps
 from bench.data.loader import Loading, load_images
 from bench.errors import UsageError
@@ -214,12 +214,9 @@ def found() -> dict[int, dict[str, Any]]:
     """What the scenarios of `ranks_for_tests` gave, by the number of processes."""
     names = "compressed,divided_first,overflow,straggler,exposed,buckets,synchronized"
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, RANKS, folder, f"2,gradients,{names}", "3,gradients"],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-            check=True,
-            timeout=600,
-        )
+        command = [sys.executable, RANKS, folder, f"2,gradients,{names}", "3,gradients"]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        subprocess.run(command, env=environment, check=True, timeout=600)
         return {
             size: torch.load(Path(folder) / f"found{size}.pt", weights_only=False) for size in SIZES
         }
@@ -476,11 +473,6 @@ def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
 # --------------------------------------------------------------------------------- real workers
 
 
-@pytest.fixture(scope="module")
-def data() -> DatasetInfo:
-    return prepare("synthetic", data_dir=None)
-
-
 def run(case: Case, data: DatasetInfo, log: Path | None = None, timeout_s: float = 600) -> Outcome:
     executor = SubprocessExecutor(Settings(timeout_s=timeout_s))
     return executor.run(Job(case, data.folder, log=log), lambda event: None, lambda: False)
@@ -600,15 +592,10 @@ def test_a_stopped_process_ends_at_the_deadline(
 
 
 def test_no_process_outlives_the_sweep(tmp_path: Path) -> None:
-    flags = (
-        "--device cpu --dataset synthetic --model models_for_tests:good --batch-size 32 "
-        "--parallel ddp --world-size 2 --repeats 1"
-    )
-    sweep = subprocess.Popen(
-        [sys.executable, "-m", "bench.sweep", *flags.split(), "--out", tmp_path / "out"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    flags = "--device cpu --dataset synthetic --model models_for_tests:good --batch-size 32"
+    flags += f" --parallel ddp --world-size 2 --repeats 1 --out {tmp_path / 'out'}"
+    command, nowhere = [sys.executable, "-m", "bench.sweep", *flags.split()], subprocess.DEVNULL
+    sweep = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
     try:
         end = time.monotonic() + 300
         ours: list[psutil.Process] = []
@@ -632,13 +619,8 @@ def test_a_case_of_several_processes_has_a_seat_or_says_so() -> None:
 
 
 def test_axes_of_several_gpus_vary_with_them_alone() -> None:
-    axes: dict[str, Any] = {
-        "device": ["cpu"],
-        "parallel": ["none", "ddp"],
-        "world_size": [2],
-        "grad_compression": ["none", "bf16"],
-    }
-    cases = grid(axes)
+    axes: dict[str, Any] = {"parallel": ["none", "ddp"], "grad_compression": ["none", "bf16"]}
+    cases = grid({**axes, "device": ["cpu"], "world_size": [2]})
     assert [(c.parallel, c.world_size, c.grad_compression) for c in cases] == [
         ("none", 1, "none"),
         ("ddp", 2, "none"),

@@ -513,13 +513,9 @@ def test_other_images_are_not_mixed(out: Path, monkeypatch: Patch, capsys: Captu
 
 def start(out: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
     """Start a sweep in a process of its own, with the fake that takes its time."""
-    return subprocess.Popen(
-        [sys.executable, HERE / "slow_sweep.py", *FP32, *flags, "--out", out],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, HERE / "slow_sweep.py", *FP32, *flags, "--out", out]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env={**os.environ, **environment}, **pipes, text=True)
 
 
 def wait_until_begun(process: subprocess.Popen[str]) -> None:
@@ -562,7 +558,7 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(out: Path, capsys: Captu
 def test_stopped_twice_it_ends_at_once(out: Path) -> None:
     """The case would go on for 600 s; a fake that does not heed the first signal stands for it."""
     script = (
-        "import sys, time; sys.path.insert(0, sys.argv.pop(1))\n"
+        "import sys, time\n"
         "from bench.sweep import __main__ as sweep; from bench.executors import fake\n"
         "def run(*a):\n"
         "    print('case', file=sys.stderr, flush=True)\n"
@@ -571,13 +567,9 @@ def test_stopped_twice_it_ends_at_once(out: Path) -> None:
         "fake.FakeExecutor.kill = lambda self: print('killed', file=sys.stderr, flush=True)\n"
         "sys.exit(sweep.main())"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(HERE.parent), *FP32, "8", "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
+    command = [sys.executable, "-c", script, *FP32, "8", "--out", str(out)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **quiet, text=True)
     while process.stderr.readline() != "case\n":
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
@@ -618,7 +610,6 @@ def find_holder(out: Path, sweeps: list[subprocess.Popen[str]]) -> subprocess.Po
 
 def hear_waiting(process: subprocess.Popen[str]) -> str:
     """What a sweep says until it says that it waits."""
-    assert process.stderr is not None
     said = ""
     while "waiting for " not in said:
         said += (line := process.stderr.readline())
@@ -665,10 +656,8 @@ def test_a_file_that_may_not_grow(out: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "BENCH_TEST_DELAY_S": "0"}
-    full = subprocess.run(
-        command, env=environment, preexec_fn=limit, capture_output=True, text=True, check=False
-    )
+    how = {"env": {**os.environ, "BENCH_TEST_DELAY_S": "0"}, "preexec_fn": limit}
+    full = subprocess.run(command, **how, capture_output=True, text=True, check=False)
     expect_full_disk(out, full.stderr, full.returncode)
     frame = run(out, "8", "--repeats", "200")
     assert len(frame) == 201, "and the sentinel"

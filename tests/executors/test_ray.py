@@ -109,7 +109,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     folder = f"/tmp/bench-test-{os.getpid()}"  # a socket's path has 107 characters at most
     before = dict(os.environ)
     os.environ |= {MARK: folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    os.environ["PYTHONPATH"] = f"{ROOT}:{TESTS}"
     try:
         nodes = Nodes(folder)
         yield nodes
@@ -276,7 +275,7 @@ from bench.executors.ray.executor import RayExecutor
 executor = RayExecutor(Settings())
 lanes = executor.open_lanes("cpu")
 print(executor._cluster.folder, flush=True)
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
+sys.path.insert(0, sys.argv[1])
 from test_ray import LONG
 from bench.executors import Images, Job
 folder = executor.prepare(lanes[0], Images("synthetic")).folder
@@ -286,8 +285,7 @@ executor.run(Job(LONG, folder=folder, lane=lanes[0]), print, lambda: False)
 
 def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
     command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent)]
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True) as driver:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
         folder = driver.stdout.readline().strip()
 
         def has_worker() -> bool:
