@@ -67,19 +67,12 @@ def restore_torch() -> Iterator[None]:
 def dropping(seed: int) -> nn.Module:
     """BatchNorm, which counts, and dropout, which draws."""
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, 4),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Dropout(0.3),
-        nn.Linear(256, 10),
-    )
+    convolution = nn.Sequential(nn.Conv2d(3, 4, 3, 4), nn.BatchNorm2d(4), nn.ReLU())
+    return nn.Sequential(*convolution, nn.Flatten(), nn.Dropout(0.3), nn.Linear(256, 10))
 
 
 WAYS = [
-    *((name, {}) for name in OURS),
-    *((name, {"optimizer": "adamw"}) for name in OURS),
+    *((name, settings) for settings in ({}, {"optimizer": "adamw"}) for name in OURS),
     ("fp16", {"loss_scale": "dynamic"}),
     ("fp16", {"loss_scale": "dynamic-apex-amp", "optimizer": "adamw"}),
     ("fp16", {"loss_scale": 2.0**40, "skip_overflow": True}),
@@ -138,10 +131,7 @@ PARTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda c: c["training"]["optimizer"]["state"][4]["momentum_buffer"].zero_(),
         "loss of step 2",
     ),
-    "loss scale": (
-        lambda c: c["training"]["loss_scale"].update(scale=2.0),
-        "loss scale of step 1",
-    ),
+    "loss scale": (lambda c: c["training"]["loss_scale"].update(scale=2.0), "loss scale of step 1"),
     "growth": (
         lambda c: c["training"]["loss_scale"].update(_growth_tracker=0),
         "loss_scale._growth_tracker",
@@ -236,12 +226,8 @@ def test_on_a_full_disk_the_earlier_file_stands(tmp_path: Path) -> None:
 
 def test_killed_while_saving_the_earlier_file_stands(tmp_path: Path) -> None:
     """SIGKILL at random moments of one save after the other; after each, a whole file is there."""
-    answer = subprocess.run(
-        [sys.executable, HERE / "killed_saves.py", tmp_path, "12"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, HERE / "killed_saves.py", tmp_path, "12"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
     _, torn = map(int, answer.stdout.split())
     assert torn, "no kill came while a file was written"
@@ -292,7 +278,6 @@ class Forgetful(Rows):
 
     def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
         found = super().compute_loss(network, batch)
-        assert isinstance(found, Loss)
         self.taken += 1
         return Loss(found.loss * (1 + self.taken / 100), found.correct)
 
@@ -302,7 +287,6 @@ class Restless(Rows):
 
     def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
         found = super().compute_loss(network, batch)
-        assert isinstance(found, Loss)
         return Loss(found.loss * (1 + os.urandom(1)[0] / 1e5 + os.urandom(1)[0] / 1e6))
 
 
@@ -407,12 +391,9 @@ def test_saving_is_in_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         return told
 
-    for what, place, name in (
-        ("save", checkpoints, "save_checkpoint"),
-        ("epoch", epochs, "train_epoch"),
-        ("clock", epochs, "synchronize"),
-    ):
-        monkeypatch.setattr(place, name, tell(what, getattr(place, name)))
+    monkeypatch.setattr(checkpoints, "save_checkpoint", tell("save", save_checkpoint))
+    for what, name in (("epoch", "train_epoch"), ("clock", "synchronize")):
+        monkeypatch.setattr(epochs, name, tell(what, getattr(epochs, name)))
     run(make_case(epochs=2), tmp_path)
     first = order.index("epoch")
     once = ["epoch", "clock", "save"]
