@@ -38,10 +38,8 @@ CASES = st.builds(
     batch_size=st.integers(2, 10**9),
     lr=POSITIVE,
     fraction=st.floats(min_value=1e-300, max_value=1),
-    evaluate=st.booleans(),
-    cudnn_benchmark=st.booleans(),
+    **dict.fromkeys(("evaluate", "cudnn_benchmark", "channels_last"), st.booleans()),
     compile=st.sampled_from(list(COMPILES)),
-    channels_last=st.booleans(),
     seed=st.integers(0, 2**31 - 1),
     device=st.sampled_from(["cuda", "cpu"]),
 )

@@ -59,10 +59,7 @@ SHARED = ("neighbours_computing", "neighbours_drawing", "neighbours_late", "othe
         ),
         # what was unknown stays unknown
         ({"missing": "power_limit_w: no; neighbours: the case ran on a CPU"}, (nan,) * 4),
-        (
-            {"notes": "the CPU was shared: others used 0.40 cores during the epoch"},
-            (0, 0, 0, 0.4),
-        ),
+        ({"notes": "the CPU was shared: others used 0.40 cores during the epoch"}, (0, 0, 0, 0.4)),
     ],
 )
 def test_who_shared_the_machine(

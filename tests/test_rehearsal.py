@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,11 +27,6 @@ from bench.training.loop import Training
 
 CPU = torch.device("cpu")
 OURS = [name for name, precision in PRECISIONS.items() if not skip(precision)]
-
-
-def plant(monkeypatch: pytest.MonkeyPatch, update: Callable[[Training], Tensor]) -> None:
-    """Have the step end in another update."""
-    monkeypatch.setattr(Training, "update", update)
 
 
 def only(rows: list[Rehearsal]) -> Breach:
@@ -165,7 +158,7 @@ def test_a_value_read_back_within_the_step_is_refused(monkeypatch: pytest.Monkey
         self.masters[0].detach().flatten()[0].item()
         return made(self)
 
-    plant(monkeypatch, update)
+    monkeypatch.setattr(Training, "update", update)
     breach = only(rehearse(precisions=["bf16"], compile=[False]))
     assert breach.rule is Rule.READ
     assert breach.place.startswith("tests/test_rehearsal.py:")
@@ -181,7 +174,7 @@ def test_a_start_reloaded_within_the_step_is_refused(monkeypatch: pytest.MonkeyP
         self.model.load_state_dict(self._start)
         return overflowed
 
-    plant(monkeypatch, update)
+    monkeypatch.setattr(Training, "update", update)
     (row,) = rehearse(precisions=["fp32"], compile=[False])
     assert row.breaches[0].rule is Rule.COPY
     assert row.breaches[0].op == "aten::copy_"
@@ -195,7 +188,7 @@ def test_a_loop_over_the_weights_is_over_budget(monkeypatch: pytest.MonkeyPatch)
             parameter.grad.mul_(1)  # type: ignore[union-attr]
         return made(self)
 
-    plant(monkeypatch, update)
+    monkeypatch.setattr(Training, "update", update)
     breach = only(rehearse(precisions=["fp32"], compile=[False]))
     assert breach.rule is Rule.LAUNCHES
     assert breach.op == "aten::mul_"
@@ -211,7 +204,7 @@ def test_faults_around_compiled_code_are_refused(monkeypatch: pytest.MonkeyPatch
         bool(overflowed)
         return overflowed
 
-    plant(monkeypatch, update)
+    monkeypatch.setattr(Training, "update", update)
     (row,) = rehearse("models_for_tests:good", precisions=["bf16"], compile=[True])
     assert [breach.rule for breach in row.breaches] == [Rule.READ]
 

@@ -383,16 +383,13 @@ def dataset(seed: int | None = None, images: int = 16) -> Dataset:
 
 
 SMALL = Case("test_scales:small_gradients", "synthetic", batch_size=BATCH, lr=0.01, device="cpu")
+POWERS = tuple(2.0**k for k in range(41))
 QUESTION = Question(
-    SMALL,
-    precisions=("fp16",),
-    way=Way.ROUNDED,
-    steps=3,
-    at=(1, 3),
-    scales=tuple(2.0**k for k in range(41)),
-    train=(),
-    tolerance=0.01,
+    SMALL, ("fp16",), Way.ROUNDED, steps=3, at=(1, 3), scales=POWERS, train=(), tolerance=0.01
 )
+
+
+TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
 
 
 def ask_of(model: str, question: Question = QUESTION, **settings: Any) -> Question:
@@ -490,14 +487,11 @@ def test_training_overflows_from_the_known_scale_on() -> None:
 
 def test_what_is_flushed_is_not_learnt() -> None:
     """At a scale of 0.001 most gradients are lost on the way; at 1000 hardly any."""
-    large = ask_of("network_of_small_gradients", lr=5.0, steps=4)
-    session = Session(large, dataset(1))
+    question = ask_of("network_of_small_gradients", lr=5.0, steps=4)
+    session = Session(question, dataset(1))
     fp32, _ = session.observe(lambda text: None)
-    errors = [
-        abs(session.train("fp16", setting).losses[-1] - fp32.losses[-1])
-        for setting in ("0.001", "1000")
-    ]
-    assert errors[0] > 100 * errors[1]
+    small, large = (session.train("fp16", setting).losses[-1] for setting in ("0.001", "1000"))
+    assert abs(small - fp32.losses[-1]) > 100 * abs(large - fp32.losses[-1])
 
 
 def test_every_training_draws_the_same_dropout() -> None:
@@ -528,13 +522,8 @@ def test_the_trace_of_a_dynamic_scale() -> None:
 @pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
 def test_a_planted_window_is_found_as_trained(precision: str) -> None:
     """In fp16 itself 0.9 / 4 x 2^19 overflows before the factor makes it small again."""
-    question = replace(
-        QUESTION,
-        way=Way.TRAINED,
-        precisions=(precision,),
-        scales=tuple(2.0**k for k in range(21)),
-        train=("1", "524288", "dynamic"),
-    )
+    train = ("1", "524288", "dynamic")
+    question = replace(TRAINED, precisions=(precision,), scales=POWERS[:21], train=train)
     case = answer(question)
     assert case.share(Fate.FLUSHED, 1.0, Kind.OUTPUT) == 0.9
     assert case.lost(2.0) == 0.0
@@ -681,29 +670,24 @@ def make_map(*cases: ScaleCase, folder: Path = Path("map")) -> ScaleMap:
 
 
 @pytest.mark.parametrize(
-    ("lost", "overflows", "low", "high", "use", "narrow"),
+    ("lost", "overflows", "window"),
     [
-        ((500, 20, 5, 0, 0), (4,), 4.0, 8.0, 4.0, True),
-        ((500, 500, 0, 0, 0, 0, 0), (6,), 4.0, 32.0, 8.0, False),
-        ((500, 0, 0, 0, 0, 0), (), 2.0, 32.0, 32.0, False),
-        ((500, 500, 500, 500, 500), (4,), 1.0, 8.0, 2.0, False),  # none is better than another
-        ((500, 10, 0), (), 2.0, 4.0, 4.0, False),
-        ((500, 11, 0), (), 4.0, 4.0, 4.0, False),
-        ((500, 0, 0, 0), (2,), 2.0, 2.0, 2.0, True),  # 8 has not been seen to overflow
-        ((500, 0, 0), (0, 1, 2), None, None, None, False),
-        ((0, 500, 0), (), 4.0, 4.0, 4.0, False),  # no gap: 1 is below one that loses too much
+        ((500, 20, 5, 0, 0), (4,), (4.0, 8.0, 4.0, True)),
+        ((500, 500, 0, 0, 0, 0, 0), (6,), (4.0, 32.0, 8.0, False)),
+        ((500, 0, 0, 0, 0, 0), (), (2.0, 32.0, 32.0, False)),
+        ((500, 500, 500, 500, 500), (4,), (1.0, 8.0, 2.0, False)),  # none is better than another
+        ((500, 10, 0), (), (2.0, 4.0, 4.0, False)),
+        ((500, 11, 0), (), (4.0, 4.0, 4.0, False)),
+        ((500, 0, 0, 0), (2,), (2.0, 2.0, 2.0, True)),  # 8 has not been seen to overflow
+        ((500, 0, 0), (0, 1, 2), (None, None, None, False)),
+        ((0, 500, 0), (), (4.0, 4.0, 4.0, False)),  # no gap: 1 is below one that loses too much
     ],
 )
 def test_the_rule_of_the_window(
-    lost: Sequence[int],
-    overflows: Sequence[int],
-    low: float | None,
-    high: float | None,
-    use: float | None,
-    narrow: bool,
+    lost: Sequence[int], overflows: Sequence[int], window: tuple[float | None, ...]
 ) -> None:
-    window = find_window(make_case(lost, overflows))
-    assert (window.low, window.high, window.use, window.narrow) == (low, high, use, narrow)
+    found = find_window(make_case(lost, overflows))
+    assert (found.low, found.high, found.use, found.narrow) == window
 
 
 def test_the_largest_gradient_keeps_its_room() -> None:
@@ -1011,11 +995,8 @@ def test_how_scales_and_shares_are_written() -> None:
     assert written == ["1", "128", "512", "2^10", "2^24", "300000", "0.5", "0.0625"]
     shares = [write_share(s) for s in (0, 1, 1e-9, 0.00049, 0.031, 0.5, 0.9999999)]
     assert shares == ["0 %", "100 %", "< 0.01 %", "0.05 %", "3.1 %", "50 %", "> 99.9 %"]
-    above = [
-        write_share(s, limit) for s, limit in ((0.0104, 0.01), (0.010003, 0.01), (0.0504, 0.05))
-    ]
-    assert above == ["1.04 %", "1.0003 %", "5.04 %"]
-    assert write_share(0.0096, 0.01) == "0.96 %"
+    near = [(0.0104, 0.01), (0.010003, 0.01), (0.0504, 0.05), (0.0096, 0.01)]
+    assert [write_share(*s) for s in near] == ["1.04 %", "1.0003 %", "5.04 %", "0.96 %"]
 
 
 def test_shares_just_above_the_tolerance_are_written_so() -> None:
@@ -1108,8 +1089,6 @@ def test_python_s_random_numbers_are_the_same_too() -> None:
 
 
 # ------------------------------------------------------------------------- probes of a precision
-
-TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
 
 
 def test_a_weight_s_gradient_has_lost_its_digits_before_it_is_fp32() -> None:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -85,8 +86,7 @@ class Bad(nn.Module):
         return self.net(x) * torch.where(self.steps > self.good, torch.nan, 1.0)
 
 
-def bad_later() -> nn.Module:
-    return Bad(6)
+bad_later = partial(Bad, 6)
 
 
 COLLECTING: list[bool] = []
@@ -119,14 +119,9 @@ def cut(train: int, test: int, load: Any = load) -> Any:
     """What loads so many of the images."""
 
     def load_some(folder: str) -> Any:
-        whole = load(folder)
-        return replace(
-            whole,
-            train_images=whole.train_images[:train],
-            train_labels=whole.train_labels[:train],
-            test_images=whole.test_images[:test],
-            test_labels=whole.test_labels[:test],
-        )
+        whole, kept = load(folder), {"train": train, "test": test}
+        names = [(f"{split}_{of}", n) for split, n in kept.items() for of in ("images", "labels")]
+        return replace(whole, **{name: getattr(whole, name)[:n] for name, n in names})
 
     return load_some
 
@@ -335,14 +330,8 @@ def test_an_evaluation_leaves_no_trace_in_training(few: DatasetInfo, monkeypatch
 
 
 def test_overflows_and_divergence_count_over_all_epochs(few: DatasetInfo) -> None:
-    case = replace(
-        THREE,
-        model=f"{__name__}:bad_later",
-        precision="fp16",
-        loss_scale=2.0**40,
-        skip_overflow=True,
-    )
-    found = find(case, few)
+    settings = {"precision": "fp16", "loss_scale": 2.0**40, "skip_overflow": True}
+    found = find(replace(THREE, model=f"{__name__}:bad_later", **settings), few)
     assert found.measurement.first_bad_step == 6
     assert found.measurement.overflow_steps == 15
     assert [row.overflow_steps for row in found.epochs] == [5, 5, 5]
@@ -423,11 +412,11 @@ def test_retries_and_others_on_the_cpu_are_counted(few: DatasetInfo, monkeypatch
     second. Of the machine and of this process there are readings at the start and the end of
     each."""
     counts = iter([2, 2, 5, 6, 7])
-    monkeypatch.setattr(
-        measurement,
-        "_count_troubles",
-        lambda device: {"alloc_retries": next(counts), "alloc_ooms": 0},
-    )
+
+    def count(device: torch.device) -> dict[str, int]:
+        return {"alloc_retries": next(counts), "alloc_ooms": 0}
+
+    monkeypatch.setattr(measurement, "_count_troubles", count)
     rows = [(10.0, 5.0, 100.0, 1.0), (29.0, 14.0, 110.0, 3.0)]
     readings = iter([*rows, (40.0, 20.0, 120.0, 3.0), (51.0, 21.0, 130.0, 4.0)])
     monkeypatch.setattr(OtherWork, "_read", lambda others: next(readings))
@@ -571,7 +560,6 @@ def test_reporter_is_sparing(monkeypatch: Patch) -> None:
 
     class Ear(Channel):
         def send(self, message: Message) -> None:
-            assert isinstance(message, StepTaken)
             sent.append(message.step)
 
     now = 100.0

@@ -53,7 +53,6 @@ from bench.precision import Arithmetic
 from bench.processes import run_module
 from bench.questions.notices import warn
 from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
-from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as sweep
@@ -74,7 +73,7 @@ from bench.training.yardstick import (
     use_threads,
 )
 from bench.yardstick import Collapse, Tries, Yardstick, read_tries
-from tests.planted.records import make_run
+from tests.planted.records import make_run, write_sweep
 
 CPU = torch.device("cpu")
 FORMATS = list_arithmetics(CPU)
@@ -568,7 +567,7 @@ def test_the_doctor_measures_anew_and_keeps_that(tmp_path: Path, monkeypatch: Pa
         measure_machine(machine, 128)
         assert recall(here(), 0.2).rates["rate_float32"] == rate
     # it was faster in a sweep: something holds it back now, and may be gone soon
-    write_sweep(tmp_path / "faster", rate_float32=4e12, rate_copy=1e9)
+    write_row(tmp_path / "faster", rate_float32=4e12, rate_copy=1e9)
     rates.append(2e12)
     assert measure_machine(machine, 128).slower
     assert recall(here(), 0.2) == Yardstick()
@@ -596,18 +595,17 @@ SLOWER: dict[str, Any] = {"rate_float32": 3e10, "rate_copy": 8.9e9, "call_time_s
 DEVICE: dict[str, Any] = {"gpu": None, "driver": None, "cpu": "C", "torch_threads": 2}
 
 
-def write_sweep(folder: Path, **values: Any) -> Path:
+def write_row(folder: Path, **values: Any) -> Path:
+    """A sweep of one row."""
     times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "measured_steps": 9}
-    with Store(folder) as store:
-        store.append(make_run(Case(device="cpu"), **{**DEVICE, **times, **values}))
-    return folder
+    return write_sweep(folder, [make_run(Case(device="cpu"), **DEVICE, **times, **values)])
 
 
 @pytest.fixture
 def sweeps(tmp_path: Path) -> Path:
     """A folder with two sweeps of one machine, of which the later gave less."""
-    write_sweep(tmp_path / "faster", **FASTER)
-    write_sweep(tmp_path / "slower", **SLOWER)
+    write_row(tmp_path / "faster", **FASTER)
+    write_row(tmp_path / "slower", **SLOWER)
     return tmp_path
 
 
@@ -633,7 +631,7 @@ def test_a_sweep_warns_of_a_device_slower_than_in_another(sweeps: Path) -> None:
 def test_a_sweep_that_goes_on_soon_keeps_its_rates(sweeps: Path) -> None:
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}.000Z"
     tries = {"rate_tries": "rate_float32 48; rate_copy 3"}
-    kept = write_sweep(sweeps / "kept", **FASTER, **tries, finished_at=now)
+    kept = write_row(sweeps / "kept", **FASTER, **tries, finished_at=now)
     assert recall_rates(here(), kept).columns == FASTER | tries | {"rates_at": None}
     none = Yardstick()
     assert recall_rates(here(gpu_uuid="GPU-1"), kept) == none
@@ -641,7 +639,7 @@ def test_a_sweep_that_goes_on_soon_keeps_its_rates(sweeps: Path) -> None:
     assert recall_rates(here(), sweeps / "nowhere") == none
     assert recall_rates(here(), sweeps / "faster") == none  # of another day
     collapsed = {**FASTER, "rate_float32": None, "finished_at": now}
-    assert recall_rates(here(), write_sweep(sweeps / "collapsed", **collapsed)) == none
+    assert recall_rates(here(), write_row(sweeps / "collapsed", **collapsed)) == none
 
 
 def list_slower(*folders: Path) -> list[str]:
@@ -660,8 +658,8 @@ def test_a_report_names_the_slower_of_two_times(sweeps: Path) -> None:
 @pytest.mark.parametrize(("lane", "told"), [("cpu0", True), ("cpu1", False)])
 def test_two_lanes_are_not_one_device_at_two_times(lane: str, told: bool, tmp_path: Path) -> None:
     """How they differ, their anchors tell."""
-    write_sweep(tmp_path, lane="cpu0", **FASTER)
-    write_sweep(tmp_path, lane=lane, repeat=2, **SLOWER)
+    write_row(tmp_path, lane="cpu0", **FASTER)
+    write_row(tmp_path, lane=lane, repeat=2, **SLOWER)
     assert bool(list_slower(tmp_path)) is told
 
 
@@ -671,7 +669,7 @@ def test_compare_tells_rates_that_differ(sweeps: Path, capsys: Capture) -> None:
     (line,) = [line for line in out.splitlines() if "rate of" in line]
     assert line.split() == ["rate", "of", "float32", "products", "50", "GFLOP/s", "30", "GFLOP/s"]
     # where one side did not measure them, nothing is told
-    write_sweep(sweeps / "unknown")
+    write_row(sweeps / "unknown")
     assert compare([str(sweeps / "unknown"), str(sweeps / "slower"), "--full"]) == 0
     assert "rate of" not in capsys.readouterr().out
 
