@@ -206,12 +206,10 @@ def test_a_world_size_beyond_the_cards_is_refused_or_a_row(out: Path, capsys: Ca
     assert reason.startswith("world size 2 takes 2 GPUs of one kind")
 
 
-def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
-    out: Path, monkeypatch: Patch, watch: Watch
-) -> None:
-    monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=1MiB low=0.5")
+def test_searches_have_a_lane_each_and_find_what_one_lane_finds(out: Path, watch: Watch) -> None:
+    memory = "fixed=100MiB image=1MiB low=0.5"
     flags = ["auto", "--memory-limit", "1GiB", "--precision", "fp32", "bf16"]
-    one = run(out, *flags)
+    one = run(out, *flags, memory=memory)
     busy = Counter[str]()
 
     def look(job: Job) -> None:
@@ -222,7 +220,7 @@ def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
             busy[job.case.precision] -= 1
 
     watch(look)
-    two = run(out.with_name("two"), *flags, "--lanes", "2", "--no-anchors")
+    two = run(out.with_name("two"), *flags, "--lanes", "2", "--no-anchors", memory=memory)
     names = ("precision", "batch_size", "probe", "status")
     assert sorted(rows(two, *names)) == sorted(rows(one, *names))
     probes = two[two["probe"]]
@@ -236,7 +234,6 @@ def test_searches_have_a_lane_each_and_find_what_one_lane_finds(
 
 
 def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(out: Path, watch: Watch) -> None:
-
     def look(job: Job) -> Outcome | None:
         small = job.lane.name.startswith("RTX") and job.case.batch_size >= 16
         return Outcome(Status.OOM, "24 GB") if small else None
@@ -450,7 +447,6 @@ def test_a_row_has_the_most_lanes_that_were_ever_beside_it(
 def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
     out: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=1MiB")
     answer, seen = FakeExecutor.run, set[Case]()
 
     def lose_once(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
@@ -461,7 +457,7 @@ def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
         return Outcome(Status.LOST, "the node went away")
 
     monkeypatch.setattr(FakeExecutor, "run", lose_once)
-    frame = run(out, "auto", "--memory-limit", "1GiB")
+    frame = run(out, "auto", "--memory-limit", "1GiB", memory="fixed=100MiB image=1MiB")
     probes = frame[frame["probe"]]
     lost = probes[probes["status"] == "lost"]
     assert len(lost) > schedule.MOST_LOST
@@ -488,10 +484,9 @@ def test_preemption_is_not_counted(out: Path, monkeypatch: Patch) -> None:
 def test_without_any_lane_the_sweep_ends_and_says_so(
     out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    monkeypatch.setenv(fake.ANSWERS, "batch_size=8:lost")
     monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
     monkeypatch.setattr(crew, "WAIT_S", 0.2)
-    frame = run(out, "4", "8", "16", rc=1)
+    frame = run(out, "4", "8", "16", rc=1, answers="batch_size=8:lost")
     assert frame["status"].tolist() == ["ok", "lost"]
     said = capsys.readouterr().err
     assert "warning: no lane is left" in said
@@ -685,9 +680,8 @@ def test_a_sweep_goes_on_where_the_machine_that_had_the_gpus_is_down(
     """What it alone can run is `lost`, and runs once it is back; the rest runs now."""
     monkeypatch.setattr(crew, "WAIT_S", 0.2)
     flags = ["--parallel", "ddp", "--world-size", "1", "2", "--lanes", "all", "--no-anchors"]
-    monkeypatch.setenv(fake.ANSWERS, "world_size=1:interrupted world_size=2:lost")
-    run(out, "8", *flags, rc=1, cards="A100:2")
-    monkeypatch.delenv(fake.ANSWERS)
+    answers = "world_size=1:interrupted world_size=2:lost"
+    run(out, "8", *flags, rc=1, cards="A100:2", answers=answers)
     for cards, ends in (("A100:1", ["ok", "lost"]), ("A100:2", ["ok", "ok"])):
         frame = run(out, "8", *flags, cards=cards)
         assert [*frame.groupby("world_size")["status"].last()] == ends
@@ -801,13 +795,9 @@ def test_a_wide_case_that_is_lost_takes_along_the_lane_that_was_lost_and_no_othe
             time.sleep(0.01)
         return gone
 
-    for name, does in {
-        "gather": lend,
-        "run": answer,
-        "lose_lanes": lose,
-        "join_lanes": join,
-    }.items():
-        monkeypatch.setattr(FakeExecutor, name, does)
+    stand_ins = {"gather": lend, "run": answer, "lose_lanes": lose, "join_lanes": join}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(FakeExecutor, name, stand_in)
     frame = run(out, "8", *WIDE, "--lanes", "2", cards="A100:2")
     wide = frame[frame["world_size"] == 2]
     assert rows(wide, "attempt", "status") == [(1, "lost"), (2, "ok")]
@@ -933,11 +923,9 @@ def test_what_has_ended_is_written_where_another_row_could_not_be(
 # ------------------------------------------------------------------------------------------ anchors
 
 
-def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(
-    out: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.setenv(fake.MEMORY, "image=1MiB capacity=40MiB")
-    anchors = run(out, "64", "16", "32", "128", "--lanes", "2")
+def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(out: Path) -> None:
+    memory = "image=1MiB capacity=40MiB"
+    anchors = run(out, "64", "16", "32", "128", "--lanes", "2", memory=memory)
     anchors = anchors[anchors["anchor"] != ""]
     assert rows(anchors, "anchor", "batch_size", "status") == [
         ("alone", 64, "oom"),
@@ -946,7 +934,7 @@ def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(
         *[("busy", 32, "ok")] * 2,
         *[("close", 32, "ok")] * 2,
     ]
-    none = run(out.with_name("none"), "64", "--lanes", "2")
+    none = run(out.with_name("none"), "64", "--lanes", "2", memory=memory)
     assert rows(none, "anchor", "status") == [("alone", "oom"), ("alone", "oom"), ("", "oom")]
 
 

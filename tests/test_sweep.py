@@ -50,18 +50,16 @@ def out(tmp_path: Path, monkeypatch: Patch) -> Path:
     return tmp_path / "out"
 
 
-@pytest.fixture
-def answers(monkeypatch: Patch) -> Callable[[str], None]:
-    """Tell the fake what to answer."""
-    return lambda rules: monkeypatch.setenv(fake.ANSWERS, rules)
+FAKED = {"cards": fake.LANES, "answers": fake.ANSWERS, "memory": fake.MEMORY}
+"""What tells the fake its cards, as "A100:1 H100:2", and what it answers."""
 
 
-def run(out: Path, *flags: str, rc: int = 0, report: bool = False, cards: str = "") -> pd.DataFrame:
+def run(out: Path, *flags: str, rc: int = 0, report: bool = False, **faked: str) -> pd.DataFrame:
     """Run a sweep in this process; its records, if --out itself has any. The report is most of its
-    time: only if asked. ``cards`` are those that the fake has, as "A100:1 H100:2"."""
+    time: only if asked."""
     with pytest.MonkeyPatch.context() as patch:
-        if cards:
-            patch.setenv(fake.LANES, cards)
+        for name, value in faked.items():
+            patch.setenv(FAKED[name], value)
         if not report:
             patch.setattr(sweep, "print_report", lambda *folders: None)
         assert sweep.main(join_flags(FP32, flags, ["--out", str(out)])) == rc
@@ -105,12 +103,11 @@ def test_the_resolved_configuration_stands_beside_the_records(out: Path) -> None
     assert config["datasets"]["synthetic"]["train_images"] == 50_000
 
 
-def test_every_outcome_is_a_row_and_the_sweep_goes_on(
-    out: Path, answers: Callable[[str], None]
-) -> None:
+def test_every_outcome_is_a_row_and_the_sweep_goes_on(out: Path) -> None:
     statuses = [status for status in Status if status is not Status.OK]
-    answers(" ".join(f"seed={n}:{status}" for n, status in enumerate(statuses)))
-    frame = run(out, "8", "--seed", *map(str, range(len(statuses) + 1)), report=True)
+    answers = " ".join(f"seed={n}:{status}" for n, status in enumerate(statuses))
+    seeds = map(str, range(len(statuses) + 1))
+    frame = run(out, "8", "--seed", *seeds, report=True, answers=answers)
     assert frame["status"].tolist().count("lost") == 3, "it is tried again"
     assert frame["seed"].is_monotonic_increasing, "and at once"
     frame = frame.drop_duplicates("seed", keep="last")
@@ -124,11 +121,8 @@ def test_every_outcome_is_a_row_and_the_sweep_goes_on(
     ("status", "rc"),
     [("ok", 0), ("oom", 0), ("unsupported", 0), ("error", 1), ("killed", 1), ("timeout", 1)],
 )
-def test_nothing_measured_is_a_failure(
-    out: Path, answers: Callable[[str], None], status: str, rc: int
-) -> None:
-    answers(f"batch_size=8:{status}")
-    run(out, "8", rc=rc)
+def test_nothing_measured_is_a_failure(out: Path, status: str, rc: int) -> None:
+    run(out, "8", rc=rc, answers=f"batch_size=8:{status}")
 
 
 def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: Capture) -> None:
@@ -312,16 +306,9 @@ SKIPPED = "oom True batch size 16 already ran out of memory"
         "a suspected one skips nothing",
     ],
 )
-def test_an_oom(
-    out: Path,
-    answers: Callable[[str], None],
-    starts: list[tuple[str, str]],
-    names: str,
-    ends: list[str],
-) -> None:
+def test_an_oom(out: Path, starts: list[tuple[str, str]], names: str, ends: list[str]) -> None:
     for rules, flags in starts:
-        answers(rules)
-        frame = run(out, *flags.split())
+        frame = run(out, *flags.split(), answers=rules)
     assert [" ".join(map(str, row)) for row in rows(frame, *names.split())] == ends
 
 
@@ -337,12 +324,8 @@ def test_resuming_runs_what_is_left(out: Path, capsys: Capture) -> None:
     assert (out / "config.json").stat().st_mtime_ns == written
 
 
-def test_an_interrupted_run_is_to_run_and_not_already_there(
-    out: Path, answers: Callable[[str], None], capsys: Capture
-) -> None:
-    answers("batch_size=16:interrupted")
-    run(out, "8", "16")
-    answers("")
+def test_an_interrupted_run_is_to_run_and_not_already_there(out: Path, capsys: Capture) -> None:
+    run(out, "8", "16", answers="batch_size=16:interrupted")
     capsys.readouterr()
     frame = run(out, "8", "16", "32")
     assert "2 to run, 1 already there" in capsys.readouterr().err
@@ -366,10 +349,8 @@ def test_a_case_of_many_digits_is_found_again(out: Path) -> None:
     assert len(run(out, *flags)) == 1
 
 
-def test_failures_are_not_tried_again_unasked(out: Path, answers: Callable[[str], None]) -> None:
-    answers("batch_size=8:error batch_size=16:timeout")
-    run(out, "8", "16", rc=1)
-    answers("")
+def test_failures_are_not_tried_again_unasked(out: Path) -> None:
+    run(out, "8", "16", rc=1, answers="batch_size=8:error batch_size=16:timeout")
     run(out, "8", "16")
     frame = run(out, "8", "16", "--retry", "timeout", "killed")
     assert rows(frame, "batch_size", "status", "attempt") == [
@@ -479,14 +460,10 @@ def test_a_machine_that_returns_finds_its_rows(out: Path, host: Callable[..., No
     assert len(run(out, "8", "--mix", report=True)) == 2
 
 
-def test_another_machines_wall_is_not_ones_own(
-    out: Path, host: Callable[..., None], answers: Callable[[str], None]
-) -> None:
+def test_another_machines_wall_is_not_ones_own(out: Path, host: Callable[..., None]) -> None:
     host(gpu="small")
-    answers("batch_size=8:oom")
-    run(out, "8")
+    run(out, "8", answers="batch_size=8:oom")
     host(gpu="large")
-    answers("")
     assert rows(run(out, "16", "--mix"), "gpu", "status") == [("small", "oom"), ("large", "ok")]
 
 
