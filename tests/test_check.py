@@ -43,6 +43,7 @@ from bench.workloads import Loss, Network, Workload
 
 ROOT = Path(__file__).parents[1]
 
+Device, Random = torch.device, torch.Generator
 Plant = Callable[[Patch], None]
 Run = Callable[..., int]
 
@@ -196,9 +197,7 @@ class Summing(Workload):
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 1))
 
-    def make_batch(
-        self, size: int, device: torch.device, generator: torch.Generator
-    ) -> dict[str, Tensor]:
+    def make_batch(self, size: int, device: Device, generator: Random) -> dict[str, Tensor]:
         numbers = torch.randn(size, 5, device=device, generator=generator)
         return {"numbers": numbers, "sum": numbers.sum(1, keepdim=True)}
 
@@ -227,9 +226,7 @@ class Ranking(Summing):
 class Deaf(Summing):
     """Its targets do not follow from what the network is given."""
 
-    def make_batch(
-        self, size: int, device: torch.device, generator: torch.Generator
-    ) -> dict[str, Tensor]:
+    def make_batch(self, size: int, device: Device, generator: Random) -> dict[str, Tensor]:
         batch = super().make_batch(size, device, generator)
         return {**batch, "sum": torch.randn(size, 1, device=device, generator=generator)}
 
@@ -243,7 +240,7 @@ class Following(Workload):
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Embedding(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
 
-    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Tensor:
+    def make_batch(self, size: int, device: Device, generator: Random) -> Tensor:
         first = torch.randint(8, (size, 1), device=device, generator=generator)
         return (first + 3 * torch.arange(6, device=device)) % 8
 
@@ -275,9 +272,7 @@ class Pictures(Workload):
     def build_model(self) -> nn.Module:
         return Net()
 
-    def make_batch(
-        self, size: int, device: torch.device, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def make_batch(self, size: int, device: Device, generator: Random) -> tuple[Tensor, Tensor]:
         y = torch.randint(10, (size,), device=device, generator=generator)
         noise = torch.randn(size, *self.shape, device=device, generator=generator)
         noise[torch.arange(size), y % 3, y] += 8  # a bright row, in one of the colours
@@ -411,16 +406,8 @@ def test_real_images(cifar10: Path, tmp_path: Path, monkeypatch: Patch) -> None:
 
 
 def own(workload: str, lr: float = 0.05, **settings: object) -> Subject:
-    case = Case(
-        model=f"test_check:{workload}",
-        dataset="own",
-        workload=f"test_check:{workload}",
-        device="cpu",
-        batch_size=32,
-        lr=lr,
-        **settings,  # type: ignore[arg-type]
-    )
-    return Subject(case, "", STEPS)
+    name, about = f"test_check:{workload}", {"device": "cpu", "batch_size": 32, **settings}
+    return Subject(Case(name, "own", workload=name, lr=lr, **about), "", STEPS)  # type: ignore[arg-type]
 
 
 IMAGES, CLASSES = "no images of --dataset", "no number of classes"
@@ -570,18 +557,16 @@ def test_a_loss_summed_behind_an_averaged_figure(data: DatasetInfo, monkeypatch:
 
 def test_a_loss_partly_summed(data: DatasetInfo, monkeypatch: Patch) -> None:
     """Twice the images make 1.5 times the step: more than noise, less than a sum."""
-    made = Training.backward
-    monkeypatch.setattr(
-        Training,
-        "backward",
-        lambda self, loss, last: made(self, loss * self.images ** math.log2(1.5), last),
-    )
-    compute = Training.compute
+    made, compute = Training.backward, Training.compute
+
+    def backward(self: Training, loss: Tensor, last: bool) -> Any:
+        return made(self, loss * self.images ** math.log2(1.5), last)  # type: ignore[attr-defined]
 
     def count(self: Training, x: Tensor) -> Tensor:
         self.images = len(x)  # type: ignore[attr-defined]
         return compute(self, x)
 
+    monkeypatch.setattr(Training, "backward", backward)
     monkeypatch.setattr(Training, "compute", count)
     # without weight decay the step would be 1.5 times to the last digit
     assert CHECKS["averaging"].run(subject(data)).value == pytest.approx(1.5, abs=0.02)

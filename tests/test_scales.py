@@ -356,9 +356,7 @@ class Rows(Workload):
     def build_model(self) -> nn.Module:
         return Planted(2.0**-20)
 
-    def make_batch(
-        self, size: int, device: torch.device, generator: torch.Generator
-    ) -> dict[str, Tensor]:
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
         return {"x": torch.randn(size, 3, device=device, generator=generator)}
 
     def compute_loss(self, network: Run, batch: dict[str, Tensor]) -> Tensor:

@@ -75,12 +75,8 @@ def rows(frame: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
 
 def test_every_case_becomes_a_row(out: Path, capsys: Capture) -> None:
     frame = run(out, "8", "16", "--seed", "0", "1", report=True)
-    assert rows(frame, "seed", "batch_size", "status", "attempt") == [
-        (0, 8, "ok", 1),
-        (0, 16, "ok", 1),
-        (1, 8, "ok", 1),
-        (1, 16, "ok", 1),
-    ]
+    each = [(seed, size, "ok", 1) for seed in (0, 1) for size in (8, 16)]
+    assert rows(frame, "seed", "batch_size", "status", "attempt") == each
     assert set(frame["executor"]) == {"fake"}
     assert frame["host"].tolist() == [socket.gethostname()] * 4
     assert frame["train_images"].tolist() == [50_000] * 4

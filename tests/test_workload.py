@@ -467,10 +467,7 @@ def test_a_transformer_is_swept_and_reported(tmp_path: Path, capsys: Capture) ->
     """Two precisions, each in a process of its own."""
     flags = ["--precision", "fp32", "bf16-amp", "--batch-size", "16"]
     rows = sweep_example(tmp_path / "out", TRANSFORMER, *flags)
-    assert [(row["status"], row["precision"]) for row in rows] == [
-        ("ok", "fp32"),
-        ("ok", "bf16-amp"),
-    ]
+    assert [(r["status"], r["precision"]) for r in rows] == [("ok", "fp32"), ("ok", "bf16-amp")]
     assert {(row["unit"], row["train_images"], row["model"], row["workload"]) for row in rows} == {
         ("tokens", str(320 * 32), TRANSFORMER, TRANSFORMER)
     }
@@ -493,9 +490,8 @@ def test_a_last_batch_of_one_item_is_trained_where_no_batchnorm_is(tmp_path: Pat
 def test_a_batch_of_one_item_is_done_when_it_is_asked_for_again(tmp_path: Path) -> None:
     """That it steps its own optimizer is known before it is looked for among the records."""
     for _ in range(2):
-        rows = sweep_example(
-            tmp_path / "out", TRANSFORMER, "--precision", "fp32", "--batch-size", "1"
-        )
+        flags = ["--precision", "fp32", "--batch-size", "1"]
+        rows = sweep_example(tmp_path / "out", TRANSFORMER, *flags)
         assert {(row["status"], row["optimizer"]) for row in rows} == {("ok", OWN)}
     assert len(rows) == 1, "once"
 

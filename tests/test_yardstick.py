@@ -206,9 +206,7 @@ def test_what_is_far_from_the_data_sheet_is_measured_again(
 ) -> None:
     peaks = {"rate_float16": 1e30, "rate_float32": 1.0, "rate_copy": 1e30}
     monkeypatch.setattr("bench.training.yardstick.list_peaks", lambda gpu: peaks)
-    measure_moments(
-        monkeypatch, rate_float16=Moments(), rate_float32=Moments(), rate_copy=Moments()
-    )
+    measure_moments(monkeypatch, **{column: Moments() for column in peaks})
     assert renewed == ["rate_float16", "rate_copy"]
 
 
@@ -217,9 +215,8 @@ def test_of_what_is_expected_and_the_data_sheet_s_half_the_more_counts(
     expected: float, peak: float, monkeypatch: Patch, renewed: list[str]
 ) -> None:
     monkeypatch.setattr("bench.training.yardstick.list_peaks", lambda gpu: {"rate_float16": peak})
-    measure_moments(
-        monkeypatch, {"rate_float16": expected}, rate_float16=Moments(), rate_copy=Moments()
-    )
+    moments = {"rate_float16": Moments(), "rate_copy": Moments()}
+    measure_moments(monkeypatch, {"rate_float16": expected}, **moments)
     assert renewed == ["rate_float16"]
 
 
@@ -766,11 +763,8 @@ def rated() -> Machine:
         Counted("dpn92", "fp16", 512, "cuda", (row("float16", 6e12, 2e11),)),
         Counted("dpn92", "bf16", 512, "cuda", error="out of memory"),
     )
-    return replace(
-        machine,
-        yardsticks={"cuda": Yardstick(rates, {"rate_float8": "no kernel"})},
-        counted=counted,
-    )
+    yardsticks = {"cuda": Yardstick(rates, {"rate_float8": "no kernel"})}
+    return replace(machine, yardsticks=yardsticks, counted=counted)
 
 
 def test_the_doctor_tells_rates_beside_the_data_sheet(rated: Machine) -> None:

@@ -358,12 +358,8 @@ def test_a_worker_that_was_started_cold_says_so(scripted: Scripted, monkeypatch:
     assert notes == "mine; the worker was started cold, because of its server: 7"
 
 
-EPOCHS: list[Message] = [
-    PhaseEntered("warmup"),
-    PhaseEntered("epoch", 0),
-    PhaseEntered("evaluation", 0),
-    PhaseEntered("epoch", 1),
-]
+PHASES: list[Any] = [("warmup", 0), ("epoch", 0), ("evaluation", 0), ("epoch", 1)]
+EPOCHS: list[Message] = [PhaseEntered(*phase) for phase in PHASES]
 
 
 @pytest.mark.parametrize(("seen", "done"), [(2, 0), (3, 1), (4, 1)])
