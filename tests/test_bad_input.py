@@ -20,9 +20,8 @@ from bench.flags import join_flags
 from bench.record import SCHEMA, Step
 from bench.report import __main__ as report
 from bench.store.cells import RECORDS, STEPS
-from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
-from tests.planted.records import make_run
+from tests.planted.records import make_run, write_sweep
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 
@@ -324,11 +323,8 @@ RECORDS_FILES = [
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    folder = tmp_path / "good"
-    with Store(folder) as store:
-        store.append(make_run(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)])
-        store.append(make_run(repeat=2))
-    return folder
+    first = make_run(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)]
+    return write_sweep(tmp_path / "good", [first, make_run(repeat=2)])
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,9 @@ from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.record import Record, Status
 from bench.store.reader import read_records
-from bench.store.writer import Store
 from bench.sweep import options
 from bench.sweep.__main__ import main as sweep
-from tests.planted.records import make_run
+from tests.planted.records import make_run, write_sweep
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -282,13 +281,11 @@ def test_a_card_s_table_is_of_whole_epochs_with_their_accuracy(tmp_path: Path) -
     rows = [make("fp32", 44.0, **part), make("fp16", 13.0, **part), make("tf32", 22.0, **part)]
     rows += [make("fp16", 14.0, **part, optimizer="sgd", lr=0.01)]
     card = Card(tmp_path, False, {"gpu": "NVIDIA H200"}, started_at="2026-11-21T12:00:00")
-    with Store(tmp_path) as store:
-        for row in rows:
-            store.append(row)
+    write_sweep(tmp_path, rows)
     assert "accuracy" not in published.write_table(published.choose_sources(card))
-    with Store(tmp_path) as store:
-        for row in (make("fp32", 40.0, 0.4512, **whole), make("fp16", 16.0, 0.4498, **whole)):
-            store.append(row)
+    write_sweep(
+        tmp_path, [make("fp32", 40.0, 0.4512, **whole), make("fp16", 16.0, 0.4498, **whole)]
+    )
     table = published.write_table(published.choose_sources(card)).splitlines()
     assert table[0].endswith("| memory | test accuracy after it |")
     assert [line for line in table if line.startswith("| H200")] == [
