@@ -27,20 +27,12 @@ GENERATIONS: dict[str, dict[str, str]] = {
 """What a copy of the time offers, and the file that says so."""
 
 _CONTENTS = {
-    "fp16_utils": ("fp16_utils", "from apex_for_tests import Fp16UtilsOptimizer as FP16_Optimizer"),
-    "fp16_utils of 2018": (
-        "fp16_utils",
-        "from apex_for_tests import FirstFp16UtilsOptimizer as FP16_Optimizer",
-    ),
-    "amp": (
-        "amp",
-        "from apex_for_tests import initialize, load_state_dict, scale_loss, state_dict",
-    ),
-    "contrib": (
-        "contrib/optimizers",
-        "from apex_for_tests import ContribOptimizer as FP16_Optimizer",
-    ),
+    "fp16_utils": ("fp16_utils", "Fp16UtilsOptimizer as FP16_Optimizer"),
+    "fp16_utils of 2018": ("fp16_utils", "FirstFp16UtilsOptimizer as FP16_Optimizer"),
+    "amp": ("amp", "initialize, load_state_dict, scale_loss, state_dict"),
+    "contrib": ("contrib/optimizers", "ContribOptimizer as FP16_Optimizer"),
 }
+"""The package of each interface, and what it imports from here."""
 
 
 def install(folder: Path, generation: str, extensions: bool = True) -> Path:
@@ -50,9 +42,9 @@ def install(folder: Path, generation: str, extensions: bool = True) -> Path:
         (place / file).parent.mkdir(parents=True, exist_ok=True)
         (place / file).write_text("")
     for interface, file in GENERATIONS[generation].items():
-        package, line = _CONTENTS[interface]
+        package, names = _CONTENTS[interface]
         (place / package).mkdir(parents=True, exist_ok=True)
-        (place / package / "__init__.py").write_text(line + "\n")
+        (place / package / "__init__.py").write_text(f"from apex_for_tests import {names}\n")
         (place / file).write_text("")
     if generation == "today":
         (place / "contrib" / "__init__.py").write_text("")
@@ -248,11 +240,7 @@ class _Amp:
 
 
 def initialize(
-    model: nn.Module,
-    optimizer: Any,
-    opt_level: str,
-    loss_scale: float | str,
-    verbosity: int = 1,
+    model: nn.Module, optimizer: Any, opt_level: str, loss_scale: float | str, verbosity: int = 1
 ) -> tuple[nn.Module, Any]:
     """Cast the network by its opt level and have the optimizer step masters at O2, made late."""
     if {p.dtype for p in model.parameters()} != {torch.float32}:

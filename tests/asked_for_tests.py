@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from bench.environment.asking import ProcessAnswer, ask
-
-HERE = Path(__file__).parent
-PATH = os.pathsep.join(map(str, (HERE, HERE.parent)))
 
 
 def ask_once(*subjects: str) -> Callable[..., ProcessAnswer]:
     """What a process says of the CPU and of ``subjects``, as `bench.environment.asking` would say
     it; KeyError for anything else."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", PATH)
-        whole = ask(["cpu"], subjects)
+    whole = ask(["cpu"], subjects)
 
     def ask_again(devices: object, models: list[str]) -> ProcessAnswer:
         assert devices == ["cpu"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from bench.data import DatasetInfo
     from tests.planted.sweeps import Folders
 
 # a shell's background job ignores Ctrl-C, and would hand that on to every process a test starts
@@ -54,43 +55,10 @@ def why_no_cuda() -> str:
 
 
 LONGEST = (
-    "test_card.py",
-    "test_check.py",
-    "test_readme.py",
-    "test_html.py",
-    "test_ray.py",
-    "test_asv_site.py",
-    "test_parallel.py",
-    "test_golden.py",
-    "test_subprocess.py",
-    "test_fingerprint.py",
-    "test_cluster.py",
-    "test_crosscheck.py",
-    "test_lanes.py",
-    "test_server.py",
-    "test_extension.py",
-    "test_asv.py",
-    "test_sweep.py",
-    "test_merge.py",
-    "test_profile.py",
-    "test_workload.py",
-    "test_verdict.py",
-    "test_export.py",
-    "test_checkpoint.py",
-    "test_fit.py",
-    "test_loader.py",
-    "test_why.py",
-    "test_input.py",
-    "test_advise.py",
-    "test_yardstick.py",
-    "test_scales.py",
-    "test_train.py",
-    "test_compare.py",
-    "test_search.py",
-    "test_rehearsal.py",
-    "test_apex.py",
-    "test_queues.py",
-    "test_figures.py",
+    "card check readme html ray asv_site parallel golden subprocess fingerprint cluster "
+    "crosscheck lanes server extension asv sweep merge profile workload verdict export "
+    "checkpoint fit loader why input advise yardstick scales train compare search rehearsal "
+    "apex queues figures"
 )
 """Files that take more than 14 s, the longest first. Each is for one of the processes that share
 the tests: with test_card.py among the last, one core was idle for minutes."""
@@ -105,8 +73,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, and skip the gpu tests, saying why, where there is no card."""
-    place = {name: i for i, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
+    place = {f"test_{name}.py": i for i, name in enumerate(LONGEST.split())}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := why_no_cuda()):
         for item in marked:
@@ -153,6 +121,14 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     from tests.planted.sweeps import Folders
 
     return Folders(tmp_path_factory.mktemp("planted"))
+
+
+@pytest.fixture(scope="session")
+def data() -> DatasetInfo:
+    """The synthetic images, as a worker opens them."""
+    from bench.data import prepare
+
+    return prepare("synthetic", data_dir=None)
 
 
 @pytest.fixture(scope="session")

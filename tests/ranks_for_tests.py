@@ -69,14 +69,8 @@ def open_data(items: int, case: Case, share: Share) -> Batches:
     """So many images for a case, of which a process has a share."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (items, 3, 32, 32), dtype=np.uint8)
-    batches = Batches(
-        images,
-        np.arange(items) % 10,
-        batch_size=whole_batch(case),
-        micro_batch=-(-case.batch_size // case.accumulate),
-        device=CPU,
-        seed=0,
-    )
+    sizes = {"batch_size": whole_batch(case), "micro_batch": -(-case.batch_size // case.accumulate)}
+    batches = Batches(images, np.arange(items) % 10, **sizes, device=CPU, seed=0)
     batches.share = share
     return batches
 
@@ -166,15 +160,8 @@ def overflow(group: Group) -> dict[str, Any]:
 
     found = {}
     for scale in ("dynamic", 128.0):
-        training = Training(
-            build(),
-            PRECISIONS["fp16"],
-            CPU,
-            lr=0.05,
-            loss_scale=scale,
-            skip_overflow=True,
-            workload=Workload(),
-        )
+        settings = {"lr": 0.05, "loss_scale": scale, "skip_overflow": True}
+        training = Training(build(), PRECISIONS["fp16"], CPU, **settings, workload=Workload())
         case = replace(CASE, world_size=group.size, precision="fp16", loss_scale=scale)
         training.exchange = Exchange(training, case, group)
         batches = open_data(24, case, Share(group.rank, group.size))

@@ -19,13 +19,14 @@ from training_for_tests import (
     distance,
     in_parts,
     list_batches,
+    pass_through,
     run_case,
     small,
     training,
 )
 
 from bench.case import Case, micro_batch
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo
 from bench.data.batches import Batches
 from bench.precision import POLICIES, PRECISIONS
 from bench.rehearsal.dispatch import Watch
@@ -35,13 +36,8 @@ from bench.training.timing import StepClock
 from bench.worker.preparation import set_up, start_over, warm_up_shapes
 
 IMAGES, BATCH = 61, 22  # batches of 22, 22 and 17
-HALF_STEPS = [
-    ("fp16", 128.0),
-    ("fp16", "dynamic"),
-    ("fp16-amp", 128.0),
-    ("bf16", None),
-    ("bf16-amp", None),
-]
+HALF_STEPS = [("fp16", 128.0), ("fp16", "dynamic"), ("fp16-amp", 128.0)]
+HALF_STEPS += [("bf16", None), ("bf16-amp", None)]
 
 
 def smooth(seed: int = 0) -> nn.Module:
@@ -51,15 +47,12 @@ def smooth(seed: int = 0) -> nn.Module:
 
 
 def few_batches(accumulate: int) -> Batches:
-    rng = np.random.default_rng(0)
-    return Batches(
-        rng.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8),
-        rng.integers(0, 10, IMAGES),
-        batch_size=BATCH,
-        micro_batch=micro_batch(Case(batch_size=BATCH, accumulate=accumulate)),
-        device=CPU,
-        seed=3,
+    rng, micro = (
+        np.random.default_rng(0),
+        micro_batch(Case(batch_size=BATCH, accumulate=accumulate)),
     )
+    images = rng.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, IMAGES)
+    return Batches(*images, batch_size=BATCH, micro_batch=micro, device=CPU, seed=3)
 
 
 class Double(Training):
@@ -73,9 +66,7 @@ def train_double(accumulate: int, optimizer: str = "sgd", model: nn.Module | Non
     """Two epochs of three batches, the last one uneven."""
     ours = Double((model or smooth()).double(), PRECISIONS["fp32"], CPU, lr=LR, optimizer=optimizer)
     for epoch in range(2):
-        train_epoch(
-            ours, few_batches(accumulate).divide(epoch), StepClock(CPU), lambda step, loss: None
-        )()
+        pass_through(ours, few_batches(accumulate).divide(epoch))
     return ours
 
 
@@ -109,8 +100,7 @@ def test_a_step_says_the_loss_and_the_hits_of_the_whole_batch(accumulate: int) -
     epochs = []
     for n in (1, accumulate):
         ours = Double(smooth().double(), PRECISIONS["fp32"], CPU, lr=LR)
-        fetch = train_epoch(ours, few_batches(n).divide(), StepClock(CPU), lambda step, loss: None)
-        epochs.append(fetch())
+        epochs.append(pass_through(ours, few_batches(n).divide()))
     whole, parts = epochs
     assert parts.images == whole.images == [22, 22, 17]
     assert parts.losses == pytest.approx(whole.losses, rel=1e-12)
@@ -187,13 +177,9 @@ def test_overflow_in_one_micro_batch_is_that_of_the_step(
     scale = float(ours.current_scale())
     spoilt = x.clone()
     spoilt[[0, 7, 14][bad]] = torch.inf
-    epoch = train_epoch(
-        ours, [in_parts(spoilt, y, 7, 7, 2)], StepClock(CPU), lambda step, loss: None
-    )()
-    assert epoch.overflowed == [True]
-    assert float(ours.current_scale()) == (
-        scale / 2 if settings["loss_scale"] == "dynamic" else scale
-    )
+    assert pass_through(ours, [in_parts(spoilt, y, 7, 7, 2)]).overflowed == [True]
+    scale /= 2 if settings["loss_scale"] == "dynamic" else 1
+    assert float(ours.current_scale()) == scale
     if skips:
         assert all(map(torch.equal, before, ours.masters))
         held = [s["momentum_buffer"] for s in ours.optimizer.state.values()]
@@ -240,14 +226,12 @@ def test_micro_batches_are_the_batch_in_order(size: int, accumulate: int, epoch:
         assert divided.size == len(y)
 
 
-def test_only_one_micro_batch_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_micro_batch_is_made_at_a_time() -> None:
     """The gradients of one are there before the next is made."""
     made = few_batches(4)
     events: list[str] = []
     normalise = made._normalise
-    monkeypatch.setattr(
-        made, "_normalise", lambda x: (events.append(f"made {len(x)}"), normalise(x))[1]
-    )
+    made._normalise = lambda x: (events.append(f"made {len(x)}"), normalise(x))[1]  # type: ignore[method-assign]
     ours = training(build=smooth)
     ours.parameters[0].register_hook(lambda grad: events.append("backward"))
     ours.step(next(made.divide()))
@@ -261,11 +245,6 @@ def tiny() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
     )
-
-
-@pytest.fixture(scope="module")
-def data() -> DatasetInfo:
-    return prepare("synthetic", data_dir=None)
 
 
 def test_every_micro_batch_shape_is_warm_before_it_is_measured(data: DatasetInfo) -> None:
@@ -286,7 +265,7 @@ def test_every_micro_batch_shape_is_warm_before_it_is_measured(data: DatasetInfo
         assert set(seen) == expected
         start_over(training, batches, case)
         seen.clear()
-        train_epoch(training, batches.divide(0), StepClock(CPU), lambda step, loss: None)()
+        pass_through(training, batches.divide(0))
         assert set(seen) == expected
 
 
@@ -295,17 +274,9 @@ def test_a_measurement_in_micro_batches(data: DatasetInfo) -> None:
     rows = {}
     for accumulate in (1, 3):
         case = Case(
-            model=f"{__name__}:smooth",
-            dataset="synthetic",
-            device="cpu",
-            batch_size=512,
-            accumulate=accumulate,
-            fraction=0.06,
-            lr=0.1,
-            lr_scaling="linear",
-            lr_warmup="2",
-            schedule="linear",
-        )
+            f"{__name__}:smooth", "synthetic", batch_size=512, accumulate=accumulate, fraction=0.06,
+            lr=0.1, lr_scaling="linear", lr_warmup="2", schedule="linear", device="cpu",
+        )  # fmt: skip
         found = run_case(case, data.folder)
         m, rows[accumulate] = found.measurement, found.steps
         assert m.measured_steps == 6

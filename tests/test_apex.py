@@ -15,12 +15,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apex_for_tests import install, install_here
+from pytest_for_tests import Capture, Patch
 from torch import Tensor
-from training_for_tests import CPU, LR, MOMENTUM, WEIGHT_DECAY, batch, in_parts, small, training
+from training_for_tests import (
+    CPU,
+    LR,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    batch,
+    in_parts,
+    pass_through,
+    small,
+    training,
+)
 
 from bench.apex import Apex, Interface, choose_interface, find_apex, refuse_apex
 from bench.case import Case
-from bench.data import prepare
+from bench.data import DatasetInfo
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
@@ -40,7 +51,7 @@ Start = Callable[[str, str | None, float | str], Training]
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+def start(tmp_path: Path, monkeypatch: Patch) -> Start:
     """Begin a training by a stand-in, as a worker does by what is installed."""
 
     def begin(generation: str, opt_level: str | None, scale: float | str) -> Training:
@@ -139,7 +150,7 @@ def test_a_first_step_that_overflows(
     today's interface skips. Either way it is told."""
     ours = start(generation, level, scale)
     before = [p.detach().clone() for p in ours.parameters]
-    epoch = train_epoch(ours, [spoilt(), spoilt()], StepClock(CPU), lambda step, loss: None)()
+    epoch = pass_through(ours, [spoilt(), spoilt()])
     assert epoch.overflowed == [True, True]
     used = [2**16, 2**15, 2**14] if scale == "dynamic" else [128] * 3
     assert [*epoch.loss_scales, float(ours.current_scale())] == used
@@ -162,9 +173,7 @@ def test_an_overflow_in_one_micro_batch_is_one_of_the_step(
     used = float(ours.current_scale())
     spoilt_x = x.clone()
     spoilt_x[bad] = torch.inf
-    parts = [in_parts(spoilt_x, y, 7, 7, 2)]
-    epoch = train_epoch(ours, parts, StepClock(CPU), lambda step, loss: None)()
-    assert epoch.overflowed == [True]
+    assert pass_through(ours, [in_parts(spoilt_x, y, 7, 7, 2)]).overflowed == [True]
     assert float(ours.current_scale()) == (used / 2 if scale == "dynamic" else used)
     skipped = scale == "dynamic" or generation == "today"
     assert all(map(torch.equal, before, ours.parameters)) is skipped
@@ -178,15 +187,13 @@ def test_each_step_has_its_learning_rate(generation: str, level: str | None, sta
     """A step at 0 moves nothing; after a reset it is the training's own again."""
     ours = start(generation, level, 128.0)
     before = [p.detach().clone() for p in ours.parameters]
-    rates = [0.0, LR]
     seen: list[bool] = []
-    train_epoch(
-        ours,
-        [batch(seed=seed) for seed in range(2)],
-        StepClock(CPU),
-        lambda step, loss: seen.append(all(map(torch.equal, before, ours.parameters))),
-        rates,
-    )
+
+    def look(*_: object) -> None:
+        seen.append(all(map(torch.equal, before, ours.parameters)))
+
+    batches = [batch(seed=seed) for seed in range(2)]
+    train_epoch(ours, batches, StepClock(CPU), look, [0.0, LR])
     assert seen == [True, False]
     ours.set_lr(0.0)
     ours.reset()
@@ -294,7 +301,7 @@ def test_an_interface_is_chosen_by_what_is_there(
     assert refuse_apex(found, level, "cuda") == ""
 
 
-def test_an_editable_install_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_editable_install_is_found(tmp_path: Path, monkeypatch: Patch) -> None:
     """It is on no path: a finder of its own knows where it is."""
     place = str(install(tmp_path, "today"))
 
@@ -314,9 +321,7 @@ def test_a_rule_that_apex_does_not_have(start: Start) -> None:
         start("2018", None, "dynamic-apex")
 
 
-def test_a_copy_that_cannot_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
-) -> None:
+def test_a_copy_that_cannot_be_imported(tmp_path: Path, monkeypatch: Patch, start: Start) -> None:
     made = install
 
     def broken(folder: Path, generation: str) -> Path:
@@ -345,9 +350,7 @@ def test_opt_levels_are_planned_for_apex_alone() -> None:
         grid({**axes, "skip_overflow": [False, True]})
 
 
-def test_a_sweep_goes_on_without_apex(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_goes_on_without_apex(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """A row that says why, and the other precision measured."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     out = tmp_path / "out"
@@ -364,26 +367,19 @@ def test_a_sweep_goes_on_without_apex(
 
 @pytest.mark.parametrize("generation", ["today", None])
 def test_a_worker_trains_with_what_is_installed(
-    generation: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generation: str | None, data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Through a real process, to the row: which interface trained, and the scale of each step."""
     if generation:
         place = str(install(tmp_path, generation))
         monkeypatch.setenv("PYTHONPATH", place, prepend=os.pathsep)
     case = Case(
-        model="training_for_tests:small",
-        dataset="synthetic",
-        precision="fp16-apex",
-        loss_scale=128.0,
-        batch_size=64,
-        fraction=0.01,
-        device="cpu",
-    )
+        "training_for_tests:small", "synthetic", precision="fp16-apex", loss_scale=128.0,
+        batch_size=64, fraction=0.01, device="cpu",
+    )  # fmt: skip
     executor = SubprocessExecutor(Settings(timeout_s=300, allow_shared=True))
-    folder = prepare("synthetic", data_dir=None).folder
-    outcome = executor.run(
-        Job(case, folder, None, tmp_path / "log"), lambda event: None, lambda: False
-    )
+    job = Job(case, data.folder, None, tmp_path / "log")
+    outcome = executor.run(job, lambda event: None, lambda: False)
     if generation is None:
         assert outcome.status is Status.UNSUPPORTED
         assert outcome.reason.startswith("NVIDIA apex is not installed: build it")

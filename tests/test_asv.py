@@ -6,7 +6,6 @@ import csv
 import importlib
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Capture, Patch
 
 pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 
@@ -43,16 +43,9 @@ from benchmarks.figures import ABSENT, FIGURES, MEASURED, PARTS, STATUSES
 ROOT = Path(__file__).parents[1]
 NAN = math.nan
 ROW = {
-    "status": "ok",
-    "reason": "",
-    "epoch_time_s": 20.0,
-    "measured_time_s": 5.0,
-    "energy_j": 700.0,
-    "train_loss": 1.5,
-    "train_accuracy": 0.25,
-    "peak_device_bytes": NAN,
-    "peak_process_bytes": 3e9,
-    "peak_reserved_bytes": 2e9,
+    **{"status": "ok", "reason": "", "epoch_time_s": 20.0, "measured_time_s": 5.0},
+    **{"energy_j": 700.0, "train_loss": 1.5, "train_accuracy": 0.25},
+    **{"peak_device_bytes": NAN, "peak_process_bytes": 3e9, "peak_reserved_bytes": 2e9},
     **dict.fromkeys(PARTS, 0.25),
 }
 
@@ -171,7 +164,7 @@ def test_an_axis_that_varies_is_a_parameter() -> None:
     assert place(dynamic, ["precision", "loss_scale"]) == ["fp16-amp", "dynamic"]
 
 
-def test_the_preset_is_the_user_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_preset_is_the_user_s(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(asv_host, "has_cuda", lambda: False)
     monkeypatch.delenv("BENCH_PRESET", raising=False)
     small = asv_host.choose_preset()
@@ -197,7 +190,7 @@ def test_the_preset_is_the_user_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     ],
 )
 def test_a_wrong_variable_is_one_line_of_asv_s(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+    monkeypatch: Patch, variable: str, value: str, said: str
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(asv_host.UserError, match=said):
@@ -208,7 +201,7 @@ def test_a_wrong_variable_is_one_line_of_asv_s(
 
 
 @pytest.fixture
-def cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def cases(monkeypatch: Patch, tmp_path: Path) -> Any:
     """The benchmarks of a grid of two cases, in asv's shared folder."""
     small = Case(dataset="synthetic", batch_size=8, device="cpu")
     two = [small, replace(small, batch_size=16, precision="bf16")]
@@ -233,9 +226,7 @@ def test_every_benchmark_says_what_it_is(cases: Any) -> None:
         assert one.params == [["fp32", "bf16"], ["none"], [8, 16]]
 
 
-def test_a_case_is_trained_once_for_all_its_figures(
-    cases: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_is_trained_once_for_all_its_figures(cases: Any, monkeypatch: Patch) -> None:
     trained = []
 
     def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -252,7 +243,7 @@ def test_a_case_is_trained_once_for_all_its_figures(
     assert trained == [8]
 
 
-def test_a_case_that_dies_is_not_tried_again(cases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_dies_is_not_tried_again(cases: Any, monkeypatch: Patch) -> None:
     tries = []
 
     def train(axes: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -268,10 +259,7 @@ def test_a_case_that_dies_is_not_tried_again(cases: Any, monkeypatch: pytest.Mon
     assert len(tries) == 1
 
 
-def test_a_harness_that_cannot_answer_is_no_figure(
-    cases: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_a_harness_that_cannot_answer_is_no_figure(cases: Any, monkeypatch: Patch) -> None:
     monkeypatch.setitem(cases.GRID, "flags", ["--no-such-flag"])
     assert cases.track_status("fp32", "none", 8) == STATUSES.index("died")
     with pytest.raises(RuntimeError, match="no-such-flag"):
@@ -281,9 +269,7 @@ def test_a_harness_that_cannot_answer_is_no_figure(
 # ------------------------------------------------------------------------------ every benchmark
 
 
-def test_every_benchmark_runs(
-    cases: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_benchmark_runs(cases: Any, monkeypatch: Patch, capsys: Capture) -> None:
     """Found by asv's own rules and run as asv runs them, but small, and in one process."""
     run = subprocess.run
 
@@ -293,7 +279,6 @@ def test_every_benchmark_runs(
         code = crosscheck(["--overhead", *command[3:]])  # whose workers need not import torch
         return subprocess.CompletedProcess(command, code, capsys.readouterr().out, "")
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
     monkeypatch.setitem(cases.GRID, "flags", ["--executor", "fake"])  # the sweep is a real one
     tiny = "--device=cpu --model=models_for_tests:good --batch-size=16 --steps=1 --pairs=1"
     monkeypatch.setattr("benchmarks.overhead.GRID", {})
@@ -329,9 +314,7 @@ def test_every_benchmark_runs(
     assert figures["cases.track_epoch_time"] == 10 + 1000 / 8  # the fake's
 
 
-def test_the_report_that_is_timed_is_the_commit_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_that_is_timed_is_the_commit_s(tmp_path: Path, monkeypatch: Patch) -> None:
     """asv runs the benchmarks of the working tree, with a commit's harness on the path."""
     from benchmarks.report_scale import measure
 
@@ -352,7 +335,7 @@ def test_the_report_that_is_timed_is_the_commit_s(
 
 
 def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """asv starts its processes in a folder of its own, where a user's model is not."""
     here, commit, elsewhere = (tmp_path / name for name in ("here", "commit", "elsewhere"))
@@ -369,7 +352,7 @@ def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
     assert host.run(["-c", code], cwd=str(elsewhere)).strip() == "commit"
 
 
-def test_launches_are_tracked_for_every_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_are_tracked_for_every_precision(monkeypatch: Patch) -> None:
     from bench.precision import PRECISIONS
     from bench.rehearsal.step import rehearse, skip
     from benchmarks import rehearsal
@@ -389,7 +372,7 @@ def test_launches_are_tracked_for_every_precision(monkeypatch: pytest.MonkeyPatc
     assert track(launches, "fp16") == expected > track(launches, "fp32") > 0
 
 
-def test_a_commit_without_a_rehearsal_has_no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_without_a_rehearsal_has_no_launches(monkeypatch: Patch) -> None:
     from benchmarks import rehearsal
 
     monkeypatch.setitem(sys.modules, "bench.rehearsal.__main__", None)
@@ -443,7 +426,7 @@ def edit(sweep: Path, *changes: Callable[[dict[str, str]], dict[str, str]]) -> N
 
 
 @pytest.fixture
-def project(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(swept: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
     folder = Path(shutil.copytree(swept, tmp_path / "project"))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -487,9 +470,7 @@ def imported(project: Path) -> list[Results]:
     return [Results.load(str(file)) for file in files]
 
 
-def test_a_sweep_becomes_results_of_its_commit_once(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_becomes_results_of_its_commit_once(project: Path, capsys: Capture) -> None:
     assert add(project, lambda row: {"status": "oom"} if row["batch_size"] == "128" else {}) == 0
     (result,) = imported(project)
     assert result.commit_hash == git(project, "rev-parse", "HEAD")
@@ -534,7 +515,7 @@ def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_records_that_cannot_be_results_are_refused(
-    project: Path, capsys: pytest.CaptureFixture[str], cells: list[dict[str, str]], reason: str
+    project: Path, capsys: Capture, cells: list[dict[str, str]], reason: str
 ) -> None:
     assert add(project, *(lambda row, given=given: given for given in cells)) == 2
     assert reason in capsys.readouterr().err
@@ -557,16 +538,14 @@ def test_another_grid_widens_what_asv_shows(project: Path) -> None:
     ]
 
 
-def test_a_grid_of_other_parameters_is_refused(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_grid_of_other_parameters_is_refused(project: Path, capsys: Capture) -> None:
     lrs = {"64": "0.1", "128": "0.2"}
     assert add_another(project, lambda row: {"lr": lrs[row["batch_size"]]}) == 2
     assert "one site cannot show both" in capsys.readouterr().err
 
 
 def test_importing_elsewhere_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert asv_import.main(["results/none"]) == 2

@@ -90,14 +90,9 @@ class Project:
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command of Python's in the project."""
-        return subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=check,
-        )
+        where: dict[str, Any] = {"cwd": self.folder, "env": self.environment, "check": check}
+        python = [sys.executable, "-m", *command]
+        return subprocess.run(python, **where, capture_output=True, text=True)
 
     def git(self, *arguments: str) -> str:
         who = ["-c", "user.name=Test", "-c", "user.email=test@example.invalid"]
@@ -385,12 +380,9 @@ def test_preview_serves_the_mended_site(project: Project, site: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    preview = subprocess.Popen(
-        [sys.executable, "-m", "asv", "preview", "--port", str(port)],
-        cwd=project.folder,
-        env=project.environment,
-        stdout=subprocess.DEVNULL,
-    )
+    where: dict[str, Any] = {"cwd": project.folder, "env": project.environment}
+    command = [sys.executable, "-m", "asv", "preview", "--port", str(port)]
+    preview = subprocess.Popen(command, **where, stdout=subprocess.DEVNULL)
     try:
         while True:
             assert preview.poll() is None

@@ -17,10 +17,9 @@ from bench.record import COLUMNS, Record, Status, flatten
 from bench.store.attempts import fill_unknown, find_mixed, keep_latest
 from bench.store.reader import read_records
 from bench.store.runs import read_cases, read_history
-from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweep
-from tests.planted.records import make_run
+from tests.planted.records import make_run, write_sweep
 
 CASE = Case(batch_size=64, dataset="synthetic", device="cpu")
 UNKNOWN: dict[str, Any] = dict.fromkeys(
@@ -29,10 +28,8 @@ UNKNOWN: dict[str, Any] = dict.fromkeys(
 
 
 def write(folder: Path, *records: Record) -> Path:
-    with Store(folder) as store:
-        for number, row in enumerate(records):
-            store.append(replace(row, record_id=f"row {number}"))
-    return folder
+    rows = [replace(row, record_id=f"row {number}") for number, row in enumerate(records)]
+    return write_sweep(folder, rows)
 
 
 def frame_of(*records: Record) -> pd.DataFrame:
@@ -120,25 +117,15 @@ def test_mixed_is_what_differs_within_a_case() -> None:
     assert find_mixed(frame_of(make_run(CASE), lost)) == []
 
 
-ROWS = st.lists(
-    st.builds(
-        lambda batch, repeat, attempt, gpu, sentinel: make_run(
-            replace(CASE, batch_size=batch),
-            repeat=repeat,
-            attempt=attempt,
-            gpu=gpu,
-            sentinel=sentinel,
-            probe=False,
-        ),
-        st.sampled_from([8, 16]),
-        st.integers(1, 2),
-        st.integers(1, 3),
-        st.sampled_from(["X", "Y"]),
-        st.booleans(),
-    ),
-    min_size=1,
-    max_size=12,
+ROW = st.builds(
+    make_run,
+    st.sampled_from([replace(CASE, batch_size=size) for size in (8, 16)]),
+    repeat=st.integers(1, 2),
+    attempt=st.integers(1, 3),
+    gpu=st.sampled_from(["X", "Y"]),
+    sentinel=st.booleans(),
 )
+ROWS = st.lists(ROW, min_size=1, max_size=12)
 
 
 @given(ROWS)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench.compare import __main__
 from bench.executors import fake
@@ -19,12 +20,8 @@ from bench.flags import join_flags
 from bench.record import SCHEMA, Step
 from bench.report import __main__ as report
 from bench.store.cells import RECORDS, STEPS
-from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
-from tests.planted.records import make_run
-
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
+from tests.planted.records import make_run, write_sweep
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--precision", "fp32"]
 
@@ -311,42 +308,23 @@ def replace(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 THE_SCHEMA = f"\n{SCHEMA},".encode()
 RECORDS_FILES = [
     (replace(b"12.5", b"nan"), ":2: column 'epoch_time_s': 'nan': a finite number, at least 0"),
-    (replace(b"12.5", b"-12.5"), ":2: column 'epoch_time_s': '-12.5': a finite number, at least 0"),
-    (replace(b"12.5", b"inf"), ":2: column 'epoch_time_s': 'inf'"),
-    (replace(b"12.5", b"12;5"), ":2: column 'epoch_time_s': '12;5'"),
-    (replace(b",ok,", b",fine,"), ":2: column 'status': 'fine': a status is one of ok, oom"),
-    (replace(b",fp32,", b",fp33,"), ":2: column 'precision': 'fp33': did you mean 'fp32'?"),
     (
         replace(THE_SCHEMA, b"\n99,"),
-        f"schema 99 is newer than the {SCHEMA} this harness reads; update it",
+        f"schema 99 is newer than the {SCHEMA} this harness reads; upd",
     ),
-    (
-        replace(THE_SCHEMA, b"\nv1,"),
-        ":2: column 'schema': 'v1': a schema version is a whole number",
-    ),
-    (replace(b"schema", b"\xef\xbb\xbfschema"), ":1: column 1: a byte-order mark"),
     (lambda d: d.replace(b"\n", b"\r\n"), ":1: character", "a carriage return"),
-    (replace(b",ok,", b",o\0k,"), ":2: character", "a NUL byte"),
-    (replace(b",ok,", b",\xff,"), ":2: character", "not UTF-8 text"),
     (lambda d: d + b"x" * 10_000_000 + b"\n", ":4: character 1000001: a line of 10000000 bytes"),
     (lambda d: b"benchmark,real_time,cpu_time\nBM_x,1,2\n", ":1: column 'schema' is missing"),
-    (lambda d: b'{"records": []}\n', ":1: column 'schema' is missing"),
-    (lambda d: b"\x89PNG\r\n\x1a\n\0\0", ":1: character 5: a carriage return"),
     (lambda d: b"no end", ":1: column 1: not written by `bench.sweep`"),
-    (replace(b",epoch_time_s,", b",epoch_time,"), ":1: column", "unknown column 'epoch_time'"),
-    (replace(b",reason,", b",status,"), ":1: column 'status' appears twice; keep one"),
-    (replace(b",ok,", b",ok"), ":2: column", "cells where the header has"),
     (replace(b",ok,", b',"ok,'), ":2: column"),
 ]
+"""One of each kind; what else can be wrong with a file is in test_store.py."""
 
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    folder = tmp_path / "good"
-    with Store(folder) as store:
-        store.append(make_run(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)])
-        store.append(make_run(repeat=2))
-    return folder
+    first = make_run(epoch_time_s=12.5), [Step(0, 8, 2.25, 1, 0.5)]
+    return write_sweep(tmp_path / "good", [first, make_run(repeat=2)])
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.compare.__main__ import main as compare
-from bench.diagnosis.breakdown import Breakdown, divide
-from bench.diagnosis.step import Profile, Rates, Step
+from bench.diagnosis.breakdown import divide
+from bench.diagnosis.step import Profile, Rates, Step, Wait
 from bench.gpu.peaks import peak_bandwidth, peak_flops
 from bench.questions.profiles import Profiled, read_steps
 from bench.record import WorkRow
@@ -28,7 +28,7 @@ from bench.study.summaries import latest, read
 from bench.study.sweeps import read_sweeps
 from bench.why.__main__ import main as why
 from bench.work import Kind
-from tests.planted.steps import RATES, make_row, write_profiled
+from tests.planted.steps import RATES, divided, make_row, write_profiled
 
 Printed = pytest.CaptureFixture[str]
 
@@ -57,51 +57,16 @@ def make_step(ms: float, rows: Sequence[WorkRow], busy_ms: float, **values: Any)
     return Step(ms / 1e3, rows, RATES, "cuda", profile=profile, **{"peaks": PEAKS, **values})
 
 
-def divided(step: Step) -> Breakdown:
-    breakdown = divide(step)
-    assert breakdown is not None
-    return breakdown
-
-
-def times(breakdown: Breakdown) -> dict[str, float]:
-    """ms of each part."""
-    return {str(part.name): round(1e3 * part.time_s, 6) for part in breakdown.parts}
-
-
 # ------------------------------------------------------------------------------------- the division
-
-
-def test_each_operation_has_the_time_that_a_profile_measured_as_its_own() -> None:
-    breakdown = divided(make_step(113.3, MEASURED, 111.3))
-    assert times(breakdown) == {
-        "convolution_1x1": 60.0,
-        "normalisation": 19.0,
-        "elementwise": 18.0,
-        "grouped_convolution": 14.3,
-        "idle": 2.0,
-    }
-    assert breakdown.left_over_s == pytest.approx(0)
-    assert breakdown.estimates == set()
-    assert not any(timed.estimated for timed in breakdown.rows)
-
-
-def test_without_that_only_what_can_overlap_is_less_and_it_is_an_estimate() -> None:
-    breakdown = divided(make_step(113.3, OVERLAPPED, 111.3))
-    assert times(breakdown) == {
-        "convolution_1x1": 60.0,
-        "normalisation": 20.0,
-        "elementwise": 20.0,
-        "grouped_convolution": 11.3,
-        "idle": 2.0,
-    }
-    assert breakdown.estimates == {Kind.GROUPED}
-    assert [timed.row for timed in breakdown.rows if timed.estimated] == [GROUPED]
-    assert "≈" in breakdown.verdict
 
 
 @pytest.mark.parametrize(
     ("rows", "busy", "expected", "estimated"),
     [
+        # each has the time that a profile measured as its own
+        (MEASURED, 111.3, (19, 18, 60, 14.3), set()),
+        # without that only what can overlap is less, and it is an estimate
+        (OVERLAPPED, 111.3, (20, 20, 60, 11.3), {Kind.GROUPED}),
         # one stream: nothing is estimated where kernels touch by a moment that no digit shows
         (OVERLAPPED, 141.3, (20, 20, 60, 41.3), set()),
         (OVERLAPPED, 141.29, (20, 20, 60, 41.29), set()),
@@ -119,7 +84,13 @@ def test_what_overlaps_is_taken_from_the_likeliest_kinds(
     breakdown = divided(make_step(busy + 2, rows, busy))
     own = {timed.row.operation: 1e3 * timed.time_s for timed in breakdown.rows}
     assert [own[row.operation] for row in rows] == pytest.approx(expected)
-    assert breakdown.estimates == estimated & {row.kind for row in rows}
+    parts = {part.name: 1e3 * part.time_s for part in breakdown.parts}
+    kinds = [row.kind for row in rows]
+    assert parts == pytest.approx({**dict(zip(kinds, expected, strict=True)), Wait.IDLE: 2})
+    assert breakdown.left_over_s == pytest.approx(0)
+    assert breakdown.estimates == estimated & {*kinds}
+    assert {t.row.kind for t in breakdown.rows if t.estimated} == breakdown.estimates
+    assert ("≈" in breakdown.verdict) is bool(breakdown.estimates)
 
 
 @given(
@@ -139,8 +110,11 @@ def test_operations_add_up_to_the_time_in_which_any_ran(
 # ------------------------------------------------------------------------------------ what it says
 
 
+Folders = dict[str, Path]
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """fp32 and fp16 with kernels side by side, as an older profile has them and as one has now."""
     half = [
         replace(row, format="float16", time_s=(row.time_s or 0) / 2, bytes=(row.bytes or 0) / 2)
@@ -162,7 +136,7 @@ UNMARKED = re.compile(r"(?<![≈\d.])11\.3\b")
 
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_an_estimate_is_marked_wherever_a_pair_is_explained(
-    folders: dict[str, Path], capsys: Printed, format: str
+    folders: Folders, capsys: Printed, format: str
 ) -> None:
     assert why([str(folders["old"]), "--format", format, "--full"]) == 0
     said = capsys.readouterr().out
@@ -188,7 +162,7 @@ def test_an_estimate_is_marked_wherever_a_pair_is_explained(
 
 @pytest.mark.parametrize("format", ["latex", "html"])
 def test_an_estimate_is_marked_wherever_a_report_has_it(
-    folders: dict[str, Path], capsys: Printed, format: str
+    folders: Folders, capsys: Printed, format: str
 ) -> None:
     assert report([str(folders["old"]), "--reference", "none", "--format", format]) == 0
     said = capsys.readouterr().out.replace("$\\approx$", "≈")
@@ -197,9 +171,7 @@ def test_an_estimate_is_marked_wherever_a_report_has_it(
     assert "Estimated division" in said
 
 
-def test_tables_mark_the_time_the_share_and_the_rates_of_an_estimate(
-    folders: dict[str, Path],
-) -> None:
+def test_tables_mark_the_time_the_share_and_the_rates_of_an_estimate(folders: Folders) -> None:
     tables = {table.name: table for table in build(read_sweeps([folders["old"]])).tables}
     time, operations = tables["time"], tables["operations"]
     cells = dict(zip((head.name for head in time.heads), time.rows[0], strict=True))
@@ -216,7 +188,7 @@ def test_tables_mark_the_time_the_share_and_the_rates_of_an_estimate(
         assert any(note.startswith("≈ Estimated") for note in table.notes)
 
 
-def test_what_was_measured_has_no_mark(folders: dict[str, Path], capsys: Printed) -> None:
+def test_what_was_measured_has_no_mark(folders: Folders, capsys: Printed) -> None:
     assert why([str(folders["new"])]) == 0
     said = capsys.readouterr().out
     assert report([str(folders["new"]), "--reference", "none", "--format", "md"]) == 0
@@ -226,7 +198,7 @@ def test_what_was_measured_has_no_mark(folders: dict[str, Path], capsys: Printed
     assert "14.3" in said
 
 
-def test_a_comparison_marks_an_estimate(folders: dict[str, Path], capsys: Printed) -> None:
+def test_a_comparison_marks_an_estimate(folders: Folders, capsys: Printed) -> None:
     """Old against new: the time of the grouped convolutions seems to have grown."""
     sides = [str(folders["old"]), str(folders["new"])]
     assert compare([*sides, "--why"]) == 0
@@ -239,7 +211,7 @@ def test_a_comparison_marks_an_estimate(folders: dict[str, Path], capsys: Printe
     assert (grouped["a_estimated"], grouped["b_estimated"]) == (True, False)
 
 
-def test_figures_mark_an_estimate(folders: dict[str, Path]) -> None:
+def test_figures_mark_an_estimate(folders: Folders) -> None:
     view = view_report(build(read_sweeps([folders["old"]])))
     for sketch in SKETCHES:
         if sketch.name in ("waterfall", "roofline"):
@@ -257,10 +229,8 @@ def test_no_rate_above_the_data_sheet_is_told() -> None:
     cached = make_row(Kind.ELEMENTWISE, "relu", 1.0, bytes=3.42e9)
     wrong = make_row(Kind.MATMUL, "mm", 1.0, format="float16", flop=0.99e12, bytes=1e9)
     sound = make_row(Kind.MATMUL, "addmm", 1.0, format="float16", flop=0.98e12, bytes=3.3e9)
-    rows = {
-        timed.row.operation: timed
-        for timed in divided(make_step(4.0, [cached, wrong, sound], 3.0)).rows
-    }
+    breakdown = divided(make_step(4.0, [cached, wrong, sound], 3.0))
+    rows = {timed.row.operation: timed for timed in breakdown.rows}
     assert (rows["relu"].traffic, rows["relu"].beyond) == (None, True)
     assert (rows["mm"].flops, rows["mm"].traffic, rows["mm"].beyond) == (None, 1e12, True)
     assert rows["addmm"].flops == pytest.approx(0.98e15)
@@ -307,17 +277,11 @@ def test_a_yardstick_above_the_data_sheet_bounds_nothing(tmp_path: Path, capsys:
 def test_a_step_above_the_data_sheet_is_one_too(tmp_path: Path, capsys: Printed) -> None:
     """Its FLOP/s, its share of the peak and its memory traffic are left out."""
     step = make_step(22.0, [NORM], 20.0)
-    values: dict[str, Any] = {
-        "flop_per_image": 20e9,
-        "step_bytes": 80e9,
-        "arithmetic": "float32",
-        "rate_copy": 3e12,
-    }
     runs = [(Case(precision="fp32", batch_size=128), step)]
     for name, gpu, factor in (("sound", H100, 0.5), ("wrong", H100, 1.0), ("other", "Card 9", 1.0)):
-        scaled = ("flop_per_image", "step_bytes")
-        these = values | {name: values[name] * factor for name in scaled}
-        write_profiled(tmp_path / name, runs, gpu=gpu, train_images=12800, **these)
+        values = {"flop_per_image": 20e9 * factor, "step_bytes": 80e9 * factor, "rate_copy": 3e12}
+        values |= {"gpu": gpu, "arithmetic": "float32", "train_images": 12800}
+        write_profiled(tmp_path / name, runs, **values)
         assert report([str(tmp_path / name), "--reference", "none", "--format", "json"]) == 0
         document = json.loads(capsys.readouterr().out)
         (case,) = document["cases"]
@@ -365,9 +329,8 @@ def test_batch_norm_of_the_h100_takes_as_long_in_fp32_as_in_tf32() -> None:
         ]
         assert [1e3 * timed.time_s for timed in rows] == pytest.approx([ms, ms], abs=0.1)
         assert not any(timed.estimated for timed in rows)
-    (added,) = (
-        t for t in steps["fp32"].rows if (t.row.operation, t.row.format) == ("add", "float32")
-    )
+    rows = {(timed.row.operation, timed.row.format): timed for timed in steps["fp32"].rows}
+    added = rows["add", "float32"]
     assert added.traffic == pytest.approx(2.99e12, rel=0.01)
     assert steps["fp32"].estimates == {Kind.GROUPED}
     assert 1e3 * steps["fp32"].find_time(Kind.GROUPED) == pytest.approx(74.4, abs=0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -38,10 +39,8 @@ CASES = st.builds(
     batch_size=st.integers(2, 10**9),
     lr=POSITIVE,
     fraction=st.floats(min_value=1e-300, max_value=1),
-    evaluate=st.booleans(),
-    cudnn_benchmark=st.booleans(),
+    **dict.fromkeys(("evaluate", "cudnn_benchmark", "channels_last"), st.booleans()),
     compile=st.sampled_from(list(COMPILES)),
-    channels_last=st.booleans(),
     seed=st.integers(0, 2**31 - 1),
     device=st.sampled_from(["cuda", "cpu"]),
 )
@@ -169,12 +168,8 @@ def test_wrong_values_say_what_would_be_right(axis: str, text: str, right: str) 
 
 def test_the_batch_size_varies_fastest_and_the_rest_in_the_order_of_the_axes() -> None:
     cases = grid({"batch_size": [64, 128], "seed": [0, 1], "precision": ["fp32", "bf16"]})
-    assert [(c.precision, c.seed, c.batch_size) for c in cases] == [
-        (precision, seed, batch)
-        for precision in ("fp32", "bf16")
-        for seed in (0, 1)
-        for batch in (64, 128)
-    ]
+    each = [*product(("fp32", "bf16"), (0, 1), (64, 128))]
+    assert [(c.precision, c.seed, c.batch_size) for c in cases] == each
 
 
 def test_a_loss_scale_applies_where_one_is_used_and_skips_overflows_if_static() -> None:

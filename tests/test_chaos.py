@@ -28,13 +28,9 @@ FLAGS = "--executor fake --device cpu --dataset synthetic --precision fp32 --bat
 
 def start(out: Path, lanes: int) -> subprocess.Popen[bytes]:
     flags = [*FLAGS.split(), "--lanes", str(lanes), "--no-anchors", "--out", out]
-    seeds = map(str, range(CASES))
-    return subprocess.Popen(
-        [sys.executable, HERE / "slow_sweep.py", *flags, "--seed", *seeds],
-        env={**os.environ, "PYTHONPATH": f"{HERE.parent}", "BENCH_FAKE_ANSWERS": ""},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    command = [sys.executable, HERE / "slow_sweep.py", *flags, "--seed", *map(str, range(CASES))]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env={**os.environ, "BENCH_FAKE_ANSWERS": ""}, **quiet)
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

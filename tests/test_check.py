@@ -20,7 +20,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apex_for_tests import install
-from asked_for_tests import PATH, ask_once
+from asked_for_tests import ask_once
+from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
 
 from bench.case import Case
@@ -42,7 +43,8 @@ from bench.workloads import Loss, Network, Workload
 
 ROOT = Path(__file__).parents[1]
 
-Plant = Callable[[pytest.MonkeyPatch], None]
+Device, Random = torch.device, torch.Generator
+Plant = Callable[[Patch], None]
 Run = Callable[..., int]
 
 ALL = set(CHECKS)
@@ -195,9 +197,7 @@ class Summing(Workload):
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 1))
 
-    def make_batch(
-        self, size: int, device: torch.device, generator: torch.Generator
-    ) -> dict[str, Tensor]:
+    def make_batch(self, size: int, device: Device, generator: Random) -> dict[str, Tensor]:
         numbers = torch.randn(size, 5, device=device, generator=generator)
         return {"numbers": numbers, "sum": numbers.sum(1, keepdim=True)}
 
@@ -226,9 +226,7 @@ class Ranking(Summing):
 class Deaf(Summing):
     """Its targets do not follow from what the network is given."""
 
-    def make_batch(
-        self, size: int, device: torch.device, generator: torch.Generator
-    ) -> dict[str, Tensor]:
+    def make_batch(self, size: int, device: Device, generator: Random) -> dict[str, Tensor]:
         batch = super().make_batch(size, device, generator)
         return {**batch, "sum": torch.randn(size, 1, device=device, generator=generator)}
 
@@ -242,7 +240,7 @@ class Following(Workload):
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Embedding(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
 
-    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Tensor:
+    def make_batch(self, size: int, device: Device, generator: Random) -> Tensor:
         first = torch.randint(8, (size, 1), device=device, generator=generator)
         return (first + 3 * torch.arange(6, device=device)) % 8
 
@@ -274,9 +272,7 @@ class Pictures(Workload):
     def build_model(self) -> nn.Module:
         return Net()
 
-    def make_batch(
-        self, size: int, device: torch.device, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def make_batch(self, size: int, device: Device, generator: Random) -> tuple[Tensor, Tensor]:
         y = torch.randint(10, (size,), device=device, generator=generator)
         noise = torch.randn(size, *self.shape, device=device, generator=generator)
         noise[torch.arange(size), y % 3, y] += 8  # a bright row, in one of the colours
@@ -312,9 +308,8 @@ def describe_data(folder: Path, info: DatasetInfo) -> DatasetInfo:
 
 
 @pytest.fixture(autouse=True)
-def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread, as several wait for each other; and these networks for a process that asks."""
-    monkeypatch.setenv("PYTHONPATH", PATH)
+def _one_thread() -> Iterator[None]:
+    """Several would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -394,7 +389,7 @@ def test_classes_of_ones_own_have_their_own_first_loss(data: DatasetInfo, tmp_pa
     assert failing(three) == set()
 
 
-def test_real_images(cifar10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_images(cifar10: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """The small network passes, and to learn what is on them from first steps takes it minutes, so
     another shows that it can be learnt. 2,000 images are copied each time in place of 50,000."""
     info = prepare("cifar10", data_dir=cifar10)
@@ -411,16 +406,8 @@ def test_real_images(cifar10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def own(workload: str, lr: float = 0.05, **settings: object) -> Subject:
-    case = Case(
-        model=f"test_check:{workload}",
-        dataset="own",
-        workload=f"test_check:{workload}",
-        device="cpu",
-        batch_size=32,
-        lr=lr,
-        **settings,  # type: ignore[arg-type]
-    )
-    return Subject(case, "", STEPS)
+    name, about = f"test_check:{workload}", {"device": "cpu", "batch_size": 32, **settings}
+    return Subject(Case(name, "own", workload=name, lr=lr, **about), "", STEPS)  # type: ignore[arg-type]
 
 
 IMAGES, CLASSES = "no images of --dataset", "no number of classes"
@@ -450,8 +437,7 @@ def test_a_sound_workload_passes_what_it_has_the_data_for(
 
 
 @pytest.mark.parametrize(
-    ("workload", "check"),
-    [("Total", "averaging"), ("Ranking", "own-pixels"), ("Deaf", "baseline")],
+    ("workload", "check"), [("Total", "averaging"), ("Ranking", "own-pixels"), ("Deaf", "baseline")]
 )
 def test_what_is_planted_in_a_workload_is_caught(workload: str, check: str) -> None:
     assert failing(own(workload), check) == {check}
@@ -467,7 +453,7 @@ def test_what_only_whole_numbers_enter_cannot_be_followed() -> None:
 # ------------------------------------------------------------------------ what is planted is caught
 
 
-def shuffle_labels(monkeypatch: pytest.MonkeyPatch, augmented: bool = False) -> None:
+def shuffle_labels(monkeypatch: Patch, augmented: bool = False) -> None:
     """Give each image the label of the one before; ``augmented`` ones alone."""
     divide = Batches.divide
 
@@ -480,7 +466,7 @@ def shuffle_labels(monkeypatch: pytest.MonkeyPatch, augmented: bool = False) -> 
     monkeypatch.setattr(Batches, "divide", shuffled)
 
 
-def mix_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def mix_samples(monkeypatch: Patch) -> None:
     normalise = Batches._normalise
 
     def mixed(self: Batches, x: Tensor) -> Tensor:
@@ -489,7 +475,7 @@ def mix_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Batches, "_normalise", mixed)
 
 
-def crop_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+def crop_a_neighbour(monkeypatch: Patch) -> None:
     """Augmentation hands over a neighbour's pixels; without it the batch is right."""
     made = _Augmentation.__call__
     monkeypatch.setattr(
@@ -502,7 +488,7 @@ def crop_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
     [shuffle_labels, partial(shuffle_labels, augmented=True), mix_samples, crop_a_neighbour],
 )
 def test_a_batch_that_is_not_the_datasets(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch, plant: Plant
+    data: DatasetInfo, monkeypatch: Patch, plant: Plant
 ) -> None:
     plant(monkeypatch)
     assert failing(subject(data), "batch") == {"batch"}
@@ -548,15 +534,13 @@ def test_dead_layers_are_named(data: DatasetInfo) -> None:
     assert "head (100% dead)" in CHECKS["activations"].run(dead).named
 
 
-def test_a_summed_loss(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summed_loss(data: DatasetInfo, monkeypatch: Patch) -> None:
     made = F.cross_entropy
     monkeypatch.setattr(F, "cross_entropy", lambda logits, y, **_: made(logits, y, reduction="sum"))
     assert failing(subject(data), "initial-loss", "averaging") == {"initial-loss", "averaging"}
 
 
-def test_a_loss_summed_behind_an_averaged_figure(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_summed_behind_an_averaged_figure(data: DatasetInfo, monkeypatch: Patch) -> None:
     """What is reported is right, what is differentiated is not."""
     made = Training.step
 
@@ -571,20 +555,18 @@ def test_a_loss_summed_behind_an_averaged_figure(
     assert failing(subject(data), "initial-loss", "averaging") == {"averaging"}
 
 
-def test_a_loss_partly_summed(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_partly_summed(data: DatasetInfo, monkeypatch: Patch) -> None:
     """Twice the images make 1.5 times the step: more than noise, less than a sum."""
-    made = Training.backward
-    monkeypatch.setattr(
-        Training,
-        "backward",
-        lambda self, loss, last: made(self, loss * self.images ** math.log2(1.5), last),
-    )
-    compute = Training.compute
+    made, compute = Training.backward, Training.compute
+
+    def backward(self: Training, loss: Tensor, last: bool) -> Any:
+        return made(self, loss * self.images ** math.log2(1.5), last)  # type: ignore[attr-defined]
 
     def count(self: Training, x: Tensor) -> Tensor:
         self.images = len(x)  # type: ignore[attr-defined]
         return compute(self, x)
 
+    monkeypatch.setattr(Training, "backward", backward)
     monkeypatch.setattr(Training, "compute", count)
     # without weight decay the step would be 1.5 times to the last digit
     assert CHECKS["averaging"].run(subject(data)).value == pytest.approx(1.5, abs=0.02)
@@ -626,11 +608,7 @@ def test_a_scale_that_only_a_whole_batch_bears(data: DatasetInfo) -> None:
     ("generation", "checks"), [("2018", ALL - LEARNING), ("2019", ALL - LEARNING), ("today", ALL)]
 )
 def test_apex_passes(
-    generation: str,
-    checks: set[str],
-    data: DatasetInfo,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    generation: str, checks: set[str], data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """By a stand-in of each FP16_Optimizer."""
     monkeypatch.syspath_prepend(str(install(tmp_path, generation)))
@@ -657,7 +635,7 @@ def test_a_learning_rate_at_fault(
 
 @pytest.mark.parametrize(("retain", "caught"), [(False, {"graphs"}), (True, {"graphs", "memory"})])
 def test_a_kept_graph(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch, retain: bool, caught: set[str]
+    data: DatasetInfo, monkeypatch: Patch, retain: bool, caught: set[str]
 ) -> None:
     """The classic: the loss that the loop collects is not detached. Or backward does not free what
     the graph has saved, either."""
@@ -681,7 +659,7 @@ def test_what_a_step_keeps_on_purpose_fits_a_card(data: DatasetInfo) -> None:
     assert failing(plain, "memory") == set()
 
 
-def test_nearly_the_same_again(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearly_the_same_again(data: DatasetInfo, monkeypatch: Patch) -> None:
     """As on CUDA, where kernels add in no fixed order: not to the bit, and near all the same."""
     update, noise = Training.update, torch.Generator()
     assert CHECKS["seed"].run(subject(data)).passed
@@ -709,7 +687,7 @@ def test_random_numbers_that_no_seed_reaches_on_a_card(data: DatasetInfo, model:
 
 
 def test_a_training_that_stands_still_shows_nothing_of_a_seed(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+    data: DatasetInfo, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(Training, "update", lambda self: torch.zeros((), dtype=torch.bool))
     assert not check_seed(subject(data), exact=False).passed
@@ -725,7 +703,7 @@ def test_a_training_that_stands_still_shows_nothing_of_a_seed(
 )
 def test_evaluation_at_fault(
     data: DatasetInfo,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     evaluates: bool,
     graph: bool,
     trains_again: bool,
@@ -795,7 +773,7 @@ def test_the_ledger_sees_what_only_a_graph_holds() -> None:
 
 
 def test_nothing_is_trained_for_a_picture(
-    data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(Training, "step", None)
     assert draw_pictures(subject(data), tmp_path) == []
@@ -823,7 +801,7 @@ def test_a_finding_passes_within_its_bounds_alone() -> None:
     assert write_bounds(Finding(1, "", high=0.1)) == "at most 0.1"
 
 
-def test_what_raises_fails_and_says_why(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_raises_fails_and_says_why(data: DatasetInfo, monkeypatch: Patch) -> None:
     def broken(_: Subject) -> Finding:
         raise ValueError("no such\nluck")
 
@@ -867,7 +845,7 @@ def answers() -> Callable[..., object]:
 
 
 @pytest.fixture
-def asked(answers: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+def asked(answers: Callable[..., object], monkeypatch: Patch) -> None:
     """The command does not start a process to ask."""
     monkeypatch.setattr("bench.check.__main__.ask", answers)
 
@@ -889,9 +867,7 @@ def run(asked: None, images: Path, tmp_path: Path) -> Run:
     return run
 
 
-def test_the_command_takes_a_workload(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_a_workload(run: Run, tmp_path: Path, capsys: Capture) -> None:
     assert run("--workload", "test_check:Summing", "--lr", "0.05", model="") == 0
     said = capsys.readouterr().out
     assert said.startswith("test_check:Summing, fp32 · batch size 16, on cpu\n")
@@ -903,7 +879,7 @@ def test_the_command_takes_a_workload(
     assert case["checks"][0]["lacks"] == "the workload has no images of --dataset"
 
 
-def test_a_terminal_shows_which_check_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_which_check_runs(run: Run, monkeypatch: Patch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     assert run("--skip", *sorted(ALL - {"averaging"})) == 0
@@ -913,7 +889,7 @@ def test_a_terminal_shows_which_check_runs(run: Run, monkeypatch: pytest.MonkeyP
     assert shown.endswith("\r"), "which is empty again"
 
 
-def test_the_command(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(run: Run, tmp_path: Path, capsys: Capture) -> None:
     """Two precisions of a user's own model: table and file, and no picture of what was skipped."""
     skipped = sorted(ALL - {"batch", "own-pixels", "evaluation"})
     assert run("--precision", "fp32", "bf16-amp", "--skip", *skipped) == 0
@@ -931,9 +907,7 @@ def test_the_command(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert [Path(picture).name for picture in case["pictures"]] == ["batch.png"]
 
 
-def test_the_command_fails_where_a_check_does(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fails_where_a_check_does(run: Run, tmp_path: Path, capsys: Capture) -> None:
     skipped = sorted(ALL - {"gradients", "batchnorm"})
     assert run("--json", "--skip", *skipped, model="test_check:with_a_spare_layer") == 1
     said = capsys.readouterr()
@@ -964,11 +938,7 @@ def test_the_command_fails_where_a_check_does(
     ],
 )
 def test_bad_input_is_refused_before_training(
-    flags: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str], message: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(Subject, "__init__", lambda *_: pytest.fail("trained"))
     usual = ["--model", "test_check:Net", "--dataset", "synthetic", "--device", "cpu"]

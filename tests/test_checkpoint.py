@@ -67,19 +67,12 @@ def restore_torch() -> Iterator[None]:
 def dropping(seed: int) -> nn.Module:
     """BatchNorm, which counts, and dropout, which draws."""
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, 4),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Dropout(0.3),
-        nn.Linear(256, 10),
-    )
+    convolution = nn.Sequential(nn.Conv2d(3, 4, 3, 4), nn.BatchNorm2d(4), nn.ReLU())
+    return nn.Sequential(*convolution, nn.Flatten(), nn.Dropout(0.3), nn.Linear(256, 10))
 
 
 WAYS = [
-    *((name, {}) for name in OURS),
-    *((name, {"optimizer": "adamw"}) for name in OURS),
+    *((name, settings) for settings in ({}, {"optimizer": "adamw"}) for name in OURS),
     ("fp16", {"loss_scale": "dynamic"}),
     ("fp16", {"loss_scale": "dynamic-apex-amp", "optimizer": "adamw"}),
     ("fp16", {"loss_scale": 2.0**40, "skip_overflow": True}),
@@ -138,10 +131,7 @@ PARTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda c: c["training"]["optimizer"]["state"][4]["momentum_buffer"].zero_(),
         "loss of step 2",
     ),
-    "loss scale": (
-        lambda c: c["training"]["loss_scale"].update(scale=2.0),
-        "loss scale of step 1",
-    ),
+    "loss scale": (lambda c: c["training"]["loss_scale"].update(scale=2.0), "loss scale of step 1"),
     "growth": (
         lambda c: c["training"]["loss_scale"].update(_growth_tracker=0),
         "loss_scale._growth_tracker",
@@ -236,12 +226,8 @@ def test_on_a_full_disk_the_earlier_file_stands(tmp_path: Path) -> None:
 
 def test_killed_while_saving_the_earlier_file_stands(tmp_path: Path) -> None:
     """SIGKILL at random moments of one save after the other; after each, a whole file is there."""
-    answer = subprocess.run(
-        [sys.executable, HERE / "killed_saves.py", tmp_path, "12"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, HERE / "killed_saves.py", tmp_path, "12"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
     _, torn = map(int, answer.stdout.split())
     assert torn, "no kill came while a file was written"
@@ -292,7 +278,6 @@ class Forgetful(Rows):
 
     def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
         found = super().compute_loss(network, batch)
-        assert isinstance(found, Loss)
         self.taken += 1
         return Loss(found.loss * (1 + self.taken / 100), found.correct)
 
@@ -302,7 +287,6 @@ class Restless(Rows):
 
     def compute_loss(self, network: Network, batch: Any) -> Tensor | Loss:
         found = super().compute_loss(network, batch)
-        assert isinstance(found, Loss)
         return Loss(found.loss * (1 + os.urandom(1)[0] / 1e5 + os.urandom(1)[0] / 1e6))
 
 
@@ -325,6 +309,7 @@ def make_case(name: str = "Rows", **settings: Any) -> Case:
 
 
 THREE = {"epochs": 3, "evaluate": True, "schedule": "cosine"}
+WHOLE = make_case(**THREE)
 
 
 def run(case: Case, folder: Path | str = "", **identity: str) -> Finished:
@@ -366,7 +351,7 @@ def test_a_case_says_what_its_checkpoint_takes(settings: dict[str, Any], tmp_pat
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Three epochs that nothing interrupts."""
-    return run(make_case(**THREE), tmp_path_factory.mktemp("whole") / "run")
+    return run(WHOLE, tmp_path_factory.mktemp("whole") / "run")
 
 
 def test_without_the_switch_nothing_is_saved(tmp_path: Path) -> None:
@@ -407,12 +392,9 @@ def test_saving_is_in_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         return told
 
-    for what, place, name in (
-        ("save", checkpoints, "save_checkpoint"),
-        ("epoch", epochs, "train_epoch"),
-        ("clock", epochs, "synchronize"),
-    ):
-        monkeypatch.setattr(place, name, tell(what, getattr(place, name)))
+    monkeypatch.setattr(checkpoints, "save_checkpoint", tell("save", save_checkpoint))
+    for what, name in (("epoch", "train_epoch"), ("clock", "synchronize")):
+        monkeypatch.setattr(epochs, name, tell(what, getattr(epochs, name)))
     run(make_case(epochs=2), tmp_path)
     first = order.index("epoch")
     once = ["epoch", "clock", "save"]
@@ -464,8 +446,8 @@ def test_what_an_earlier_process_saw_of_the_loader_stays(
     first = iter([0.25])
     seen = property(lambda _: next(first))
     monkeypatch.setattr(MadeBatches, "first_batch_s", seen, raising=False)
-    interrupt(make_case(**THREE), tmp_path, 1)
-    found = run(make_case(**THREE), tmp_path)
+    interrupt(WHOLE, tmp_path, 1)
+    found = run(WHOLE, tmp_path)
     assert found.measurement.resumed_epochs == 1
     assert found.measurement.loader_first_batch_s == 0.25
 
@@ -473,7 +455,6 @@ def test_what_an_earlier_process_saw_of_the_loader_stays(
 def test_interrupted_after_its_last_epoch_nothing_is_trained_again(
     whole: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = make_case(**THREE)
 
     def cut(*_: object) -> None:
         raise Interrupted
@@ -481,8 +462,8 @@ def test_interrupted_after_its_last_epoch_nothing_is_trained_again(
     with monkeypatch.context() as patch:
         patch.setattr("bench.worker.measurement.describe_time", cut)
         with pytest.raises(Interrupted):
-            run(case, tmp_path / "run")
-    found = run(case, tmp_path / "run")
+            run(WHOLE, tmp_path / "run")
+    found = run(WHOLE, tmp_path / "run")
     assert learnt(found) == learnt(whole)
     assert found.measurement.resumed_epochs == 3
     assert found.measurement.checkpoint_save_s is None
@@ -499,12 +480,12 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         measurement, "evaluate", lambda *args: replace(evaluated(*args), accuracy=next(scores))
     )
-    found = run(make_case(**THREE), tmp_path)
+    found = run(WHOLE, tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == [BEST, LAST]
     last, best = (load_checkpoint(tmp_path / name) for name in (LAST, BEST))
     assert (last["epoch"], best["epoch"]) == (3, 2)
     assert [row.test_accuracy for row in found.epochs] == [0.5, 0.75, 0.625]
-    other = make_training(make_case(**THREE), Rows().build_model(), CPU, Rows())
+    other = make_training(WHOLE, Rows().build_model(), CPU, Rows())
     restore_checkpoint(best, other)
     assert other.evaluate(Rows().open_tests(batch_size=16, device=CPU).evaluation())[0] == (
         pytest.approx(found.epochs[1].test_loss)
@@ -526,9 +507,8 @@ def test_the_best_epoch() -> None:
 
 
 def test_a_checkpoint_of_anything_else_is_not_resumed(whole: Finished, tmp_path: Path) -> None:
-    case = make_case(**THREE)
-    interrupt(case, tmp_path / "run", 2, code="1", torch="2.12")
-    found = run(case, tmp_path / "run", code="1", torch="2.13")
+    interrupt(WHOLE, tmp_path / "run", 2, code="1", torch="2.12")
+    found = run(WHOLE, tmp_path / "run", code="1", torch="2.13")
     assert learnt(found) == learnt(whole)
     assert found.measurement.resumed_epochs == 0
     assert (
@@ -538,11 +518,10 @@ def test_a_checkpoint_of_anything_else_is_not_resumed(whole: Finished, tmp_path:
 
 
 def test_a_damaged_checkpoint_is_not_resumed(tmp_path: Path) -> None:
-    case = make_case(**THREE)
-    interrupt(case, tmp_path, 2)
+    interrupt(WHOLE, tmp_path, 2)
     whole = (tmp_path / LAST).read_bytes()
     (tmp_path / LAST).write_bytes(whole[: len(whole) // 2])
-    m = run(case, tmp_path).measurement
+    m = run(WHOLE, tmp_path).measurement
     assert m.resumed_epochs == 0
     assert "last.pt cannot be read as a whole" in (m.notes or "")
     assert load_checkpoint(tmp_path / BEST)["epoch"] in (1, 2, 3)
@@ -550,16 +529,15 @@ def test_a_damaged_checkpoint_is_not_resumed(tmp_path: Path) -> None:
 
 def test_the_best_of_another_run_goes_with_its_last(tmp_path: Path) -> None:
     """A run without a finite loss has no best epoch, and is not to be left with another's."""
-    case = make_case(**THREE)
-    interrupt(case, tmp_path, 2, code="1")
+    interrupt(WHOLE, tmp_path, 2, code="1")
     assert (tmp_path / BEST).exists()
-    run(replace(case, lr=1e30), tmp_path, code="2")
+    run(replace(WHOLE, lr=1e30), tmp_path, code="2")
     assert [file.name for file in tmp_path.iterdir()] == [LAST]
 
 
 def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Finished, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = run(make_case(**THREE), tmp_path / "file")
+    found = run(WHOLE, tmp_path / "file")
     assert learnt(found) == learnt(whole)
     assert found.missing["checkpoint_bytes"] == found.missing["resume_exact"] == "File exists"
     assert "no checkpoint was saved after epoch 1: File exists" in (found.measurement.notes or "")
@@ -567,13 +545,12 @@ def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Finished, tmp_pat
 
 def test_a_full_disk_leaves_what_was_saved_before(whole: Finished, tmp_path: Path) -> None:
     """From the second epoch on nothing more can be written; the first is gone on from."""
-    case = make_case(**THREE)
 
     def fill() -> None:
         (tmp_path / "run" / f".{LAST}").symlink_to("/dev/full")
 
-    interrupt(case, tmp_path / "run", 2, fill)
-    found = run(case, tmp_path / "run")
+    interrupt(WHOLE, tmp_path / "run", 2, fill)
+    found = run(WHOLE, tmp_path / "run")
     assert found.measurement.resumed_epochs == 1
     assert learnt(found) == learnt(whole)
 
@@ -608,20 +585,19 @@ def test_apex_says_why_it_has_no_checkpoint(
 
 def test_a_stopped_worker_is_gone_on_from(whole: Finished, tmp_path: Path) -> None:
     """As Ctrl-C stops it, within the second epoch."""
-    case = make_case(**THREE)
     executor, entered = SubprocessExecutor(Settings(timeout_s=300)), [0]
 
     def look(event: Event) -> None:
         if isinstance(event, PhaseEntered) and event.phase == "epoch":
             entered.append(event.epoch)
 
-    job = Job(case, "", checkpoints=tmp_path / "run", identity={"run": "1"})
+    job = Job(WHOLE, "", checkpoints=tmp_path / "run", identity={"run": "1"})
     stopped = executor.run(job, look, lambda: entered[-1] == 1)
     assert (stopped.status, stopped.reason) == (
         Status.INTERRUPTED,
         "the sweep was stopped; after 1 of 3 epochs",
     )
-    found = run(case, tmp_path / "run", run="1")
+    found = run(WHOLE, tmp_path / "run", run="1")
     assert found.measurement.resumed_epochs == 1
     assert learnt(found) == learnt(whole)
 
@@ -662,7 +638,7 @@ def test_a_sweep_killed_between_two_epochs_is_continued(tmp_path: Path) -> None:
 
 def test_a_run_that_has_its_row_starts_anew(tmp_path: Path) -> None:
     """One that was cut short is gone on from; asked for with --retry, it is trained again."""
-    case, kept = make_case(**THREE), KeptRun(tmp_path / "checkpoints" / "run", "1")
+    case, kept = WHOLE, KeptRun(tmp_path / "checkpoints" / "run", "1")
     identity = kept.identify(case, Environment(torch="2.13"))
     assert identity["torch"] == "2.13"
     assert identity["precision"] == "fp32"

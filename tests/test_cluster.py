@@ -49,13 +49,9 @@ def start(out: Path, cases: int, *flags: str) -> subprocess.Popen[str]:
     seeds = [str(seed) for seed in range(cases)]
     command = [sys.executable, HERE / "ray_sweep.py", *FLAGS.split(), *flags]
     unmarked = {name: value for name, value in os.environ.items() if name != MARK}
-    return subprocess.Popen(
-        [*map(str, command), "--out", str(out), "--seed", *seeds],
-        env={**unmarked, "PYTHONPATH": f"{HERE.parent}:{HERE}", "BENCH_YARDSTICK_S": "0"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command += ["--out", out, "--seed", *seeds]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=unmarked, **quiet, text=True)
 
 
 def count_rows(out: Path) -> int:
@@ -91,12 +87,7 @@ def cluster() -> Iterator[Any]:
 
     folder = f"/tmp/bench-chaos-{os.getpid()}"
     before = dict(os.environ)
-    os.environ |= {
-        MARK: folder,
-        "PYTHONPATH": f"{HERE.parent}:{HERE}",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",
-    }
+    os.environ |= {MARK: folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": folder}
     try:
         cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
 from bench.data import prepare
@@ -28,7 +29,7 @@ from bench.doctor import earlier
 from bench.doctor.judgement import Level, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
 from bench.environment import host
-from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.asking import ProcessAnswer
 from bench.environment.device import Platform
 from bench.environment.host import has_cuda
 from bench.environment.response import describe_device
@@ -58,13 +59,9 @@ from tests.planted.records import make_record, write_sweep
 
 SERIAL = "6a1b2c3d4e5f6071"
 ROCM = SimpleNamespace(
-    name="AMD Instinct MI300X",
-    major=9,
-    minor=4,
-    gcnArchName="gfx942:sramecc+:xnack-",
-    total_memory=205_822_885_888,
-    uuid=SimpleNamespace(bytes=list(SERIAL.encode())),
-)
+    name="AMD Instinct MI300X", major=9, minor=4, gcnArchName="gfx942:sramecc+:xnack-",
+    total_memory=205_822_885_888, uuid=SimpleNamespace(bytes=list(SERIAL.encode())),
+)  # fmt: skip
 VERSION = """__version__ = '2.13.0+rocm7.0'
 cuda: Optional[str] = None
 hip: Optional[str] = '7.0.51831-7c9236b16'
@@ -73,7 +70,7 @@ xpu: Optional[str] = None
 """
 
 
-def plant_build(patch: pytest.MonkeyPatch, folder: Path, version: str) -> None:
+def plant_build(patch: Patch, folder: Path, version: str) -> None:
     """Have the installed torch be of another build, as far as its version.py tells."""
     (folder / "version.py").write_text(version)
     spec = SimpleNamespace(origin=str(folder / "__init__.py"))
@@ -150,7 +147,7 @@ class FakeAmdsmi:
 
 
 @pytest.fixture
-def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def rocm(tmp_path: Path, monkeypatch: Patch) -> Iterator[None]:
     """A machine with an AMD GPU and torch for ROCm, which calls it cuda."""
     plant_build(monkeypatch, tmp_path, VERSION)
     monkeypatch.setattr(torch.version, "hip", read_build()["hip"])
@@ -163,10 +160,6 @@ def rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     read_build.cache_clear()
-
-
-def describe(device: str) -> DeviceAnswer:
-    return describe_device(device)
 
 
 def examine(answer: ProcessAnswer, *devices: str) -> Machine:
@@ -195,7 +188,7 @@ class Script:
         return 0
 
 
-def run(case: Case, gpu_uuid: str | None, patch: pytest.MonkeyPatch) -> Outcome:
+def run(case: Case, gpu_uuid: str | None, patch: Patch) -> Outcome:
     patch.setattr(room, "start_worker", lambda *_: Script())
     job = Job(case, gpu_uuid=gpu_uuid)
     return SubprocessExecutor(Settings()).run(job, lambda event: None, lambda: False)
@@ -211,7 +204,7 @@ UNREAD = (
 
 
 def test_a_build_for_rocm_finds_its_gpu_without_torch(
-    rocm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rocm: None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     nodes = tmp_path / "nodes"
     assert not has_amd(nodes)
@@ -238,7 +231,7 @@ def test_a_gpu_is_named_as_rocminfo_does(held: bytes, hip: bool, name: str) -> N
 
 
 def test_what_torch_for_rocm_says_is_kept_by_its_own_name(rocm: None) -> None:
-    found = describe("cuda")
+    found = describe_device("cuda")
     assert found.error == ""
     known = {name: value for name, value in found.environment.items() if value is not None}
     assert {"torch", "torch_threads", "torch_interop_threads"} < known.keys()
@@ -252,11 +245,9 @@ def test_what_torch_for_rocm_says_is_kept_by_its_own_name(rocm: None) -> None:
     }
 
 
-def test_a_rocm_build_without_a_gpu_is_not_sent_to_nvidia(
-    rocm: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rocm_build_without_a_gpu_is_not_sent_to_nvidia(rocm: None, monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = describe("cuda")
+    found = describe_device("cuda")
     assert "check rocminfo and HIP_VISIBLE_DEVICES, or use --device cpu" in found.error
     machine = examine(ProcessAnswer(devices={"cuda": found}), "cuda")
     (driver,) = (remark for remark in judge(machine) if remark.topic == "driver")
@@ -266,7 +257,7 @@ def test_a_rocm_build_without_a_gpu_is_not_sent_to_nvidia(
 
 def test_its_architecture_is_no_compute_capability(rocm: None) -> None:
     """9.4 would be a Hopper's."""
-    platform = Platform(Environment(**describe("cuda").environment))
+    platform = Platform(Environment(**describe_device("cuda").environment))
     assert {name for name, kind in PRECISIONS.items() if platform.refuse(kind)} == {"tf32", "fp8"}
     assert not any(map(platform.find_emulation, PRECISIONS.values()))
     measured = list_arithmetics(torch.device("cuda"))
@@ -274,7 +265,7 @@ def test_its_architecture_is_no_compute_capability(rocm: None) -> None:
 
 
 def test_the_doctor_says_once_what_is_not_read(rocm: None) -> None:
-    machine = examine(ProcessAnswer(devices={"cuda": describe("cuda")}), "cuda")
+    machine = examine(ProcessAnswer(devices={"cuda": describe_device("cuda")}), "cuda")
     found = judge(machine)
     said = " ".join(f"{remark.what} {remark.fix}" for remark in found)
     assert "built for HIP 7.0.51831-7c9236b16, computes on AMD Instinct MI300X" in said
@@ -323,20 +314,12 @@ def test_amd_smi_reads_a_gpu_in_si_units() -> None:
     gpu.watch(os.getpid())
     (reading,) = gpu.read(Depth.EDGE)
     assert gpu.total_bytes == 206_141_652_992
-    assert reading.others is not None
     assert [(p.pid, p.bytes) for p in reading.others] == [(1, 4096)]
     assert replace(reading, time_ns=0, others=None) == Reading(
-        0,
-        device_bytes=297_795_584,
-        process_bytes=268_435_456,
-        energy_j=30.518,
-        power_w=749.0,
-        power_limit_w=750.0,
-        sm_clock_mhz=2100,
-        memory_clock_mhz=1300,
-        temperature_c=67,
+        0, device_bytes=297_795_584, process_bytes=268_435_456, energy_j=30.518, power_w=749.0,
+        power_limit_w=750.0, sm_clock_mhz=2100, memory_clock_mhz=1300, temperature_c=67,
         throttle=None,  # counters say nothing the first time
-    )
+    )  # fmt: skip
     assert gpu.read(Depth.SLOW)[-1].throttle == ()
     fake.residencies |= {"ppt_residency_acc": 9, "hbm_thm_residency_acc": 1}
     named = gpu.read(Depth.SLOW)[-1].throttle
@@ -381,12 +364,7 @@ def test_what_amd_smi_does_not_tell_is_none_with_its_reason() -> None:
     ],
 )
 def test_an_amd_gpu_without_amd_smi_is_unread(
-    rocm: None,
-    there: str,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    rocm: None, there: str, reason: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     (tmp_path / "amdsmi.py").write_text(f"print('libamd_smi.so is not there')\n{there}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -399,7 +377,7 @@ def test_an_amd_gpu_without_amd_smi_is_unread(
 
 
 def test_a_case_on_rocm_has_what_amd_smi_reads(
-    rocm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rocm: None, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     opened = partial(open_device, amdsmi=FakeAmdsmi())
     monkeypatch.setattr(room, "open_device", opened)
@@ -407,7 +385,7 @@ def test_a_case_on_rocm_has_what_amd_smi_reads(
     assert (m.power_limit_w, m.sm_clock_mhz, m.temperature_c) == (750.0, 2100, 67)
     assert (m.neighbours, m.throttle_during, m.baseline_device_bytes) == ("", "", 297_795_584)
     assert "are not read" not in (m.notes or "")
-    about = Environment(**describe("cuda").environment)
+    about = Environment(**describe_device("cuda").environment)
     write_sweep(tmp_path / "out", [make_record(Case(), measurement=m, environment=about)])
     assert report([str(tmp_path / "out"), "--full"]) == 0
     said = capsys.readouterr().out
@@ -419,7 +397,7 @@ def test_a_case_on_rocm_has_what_amd_smi_reads(
 
 
 @pytest.fixture
-def apple(monkeypatch: pytest.MonkeyPatch) -> None:
+def apple(monkeypatch: Patch) -> None:
     """As `torch.backends.mps` and `torch.mps` tell of a Mac."""
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M3 Max", raising=False)
@@ -427,15 +405,12 @@ def apple(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def arc(monkeypatch: pytest.MonkeyPatch) -> None:
+def arc(monkeypatch: Patch) -> None:
     """As `torch.xpu.get_device_properties` tells of an Intel GPU."""
     card = SimpleNamespace(
-        name="Intel(R) Arc(TM) B580 Graphics",
-        total_memory=12_168_933_376,
-        driver_version="1.6.33578+15",
-        has_fp16=True,
-        has_bfloat16_conversions=False,
-    )
+        name="Intel(R) Arc(TM) B580 Graphics", total_memory=12_168_933_376,
+        driver_version="1.6.33578+15", has_fp16=True, has_bfloat16_conversions=False,
+    )  # fmt: skip
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda device: card)
 
@@ -455,14 +430,12 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_machine_without_the_gpu_says_so_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_without_the_gpu_says_so_in_a_line(tmp_path: Path, capsys: Capture) -> None:
     flags = ["--device", "mps", "--dataset", "synthetic", "--repeats", "1"]
     assert sweep([*flags, "--out", str(tmp_path / "out")]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert not (tmp_path / "out").exists()
-    for device, line in (("mps", said), ("xpu", f"error: {describe('xpu').error}")):
+    for device, line in (("mps", said), ("xpu", f"error: {describe_device('xpu').error}")):
         assert line.startswith(f"error: device {device}: torch ")
         assert line.endswith("install a build of torch for it, or use --device cpu")
 
@@ -470,7 +443,7 @@ def test_a_machine_without_the_gpu_says_so_in_a_line(
 @pytest.mark.parametrize("device", ["mps", "xpu"], indirect=True)
 def test_the_doctor_names_it(device: str) -> None:
     name, _, reason = GPUS[device]
-    answers = {kind: describe(kind) for kind in ("cuda", device, "cpu")}
+    answers = {kind: describe_device(kind) for kind in ("cuda", device, "cpu")}
     machine = examine(ProcessAnswer(devices=answers), "cuda", device, "cpu")
     assert machine.device == device
     said = [f"{remark.topic}: {remark.what}" for remark in judge(machine)]
@@ -487,10 +460,10 @@ def test_the_doctor_names_it(device: str) -> None:
 
 @pytest.mark.parametrize("device", GPUS, indirect=True)
 def test_a_case_on_it_runs_without_readings_and_says_so(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    device: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     name, gib, reason = GPUS[device]
-    about = Environment(**describe(device).environment)
+    about = Environment(**describe_device(device).environment)
     case = Case(device=device)
     outcome = run(case, about.gpu_uuid, monkeypatch)
     m = outcome.measurement
@@ -532,9 +505,7 @@ def test_what_it_can_do_is_not_taken_for_what_the_cpu_can() -> None:
         ("--lanes 2", "--lanes: --device mps has one lane; leave it out"),
     ],
 )
-def test_what_needs_cuda_is_refused(
-    flags: str, line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_needs_cuda_is_refused(flags: str, line: str, capsys: Capture, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     fixed = ["--device", "mps", "--dataset", "synthetic", "--precision", "fp32", "--out", out]
     assert sweep([*fixed, *flags.split()]) == 2
@@ -542,7 +513,7 @@ def test_what_needs_cuda_is_refused(
 
 
 @pytest.mark.parametrize("name", ["fit", "check", "crosscheck", "scales", "advise", "search"])
-def test_other_commands_name_what_does(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands_name_what_does(name: str, capsys: Capture) -> None:
     more = {"advise": ["--budget", "1m"], "search": ["--out", "/nowhere"]}
     main = import_module(f"bench.{name}" if name == "fit" else f"bench.{name}.__main__").main
     assert main(["--device", "xpu", *more.get(name, [])]) == 2
@@ -579,7 +550,7 @@ class Planted:
         self.peak = 3
 
 
-def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_asks_its_accelerator(monkeypatch: Patch) -> None:
     """That of this CPU is planted; what is measured is real."""
     planted = Planted()
     found = Accelerator(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench.case import Case, telling_axes
 from bench.origin import EXECUTORS, Kind
@@ -14,24 +15,14 @@ from bench.sweep.display import Display, write_curve
 from bench.worker.messages import PhaseEntered, StepTaken
 from tests.planted.records import make_record
 
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
-
 CASE = Case(precision="fp16", loss_scale=128.0, batch_size=512, fraction=0.2, dataset="synthetic")
 
 
 def record(status: Status = Status.OK, reason: str = "", executor: str = "subprocess") -> Record:
     measured = status in (Status.OK, Status.DIVERGED)
-    return make_record(
-        CASE,
-        status=status,
-        reason=reason,
-        executor=executor,
-        epoch_time_s=11.002 if measured else None,
-        peak_device_bytes=14 * 2**30 if measured else None,
-        train_loss=2.0531 if status is Status.OK else None,
-        train_accuracy=0.2905 if measured else None,
-    )
+    values = {"epoch_time_s": 11.002, "peak_device_bytes": 14 * 2**30, "train_accuracy": 0.2905}
+    values = {**values, "train_loss": 2.0531 if status is Status.OK else None} if measured else {}
+    return make_record(CASE, status=status, reason=reason, executor=executor, **values)
 
 
 def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Patch) -> None:
@@ -58,20 +49,13 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
 def test_progress_says_which_of_several_epochs(capsys: Capture) -> None:
     with Display(Path("x"), 1, 0) as display:
         display.begin(replace(CASE, epochs=3), 1, False)
-        for event in (
-            PhaseEntered("warmup"),
-            PhaseEntered("epoch", 1),
-            PhaseEntered("evaluation", 1),
-        ):
-            display.show(event)
+        for phase, epoch in (("warmup", 0), ("epoch", 1), ("evaluation", 1)):
+            display.show(PhaseEntered(phase, epoch))
             display._lanes[""].due = 0.0  # as if the time for a plain line had come
-            display.show(StepTaken(event.phase, step=3, total=20, loss=2.25, memory_bytes=0))
+            display.show(StepTaken(phase, step=3, total=20, loss=2.25, memory_bytes=0))
     said = [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()[1:]]
-    assert [line.partition(" step ")[0] for line in said] == [
-        "warmup",
-        "epoch 2 of 3",
-        "evaluation after epoch 2 of 3",
-    ]
+    phases = ["warmup", "epoch 2 of 3", "evaluation after epoch 2 of 3"]
+    assert [line.partition(" step ")[0] for line in said] == phases
 
 
 def test_the_curve_begins_anew_with_each_epoch() -> None:
@@ -97,11 +81,8 @@ def test_lines_name_every_axis_that_varies(capsys: Capture) -> None:
             display.end(record())
     lines = [line.strip().partition(": ")[0] for line in capsys.readouterr().err.splitlines()]
     common = "fp16 · loss scale 128 · batch size 512"
-    names = [
-        f"dpn92 · {common} · lr 0.01",
-        f"dpn92 · {common} · lr 0.01 · compile default",
-        f"dpn-small · {common} · lr 0.1",
-    ]
+    plain = f"dpn92 · {common} · lr 0.01"
+    names = [plain, f"{plain} · compile default", f"dpn-small · {common} · lr 0.1"]
     assert lines[1::2] == names
     assert lines[2::2] == [f"[{i}/3] {name}" for i, name in enumerate(names, 1)]
 

@@ -18,12 +18,12 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Capture, Patch
 from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 
 from bench import cores
 from bench.apex import Apex, Interface, find_apex
 from bench.cores import OtherWork
-from bench.doctor import __main__
 from bench.doctor.__main__ import main, read_json, write_findings, write_json
 from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
 from bench.doctor.machine import Machine, examine_machine
@@ -90,7 +90,7 @@ SAID: dict[str, dict[str, tuple[Level, str, str]]] = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_a_recorded_machine(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_machine(name: str, capsys: Capture) -> None:
     machine = read_json(RECORDINGS / f"{name}.json")
     found = [f for f in judge(machine) if f.level > FINE and "display" not in f.what]
     assert {f.topic for f in found} == SAID[name].keys()
@@ -136,12 +136,8 @@ def test_how_busy_is_too_busy(healthy: Machine, others: float, steal: float, lev
     assert max(f.level for f in judge(busy) if f.topic == "CPU") is level
 
 
-CPU_BUILD = {
-    "cuda": DeviceAnswer(
-        {"torch": "2.13.0+cpu", "cuda": None},
-        error="device cuda: torch 2.13.0+cpu is a CPU build; install a CUDA build",
-    )
-}
+REFUSED = "device cuda: torch 2.13.0+cpu is a CPU build; install a CUDA build"
+CPU_BUILD = {"cuda": DeviceAnswer({"torch": "2.13.0+cpu", "cuda": None}, error=REFUSED)}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +245,7 @@ def test_facts_survive_json(name: str, tmp_path: Path) -> None:
     ["", "[]", '{"facts": 3}', '{"facts": {}}', '{"facts": {"host": 3}}', "[" * 99999],
     ids=lambda text: text[:20],
 )
-def test_a_file_that_is_none(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_none(text: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "x.json").write_text(text)
     assert main(["--from", str(tmp_path / "x.json")]) == 2
     said = capsys.readouterr()
@@ -298,9 +294,7 @@ BUSY = "while :; do :; done"
 
 
 @pytest.mark.parametrize("lent", [False, True])
-def test_what_a_process_of_ours_uses_is_not_called_others(
-    lent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_process_of_ours_uses_is_not_called_others(lent: bool, monkeypatch: Patch) -> None:
     """Also where it goes on, as the server of workers does; of a lent one, what lends it."""
     if lent:
         orphan = ["sh", "-c", f"({BUSY}) > /dev/null 2>&1 & echo $!"]
@@ -336,7 +330,6 @@ def test_a_card_is_read_while_our_own_process_holds_it() -> None:
 
     (gpu,) = gather(nvml, run).gpus
     assert (gpu.tried, gpu.process_bytes, gpu.lacks) == (True, 2_000, {})
-    assert gpu.others is not None
     assert [p.pid for p in gpu.others] == [1]
     assert gpu.card.driver_cuda == (13, 1)
     assert nvml.open == 0, "all is closed"
@@ -409,40 +402,27 @@ def test_what_runs_with_apex_is_told(healthy: Machine) -> None:
 
 
 def test_variables_that_change_results() -> None:
-    harmless = {
-        "HOME": "/root",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "TORCHINDUCTOR_CACHE_DIR": "/tmp/x",
-        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "4",
-        "CUDNN_LOGINFO_DBG": "1",
-        "TRITON_CACHE_DIR": "/tmp/x",
-    }
-    changing = {
-        "CUDA_LAUNCH_BLOCKING": "1",
-        "CUDNN_CONV_WSCAP_DBG": "100",
-        "NVIDIA_TF32_OVERRIDE": "0",
-        "OMP_NUM_THREADS": "4",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "TORCHDYNAMO_DISABLE": "1",
-        "TORCHINDUCTOR_CPP_GEMM_CACHE_BLOCKING": "1,1,1",
-        "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
-        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-    }
-    assert find_variables({**harmless, **changing}) == changing
+    harmless = (
+        "HOME=/root CUDA_VISIBLE_DEVICES=0 TORCHINDUCTOR_CACHE_DIR=/tmp/x CUDNN_LOGINFO_DBG=1 "
+        "TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_COMPILE_THREADS=4 TRITON_CACHE_DIR=/tmp/x"
+    )
+    changing = (
+        "CUDA_LAUNCH_BLOCKING=1 CUDNN_CONV_WSCAP_DBG=100 NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=4 "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True TORCHDYNAMO_DISABLE=1 "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True TORCHINDUCTOR_MAX_AUTOTUNE=1 "
+        "TORCHINDUCTOR_CPP_GEMM_CACHE_BLOCKING=1,1,1 TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 "
+        "TORCH_COMPILE_DISABLE=1"
+    )
+    given, found = (dict(one.split("=") for one in words.split()) for words in (harmless, changing))
+    assert find_variables({**given, **found}) == found
 
 
 # --------------------------------------------------------------------------------- this machine
 
 
-def test_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_this_machine(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """For real: torch in its own process, a model of the user's, and all of it as JSON."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__main__.__file__).parents[2]))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     Path("mynet.py").write_text(
         "from torch import nn\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench.doctor.rates import SECONDS
 from bench.environment.asking import DeviceAnswer, ProcessAnswer
@@ -18,9 +19,6 @@ from bench.record import Outcome, Status, WorkRow
 from bench.sweep.__main__ import main as sweep
 from bench.work import Kind
 from bench.yardstick import Collapse, Yardstick
-
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 
 WORK = (WorkRow(Kind.CONVOLUTION, "", "float32", 9, 1e9, 1e3),)
 RATES = {"rate_float32": 1e11, "rate_bfloat16": 1e9, "rate_float16": 1e9, "rate_copy": 1e10}

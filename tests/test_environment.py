@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from pytest_for_tests import Patch
 
 from bench import cores
 from bench.cores import read_governor
@@ -68,7 +69,7 @@ def test_packages_are_those_declared() -> None:
     ],
 )
 def test_a_cuda_build_is_known_without_importing_it(
-    line: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, expected: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
@@ -78,14 +79,14 @@ def test_a_cuda_build_is_known_without_importing_it(
     assert has_cuda.__wrapped__() is expected
 
 
-def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}")
     with pytest.raises(UsageError, match=r"libcudart.so.12: cannot open; install torch>=2.9"):
         probe("cpu")
 
 
-def test_the_card_described_is_the_one_torch_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_described_is_the_one_torch_uses(monkeypatch: Patch) -> None:
     """Not the first that NVML lists."""
     cards = [
         Card("GPU-aa", "NVIDIA T4", 0, driver="1.0", ecc=True),
@@ -105,9 +106,7 @@ def test_the_card_described_is_the_one_torch_uses(monkeypatch: pytest.MonkeyPatc
     assert find("GPU-cc").driver is None
 
 
-def test_variables_and_governor_are_of_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_and_governor_are_of_the_host(tmp_path: Path, monkeypatch: Patch) -> None:
     for name in find_variables():
         monkeypatch.delenv(name)
     assert describe_host().variables is None
@@ -181,9 +180,7 @@ def test_instructions_of_a_cpu(text: str, formats: set[Arithmetic], tmp_path: Pa
     assert read_cpu_flags(tmp_path / "nowhere") == frozenset()
 
 
-def test_commit_says_whether_the_code_was_edited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_says_whether_the_code_was_edited(tmp_path: Path, monkeypatch: Patch) -> None:
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
         return subprocess.run(
@@ -204,7 +201,7 @@ def test_commit_says_whether_the_code_was_edited(
     assert describe_host().commit == f"{commit}+dirty"
 
 
-def test_code_hash_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_hash_follows_the_code(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(source, "_ROOT", tmp_path)
     (tmp_path / "a.py").write_text("1")
     hashes = []
@@ -248,9 +245,7 @@ def test_help_imports_nothing_heavy(module: str) -> None:
     assert not loaded & {"torch", "pandas", "seaborn", "matplotlib", "scipy", "pyarrow", "numpy"}
 
 
-def test_the_cores_were_busy_for_what_is_neither_idle_nor_a_guest_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_cores_were_busy_for_what_is_neither_idle_nor_a_guest_s(monkeypatch: Patch) -> None:
     """Linux counts a guest's time in user and nice too; other systems tell of less."""
     times = {"user": 5.0, "nice": 1.0, "system": 2.0, "idle": 90.0, "iowait": 7.0, "irq": 0.5}
     times |= {"softirq": 0.25, "steal": 3.0, "guest": 2.0, "guest_nice": 0.5}

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from pytest_for_tests import Capture, Patch
 
 from bench.case import AXES, Case
 from bench.export import __main__ as command
@@ -257,12 +258,11 @@ def arrived(
 ) -> tuple[str, dict[str, Seen]]:
     """The tracker, and what arrived in it of a sweep of all kinds of records."""
     folder = tmp_path_factory.mktemp("arrived")
-    records = [
-        measure(f"id-{number}", status=status, reason=f"why {status}", test_loss=math.nan)
-        if status in MEASURED
-        else make_run(record_id=f"id-{number}", status=status, reason=f"why {status}")
-        for number, status in enumerate(Status)
-    ]
+    records = []
+    for number, status in enumerate(Status):
+        known = {"record_id": f"id-{number}", "status": status, "reason": f"why {status}"}
+        timed = status in MEASURED
+        records.append(measure(**known, test_loss=math.nan) if timed else make_run(**known))
     hostile = {"reason": HOSTILE, "neighbours": HOSTILE, "neighbours_computing": 1, "cpu": "=cmd()"}
     records += [
         measure("last", sentinel=True),
@@ -381,19 +381,14 @@ command.main()
 
 
 def run_python(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("WANDB_SERVICE", None)  # a process of its own, as a user's
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # without what makes it a process of this one's wandb
+    own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, env=own, capture_output=True, text=True, check=False)
 
 
 def test_killed_within_a_record_it_is_mended_and_again_nothing_is_doubled_or_rewritten(
-    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Place, tmp_path: Path, capsys: Capture
 ) -> None:
     records = [measure(name, repeat=n) for n, name in enumerate(("a1", "b2", "c-3_"), 1)]
     sweep = write_sweep(tmp_path / "sweep", *records)
@@ -417,10 +412,7 @@ def test_killed_within_a_record_it_is_mended_and_again_nothing_is_doubled_or_rew
 
 
 def test_a_sweep_that_goes_on_is_followed(
-    place: Place,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    place: Place, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """A record is exported as it ends; half a line is no record yet."""
     sweep = write_sweep(tmp_path / "sweep", measure("a1"))
@@ -492,13 +484,9 @@ def test_wandb_finds_what_is_to_upload(tmp_path: Path) -> None:
     place = Place("wandb", tmp_path / "out")
     place.export(write_sweep(tmp_path / "sweep", measure("a1"), measure("b2", repeat=2)))
     folders = [str(f) for f in place.out.glob("*/wandb/offline-run-*")]
-    done = subprocess.run(
-        [sys.executable, "-m", "wandb", "sync", "--dry-run", *folders],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "false"},
-    )
+    command = [sys.executable, "-m", "wandb", "sync", "--dry-run", *folders]
+    alone = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
     said = done.stdout + done.stderr
     assert "2 run(s)" in said
     assert "run-a1.wandb" in said
@@ -551,16 +539,10 @@ def read(sweep: Path) -> list[Run]:
 
 def test_the_name_is_short_and_keeps_its_doubts(tmp_path: Path) -> None:
     case = Case(
-        model="a_package.with_a_long_name.and_a_module_with_a_longer_one:and_its_factory",
-        dataset="synthetic",
-        precision="fp16",
-        loss_scale=128.0,
-        fraction=0.5,
-        compile="default",
-        channels_last=True,
-        cudnn_benchmark=True,
-        evaluate=True,
-    )
+        "a_package.with_a_long_name.and_a_module_with_a_longer_one:and_its_factory", "synthetic",
+        precision="fp16", loss_scale=128.0, fraction=0.5, compile="default", channels_last=True,
+        cudnn_benchmark=True, evaluate=True,
+    )  # fmt: skip
     (run,) = read(write_sweep(tmp_path, measure("a1", case=case, attempt=2)))
     assert len(run.name) <= 128
     assert run.name.endswith("… · repeat 1 · attempt 2 · extrapolated · synthetic images")
@@ -601,7 +583,7 @@ def sweep(tmp_path: Path) -> Path:
     ],
 )
 def test_what_cannot_be_is_one_line(
-    words: list[str], said: str, sweep: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, sweep: Path, capsys: Capture
 ) -> None:
     assert command.main([str(sweep), *words]) == 2
     err = capsys.readouterr().err
@@ -610,7 +592,7 @@ def test_what_cannot_be_is_one_line(
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sweep: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(
         command, "find_spec", lambda name: None if name == "sqlalchemy" else find_spec("json")
@@ -621,15 +603,13 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     )
 
 
-def test_a_folder_that_cannot_be_written(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_written(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").touch()
     assert Place("tensorboard", tmp_path / "file" / "below").export(sweep) == 2
     assert "cannot be written (Not a directory)" in capsys.readouterr().err
 
 
-def test_a_store_that_is_none(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_is_none(sweep: Path, capsys: Capture) -> None:
     for package in TRACKERS["mlflow"].packages:
         pytest.importorskip(package)
     (sweep / "mlflow.db").write_text("this is no database\n" * 100)
@@ -639,16 +619,14 @@ def test_a_store_that_is_none(sweep: Path, capsys: pytest.CaptureFixture[str]) -
     assert err.count("\n") == 1
 
 
-def test_one_export_at_a_time(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_export_at_a_time(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
     with FileLock(tmp_path / ".lock"):
         assert Place("tensorboard", tmp_path).export(sweep) == 2
     assert "another export writes there" in capsys.readouterr().err
 
 
 def test_an_id_that_leads_elsewhere_is_refused(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sweep: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     pytest.importorskip("tensorboard")
     file = sweep / RECORDS

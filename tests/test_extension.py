@@ -145,13 +145,9 @@ class Copy:
         """Run commands of the copy, in one process; what each prints, or says where all are to
         refuse."""
         environment = {**os.environ, "PYTHONPATH": str(self.folder), "COLUMNS": "200"}
-        done = subprocess.run(
-            [sys.executable, "-c", RUN_ALL, *commands],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        where = {"cwd": self.folder, "env": environment}
+        command = [sys.executable, "-c", RUN_ALL, *commands]
+        done = subprocess.run(command, **where, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
         assert [code for code, _, _ in told] == [2 * refused] * len(commands), told
@@ -167,26 +163,11 @@ def copy(tmp_path: Path) -> Copy:
     return Copy(tmp_path)
 
 
-def add_precision(copy: Copy) -> None:
-    entry = 'Precision("fp32-wide", "fp32 by another name"),'
-    copy.insert("precision.py", "        Precision(", f"        {entry}")
-
-
 def add_axis(copy: Copy, line: str) -> None:
     text = re.sub(r"^SCHEMA = (\d+)$", lambda m: f"SCHEMA = {int(m[1]) + 1}",
                   (copy.folder / "bench/record.py").read_text(), flags=re.MULTILINE)  # fmt: skip
     copy.write("record.py", text)
     copy.insert("case.py", "    device: str", line)
-
-
-def add_model(copy: Copy) -> None:
-    copy.insert("models/__init__.py", '    "dpn92"', '    "tiny": "bench.models.tiny:tiny",')
-    copy.write("models/tiny.py", TINY)
-
-
-def add_output(copy: Copy) -> None:
-    copy.insert("report/__main__.py", '    "text"', '    "list": ("bench.report.list", "names"),')
-    copy.write("report/list.py", LIST)
 
 
 def add_section(copy: Copy, name: str, text: str) -> None:
@@ -448,13 +429,11 @@ def test_an_executor_that_does_not_train(copy: Copy) -> None:
     assert f"--out {made_up.replace('real has', 'this command makes')}choose another" in back
 
 
-FORMATS = [f"bench.report out --format {format}" for format in ("text --full", "md", "html")]
-
-
 def test_an_output_and_sections(copy: Copy) -> None:
     """One file and one entry each; a section's table is cut and laid out as all others are. Of two
     optimizers with all else equal, each batch size is a pair, told in every format."""
-    add_output(copy)
+    copy.insert("report/__main__.py", '    "text"', '    "list": ("bench.report.list", "names"),')
+    copy.write("report/list.py", LIST)
     add_section(copy, "SLOWEST", SLOWEST)
     add_section(copy, "TWO", TWO)
     times = {("adamw", 64): 90.0, ("sgd", 64): 60.0, ("adamw", 128): 80.0, ("sgd", 128): 40.0}
@@ -486,8 +465,10 @@ def test_an_output_and_sections(copy: Copy) -> None:
 @pytest.mark.slow
 def test_a_model_and_a_precision_are_trained(copy: Copy) -> None:
     """Through a real worker, to the page."""
-    add_model(copy)
-    add_precision(copy)
+    copy.insert("models/__init__.py", '    "dpn92"', '    "tiny": "bench.models.tiny:tiny",')
+    copy.write("models/tiny.py", TINY)
+    entry = 'Precision("fp32-wide", "fp32 by another name"),'
+    copy.insert("precision.py", "        Precision(", f"        {entry}")
     axes = "--model tiny --precision fp32-wide --batch-size 64"
     how = "--dataset synthetic --device cpu --fraction 0.01 --repeats 1"
     listed, _, page = copy.run(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Patch
 
 from bench import failure
 from bench.case import Case
@@ -153,31 +154,27 @@ PEERS = [
 
 LOADING = [
     (
-        RuntimeError(
-            "DataLoader worker (pid 812) is killed by signal: Bus error. It is possible that "
-            "dataloader's workers are out of shared memory. Please try to raise your shared memory "
-            "limit."
-        ),
+        "DataLoader worker (pid 812) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory. Please try to raise your shared memory "
+        "limit.",
         Status.OOM,
         "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers or --prefetch: ",
     ),
     (
-        RuntimeError(
-            "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent "
-            'call last):\n  File "x.py", line 7, in <module>\n    collate()\n    ~~~~~~~^^\n'
-            "RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)\n"
-        ),
+        "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent "
+        'call last):\n  File "x.py", line 7, in <module>\n    collate()\n    ~~~~~~~^^\n'
+        "RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)\n",
         Status.OOM,
         "--prefetch: RuntimeError: unable to write to file </torch_1_2_3>: No space left on device "
         "(28) (in DataLoader worker process 0)",
     ),
     (
-        RuntimeError("DataLoader worker (pid 812) is killed by signal: Killed. "),
+        "DataLoader worker (pid 812) is killed by signal: Killed. ",
         Status.KILLED,
         "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
     ),
     (
-        RuntimeError("DataLoader worker (pid(s) 812) exited unexpectedly"),
+        "DataLoader worker (pid(s) 812) exited unexpectedly",
         Status.ERROR,
         "RuntimeError: DataLoader worker (pid(s) 812) exited unexpectedly",
     ),
@@ -263,12 +260,7 @@ NO_ENGINE = "GET was unable to find an engine to execute this computation"
     ids=["roomy", "roomy cap", "full cap", "full card", "refused, cap", "refused"],
 )
 def test_a_smaller_card_may_be_full_where_the_card_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-    free_gib: int,
-    cap: float,
-    reserved_gib: float,
-    refused: int,
-    status: Status,
+    monkeypatch: Patch, free_gib: int, cap: float, reserved_gib: float, refused: int, status: Status
 ) -> None:
     """A card of 100 GiB, whose allocator is capped where there is a memory limit."""
     gib = 2**30
@@ -281,7 +273,7 @@ def test_a_smaller_card_may_be_full_where_the_card_is_not(
     assert read_free_share(Case(device="cpu")) is None
 
 
-def test_a_device_that_answers_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_answers_nothing_says_nothing(monkeypatch: Patch) -> None:
     def refuse() -> dict[str, int]:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
@@ -289,10 +281,10 @@ def test_a_device_that_answers_nothing_says_nothing(monkeypatch: pytest.MonkeyPa
     assert read_free_share(Case(device="cuda")) is None
 
 
-@pytest.mark.parametrize(("error", "status", "said"), LOADING, ids=str)
-def test_what_a_loader_says_of_its_workers(error: Exception, status: Status, said: str) -> None:
+@pytest.mark.parametrize(("message", "status", "said"), LOADING)
+def test_what_a_loader_says_of_its_workers(message: str, status: Status, said: str) -> None:
     for case in (None, LIMIT):
-        fault = classify(list_kinds(error), str(error), FULL, case)
+        fault = classify(list_kinds(RuntimeError(message)), message, FULL, case)
         assert fault.status is status
         assert said in fault.reason
         assert "limit is" not in fault.reason, "its memory is not what is limited"
@@ -306,7 +298,7 @@ def test_memory_that_ran_out_in_a_library_of_peers_is_its_own() -> None:
 
 def test_every_rule_has_its_exception() -> None:
     """A rule that none of the exceptions above needs is one nobody has seen."""
-    loading = [error for error, _, _ in LOADING]
+    loading = [RuntimeError(message) for message, _, _ in LOADING]
     cases = [*OOM, *LIMITED, *SUSPECTED, *UNSUPPORTED, *TRANSIENT, *PEERS, *loading]
     cases.append(RayOutOfMemory())
     outcomes = [classify(list_kinds(e), str(e), FULL, LIMIT) for e in cases]
@@ -388,7 +380,7 @@ def test_deaths(ends: str, oom_kills: int, status: Status, reason: str) -> None:
     ("text", "kills"), [("oom_kill_x 9\noom_kill 7\nx 1\n", 7), ("", 0), (None, 0)]
 )
 def test_the_kernel_says_how_many_it_killed(
-    monkeypatch: pytest.MonkeyPatch, text: str | None, kills: int
+    monkeypatch: Patch, text: str | None, kills: int
 ) -> None:
     assert count_oom_kills() >= 0
     answer = Mock(side_effect=FileNotFoundError) if text is None else Mock(return_value=text)

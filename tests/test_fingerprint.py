@@ -93,7 +93,6 @@ BROKEN = {
 def move_into(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make ``folder`` one of the user's own, with models in it, where the command is run."""
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("mynet.py").write_text(MYNET)
     Path("blocks.py").write_text(BLOCKS)

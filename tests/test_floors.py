@@ -97,11 +97,7 @@ def test_the_floor_of_a_step_is_that_of_its_rows() -> None:
 
 def test_rates_are_read_from_a_record() -> None:
     environment = Environment(
-        rate_float32=1e12,
-        rate_bfloat16=2e12,
-        rate_copy=3e9,
-        call_time_s=4,
-        rate_conv_bfloat16=3e12,
+        rate_float32=1e12, rate_bfloat16=2e12, rate_copy=3e9, call_time_s=4, rate_conv_bfloat16=3e12
     )
     rates = Rates({"float32": 1e12, "bfloat16": 2e12}, 3e9, 4, {"bfloat16": 3e12})
     assert take_rates(vars(environment)) == rates

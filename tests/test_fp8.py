@@ -81,7 +81,6 @@ def test_the_transformer_trains_in_fp8(recipe: str, run: Callable[..., Finished]
     found = run(precision="fp8", fp8_recipe=recipe)
     m = found.measurement
     assert m.fp8_layers == "8 of 9 linear layers: blocks.*.qkv, blocks.*.out, blocks.*.wide.*"
-    assert m.notes is not None
     assert m.notes.startswith("fp8 is emulated in float32 (BENCH_EMULATE_FP8)")
     assert (found.status, m.arithmetic) == (Status.OK, "float8/bfloat16")
     assert m.proof_layer == (
@@ -122,13 +121,7 @@ def train(
     torch.manual_seed(0)
     workload = workload or transformer.tiny()
     return Training(
-        workload.build_model(),
-        FP8,
-        CPU,
-        lr=0.01,
-        workload=workload,
-        fp8_recipe=recipe,
-        **settings,
+        workload.build_model(), FP8, CPU, lr=0.01, workload=workload, fp8_recipe=recipe, **settings
     )
 
 
@@ -235,14 +228,12 @@ def test_rows_that_are_no_multiple_of_16_are_padded(
     workload.samples = samples
     case = Case(precision="fp8", device="cpu", batch_size=batch, accumulate=accumulate)
     training = make_training(case, Odd(), CPU, workload)
-    assert training.conversion
     assert training.conversion.padded is padded
     config = training.model.first.config  # type: ignore[union-attr]
     assert config.pad_inner_dim is padded  # type: ignore[union-attr]
     assert any("padded" in note for note in training.conversion.notes) is padded
     text = make_training(replace(case, batch_size=17, accumulate=1), transformer.Decoder(
         16, 32, 32, 2, 1), CPU, transformer.tiny()).conversion  # fmt: skip
-    assert text is not None
     assert not text.padded, "32 rows an item are a multiple at any batch"
 
 
@@ -286,9 +277,12 @@ def test_rounding_is_named(bits: int, said: str) -> None:
     assert plain.arithmetic is not Arithmetic.FLOAT8, "only of a layer that was converted"
 
 
-def prove_conversion(conversion: Conversion, training: Training, **settings: Any) -> Proof:
+def prove_conversion(training: Training, layer: nn.Linear | None = None, **settings: Any) -> Proof:
+    """The proof of a training; ``layer`` stands for all that it converted."""
     batch = training.workload.make_batch(2, CPU, torch.Generator().manual_seed(0))
-    setting = Setting(FP8, CPU, 16, **settings)
+    setting, conversion = Setting(FP8, CPU, 16, **settings), training.conversion
+    if layer is not None:
+        conversion = replace(conversion, products=(replace(conversion.largest, layer=layer),))
     return prove(setting, lambda: training.compute_loss(batch), 2, conversion)
 
 
@@ -308,8 +302,7 @@ def test_gradients_of_frozen_layers(run: Callable[..., Finished]) -> None:
     m = frozen.measurement
     assert frozen.status is Status.OK
     training = train(frozen="blocks")
-    assert training.conversion
-    proof = prove_conversion(training.conversion, training, frozen=True)
+    proof = prove_conversion(training, frozen=True)
     assert proof.layers[0].weight_grad is None
     assert proof.layers[0].input_grad is not None
     batch = training.workload.make_batch(16, CPU, torch.Generator().manual_seed(1))
@@ -324,17 +317,12 @@ def test_gradients_of_frozen_layers(run: Callable[..., Finished]) -> None:
     assert said not in (run(precision="fp8").measurement.notes or "")
 
 
-def with_layer(conversion: Conversion, layer: nn.Linear) -> Conversion:
-    return replace(conversion, products=(replace(conversion.largest, layer=layer),))
-
-
 def test_a_layer_that_was_not_converted_belies_the_label() -> None:
     training = train()
-    assert training.conversion
-    honest = prove_conversion(training.conversion, training)
+    honest = prove_conversion(training)
     assert honest.contradicts(FP8) == ""
     assert honest.remarks(FP8) == [], "that the rest runs in bf16 is as it should be"
-    found = prove_conversion(with_layer(training.conversion, nn.Linear(32, 128)), training)
+    found = prove_conversion(training, nn.Linear(32, 128))
     said = str(found.contradicts(FP8))
     assert said.startswith("labelled fp8, but fp8 linear layer, 32 to 128 features: bfloat16")
 
@@ -348,9 +336,7 @@ class Unscaled(nn.Linear):
 
 
 def test_wrong_scales_are_found() -> None:
-    training = train()
-    assert training.conversion
-    found = prove_conversion(with_layer(training.conversion, Unscaled(32, 128)), training)
+    found = prove_conversion(train(), Unscaled(32, 128))
     assert found.layers[0].forward.arithmetic is Arithmetic.WRONG
     assert "wrong" in str(found.contradicts(FP8))
 
@@ -418,11 +404,8 @@ def test_torchao_that_is_missing_or_broken_is_said(monkeypatch: pytest.MonkeyPat
 def test_a_recipe_is_fp8_s_alone() -> None:
     asked: Any = {"precision": ["bf16-amp", "fp8"], "fp8_recipe": ["tensorwise", "rowwise"]}
     cases = grid(asked)
-    assert [(c.precision, c.fp8_recipe) for c in cases] == [
-        ("bf16-amp", "tensorwise"),
-        ("fp8", "tensorwise"),
-        ("fp8", "rowwise"),
-    ]
+    kinds = [("bf16-amp", "tensorwise"), ("fp8", "tensorwise"), ("fp8", "rowwise")]
+    assert [(c.precision, c.fp8_recipe) for c in cases] == kinds
     names = telling_axes(cases)
     assert [case.label(names) for case in cases] == [
         "bf16-amp · batch size 128",

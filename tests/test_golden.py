@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_for_tests import Capture, Patch
 from rich.cells import cell_len
 
 from bench.compare.__main__ import main as compare_sweeps
@@ -128,7 +129,7 @@ LEGEND = re.compile("speed is the time|each has a 95 %| ─+$")
 
 
 @pytest.fixture
-def pair(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+def pair(name: str, tmp_path: Path, monkeypatch: Patch) -> Comparison:
     """A comparison whose sweeps are in the current folder."""
     monkeypatch.chdir(tmp_path)
     for sweep, rows in COMPARISONS[name].sweeps.items():
@@ -137,7 +138,7 @@ def pair(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Comparis
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_comparison(name: str, pair: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison(name: str, pair: Comparison, capsys: Capture) -> None:
     code = compare_sweeps([*pair.command.split(), "--full"])
     out, err = capsys.readouterr()
     lines = [pair.about, f"$ python -m bench.compare {pair.command}"]
@@ -154,9 +155,7 @@ FORMATS_OF = {
 
 
 @pytest.mark.parametrize("name", FORMATS_OF)
-def test_comparison_formats(
-    name: str, pair: Comparison, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comparison_formats(name: str, pair: Comparison, capsys: Capture) -> None:
     for format in FORMATS_OF[name].split():
         kind = {"text": ["--full"], "screen": []}.get(format, ["--format", format])
         assert compare_sweeps([*pair.command.split(), *kind]) == 0
@@ -173,9 +172,7 @@ WHY = {
 
 
 @pytest.mark.parametrize("name", WHY)
-def test_why(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_why(name: str, monkeypatch: Patch, capsys: Capture) -> None:
     """Of the committed profiles of an H100."""
     monkeypatch.chdir(ROOT)
     folder = RESULTS["nvidia-h100-80gb-hbm3-20261122-113040"].relative_to(ROOT)
@@ -299,7 +296,7 @@ def test_a_screen_lays_out_no_more_than_it_shows() -> None:
 @pytest.mark.parametrize("width", ["40", "80", "", "200"])
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_screen_fits(
-    name: str, width: str, reports: Callable[[str], Report], monkeypatch: pytest.MonkeyPatch
+    name: str, width: str, reports: Callable[[str], Report], monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
     said = render(reports(name))

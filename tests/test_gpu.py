@@ -178,18 +178,10 @@ def test_a_full_reading_in_si_units():
     before = read(device)
     assert before.time_ns <= read(device).time_ns
     assert before == Reading(
-        before.time_ns,
-        device_bytes=3_000_000,
-        process_bytes=None,
-        energy_j=12345.678,
-        power_w=76.5,
-        power_limit_w=700.0,
-        sm_clock_mhz=1980,
-        memory_clock_mhz=3201,
-        temperature_c=32,
-        throttle=(),
-        others=(),
-    )
+        before.time_ns, device_bytes=3_000_000, process_bytes=None, energy_j=12345.678,
+        power_w=76.5, power_limit_w=700.0, sm_clock_mhz=1980, memory_clock_mhz=3201,
+        temperature_c=32, throttle=(), others=(),
+    )  # fmt: skip
     assert device.total_bytes == 140_000_000_000
     device.close()
     assert nvml.open == 0
@@ -349,12 +341,8 @@ def test_throttle_bits_are_those_of_nvml():
         if name.startswith("nvmlClocksThrottleReason") and not name.endswith(("None", "All")):
             assert bit in THROTTLES, name
     slowed = {bit for bit, (_, effect) in THROTTLES.items() if effect == "slowed"}
-    assert slowed == {
-        pynvml.nvmlClocksThrottleReasonHwSlowdown,
-        pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-        pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
-        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
-    }
+    reasons = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
+    assert slowed == {getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in reasons}
     assert len(EFFECTS) == len(THROTTLES)
     assert throttle_names(0x1 | 0x4) == ("software power cap",)
     named = ("hardware slowdown", "hardware thermal slowdown", "reason 0x800")
@@ -495,27 +483,14 @@ class TestCards:
     def test_facts(self):
         nvml = FakeNvml()
         cards, why = find_cards(nvml, {})
-        assert cards == [
-            Card(
-                GPU,
-                "NVIDIA H200",
-                0,
-                140_000_000_000,
-                (9, 0),
-                driver="580.65",
-                driver_cuda=(13, 1),
-                mig=False,
-                ecc=True,
-                persistence_mode=True,
-                pcie=Link(4, 16, 5, 16),
-                power_limit_w=700.0,
-                default_power_limit_w=700.0,
-                application_clock_mhz=1980,
-                default_application_clock_mhz=1980,
-                names=(GPU,),
-            )
-        ]
-        assert str(cards[0].pcie) == "gen 4 x16, at most gen 5 x16"
+        (card,) = cards
+        assert card == Card(
+            GPU, "NVIDIA H200", 0, 140_000_000_000, (9, 0), driver="580.65", driver_cuda=(13, 1),
+            mig=False, ecc=True, persistence_mode=True, pcie=Link(4, 16, 5, 16),
+            power_limit_w=700.0, default_power_limit_w=700.0, application_clock_mhz=1980,
+            default_application_clock_mhz=1980, names=(GPU,),
+        )  # fmt: skip
+        assert str(card.pcie) == "gen 4 x16, at most gen 5 x16"
         assert why == ""
         assert nvml.open == 0
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pytest_for_tests import Capture
 from torch import Tensor, nn
 from training_for_tests import CPU, list_batches, run_case
 
@@ -126,9 +127,7 @@ def test_a_workload_has_no_shape_of_ours() -> None:
 
 @pytest.mark.parametrize("command", [check, crosscheck, scales])
 @pytest.mark.parametrize("flag", ["--input=3x64x64", "--classes=100"])
-def test_commands_for_images_of_cifar_say_so(
-    command: Any, flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_for_images_of_cifar_say_so(command: Any, flag: str, capsys: Capture) -> None:
     assert command.main([flag]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {flag.partition('=')[0]}: bench.")
@@ -137,7 +136,7 @@ def test_commands_for_images_of_cifar_say_so(
 
 @pytest.mark.parametrize("command", [check, crosscheck, scales])
 def test_commands_that_take_a_workload_refuse_one_that_is_none(
-    command: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: Any, capsys: Capture, tmp_path: Path
 ) -> None:
     out = ["--out", str(tmp_path / "out")] if command in (check, scales) else []
     assert command.main(["--workload", "no_such:work", "--device", "cpu", *out]) == 2
@@ -154,16 +153,14 @@ def test_commands_that_take_a_workload_refuse_one_that_is_none(
     ],
 )
 def test_what_does_not_fit_is_refused_before_any_case(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: Capture
 ) -> None:
     assert sweep(["--input", "3x16x16", "--classes", "20", "--dry-run", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 
 
-def test_a_sweep_of_two_shapes_is_measured_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_of_two_shapes_is_measured_and_reported(tmp_path: Path, capsys: Capture) -> None:
     """In one folder, without --mix; --input alone means synthetic images."""
     flags = ["--model", "dpn-small", "--device", "cpu", "--precision", "fp32", "--batch-size", "32"]
     flags += ["--classes", "20", "--steps", "2", "--repeats", "1", "--evaluate", "off"]

@@ -95,13 +95,11 @@ def test_each_step_of_an_epoch_has_its_rate(optimizer: str) -> None:
     batches = [batch(seed=seed) for seed in range(3)]
     moved = []
     before = ours.parameters[0].detach().clone()
-    train_epoch(
-        ours,
-        batches,
-        StepClock(CPU),
-        lambda step, loss: moved.append(bool((ours.parameters[0] != before).any())),
-        rates,
-    )
+
+    def look(*_: object) -> None:
+        moved.append(bool((ours.parameters[0] != before).any()))
+
+    train_epoch(ours, batches, StepClock(CPU), look, rates)
     assert used == rates[:3]
     assert all(type(rate) is float for rate in used)
     assert moved == [False, True, True]

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from loads_for_tests import ITEM_S, PIDS
+from pytest_for_tests import Patch
 from torch import nn
 from training_for_tests import CPU, run_case
 from workers_for_tests import gone
@@ -59,29 +60,26 @@ def pictures() -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, IMAGES)
 
 
-def loaded(loading: Loading, batch_size: int = 22, micro: int = 8, seed: int = 3) -> LoadedBatches:
-    return load_images(
-        *pictures(),
-        batch_size=batch_size,
-        micro_batch=micro,
-        device=CPU,
-        seed=seed,
-        loading=loading,
-    )
+ABOUT: dict[str, Any] = {"batch_size": 22, "micro_batch": 8, "device": CPU, "seed": 3}
 
 
-def on_device(batch_size: int = 22, micro: int = 8) -> Batches:
-    return Batches(*pictures(), batch_size=batch_size, micro_batch=micro, device=CPU, seed=3)
+def loaded(loading: Loading, **about: Any) -> LoadedBatches:
+    return load_images(*pictures(), **{**ABOUT, **about}, loading=loading)
 
 
-def assert_equal(ours: Iterator[Divided], theirs: Iterator[Divided]) -> None:
-    """Bit for bit, size for size, and laid out alike."""
+def assert_equal(ours: Iterator[Any], theirs: Iterator[Any]) -> None:
+    """Bit for bit, and laid out alike."""
+    for (x, y), (u, v) in zip(ours, theirs, strict=True):
+        assert torch.equal(x, u)
+        assert torch.equal(y, v)
+        assert (x.dtype, y.dtype, x.stride()) == (u.dtype, v.dtype, u.stride())
+
+
+def assert_divided_alike(ours: Iterator[Divided], theirs: Iterator[Divided]) -> None:
+    """And size for size."""
     for a, b in zip(ours, theirs, strict=True):
         assert a.size == b.size
-        for (x, y), (u, v) in zip(a.parts, b.parts, strict=True):
-            assert torch.equal(x, u)
-            assert torch.equal(y, v)
-            assert (x.dtype, y.dtype, x.stride()) == (u.dtype, v.dtype, u.stride())
+        assert_equal(a.parts, b.parts)
 
 
 @pytest.fixture(autouse=True)
@@ -95,18 +93,16 @@ def no_worker_is_left() -> Iterator[None]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_order_augmentation_and_labels_are_those_of_the_device(way: str) -> None:
-    ours, theirs = loaded(WAYS[way]), on_device()
+    ours, theirs = loaded(WAYS[way]), Batches(*pictures(), **ABOUT)
     assert len(ours) == len(theirs)
     assert ours.samples == theirs.samples
     state = torch.get_rng_state()
     for epoch in (0, 1, 0):
-        assert_equal(ours.divide(epoch), theirs.divide(epoch))
+        assert_divided_alike(ours.divide(epoch), theirs.divide(epoch))
     # as warm-up takes them: some steps, and the first images of each batch
-    assert_equal(ours.divide(2, steps=2), theirs.divide(2, steps=2))
-    assert_equal(ours.divide(1, size=17), theirs.divide(1, size=17))
-    for (x, y), (u, v) in zip(ours.evaluation(9), theirs.evaluation(9), strict=True):
-        assert torch.equal(x, u)
-        assert torch.equal(y, v)
+    assert_divided_alike(ours.divide(2, steps=2), theirs.divide(2, steps=2))
+    assert_divided_alike(ours.divide(1, size=17), theirs.divide(1, size=17))
+    assert_equal(ours.evaluation(9), theirs.evaluation(9))
     assert torch.equal(torch.get_rng_state(), state), "the network draws what it would have drawn"
     ours.close()
 
@@ -120,18 +116,13 @@ def test_images_that_come_several_times_are_those_of_the_device(
     """As those of --input do: 16 images in an epoch of 61, cropped only in CIFAR's shape."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (16, *shape), dtype=np.uint8), rng.integers(0, 9, 16)
-    about: dict[str, Any] = {
-        **{"batch_size": 22, "micro_batch": 8, "device": CPU, "seed": 3},
-        **{"samples": IMAGES, "augment": augment},
-    }
+    about: dict[str, Any] = {**ABOUT, "samples": IMAGES, "augment": augment}
     ours, theirs = load_images(*images, **about, loading=Loading()), Batches(*images, **about)
     assert len(ours) == len(theirs) == 3
     assert ours.samples == theirs.samples == IMAGES
     for epoch in (0, 1):
-        assert_equal(ours.divide(epoch), theirs.divide(epoch))
-    for (x, y), (u, v) in zip(ours.evaluation(9), theirs.evaluation(9), strict=True):
-        assert torch.equal(x, u)
-        assert torch.equal(y, v)
+        assert_divided_alike(ours.divide(epoch), theirs.divide(epoch))
+    assert_equal(ours.evaluation(9), theirs.evaluation(9))
 
 
 def test_another_seed_is_another_epoch() -> None:
@@ -147,8 +138,17 @@ def tiny() -> nn.Module:
     )  # fmt: skip
 
 
+CASE = Case(f"{__name__}:tiny", "synthetic", device="cpu", batch_size=100)
+
+
+def make_own(name: str, **axes: Any) -> Case:
+    """A case of a workload of `loads_for_tests`, by torch's loader."""
+    own = {"model": name, "workload": name, "dataset": "own", "device": "cpu", "loader": "torch"}
+    return Case(**own, batch_size=20, **axes)  # type: ignore[arg-type]
+
+
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> DatasetInfo:
+def few(monkeypatch: Patch) -> DatasetInfo:
     """The synthetic images, of which 610 are trained on."""
     import bench.data
 
@@ -162,70 +162,35 @@ def few(monkeypatch: pytest.MonkeyPatch) -> DatasetInfo:
     return prepare("synthetic", data_dir=None)
 
 
-def test_what_is_measured_learns_the_same(
-    few: DatasetInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_measured_learns_the_same(few: DatasetInfo, monkeypatch: Patch) -> None:
     """Warm-up, two epochs and their uneven last batches, in micro-batches."""
     monkeypatch.setattr(loader, "ALONE_S", 0.1)
-    case = Case(
-        model=f"{__name__}:tiny",
-        dataset="synthetic",
-        device="cpu",
-        batch_size=100,
-        accumulate=2,
-        epochs=2,
-    )
+    case = replace(CASE, accumulate=2, epochs=2)
     plain = run_case(case, few.folder)
     assert plain.measurement.loader_first_batch_s is None
     assert plain.measurement.loader_samples_per_s is None
     case = replace(case, loader="torch", workers=2, persistent_workers=True)
     found = run_case(case, few.folder)
-    for ours, theirs in zip(found.steps, plain.steps, strict=True):
-        assert (ours.images, ours.loss, ours.correct) == (
-            theirs.images,
-            theirs.loss,
-            theirs.correct,
-        )
+    learnt = [[(s.images, s.loss, s.correct) for s in one.steps] for one in (found, plain)]
+    assert learnt[0] == learnt[1]
     m = found.measurement
-    assert m.loader_first_batch_s is not None
-    assert m.measured_time_s is not None
     assert 0 < m.loader_first_batch_s < m.measured_time_s
-    assert m.loader_samples_per_s is not None
     assert m.loader_samples_per_s > 0
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_steps_after_a_resume_are_those_of_the_same_loader(
-    workers: int, monkeypatch: pytest.MonkeyPatch
+    workers: int, monkeypatch: Patch
 ) -> None:
     """A user's dataset is not what its make_batch draws, and may itself draw."""
     monkeypatch.setattr(loader, "ALONE_S", 0.1)
-    name = "loads_for_tests:drawing"
-    case = Case(
-        model=name,
-        workload=name,
-        dataset="own",
-        device="cpu",
-        batch_size=20,
-        steps=5,
-        checkpoint=True,
-        loader="torch",
-        workers=workers,
-    )
+    case = make_own("loads_for_tests:drawing", steps=5, checkpoint=True, workers=workers)
     m = run_case(case).measurement
     assert (m.resume_exact, m.resume_difference) == (True, None)
 
 
 def test_no_worker_of_the_warm_up_is_there_in_the_epoch(few: DatasetInfo) -> None:
-    case = Case(
-        model=f"{__name__}:tiny",
-        dataset="synthetic",
-        device="cpu",
-        batch_size=200,
-        loader="torch",
-        workers=2,
-        persistent_workers=True,
-    )
+    case = replace(CASE, batch_size=200, loader="torch", workers=2, persistent_workers=True)
     _, batches, training = set_up(case, few.folder)
     warm_up_shapes(training, batches, case, lambda step, loss: None)
     workers = multiprocessing.active_children()
@@ -260,7 +225,6 @@ def test_a_part_of_an_epoch_is_closed_and_then_gives_nothing() -> None:
     batches = loaded(WAYS["two"])
     divided, *_ = batches.divide(steps=1)
     next(divided.parts)
-    assert batches.first_batch_s is not None
     assert batches.first_batch_s > 0
     assert len(pids()) == 2
     batches.close()
@@ -272,18 +236,11 @@ def test_a_part_of_an_epoch_is_closed_and_then_gives_nothing() -> None:
 def test_the_loader_alone_is_as_fast_as_its_data() -> None:
     """Slow items, of which two come at a time."""
     for workers, known in ((0, 1 / ITEM_S), (2, 2 / ITEM_S)):
-        batches = load_items(
-            loads_for_tests.SlowRows(24),
-            batch_size=4,
-            micro_batch=4,
-            device=CPU,
-            seed=0,
-            loading=Loading(workers),
-        )
+        slow, about = loads_for_tests.SlowRows(24), {**ABOUT, "batch_size": 4, "micro_batch": 4}
+        batches = load_items(slow, **about, loading=Loading(workers))
         rate = measure_rate(batches, workers, lambda: None)
-        assert rate is not None
         assert known / 2 < rate < known * 1.15
-    short = loaded(WAYS["two"], batch_size=IMAGES, micro=IMAGES)
+    short = loaded(WAYS["two"], batch_size=IMAGES, micro_batch=IMAGES)
     assert measure_rate(short, 2, lambda: None) is None, "no batch after the first of each worker"
 
 
@@ -295,9 +252,7 @@ sys.stdin.readline()
 """
 
 
-def test_what_processes_of_its_own_compute_is_no_work_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_processes_of_its_own_compute_is_no_work_of_others(monkeypatch: Patch) -> None:
     """While they run, and once they ended."""
     machine = [0.0]
 
@@ -316,7 +271,6 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(
             child = subprocess.Popen(
                 [sys.executable, "-c", BURN.format(seconds=0.5)], stdin=pipe, stdout=pipe, text=True
             )
-            assert child.stdout is not None
             burnt = float(child.stdout.readline())
             if ends:
                 child.communicate("\n")
@@ -332,14 +286,8 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(
 
 
 def test_settings_of_a_loader_are_planned_only_where_they_apply() -> None:
-    cases = grid(
-        {
-            "loader": ["device", "torch"],
-            "workers": [0, 2],
-            "persistent_workers": [False, True],
-            "prefetch": [4],
-        }
-    )
+    axes: dict[str, Any] = {"loader": ["device", "torch"], "workers": [0, 2], "prefetch": [4]}
+    cases = grid({**axes, "persistent_workers": [False, True]})
     told = [(c.loader, c.workers, c.persistent_workers, c.prefetch) for c in cases]
     assert told == [
         ("device", 0, False, 2),
@@ -418,14 +366,8 @@ def test_a_dataset_that_is_unlike_make_batch_is_refused(name: str) -> None:
 def test_each_item_of_a_dataset_comes_once_an_epoch() -> None:
     assert look(loads_for_tests.good()).dataset
     assert not look(loads_for_tests.Bare()).dataset
-    batches = load_items(
-        loads_for_tests.Rows(40),
-        batch_size=16,
-        micro_batch=16,
-        device=CPU,
-        seed=1,
-        loading=Loading(),
-    )
+    about = {**ABOUT, "batch_size": 16, "micro_batch": 16}
+    batches = load_items(loads_for_tests.Rows(40), **about, loading=Loading())
     orders = [
         [round(40 * float(v)) for d in batches.divide(epoch) for x, _ in d.parts for v in x[:, 0]]
         for epoch in (0, 1, 0)
@@ -445,7 +387,7 @@ class Draws:
 
 
 def test_what_a_dataset_draws_in_a_worker_is_its_epochs_own() -> None:
-    about: dict[str, Any] = {"batch_size": 4, "micro_batch": 4, "device": CPU, "seed": 1}
+    about = {**ABOUT, "batch_size": 4, "micro_batch": 4}
     batches = load_items(Draws(), **about, loading=Loading(workers=1))
     drawn = [
         [x.tolist() for divided in batches.divide(epoch) for x in divided.parts]
@@ -550,7 +492,7 @@ class Hurried:
         return time.monotonic() + 3600 * self._hangs()
 
 
-def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: Patch) -> None:
     place, started = tmp_path / "pids", time.monotonic()
 
     def hangs() -> bool:
@@ -560,11 +502,7 @@ def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(room, "time", Hurried(hangs))
     monkeypatch.setenv(PIDS, str(place))
-    name = "loads_for_tests:hanging"
-    case = Case(
-        model=name, workload=name, dataset="own", device="cpu", batch_size=20, fraction=0.5,
-        loader="torch", workers=2,
-    )  # fmt: skip
+    case = make_own("loads_for_tests:hanging", fraction=0.5, workers=2)
     job = Job(case, "", log=tmp_path / "log")
     executor = SubprocessExecutor(Settings(timeout_s=600))
     outcome = executor.run(job, lambda event: None, stopping=lambda: False)
@@ -594,7 +532,7 @@ for divided in batches.divide():
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_worker_that_hangs_ends_with_a_killed_parent(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """However Python starts it: a fork server, the default from 3.14 on, outlives who asked it."""
     place = tmp_path / "pids"

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bench.precision import POLICIES
-from bench.training.loss_scale import (
-    DynamicScale,
-    LossScale,
-    StaticScale,
-    build_loss_scale,
-)
+from bench.training.loss_scale import DynamicScale, LossScale, StaticScale, build_loss_scale
 
 CPU = torch.device("cpu")
 
@@ -95,11 +90,7 @@ def apex_amp_rule(overflows: list[bool]) -> Iterator[float]:
     yield scale
 
 
-RULES = {
-    "dynamic": torch_rule,
-    "dynamic-apex": fp16_utils_rule,
-    "dynamic-apex-amp": apex_amp_rule,
-}
+RULES = {"dynamic": torch_rule, "dynamic-apex": fp16_utils_rule, "dynamic-apex-amp": apex_amp_rule}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -166,5 +157,4 @@ def test_static_scale_saves_small_gradients_from_flushing() -> None:
         weight = torch.zeros((), dtype=torch.float16, requires_grad=True)
         loss = weight.float() * small
         StaticScale(value, CPU).scale(loss).backward()
-        assert weight.grad is not None
         assert (float(weight.grad) / value == small) is survives

@@ -16,16 +16,14 @@ from bench.store.cells import RECORDS, STEPS
 from bench.store.plans import Plan
 from bench.store.reader import read_records, read_steps
 from bench.store.runs import read_cases
-from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweep
-from tests.planted.records import make_run
+from tests.planted.records import make_run, write_sweep
 
 
 def write_schema_1(folder: Path, **cells: str) -> Path:
     """A sweep of one row as schema 1 wrote it: without the columns of schema 2."""
-    with Store(folder) as store:
-        store.append(make_run(Case(seed=7), repeat=3, epoch_time_s=3.5))
+    write_sweep(folder, [make_run(Case(seed=7), repeat=3, epoch_time_s=3.5)])
     file = folder / RECORDS
     with file.open() as lines:
         (row,) = csv.DictReader(lines)
@@ -59,10 +57,7 @@ SHARED = ("neighbours_computing", "neighbours_drawing", "neighbours_late", "othe
         ),
         # what was unknown stays unknown
         ({"missing": "power_limit_w: no; neighbours: the case ran on a CPU"}, (nan,) * 4),
-        (
-            {"notes": "the CPU was shared: others used 0.40 cores during the epoch"},
-            (0, 0, 0, 0.4),
-        ),
+        ({"notes": "the CPU was shared: others used 0.40 cores during the epoch"}, (0, 0, 0, 0.4)),
     ],
 )
 def test_who_shared_the_machine(
@@ -92,8 +87,7 @@ def test_what_was_compiled_was_so_in_the_default_mode(tmp_path: Path) -> None:
     (case,) = read_cases(read_records(tmp_path))
     assert case.compile == "default"
     assert read_records(tmp_path)["compile"].tolist() == ["default"]
-    with Store(tmp_path) as store:
-        store.append(make_run(Case(seed=8, compile="max-autotune")))
+    write_sweep(tmp_path, [make_run(Case(seed=8, compile="max-autotune"))])
     with file.open() as lines:
         found = [row["compile"] for row in csv.DictReader(lines)]
     assert found == ["default", "max-autotune"]
@@ -104,8 +98,7 @@ def test_what_was_compiled_was_so_in_the_default_mode(tmp_path: Path) -> None:
 
 def test_writing_on_makes_the_file_todays(tmp_path: Path) -> None:
     file = write_schema_1(tmp_path, neighbours=TWO)
-    with Store(tmp_path) as store:
-        store.append(make_run(Case(seed=8)))
+    write_sweep(tmp_path, [make_run(Case(seed=8))])
     assert file.read_text().partition("\n")[0].split(",") == list(COLUMNS)
     frame = read_records(tmp_path)
     assert frame["schema"].tolist() == [SCHEMA, SCHEMA]
@@ -126,14 +119,12 @@ def test_the_committed_sweep_is_read() -> None:
 
 def test_steps_of_an_older_schema_are_written_on(tmp_path: Path) -> None:
     """Their scales stay unknown; a column that was always there is missed as before."""
-    with Store(tmp_path) as store:
-        store.append(make_run(Case()), [Step(0, 8, 2.5, 1, 0.5, 64.0)])
+    write_sweep(tmp_path, [(make_run(Case()), [Step(0, 8, 2.5, 1, 0.5, 64.0)])])
     file = tmp_path / STEPS
     older = [line.rsplit(",", 2)[0] for line in file.read_text().splitlines()]
     file.write_text("\n".join(older) + "\n")
     assert read_steps(tmp_path)["loss_scale"].isna().all()
-    with Store(tmp_path) as store:
-        store.append(make_run(Case(seed=1)), [Step(0, 8, 2.5, 1, 0.5, 128.0)])
+    write_sweep(tmp_path, [(make_run(Case(seed=1)), [Step(0, 8, 2.5, 1, 0.5, 128.0)])])
     assert read_steps(tmp_path)["loss_scale"].fillna(0).tolist() == [0, 128]
     file.write_text("\n".join(line.rpartition(",")[0] for line in older) + "\n")
     with pytest.raises(UsageError, match="column 'time_s' is missing"):

@@ -24,8 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("dpn92", 34_236_634), ("dpn26", 11_574_842), ("dpn-small", 155_850)],
+    ("name", "parameters"), [("dpn92", 34_236_634), ("dpn26", 11_574_842), ("dpn-small", 155_850)]
 )
 def test_size_and_flop_by_hand(name: str, parameters: int) -> None:
     """Each layer's products come once forward, once for its weight and once for its input.
@@ -120,14 +119,9 @@ def test_own_model_of_the_current_folder_is_trained(tmp_path: Path) -> None:
     """By a worker, which is a process of its own: ``-P`` holds for the first process alone."""
     (tmp_path / "mynet.py").write_text(MYNET)
     case = ["--precision", "fp32", "--batch-size", "64", "--fraction", "0.002", "--repeats", "1"]
-    done = subprocess.run(
-        [SWEEP[0], "-P", *SWEEP[1:], *case, "--out", "out", "--device", "cpu"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [SWEEP[0], "-P", *SWEEP[1:], *case, "--out", "out", "--device", "cpu"]
+    safe = {**os.environ, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=safe, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ",ok," in (tmp_path / "out" / "records.csv").read_text()
 

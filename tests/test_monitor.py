@@ -79,13 +79,9 @@ def test_a_healthy_epoch():
         "temperature_c": 74,
         "temperature_first_c": 70,
         "temperature_last_c": 71.5,
-        "throttle_before": "",
-        "throttle_during": "",
-        "throttle_after": "",
+        **{f"throttle_{when}": "" for when in ("before", "during", "after")},
         "neighbours": "",
-        "neighbours_computing": 0,
-        "neighbours_drawing": 0,
-        "neighbours_late": 0,
+        **{f"neighbours_{what}": 0 for what in ("computing", "drawing", "late")},
     }
     assert (seen.missing, seen.notes, seen.verdict) == ({}, [], "")
 

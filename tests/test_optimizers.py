@@ -24,16 +24,10 @@ from bench.training.building import make_training
 from bench.training.loss_scale import DynamicScale, StaticScale
 from bench.training.optimizers import TRUST, build_optimizer
 
-NAMES = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            name == "lars" and find_spec("pytorch_optimizer") is None,
-            reason="pytorch-optimizer is not installed",
-        ),
-    )
-    for name in OPTIMIZERS
-]
+needs_package = pytest.mark.skipif(
+    find_spec("pytorch_optimizer") is None, reason="pytorch-optimizer is not installed"
+)
+NAMES = [pytest.param(n, marks=[needs_package] if n == "lars" else []) for n in OPTIMIZERS]
 Formula = Callable[[Tensor, Tensor, dict[str, Tensor], int, float], Tensor]
 
 
@@ -172,14 +166,10 @@ def test_an_overflow_skips_the_step_and_leaves_no_trace(
     though it had not been.
     """
     ours, plain = (training(precision, optimizer=name) for _ in range(2))
-    for one in (ours, plain):
-        one.loss_scale = (
-            StaticScale(128.0, CPU, skip=True)
-            if kind == "static"
-            else DynamicScale(CPU, replace(POLICIES["dynamic"], initial=256.0))
-        )
-    if kind == "dynamic":
-        plain.loss_scale = DynamicScale(CPU, replace(POLICIES["dynamic"], initial=128.0))
+    for one, initial in ((ours, 256.0), (plain, 128.0)):
+        one.loss_scale = StaticScale(128.0, CPU, skip=True)
+        if kind == "dynamic":
+            one.loss_scale = DynamicScale(CPU, replace(POLICIES["dynamic"], initial=initial))
     statistics = {n: b.clone() for n, b in ours.model.named_buffers()}
     for seed in range(2):
         x, y = batch(seed=seed)

@@ -20,12 +20,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Patch
 from ranks_for_tests import SLEEP_S
 from workers_for_tests import find_workers
 
 from bench.case import Case, divide_items, whole_batch
 from bench.cores import OtherWork, share_cores
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo
 from bench.data.batches import Batches, MadeBatches, Share, plan_steps
 from bench.data.loader import Loading, load_images
 from bench.errors import UsageError
@@ -213,12 +214,9 @@ def found() -> dict[int, dict[str, Any]]:
     """What the scenarios of `ranks_for_tests` gave, by the number of processes."""
     names = "compressed,divided_first,overflow,straggler,exposed,buckets,synchronized"
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, RANKS, folder, f"2,gradients,{names}", "3,gradients"],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-            check=True,
-            timeout=600,
-        )
+        command = [sys.executable, RANKS, folder, f"2,gradients,{names}", "3,gradients"]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        subprocess.run(command, env=environment, check=True, timeout=600)
         return {
             size: torch.load(Path(folder) / f"found{size}.pt", weights_only=False) for size in SIZES
         }
@@ -378,7 +376,7 @@ class Script:
 
 
 def play(
-    monkeypatch: pytest.MonkeyPatch, *scripts: Script, log: Path | None = None
+    monkeypatch: Patch, *scripts: Script, log: Path | None = None
 ) -> tuple[Ranks, list[Message]]:
     """What the parent hears of workers that say their lines."""
     left = iter(scripts)
@@ -400,7 +398,7 @@ OOM = Finished(Status.OOM, "OutOfMemoryError: CUDA out of memory")
 OK = Finished(Status.OK, measurement=Measurement(epoch_time_s=1.0))
 
 
-def test_a_phase_begins_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_begins_once_all_are_there(monkeypatch: Patch) -> None:
     step = StepTaken("warmup", 0, 0, 1.0, 1)
     one = Script([PhaseEntered("warmup"), step, PhaseEntered("epoch"), OK])
     other = Script([PhaseEntered("warmup"), step, PhaseEntered("epoch"), Finished(Status.OK)])
@@ -430,10 +428,7 @@ MEASURED = replace(OK, follows=["sync_step_s"])
     ],
 )
 def test_what_is_heard_of_processes_that_end(
-    scripts: list[tuple[list[Message], int]],
-    said: list[Message],
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
+    scripts: list[tuple[list[Message], int]], said: list[Message], code: int, monkeypatch: Patch
 ) -> None:
     ranks, heard = play(monkeypatch, *(Script(*one) for one in scripts))
     assert heard == said
@@ -442,7 +437,7 @@ def test_what_is_heard_of_processes_that_end(
         assert ranks.which == "rank 1: ", "which the parent reads from the return code"
 
 
-def test_the_stacks_of_all_are_in_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_stacks_of_all_are_in_the_log(monkeypatch: Patch, tmp_path: Path) -> None:
     ranks, _ = play(monkeypatch, Script([OK], 0), Script([OK], 1), log=tmp_path / "log")
     assert ranks.dump_stacks() == "stacks of 0;stacks of 1;"
     assert (tmp_path / "log").read_text() == "[stacks of rank 0]\n[stacks of rank 1]\n"
@@ -458,7 +453,7 @@ def test_too_few_gpus_are_unsupported() -> None:
         assert "--world-size 2" in found.reason
 
 
-def test_each_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
     seen: list[tuple[Job, Any, Any]] = []
 
     def start(job: Job, variables: Any, seat: Any, servers: Any) -> Script:
@@ -476,11 +471,6 @@ def test_each_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --------------------------------------------------------------------------------- real workers
-
-
-@pytest.fixture(scope="module")
-def data() -> DatasetInfo:
-    return prepare("synthetic", data_dir=None)
 
 
 def run(case: Case, data: DatasetInfo, log: Path | None = None, timeout_s: float = 600) -> Outcome:
@@ -587,7 +577,7 @@ def test_a_killed_process_ends_the_case(data: DatasetInfo, tmp_path: Path) -> No
 
 
 def test_a_stopped_process_ends_at_the_deadline(
-    data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     clock = Hour()
     monkeypatch.setattr(parent, "time", clock)
@@ -602,15 +592,10 @@ def test_a_stopped_process_ends_at_the_deadline(
 
 
 def test_no_process_outlives_the_sweep(tmp_path: Path) -> None:
-    flags = (
-        "--device cpu --dataset synthetic --model models_for_tests:good --batch-size 32 "
-        "--parallel ddp --world-size 2 --repeats 1"
-    )
-    sweep = subprocess.Popen(
-        [sys.executable, "-m", "bench.sweep", *flags.split(), "--out", tmp_path / "out"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    flags = "--device cpu --dataset synthetic --model models_for_tests:good --batch-size 32"
+    flags += f" --parallel ddp --world-size 2 --repeats 1 --out {tmp_path / 'out'}"
+    command, nowhere = [sys.executable, "-m", "bench.sweep", *flags.split()], subprocess.DEVNULL
+    sweep = subprocess.Popen(command, stdout=nowhere, stderr=nowhere)
     try:
         end = time.monotonic() + 300
         ours: list[psutil.Process] = []
@@ -634,13 +619,8 @@ def test_a_case_of_several_processes_has_a_seat_or_says_so() -> None:
 
 
 def test_axes_of_several_gpus_vary_with_them_alone() -> None:
-    axes: dict[str, Any] = {
-        "device": ["cpu"],
-        "parallel": ["none", "ddp"],
-        "world_size": [2],
-        "grad_compression": ["none", "bf16"],
-    }
-    cases = grid(axes)
+    axes: dict[str, Any] = {"parallel": ["none", "ddp"], "grad_compression": ["none", "bf16"]}
+    cases = grid({**axes, "device": ["cpu"], "world_size": [2]})
     assert [(c.parallel, c.world_size, c.grad_compression) for c in cases] == [
         ("none", 1, "none"),
         ("ddp", 2, "none"),

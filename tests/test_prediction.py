@@ -16,7 +16,6 @@ from bench.training import timing
 from bench.training.building import build_training
 from bench.training.counting import Counter, count_flop, sketch_work
 from bench.work import Kind, sum_kinds
-from bench.workloads import Loss
 from bench.workloads.images import Images
 
 RATES = Rates({"float32": 1e12, "tfloat32": 2e12, "bfloat16": 1e10}, 1e9)
@@ -73,7 +72,6 @@ def test_work_is_counted_without_computing_it() -> None:
     batch = workload.make_batch(64, CPU, torch.Generator().manual_seed(0))
     with Counter() as counter:
         found = workload.compute_loss(training.model, batch)
-        assert isinstance(found, Loss)
         found.loss.backward()
     for kind, work in sum_kinds(counter.work).items():
         if work.flop:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
 from training_for_tests import CPU, run_case
 
@@ -265,7 +266,7 @@ def test_a_batch_may_be_larger_than_the_data() -> None:
 
 
 def test_a_trace_is_read_once_without_zipping_it_or_collecting_garbage(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """Zipping and unzipping took longer than all the rest, and the collector as long as that."""
     read: list[tuple[str, bool]] = []
@@ -338,7 +339,7 @@ def test_a_case_holds_what_was_profiled(found: Finished) -> None:
     assert [row.operation for row in found.work if row.time_s is None and row.bytes] == []
 
 
-def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_fails_costs_only_itself(monkeypatch: Patch) -> None:
     def fail(*_: object) -> Timeline:
         raise RuntimeError("no CUPTI")
 
@@ -350,9 +351,7 @@ def test_a_profile_that_fails_costs_only_itself(monkeypatch: pytest.MonkeyPatch)
     assert found.work
 
 
-def test_nothing_is_missing_where_none_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, found: Finished
-) -> None:
+def test_nothing_is_missing_where_none_was_asked_for(monkeypatch: Patch, found: Finished) -> None:
     monkeypatch.setattr(measurement, "profile_step", None)
     plain = run_case(tiny())
     assert plain.measurement.profiled_steps is None
@@ -374,19 +373,12 @@ def test_time_joins_what_was_counted() -> None:
         Label(Kind.OTHER, "mystery"): Timed(0.3, 1.0, 1.0),
     }
     rows = {(r.operation, r.format): r for r in join_work(counted, timed)}
-    assert {key: row.time_s for key, row in rows.items()} == {
-        ("mm", "float32"): 5.0,
-        ("cat", "float32"): 6.0,
-        ("cat", "float16"): 2.0,
-        ("mm", "float16"): 3.0,
-        ("mystery", ""): 1.0,
-    }
-    assert {key: row.exclusive_s for key, row in rows.items()} == {
-        ("mm", "float32"): 4.0,
-        ("cat", "float32"): 3.0,
-        ("cat", "float16"): 1.0,
-        ("mm", "float16"): 3.0,
-        ("mystery", ""): 1.0,
+    assert {key: (row.time_s, row.exclusive_s) for key, row in rows.items()} == {
+        ("mm", "float32"): (5.0, 4.0),
+        ("cat", "float32"): (6.0, 3.0),
+        ("cat", "float16"): (2.0, 1.0),
+        ("mm", "float16"): (3.0, 3.0),
+        ("mystery", ""): (1.0, 1.0),
     }
     assert [row.kernels for row in rows.values()] == [
         "4.7 gemm_tn; 0.3 gemm_nn",
@@ -403,7 +395,7 @@ def test_time_joins_what_was_counted() -> None:
 # ------------------------------------------------------------------------------------- the sweep
 
 
-def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_needs_a_profile(capsys: Capture) -> None:
     axes = {case.profile for case in plan_cases(parse_arguments(["--trace"])).cases}
     assert axes == {True}
     both = parse_arguments(["--trace", "--profile", "on", "off"])
@@ -412,9 +404,7 @@ def test_a_trace_needs_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave out --profile off" in capsys.readouterr().err
 
 
-def test_a_trace_is_kept_beside_the_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_is_kept_beside_the_records(tmp_path: Path, capsys: Capture) -> None:
     flags = ["--workload", TINY, "--device", "cpu", "--batch-size", "16", "--steps", "3"]
     flags += ["--precision", "fp32", "--repeats", "1", "--out", str(tmp_path / "a")]
     assert sweep([*flags, "--trace"]) == 0
@@ -430,20 +420,14 @@ def test_a_trace_is_kept_beside_the_records(
     assert set(work["kernels"]) == {""}
 
 
-def test_a_case_is_the_same_question_with_and_without(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_case_is_the_same_question_with_and_without(tmp_path: Path, capsys: Capture) -> None:
     """It changes nothing that is measured: fp32 that was profiled is fp16's baseline."""
     out = ["--out", str(tmp_path / "a"), "--executor", "fake", "--device", "cpu"]
     out += ["--dataset", "synthetic", "--model", "dpn-small", "--batch-size", "8"]
     assert sweep([*out, "--precision", "fp32", "bf16-amp", "--profile", "on", "off"]) == 0
     records = read_records(tmp_path / "a")
-    assert sorted(zip(records["precision"], records["profile"], strict=True)) == [
-        ("bf16-amp", False),
-        ("bf16-amp", True),
-        ("fp32", False),
-        ("fp32", True),
-    ]
+    each = [(name, profiled) for name in ("bf16-amp", "fp32") for profiled in (False, True)]
+    assert sorted(zip(records["precision"], records["profile"], strict=True)) == each
     (tmp_path / "b").mkdir()
     out[1] = str(tmp_path / "b" / "mixed")
     for flags in (["--precision", "fp32", "--profile", "on"], ["--precision", "bf16-amp"]):

@@ -144,7 +144,6 @@ def test_a_library_without_a_package_is_refused(site: Path, assets: dict[str, by
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with the published figures and one broken sweep."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "asv.conf.json").write_bytes((ROOT / "asv.conf.json").read_bytes())
     kept = tmp_path / "results" / "reference"
     kept.mkdir(parents=True)

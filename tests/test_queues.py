@@ -65,7 +65,7 @@ def place(tmp_path: Path) -> Path:
 
 def run(place: Path, script: str, *arguments: str, **variables: str) -> None:
     path = f"{place}/bin:{os.environ['PATH']}"
-    env = os.environ | variables | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    env = os.environ | variables | {"PATH": path}
     subprocess.run(["bash", "-c", script, "script", *arguments], cwd=place, env=env, check=True)
 
 

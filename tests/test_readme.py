@@ -27,6 +27,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench.__main__ import COMMANDS as PROGRAMS
 from bench.card.folder import FIGURE, Card, find_published
@@ -38,10 +39,9 @@ from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.record import Record, Status
 from bench.store.reader import read_records
-from bench.store.writer import Store
 from bench.sweep import options
 from bench.sweep.__main__ import main as sweep
-from tests.planted.records import make_run
+from tests.planted.records import make_run, write_sweep
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -67,7 +67,6 @@ PUBLISHED_PICTURE = "Published images per second, by precision, on a TITAN RTX a
 def load_published() -> ModuleType:
     """`docs/published.py`, which is a script and in no package."""
     spec = importlib.util.spec_from_file_location("published", DOCS / "published.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -76,11 +75,6 @@ def load_published() -> ModuleType:
 
 
 published = load_published()
-
-
-def find_measured(results: Path) -> Card | None:
-    """The card whose table the README shows: the newest that is whole enough; or none yet."""
-    return find_published(results, PUBLISHED)
 
 
 def write_axes() -> str:
@@ -242,7 +236,8 @@ def test_the_advice_that_is_shown_is_that_of_its_rows() -> None:
 @pytest.mark.parametrize("mark", MEASURED)
 def test_measured_parts_are_current(mark: str) -> None:
     """`make card` runs this with UPDATE_README=1."""
-    check_part(README, mark, MEASURED[mark](find_measured(ROOT / "results")))
+    newest = find_published(ROOT / "results", PUBLISHED)  # that is whole enough; or none yet
+    check_part(README, mark, MEASURED[mark](newest))
 
 
 def test_pictures_of_published_figures_are_current(tmp_path: Path) -> None:
@@ -282,13 +277,11 @@ def test_a_card_s_table_is_of_whole_epochs_with_their_accuracy(tmp_path: Path) -
     rows = [make("fp32", 44.0, **part), make("fp16", 13.0, **part), make("tf32", 22.0, **part)]
     rows += [make("fp16", 14.0, **part, optimizer="sgd", lr=0.01)]
     card = Card(tmp_path, False, {"gpu": "NVIDIA H200"}, started_at="2026-11-21T12:00:00")
-    with Store(tmp_path) as store:
-        for row in rows:
-            store.append(row)
+    write_sweep(tmp_path, rows)
     assert "accuracy" not in published.write_table(published.choose_sources(card))
-    with Store(tmp_path) as store:
-        for row in (make("fp32", 40.0, 0.4512, **whole), make("fp16", 16.0, 0.4498, **whole)):
-            store.append(row)
+    write_sweep(
+        tmp_path, [make("fp32", 40.0, 0.4512, **whole), make("fp16", 16.0, 0.4498, **whole)]
+    )
     table = published.write_table(published.choose_sources(card)).splitlines()
     assert table[0].endswith("| memory | test accuracy after it |")
     assert [line for line in table if line.startswith("| H200")] == [
@@ -447,12 +440,7 @@ def said() -> dict[str, str]:
 
 
 @pytest.fixture
-def run(
-    checkout: Path,
-    said: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Run:
+def run(checkout: Path, said: dict[str, str], monkeypatch: Patch, capfd: Capture) -> Run:
     """Run a command once, and before it those that make what it reads; what it printed.
 
     What begins with ``python -m`` is run within this process, which has imported what it needs.
@@ -516,7 +504,7 @@ SWEEPS = [c for c in COMMANDS if re.match(r"python -m bench.sweep (?!.*--(device
 
 
 @pytest.mark.parametrize("command", SWEEPS)
-def test_sweeps_are_planned_on_a_gpu_too(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_are_planned_on_a_gpu_too(command: str, monkeypatch: Patch) -> None:
     """There the default preset is another one, and its settings must go with the flags."""
     monkeypatch.setattr(options, "has_cuda", lambda: True)
     monkeypatch.chdir(ROOT)

@@ -21,6 +21,7 @@ import torch
 from asked_for_tests import ask_once
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
 
 from bench.case import Case
@@ -272,7 +273,6 @@ def test_the_gradient_of_a_norm_s_output_is_rounded_behind_it() -> None:
     loss.backward()
 
     def is_rounded(gradient: Tensor | None) -> bool:
-        assert gradient is not None
         assert gradient.dtype is torch.float32
         return gradient.half().float().equal(gradient)
 
@@ -356,9 +356,7 @@ class Rows(Workload):
     def build_model(self) -> nn.Module:
         return Planted(2.0**-20)
 
-    def make_batch(
-        self, size: int, device: torch.device, generator: torch.Generator
-    ) -> dict[str, Tensor]:
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
         return {"x": torch.randn(size, 3, device=device, generator=generator)}
 
     def compute_loss(self, network: Run, batch: dict[str, Tensor]) -> Tensor:
@@ -383,16 +381,13 @@ def dataset(seed: int | None = None, images: int = 16) -> Dataset:
 
 
 SMALL = Case("test_scales:small_gradients", "synthetic", batch_size=BATCH, lr=0.01, device="cpu")
+POWERS = tuple(2.0**k for k in range(41))
 QUESTION = Question(
-    SMALL,
-    precisions=("fp16",),
-    way=Way.ROUNDED,
-    steps=3,
-    at=(1, 3),
-    scales=tuple(2.0**k for k in range(41)),
-    train=(),
-    tolerance=0.01,
+    SMALL, ("fp16",), Way.ROUNDED, steps=3, at=(1, 3), scales=POWERS, train=(), tolerance=0.01
 )
+
+
+TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
 
 
 def ask_of(model: str, question: Question = QUESTION, **settings: Any) -> Question:
@@ -490,14 +485,11 @@ def test_training_overflows_from_the_known_scale_on() -> None:
 
 def test_what_is_flushed_is_not_learnt() -> None:
     """At a scale of 0.001 most gradients are lost on the way; at 1000 hardly any."""
-    large = ask_of("network_of_small_gradients", lr=5.0, steps=4)
-    session = Session(large, dataset(1))
+    question = ask_of("network_of_small_gradients", lr=5.0, steps=4)
+    session = Session(question, dataset(1))
     fp32, _ = session.observe(lambda text: None)
-    errors = [
-        abs(session.train("fp16", setting).losses[-1] - fp32.losses[-1])
-        for setting in ("0.001", "1000")
-    ]
-    assert errors[0] > 100 * errors[1]
+    small, large = (session.train("fp16", setting).losses[-1] for setting in ("0.001", "1000"))
+    assert abs(small - fp32.losses[-1]) > 100 * abs(large - fp32.losses[-1])
 
 
 def test_every_training_draws_the_same_dropout() -> None:
@@ -528,13 +520,8 @@ def test_the_trace_of_a_dynamic_scale() -> None:
 @pytest.mark.parametrize("precision", ["fp16", "fp16-amp"])
 def test_a_planted_window_is_found_as_trained(precision: str) -> None:
     """In fp16 itself 0.9 / 4 x 2^19 overflows before the factor makes it small again."""
-    question = replace(
-        QUESTION,
-        way=Way.TRAINED,
-        precisions=(precision,),
-        scales=tuple(2.0**k for k in range(21)),
-        train=("1", "524288", "dynamic"),
-    )
+    train = ("1", "524288", "dynamic")
+    question = replace(TRAINED, precisions=(precision,), scales=POWERS[:21], train=train)
     case = answer(question)
     assert case.share(Fate.FLUSHED, 1.0, Kind.OUTPUT) == 0.9
     assert case.lost(2.0) == 0.0
@@ -542,7 +529,6 @@ def test_a_planted_window_is_found_as_trained(precision: str) -> None:
     assert (window.low, window.high, window.ceiling) == (2.0, 2.0**18, 2.0**19)
     assert window.use == 2.0**16
     training = case.training("524288")
-    assert training is not None
     assert training.first_overflow == 1
     assert case.training("dynamic") is not None
     counted = sum(sum(vars(g.tally).values()) for g in case.gradients)
@@ -682,29 +668,24 @@ def make_map(*cases: ScaleCase, folder: Path = Path("map")) -> ScaleMap:
 
 
 @pytest.mark.parametrize(
-    ("lost", "overflows", "low", "high", "use", "narrow"),
+    ("lost", "overflows", "window"),
     [
-        ((500, 20, 5, 0, 0), (4,), 4.0, 8.0, 4.0, True),
-        ((500, 500, 0, 0, 0, 0, 0), (6,), 4.0, 32.0, 8.0, False),
-        ((500, 0, 0, 0, 0, 0), (), 2.0, 32.0, 32.0, False),
-        ((500, 500, 500, 500, 500), (4,), 1.0, 8.0, 2.0, False),  # none is better than another
-        ((500, 10, 0), (), 2.0, 4.0, 4.0, False),
-        ((500, 11, 0), (), 4.0, 4.0, 4.0, False),
-        ((500, 0, 0, 0), (2,), 2.0, 2.0, 2.0, True),  # 8 has not been seen to overflow
-        ((500, 0, 0), (0, 1, 2), None, None, None, False),
-        ((0, 500, 0), (), 4.0, 4.0, 4.0, False),  # no gap: 1 is below one that loses too much
+        ((500, 20, 5, 0, 0), (4,), (4.0, 8.0, 4.0, True)),
+        ((500, 500, 0, 0, 0, 0, 0), (6,), (4.0, 32.0, 8.0, False)),
+        ((500, 0, 0, 0, 0, 0), (), (2.0, 32.0, 32.0, False)),
+        ((500, 500, 500, 500, 500), (4,), (1.0, 8.0, 2.0, False)),  # none is better than another
+        ((500, 10, 0), (), (2.0, 4.0, 4.0, False)),
+        ((500, 11, 0), (), (4.0, 4.0, 4.0, False)),
+        ((500, 0, 0, 0), (2,), (2.0, 2.0, 2.0, True)),  # 8 has not been seen to overflow
+        ((500, 0, 0), (0, 1, 2), (None, None, None, False)),
+        ((0, 500, 0), (), (4.0, 4.0, 4.0, False)),  # no gap: 1 is below one that loses too much
     ],
 )
 def test_the_rule_of_the_window(
-    lost: Sequence[int],
-    overflows: Sequence[int],
-    low: float | None,
-    high: float | None,
-    use: float | None,
-    narrow: bool,
+    lost: Sequence[int], overflows: Sequence[int], window: tuple[float | None, ...]
 ) -> None:
-    window = find_window(make_case(lost, overflows))
-    assert (window.low, window.high, window.use, window.narrow) == (low, high, use, narrow)
+    found = find_window(make_case(lost, overflows))
+    assert (found.low, found.high, found.use, found.narrow) == window
 
 
 def test_the_largest_gradient_keeps_its_room() -> None:
@@ -767,7 +748,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_map_is_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str | None
+    tmp_path: Path, capsys: Capture, file: str, text: str | None
 ) -> None:
     write_map(make_map(make_case(), folder=tmp_path))
     if text is None:
@@ -799,15 +780,13 @@ def answers() -> Callable[..., object]:
 
 
 @pytest.fixture
-def asked(answers: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+def asked(answers: Callable[..., object], monkeypatch: Patch) -> None:
     """The command does not start a process to ask."""
     monkeypatch.setattr("bench.scales.map.ask", answers)
 
 
 @pytest.mark.usefixtures("asked")
-def test_the_command_makes_a_map_and_shows_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "map"
     flags = [
         *("--dataset", "synthetic", "--model", "test_scales:network", "--batch-size", "8", "16"),
@@ -820,7 +799,6 @@ def test_the_command_makes_a_map_and_shows_it(
     assert sorted(p.name for p in out.iterdir()) == sorted(files)
     assert (out / PICTURE).read_bytes().startswith(b"\x89PNG")
     scales = read_scale_map(out)
-    assert scales is not None
     found = [(c.precision, c.batch_size) for c in scales.cases]
     assert found == [(p, b) for b in (8, 16) for p in ("fp16", "bf16", "e5m2")]
     assert " ".join(summarize_scale_map(scales).split()) in said
@@ -840,7 +818,7 @@ def test_the_command_makes_a_map_and_shows_it(
 
 
 def test_a_map_fits_the_terminal_without_breaking_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     case = make_case((999, 20, 5, 1, 0, 0), (5,))
     write_map(make_map(case, replace(case, precision="bf16"), folder=tmp_path))
@@ -858,7 +836,7 @@ def test_a_map_fits_the_terminal_without_breaking_a_word(
 
 
 def test_help_fits_80_columns_and_has_words_for_each_flag(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
@@ -880,7 +858,7 @@ def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("asked")
-def test_the_command_takes_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_a_workload(tmp_path: Path, capsys: Capture) -> None:
     flags = ["--workload", "test_scales:Rows", "--batch-size", "4", "--at", "1", "--device", "cpu"]
     assert main([*flags, "--train", "--out", str(tmp_path / "map")]) == 0
     assert "scales from 2 to 2^24 are safe" in " ".join(capsys.readouterr().out.split())
@@ -918,11 +896,7 @@ def test_the_command_takes_a_workload(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_bad_input(
-    flags: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """One line, and nothing is trained or created before it."""
     monkeypatch.chdir(tmp_path)
@@ -1019,11 +993,8 @@ def test_how_scales_and_shares_are_written() -> None:
     assert written == ["1", "128", "512", "2^10", "2^24", "300000", "0.5", "0.0625"]
     shares = [write_share(s) for s in (0, 1, 1e-9, 0.00049, 0.031, 0.5, 0.9999999)]
     assert shares == ["0 %", "100 %", "< 0.01 %", "0.05 %", "3.1 %", "50 %", "> 99.9 %"]
-    above = [
-        write_share(s, limit) for s, limit in ((0.0104, 0.01), (0.010003, 0.01), (0.0504, 0.05))
-    ]
-    assert above == ["1.04 %", "1.0003 %", "5.04 %"]
-    assert write_share(0.0096, 0.01) == "0.96 %"
+    near = [(0.0104, 0.01), (0.010003, 0.01), (0.0504, 0.05), (0.0096, 0.01)]
+    assert [write_share(*s) for s in near] == ["1.04 %", "1.0003 %", "5.04 %", "0.96 %"]
 
 
 def test_shares_just_above_the_tolerance_are_written_so() -> None:
@@ -1117,8 +1088,6 @@ def test_python_s_random_numbers_are_the_same_too() -> None:
 
 # ------------------------------------------------------------------------- probes of a precision
 
-TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
-
 
 def test_a_weight_s_gradient_has_lost_its_digits_before_it_is_fp32() -> None:
     """Under autocast a weight in fp32 receives one that was rounded: 0.1 x 2^-12 is subnormal."""
@@ -1159,7 +1128,7 @@ def test_each_pass_drops_what_the_fp32_pass_drops() -> None:
     assert [case.lost(scale) for scale in case.scales] == [0.0, 0.0]
 
 
-def test_the_fp32_training_has_the_flags_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fp32_training_has_the_flags_of_fp32(monkeypatch: Patch) -> None:
     import bench.scales.measurement as measurement
     import bench.training.building as building
 
@@ -1181,7 +1150,7 @@ def test_the_fp32_training_has_the_flags_of_fp32(monkeypatch: pytest.MonkeyPatch
     assert all(own == set_for for own, set_for in seen), seen
 
 
-def test_the_trained_way_counts_no_fp32_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trained_way_counts_no_fp32_gradient(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch, "bucketize", lambda *_, **__: pytest.fail("counted"))
     assert max(answer(TRAINED).peaks) > 0
 

@@ -59,12 +59,8 @@ def test_other_precisions_than_a_preset_s_do_not_need_its_loss_scales() -> None:
     """On a GPU the preset is rtx-titan, and README's first question is about fp32 and bf16-amp."""
     flags = ["--preset", "rtx-titan", "--device", "cuda", "--batch-size", "128", "256"]
     cases = plan_cases(parse_arguments([*flags, "--precision", "fp32", "bf16-amp"])).cases
-    assert [(case.precision, case.batch_size) for case in cases] == [
-        ("fp32", 128),
-        ("fp32", 256),
-        ("bf16-amp", 128),
-        ("bf16-amp", 256),
-    ]
+    each = [(precision, size) for precision in ("fp32", "bf16-amp") for size in (128, 256)]
+    assert [(case.precision, case.batch_size) for case in cases] == each
     asked = parse_arguments([*flags, "--precision", "fp32", "--loss-scale", "64"])
     with pytest.raises(UsageError, match="--loss-scale is given, but none of the precisions"):
         plan_cases(asked)
@@ -169,16 +165,9 @@ def test_a_wall_stands_behind_the_batch_that_ran_out() -> None:
 def test_a_wall_stands_for_cases_alike_in_all_else() -> None:
     skips = OomSkips({})
     skips.note(SMALL, Status.OOM)
-    others = [
-        {"precision": "bf16"},
-        {"model": "dpn26"},
-        {"compile": "default"},
-        {"channels_last": True},
-        {"seed": 1},
-        {"device": "cpu"},
-    ]
-    for other in others:
-        assert skips.blocks(replace(LARGE, **other)) is None  # type: ignore[arg-type]
+    others = {"precision": "bf16", "model": "dpn26", "compile": "default", "device": "cpu"}
+    for axis, value in {**others, "channels_last": True, "seed": 1}.items():
+        assert skips.blocks(replace(LARGE, **{axis: value})) is None
 
 
 def test_only_a_proven_oom_makes_a_wall() -> None:
@@ -211,7 +200,6 @@ def test_the_case_whose_time_is_known_least_is_repeated_first() -> None:
     for wide, narrow in ((SMALL, LARGE), (LARGE, SMALL)):
         grid = deal(repeats, {wide: [1, 2], narrow: [1, 1.01]})
         ticket = grid.take(LANE, [LANE])
-        assert ticket is not None
         assert ticket.run == (wide, 2, False)
 
 
@@ -220,6 +208,5 @@ def test_a_lost_run_is_the_next_on_its_lane() -> None:
     lost = Outcome(Status.LOST)
     for attempt in (1, 2):
         ticket = grid.take(LANE, [LANE])
-        assert ticket is not None
         assert (ticket.run, ticket.attempt) == ((SMALL, 1, False), attempt)
         grid.settle(ticket, make_record(SMALL, status=Status.LOST), lost)

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import pytest
+from pytest_for_tests import Patch
 
 from bench.scratch import Scratch
 
@@ -21,9 +21,7 @@ input()
 """
 
 
-def test_what_a_kill_leaves_goes_and_what_lives_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_kill_leaves_goes_and_what_lives_stays(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     command, pipe = [sys.executable, "-c", HOLD], subprocess.PIPE

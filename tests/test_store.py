@@ -20,6 +20,7 @@ import filelock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pytest_for_tests import Patch
 
 from bench import record
 from bench.axis import Axis, parse_number
@@ -98,18 +99,10 @@ def test_a_record_is_read_back_in_every_column(tmp_path: Path) -> None:
     for i, field in enumerate((*fields(Measurement), *fields(Environment))):
         kind = COLUMNS[field.name].type
         values[field.name] = {int: i, float: i + 0.1, str: f"text {i}", bool: i % 2 == 0}[kind]
-    wanted = make_run(
-        Case(precision="fp16", loss_scale="dynamic", evaluate=True, lr=0.1 + 0.2),
-        status=Status.DIVERGED,
-        reason="the loss was inf",
-        sentinel=True,
-        inferred=True,
-        attempt=3,
-        repeat=2,
-        retries=1,
-        log="logs/a.log",
-        **values,
-    )
+    values |= {"status": Status.DIVERGED, "reason": "the loss was inf", "log": "logs/a.log"}
+    values |= {"sentinel": True, "inferred": True, "attempt": 3, "repeat": 2, "retries": 1}
+    case = Case(precision="fp16", loss_scale="dynamic", evaluate=True, lr=0.1 + 0.2)
+    wanted = make_run(case, **values)
     frame = read_records(write(tmp_path, wanted))
     assert list(frame.columns) == list(COLUMNS)
     assert len(frame) == 1
@@ -171,31 +164,18 @@ def test_any_number_is_read_back_or_left_out_with_its_reason(
 
 
 OPTIONAL = st.none() | st.floats()
-NUMBER = st.integers(0, 10**6)
+NUMBER, SECONDS, SHARE = st.integers(0, 10**6), st.floats(0, 10**6), st.floats(0, 1)
+KINDS = st.sampled_from([*map(str, Kind)])
+OPERATIONS = st.sampled_from(["mm", "3×3, 32 groups of 3→3"])
+FORMATS = st.sampled_from(["float32", "float32→bfloat16", ""])
 MOSTLY_ANY = {
     "steps": st.builds(Step, NUMBER, NUMBER, OPTIONAL, NUMBER, OPTIONAL, OPTIONAL),
     "epochs": st.builds(
-        EpochRow,
-        NUMBER,
-        st.floats(0, 10**6),
-        OPTIONAL,
-        st.floats(0, 1),
-        OPTIONAL,
-        st.none() | st.floats(0, 1),
-        st.none() | st.floats(0, 10**6),
-        st.none() | NUMBER,
+        EpochRow, NUMBER, SECONDS, OPTIONAL, SHARE, OPTIONAL,
+        *(st.none() | values for values in (SHARE, SECONDS, NUMBER)),
     ),
-    "work": st.builds(
-        WorkRow,
-        st.sampled_from([str(kind) for kind in Kind]),
-        st.sampled_from(["mm", "3×3, 32 groups of 3→3"]),
-        st.sampled_from(["float32", "float32→bfloat16", ""]),
-        NUMBER,
-        OPTIONAL,
-        OPTIONAL,
-        OPTIONAL,
-    ),
-}
+    "work": st.builds(WorkRow, KINDS, OPERATIONS, FORMATS, NUMBER, OPTIONAL, OPTIONAL, OPTIONAL),
+}  # fmt: skip
 READERS = {
     "steps": (read_steps, STEP_COLUMNS),
     "epochs": (read_epochs, EPOCH_COLUMNS),
@@ -264,9 +244,7 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
     }
 
 
-def test_rows_are_on_disk_when_append_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_on_disk_when_append_returns(tmp_path: Path, monkeypatch: Patch) -> None:
     synced: list[tuple[str, int]] = []
 
     def fsync(descriptor: int) -> None:
@@ -370,7 +348,7 @@ class Disk(io.FileIO):
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
+def disk(monkeypatch: Patch) -> type[Disk]:
     monkeypatch.setattr(writer.io, "FileIO", Disk)
     Disk.room = 10**9
     return Disk
@@ -394,7 +372,7 @@ def test_a_full_disk_leaves_the_rows_before(tmp_path: Path, disk: type[Disk], ro
 
 
 def test_a_disk_that_cannot_even_cut_off_the_torn_line(
-    tmp_path: Path, disk: type[Disk], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: type[Disk], monkeypatch: Patch
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(5, os.strerror(5))
@@ -434,7 +412,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         Store(tmp_path / "file")
 
 
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: Patch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
 
@@ -474,12 +452,8 @@ def test_a_writer_that_was_killed_holds_nothing(tmp_path: Path) -> None:
         "import sys, time; from pathlib import Path; from bench.store.writer import Store\n"
         "s = Store(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[1],
-    )
-    assert holder.stdout is not None
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(UsageError, match=f"in use by pid {holder.pid} on "):
         Store(tmp_path)
@@ -519,7 +493,7 @@ def test_files_are_closed(tmp_path: Path) -> None:
 NEXT = SCHEMA + 1
 
 
-def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None:
+def declare(monkeypatch: Patch, column: Column, after: str) -> None:
     """Add a column that the next schema brings, and make that today's."""
     columns: dict[str, Column] = {}
     for name, known in COLUMNS.items():
@@ -534,9 +508,7 @@ def declare(monkeypatch: pytest.MonkeyPatch, column: Column, after: str) -> None
     monkeypatch.setattr(record, "SCHEMA", NEXT)
 
 
-def test_an_older_file_is_read_without_touching_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_file_is_read_without_touching_it(tmp_path: Path, monkeypatch: Patch) -> None:
     file = write(tmp_path, make_run(epoch_time_s=3.5))
     before = file.read_bytes()
     declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
@@ -547,22 +519,18 @@ def test_an_older_file_is_read_without_touching_it(
     assert file.read_bytes() == before
 
 
-def test_a_new_column_never_shifts_old_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_column_never_shifts_old_ones(tmp_path: Path, monkeypatch: Patch) -> None:
     """A file of an older schema that is written on."""
     old = make_run(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
     write(tmp_path, old)
     declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "batch_size")
     plain = writer.flatten
-    monkeypatch.setattr(
-        writer,
-        "flatten",
-        lambda item: {
-            name: 7.5 if name == "fan_speed" else {**plain(item), "schema": NEXT}[name]
-            for name in writer.TABLES[RECORDS]
-        },
-    )
+
+    def flatten_anew(item: Any) -> dict[str, Any]:
+        values = {**plain(item), "schema": NEXT, "fan_speed": 7.5}
+        return {name: values[name] for name in writer.TABLES[RECORDS]}
+
+    monkeypatch.setattr(writer, "flatten", flatten_anew)
     write(tmp_path, make_run(Case(lr=0.5), repeat=2, epoch_time_s=4.5))
     frame = read_records(tmp_path)
     assert frame["lr"].tolist() == [0.25, 0.5]
@@ -575,9 +543,7 @@ def test_a_new_column_never_shifts_old_ones(
     assert not list(tmp_path.glob(".records*"))
 
 
-def test_a_new_axis_takes_its_default_in_older_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_axis_takes_its_default_in_older_files(tmp_path: Path, monkeypatch: Patch) -> None:
     write(tmp_path, make_run())
     axis = Axis(1.5, parse_number("a momentum", 0), "momentum", since=NEXT, name="momentum")
     monkeypatch.setitem(AXES, "momentum", axis)
@@ -589,7 +555,7 @@ def test_a_new_axis_takes_its_default_in_older_files(
 
 
 def test_a_column_that_an_old_file_should_have_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     file = write(tmp_path, make_run())
     declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
@@ -606,11 +572,7 @@ def test_what_brought_a_column_is_said_where_it_is_described() -> None:
 
 def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
     file = write(tmp_path, make_run())
-
-    def bring(rows: list[dict[str, str]]) -> None:
-        rows[0].update(schema=str(SCHEMA + 1), warp_speed="9")
-
-    edit(file, bring)
+    edit(file, lambda rows: rows[0].update(schema=str(SCHEMA + 1), warp_speed="9"))
     expect(tmp_path, f"schema {SCHEMA + 1} is newer than the {SCHEMA} this harness reads", "update")
     before = file.read_bytes()
     with pytest.raises(UsageError, match="is newer"):

@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
+from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
 from bench.environment.host import describe_host
@@ -40,9 +41,6 @@ from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop, preview
 from tests.planted.records import make_record, write_sweep
 
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
-
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
 FP32 = [*FAKE, "--precision", "fp32", "--batch-size"]
@@ -55,16 +53,16 @@ def out(tmp_path: Path, monkeypatch: Patch) -> Path:
     return tmp_path / "out"
 
 
-@pytest.fixture
-def answers(monkeypatch: Patch) -> Callable[[str], None]:
-    """Tell the fake what to answer."""
-    return lambda rules: monkeypatch.setenv(fake.ANSWERS, rules)
+FAKED = {"cards": fake.LANES, "answers": fake.ANSWERS, "memory": fake.MEMORY}
+"""What tells the fake its cards, as "A100:1 H100:2", and what it answers."""
 
 
-def run(out: Path, *flags: str, rc: int = 0, report: bool = False) -> pd.DataFrame:
+def run(out: Path, *flags: str, rc: int = 0, report: bool = False, **faked: str) -> pd.DataFrame:
     """Run a sweep in this process; its records, if --out itself has any. The report is most of its
     time: only if asked."""
     with pytest.MonkeyPatch.context() as patch:
+        for name, value in faked.items():
+            patch.setenv(FAKED[name], value)
         if not report:
             patch.setattr(sweep, "print_report", lambda *folders: None)
         assert sweep.main(join_flags(FP32, flags, ["--out", str(out)])) == rc
@@ -80,12 +78,8 @@ def rows(frame: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
 
 def test_every_case_becomes_a_row(out: Path, capsys: Capture) -> None:
     frame = run(out, "8", "16", "--seed", "0", "1", report=True)
-    assert rows(frame, "seed", "batch_size", "status", "attempt") == [
-        (0, 8, "ok", 1),
-        (0, 16, "ok", 1),
-        (1, 8, "ok", 1),
-        (1, 16, "ok", 1),
-    ]
+    each = [(seed, size, "ok", 1) for seed in (0, 1) for size in (8, 16)]
+    assert rows(frame, "seed", "batch_size", "status", "attempt") == each
     assert set(frame["executor"]) == {"fake"}
     assert frame["host"].tolist() == [socket.gethostname()] * 4
     assert frame["train_images"].tolist() == [50_000] * 4
@@ -108,12 +102,11 @@ def test_the_resolved_configuration_stands_beside_the_records(out: Path) -> None
     assert config["datasets"]["synthetic"]["train_images"] == 50_000
 
 
-def test_every_outcome_is_a_row_and_the_sweep_goes_on(
-    out: Path, answers: Callable[[str], None]
-) -> None:
+def test_every_outcome_is_a_row_and_the_sweep_goes_on(out: Path) -> None:
     statuses = [status for status in Status if status is not Status.OK]
-    answers(" ".join(f"seed={n}:{status}" for n, status in enumerate(statuses)))
-    frame = run(out, "8", "--seed", *map(str, range(len(statuses) + 1)), report=True)
+    answers = " ".join(f"seed={n}:{status}" for n, status in enumerate(statuses))
+    seeds = map(str, range(len(statuses) + 1))
+    frame = run(out, "8", "--seed", *seeds, report=True, answers=answers)
     assert frame["status"].tolist().count("lost") == 3, "it is tried again"
     assert frame["seed"].is_monotonic_increasing, "and at once"
     frame = frame.drop_duplicates("seed", keep="last")
@@ -127,11 +120,8 @@ def test_every_outcome_is_a_row_and_the_sweep_goes_on(
     ("status", "rc"),
     [("ok", 0), ("oom", 0), ("unsupported", 0), ("error", 1), ("killed", 1), ("timeout", 1)],
 )
-def test_nothing_measured_is_a_failure(
-    out: Path, answers: Callable[[str], None], status: str, rc: int
-) -> None:
-    answers(f"batch_size=8:{status}")
-    run(out, "8", rc=rc)
+def test_nothing_measured_is_a_failure(out: Path, status: str, rc: int) -> None:
+    run(out, "8", rc=rc, answers=f"batch_size=8:{status}")
 
 
 def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: Capture) -> None:
@@ -315,16 +305,9 @@ SKIPPED = "oom True batch size 16 already ran out of memory"
         "a suspected one skips nothing",
     ],
 )
-def test_an_oom(
-    out: Path,
-    answers: Callable[[str], None],
-    starts: list[tuple[str, str]],
-    names: str,
-    ends: list[str],
-) -> None:
+def test_an_oom(out: Path, starts: list[tuple[str, str]], names: str, ends: list[str]) -> None:
     for rules, flags in starts:
-        answers(rules)
-        frame = run(out, *flags.split())
+        frame = run(out, *flags.split(), answers=rules)
     assert [" ".join(map(str, row)) for row in rows(frame, *names.split())] == ends
 
 
@@ -340,12 +323,8 @@ def test_resuming_runs_what_is_left(out: Path, capsys: Capture) -> None:
     assert (out / "config.json").stat().st_mtime_ns == written
 
 
-def test_an_interrupted_run_is_to_run_and_not_already_there(
-    out: Path, answers: Callable[[str], None], capsys: Capture
-) -> None:
-    answers("batch_size=16:interrupted")
-    run(out, "8", "16")
-    answers("")
+def test_an_interrupted_run_is_to_run_and_not_already_there(out: Path, capsys: Capture) -> None:
+    run(out, "8", "16", answers="batch_size=16:interrupted")
     capsys.readouterr()
     frame = run(out, "8", "16", "32")
     assert "2 to run, 1 already there" in capsys.readouterr().err
@@ -369,10 +348,8 @@ def test_a_case_of_many_digits_is_found_again(out: Path) -> None:
     assert len(run(out, *flags)) == 1
 
 
-def test_failures_are_not_tried_again_unasked(out: Path, answers: Callable[[str], None]) -> None:
-    answers("batch_size=8:error batch_size=16:timeout")
-    run(out, "8", "16", rc=1)
-    answers("")
+def test_failures_are_not_tried_again_unasked(out: Path) -> None:
+    run(out, "8", "16", rc=1, answers="batch_size=8:error batch_size=16:timeout")
     run(out, "8", "16")
     frame = run(out, "8", "16", "--retry", "timeout", "killed")
     assert rows(frame, "batch_size", "status", "attempt") == [
@@ -495,14 +472,10 @@ def test_a_machine_that_returns_finds_its_rows(out: Path, host: Callable[..., No
     assert len(run(out, "8", "--mix", report=True)) == 2
 
 
-def test_another_machines_wall_is_not_ones_own(
-    out: Path, host: Callable[..., None], answers: Callable[[str], None]
-) -> None:
+def test_another_machines_wall_is_not_ones_own(out: Path, host: Callable[..., None]) -> None:
     host(gpu="small")
-    answers("batch_size=8:oom")
-    run(out, "8")
+    run(out, "8", answers="batch_size=8:oom")
     host(gpu="large")
-    answers("")
     assert rows(run(out, "16", "--mix"), "gpu", "status") == [("small", "oom"), ("large", "ok")]
 
 
@@ -529,17 +502,12 @@ def test_other_images_are_not_mixed(out: Path, monkeypatch: Patch, capsys: Captu
 
 def start(out: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
     """Start a sweep in a process of its own, with the fake that takes its time."""
-    return subprocess.Popen(
-        [sys.executable, HERE / "slow_sweep.py", *FP32, *flags, "--out", out],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, HERE / "slow_sweep.py", *FP32, *flags, "--out", out]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env={**os.environ, **environment}, **pipes, text=True)
 
 
 def wait_until_begun(process: subprocess.Popen[str]) -> None:
-    assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("[2/"):
             return
@@ -579,7 +547,7 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(out: Path, capsys: Captu
 def test_stopped_twice_it_ends_at_once(out: Path) -> None:
     """The case would go on for 600 s; a fake that does not heed the first signal stands for it."""
     script = (
-        "import sys, time; sys.path.insert(0, sys.argv.pop(1))\n"
+        "import sys, time\n"
         "from bench.sweep import __main__ as sweep; from bench.executors import fake\n"
         "def run(*a):\n"
         "    print('case', file=sys.stderr, flush=True)\n"
@@ -588,13 +556,9 @@ def test_stopped_twice_it_ends_at_once(out: Path) -> None:
         "fake.FakeExecutor.kill = lambda self: print('killed', file=sys.stderr, flush=True)\n"
         "sys.exit(sweep.main())"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(HERE.parent), *FP32, "8", "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
+    command = [sys.executable, "-c", script, *FP32, "8", "--out", str(out)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **quiet, text=True)
     while process.stderr.readline() != "case\n":
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
@@ -635,7 +599,6 @@ def find_holder(out: Path, sweeps: list[subprocess.Popen[str]]) -> subprocess.Po
 
 def hear_waiting(process: subprocess.Popen[str]) -> str:
     """What a sweep says until it says that it waits."""
-    assert process.stderr is not None
     said = ""
     while "waiting for " not in said:
         said += (line := process.stderr.readline())
@@ -682,10 +645,8 @@ def test_a_file_that_may_not_grow(out: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "BENCH_TEST_DELAY_S": "0"}
-    full = subprocess.run(
-        command, env=environment, preexec_fn=limit, capture_output=True, text=True, check=False
-    )
+    how = {"env": {**os.environ, "BENCH_TEST_DELAY_S": "0"}, "preexec_fn": limit}
+    full = subprocess.run(command, **how, capture_output=True, text=True, check=False)
     expect_full_disk(out, full.stderr, full.returncode)
     frame = run(out, "8", "--repeats", "200")
     assert len(frame) == 201, "and the sentinel"

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from pytest_for_tests import Patch
 from readings_for_tests import Replay
 from torch import Tensor, nn
 from training_for_tests import (
@@ -27,6 +28,7 @@ from training_for_tests import (
     fp32_curves,
     list_batches,
     outside_spread,
+    pass_through,
     small,
     spoil_batch_norm,
     step_bound,
@@ -152,10 +154,7 @@ def update_each(ours: Training, masters: list[Tensor]) -> Tensor:
     ("precision", "scale"), [("fp16", 128.0), ("fp16", "dynamic"), ("bf16", None)]
 )
 def test_update_is_bitwise_the_rule(
-    build: Callable[[], nn.Module],
-    precision: str,
-    scale: float | str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Callable[[], nn.Module], precision: str, scale: float | str | None, monkeypatch: Patch
 ) -> None:
     """Three steps by lists of one dtype are three steps of one tensor after another."""
     ours, plain = (
@@ -256,7 +255,7 @@ def test_epoch_tells_the_scale_that_each_step_had() -> None:
     ours = training("fp16", loss_scale="dynamic")
     ours.loss_scale = DynamicScale(CPU, replace(POLICIES["dynamic"], initial=2.0**24))
     batches = [batch(16, seed=seed) for seed in range(12)]
-    epoch = train_epoch(ours, batches, StepClock(CPU), lambda step, loss: None)()
+    epoch = pass_through(ours, batches)
     scale = 2.0**24
     for used, overflowed in zip(epoch.loss_scales, epoch.overflowed, strict=True):
         assert used == scale
@@ -297,7 +296,7 @@ def test_a_step_is_within_the_bound_of_float64(precision: str) -> None:
     assert step_error(precision) < step_bound(precision)
 
 
-def test_the_bounds_tell_formats_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bounds_tell_formats_apart(monkeypatch: Patch) -> None:
     """bf16 and fp16 are not within fp32's bound, and a spoilt BatchNorm is within none."""
     assert step_error("bf16-amp") > step_error("fp16-amp") > step_bound("fp32")
     made = Training.step
@@ -347,7 +346,7 @@ def test_small_dpn_learns_real_images(cifar10: Path) -> None:
     images, labels = data.train_images[:1000], data.train_labels[:1000]
     batches = Batches(images, labels, batch_size=20, device=CPU, seed=0)
     passes = chain.from_iterable([[*list_batches(batches, i)] for i in range(2)])
-    epoch = train_epoch(ours, passes, StepClock(CPU), lambda step, loss: None)()
+    epoch = pass_through(ours, passes)
     last = sum(epoch.correct[-40:]) / sum(epoch.images[-40:])
     assert last > 0.2
     assert sum(epoch.losses[-40:]) / 40 < sum(epoch.losses[:40]) / 40

@@ -181,7 +181,6 @@ def test_a_clock_without_spread_is_not_believed() -> None:
 
 def test_values_far_apart_do_not_overflow() -> None:
     (ratio,) = compare([([1e-300, 2e-300, 1e-290], [1e300, 2e300, 1e299])])
-    assert ratio.high is not None
     assert math.isfinite(ratio.high)
 
 
@@ -451,10 +450,7 @@ Noise = tuple[float | NDArray[np.float64], float | NDArray[np.float64]]
 
 
 def simulate(
-    noise: Noise,
-    repeats: tuple[int, int],
-    ratios: Sequence[float],
-    trials: int = TRIALS,
+    noise: Noise, repeats: tuple[int, int], ratios: Sequence[float], trials: int = TRIALS
 ) -> list[list[Ratio]]:
     """Compare sweeps that differ by ``ratios``, case by case, under log-normal noise."""
     rng = np.random.default_rng(20190121)
@@ -556,12 +552,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
 
 
 def simulate_equivalence(
-    ratio: float,
-    noise: float,
-    seeds: int,
-    paired: bool,
-    cases: int = 1,
-    trials: int = TRIALS,
+    ratio: float, noise: float, seeds: int, paired: bool, cases: int = 1, trials: int = TRIALS
 ) -> list[list[Equivalence]]:
     """Losses that share 2 % of noise within a seed, or nothing where seeds are not shared."""
     rng = np.random.default_rng(20261121)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_for_tests import Capture
 
 from bench.case import Case, format_value
 from bench.compare.__main__ import main as compare
@@ -78,15 +79,13 @@ def find(parts: Iterable[dict[str, Any]], name: str, key: str = "cause") -> dict
     return found
 
 
-def explain(*arguments: object, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+def explain(*arguments: object, capsys: Capture) -> list[dict[str, Any]]:
     assert main([*map(str, arguments), "--format", "json"]) == 0
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["explanations"]
     return found
 
 
-def test_by_default_each_precision_is_explained_against_fp32(
-    sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_by_default_each_precision_is_explained_against_fp32(sweep: Path, capsys: Capture) -> None:
     found = explain(sweep, capsys=capsys)
     pairs = [(one["a"]["name"], one["b"]["name"], one["items"]) for one in found]
     assert pairs == [("fp32", "fp16", 128), ("fp32", "fp16", 256)]
@@ -126,14 +125,14 @@ def test_by_default_each_precision_is_explained_against_fp32(
     ],
 )
 def test_any_two_values_of_any_axis(
-    sweep: Path, options: list[str], names: list[str], capsys: pytest.CaptureFixture[str]
+    sweep: Path, options: list[str], names: list[str], capsys: Capture
 ) -> None:
     (found,) = explain(sweep, *options, capsys=capsys)
     assert [found["a"]["name"], found["b"]["name"]] == names
 
 
 def test_of_two_batch_sizes_the_first_is_scaled_to_as_many_items(
-    sweep: Path, capsys: pytest.CaptureFixture[str]
+    sweep: Path, capsys: Capture
 ) -> None:
     options = ("--axis", "batch_size", "--where", "precision=fp32")
     (found,) = explain(sweep, *options, capsys=capsys)
@@ -176,7 +175,7 @@ def test_a_document_has_the_conditions_the_words_and_the_tables(
     ],
 )  # fmt: skip
 def test_errors_are_one_line_that_says_what_is_there(
-    sweep: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    sweep: Path, options: list[str], said: str, capsys: Capture
 ) -> None:
     assert main([str(sweep), *options]) == 2
     error = capsys.readouterr().err
@@ -184,9 +183,7 @@ def test_errors_are_one_line_that_says_what_is_there(
     assert error.count("\n") == 1
 
 
-def test_without_a_profile_it_says_how_to_get_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_profile_it_says_how_to_get_one(tmp_path: Path, capsys: Capture) -> None:
     write_sweep(tmp_path, [make_run(Case(), step_time_median_s=0.1, epoch_time_s=1.0)])
     assert main([str(tmp_path)]) == 2
     assert "add --profile and run the same command again" in capsys.readouterr().err
@@ -208,7 +205,6 @@ def test_the_work_is_of_the_profile_in_the_middle_and_the_time_of_all_repeats(
     sweeps = read_sweeps([tmp_path / "sweep"])
     (found,) = read_steps(latest(read(sweeps)), sweeps).values()
     assert len(found.times) == 4
-    assert found.step.profile is not None
     assert found.step.profile.step_s == 0.11
     times = {row.operation: row.time_s for row in found.step.work}
     assert times["mm"] == pytest.approx(1.1 * usual)
@@ -247,7 +243,7 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
     assert held >= 4
 
 
-def test_a_gpu_that_waits_is_told_beside_every_speed_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_that_waits_is_told_beside_every_speed_up(capsys: Capture) -> None:
     """fp16 at batch size 128 is, on the committed H100; fp32 and batch size 512 are not."""
     made = build(read_sweeps([CARD]), read_sweep(REFERENCE))
     for section, said in {
@@ -269,9 +265,7 @@ def test_a_gpu_that_waits_is_told_beside_every_speed_up(capsys: pytest.CaptureFi
 # ------------------------------------------------------------------------------- bench.compare
 
 
-def test_compare_names_the_kind_of_work_that_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_names_the_kind_of_work_that_changed(tmp_path: Path, capsys: Capture) -> None:
     before = make_network("fp32")
     rows = [
         replace(row, time_s=30e-3) if row.kind == Kind.NORMALISATION else row for row in before.work
@@ -292,9 +286,7 @@ def test_compare_names_the_kind_of_work_that_changed(
     assert "none beyond noise" in capsys.readouterr().out
 
 
-def test_compare_names_no_wait_that_only_some_repeats_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_names_no_wait_that_only_some_repeats_have(tmp_path: Path, capsys: Capture) -> None:
     """Of next to nothing there is no ratio: neither chance nor a real change must hide in it."""
 
     def write(name: str, idle: Sequence[float]) -> str:
@@ -314,7 +306,7 @@ def test_compare_names_no_wait_that_only_some_repeats_have(
 
 
 def test_compare_explains_only_what_both_sweeps_profiled(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sweep: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     run = make_run(make_case("fp32"), step_time_median_s=0.1, epoch_time_s=1.0)
     plain = write_sweep(tmp_path / "plain", [run])
@@ -346,7 +338,7 @@ def test_doubts_of_a_profile(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
-def test_a_real_profile_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_real_profile_is_explained(tmp_path: Path, capsys: Capture) -> None:
     """fp32 → bf16-amp on this CPU: what is left over of either step is within 5 %."""
     out = tmp_path / "sweep"
     command = (

@@ -8,11 +8,13 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from pytest_for_tests import Patch
 from torch import nn
 from training_for_tests import list_batches
 
@@ -84,8 +86,7 @@ class Bad(nn.Module):
         return self.net(x) * torch.where(self.steps > self.good, torch.nan, 1.0)
 
 
-def bad_later() -> nn.Module:
-    return Bad(6)
+bad_later = partial(Bad, 6)
 
 
 COLLECTING: list[bool] = []
@@ -118,14 +119,9 @@ def cut(train: int, test: int, load: Any = load) -> Any:
     """What loads so many of the images."""
 
     def load_some(folder: str) -> Any:
-        whole = load(folder)
-        return replace(
-            whole,
-            train_images=whole.train_images[:train],
-            train_labels=whole.train_labels[:train],
-            test_images=whole.test_images[:test],
-            test_labels=whole.test_labels[:test],
-        )
+        whole, kept = load(folder), {"train": train, "test": test}
+        names = [(f"{split}_{of}", n) for split, n in kept.items() for of in ("images", "labels")]
+        return replace(whole, **{name: getattr(whole, name)[:n] for name, n in names})
 
     return load_some
 
@@ -158,7 +154,7 @@ def test_garbage_is_collected_but_for_the_set_up(data: DatasetInfo) -> None:
     assert gc.isenabled()
 
 
-def test_a_whole_epoch(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_epoch(data: DatasetInfo, monkeypatch: Patch) -> None:
     evaluated: list[list[int]] = []
     whole = Training.evaluate
 
@@ -239,7 +235,7 @@ def test_a_fraction_is_extrapolated(data: DatasetInfo) -> None:
     ("fraction", "times"), [(0.1, [0.15, *[0.1] * 8, 0.2]), (1.0, [0.15, *[0.1] * 98, 0.01])]
 )
 def test_a_slow_first_or_last_step_is_no_trend(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch, fraction: float, times: list[float]
+    data: DatasetInfo, monkeypatch: Patch, fraction: float, times: list[float]
 ) -> None:
     """It starts on an idle device; the smaller last batch, which is quicker, is none either."""
     monkeypatch.setattr("bench.training.timing.StepClock.read", lambda self: times)
@@ -247,9 +243,7 @@ def test_a_slow_first_or_last_step_is_no_trend(
     assert m.step_time_first_s == m.step_time_last_s == pytest.approx(0.1)
 
 
-def test_a_smaller_last_batch_is_at_no_end(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_smaller_last_batch_is_at_no_end(data: DatasetInfo, monkeypatch: Patch) -> None:
     times = [0.15, *(0.2 - step / 1000 for step in range(98)), 0.01]
     monkeypatch.setattr("bench.training.timing.StepClock.read", lambda self: times)
     m, _, _ = run(replace(CASE, fraction=1.0), data)
@@ -257,7 +251,7 @@ def test_a_smaller_last_batch_is_at_no_end(
 
 
 @pytest.fixture
-def few(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> DatasetInfo:
+def few(data: DatasetInfo, monkeypatch: Patch) -> DatasetInfo:
     monkeypatch.setattr("bench.data.load", cut(1100, 600))
     return data
 
@@ -311,9 +305,7 @@ def test_a_schedule_goes_on_over_the_epochs(few: DatasetInfo) -> None:
     assert m.peak_lr == 0.3
 
 
-def test_an_evaluation_leaves_no_trace_in_training(
-    few: DatasetInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_leaves_no_trace_in_training(few: DatasetInfo, monkeypatch: Patch) -> None:
     """Also where a model draws random numbers while it is evaluated, as this one does; nor one that
     fails half way: the second epoch trains all the same, and is evaluated."""
     evaluated, calls = Training.evaluate, 0
@@ -338,14 +330,8 @@ def test_an_evaluation_leaves_no_trace_in_training(
 
 
 def test_overflows_and_divergence_count_over_all_epochs(few: DatasetInfo) -> None:
-    case = replace(
-        THREE,
-        model=f"{__name__}:bad_later",
-        precision="fp16",
-        loss_scale=2.0**40,
-        skip_overflow=True,
-    )
-    found = find(case, few)
+    settings = {"precision": "fp16", "loss_scale": 2.0**40, "skip_overflow": True}
+    found = find(replace(THREE, model=f"{__name__}:bad_later", **settings), few)
     assert found.measurement.first_bad_step == 6
     assert found.measurement.overflow_steps == 15
     assert [row.overflow_steps for row in found.epochs] == [5, 5, 5]
@@ -353,9 +339,7 @@ def test_overflows_and_divergence_count_over_all_epochs(few: DatasetInfo) -> Non
     assert found.reason.endswith("the loss was inf or NaN from step 6 of 15")
 
 
-def test_a_dataset_without_test_images_says_so(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_without_test_images_says_so(data: DatasetInfo, monkeypatch: Patch) -> None:
     monkeypatch.setattr("bench.data.load", cut(1100, 0))
     _, _, missing = run(THREE, data)
     assert missing["test_accuracy"] == "the dataset has no test images"
@@ -396,7 +380,7 @@ def test_until_ends_an_epoch_that_is_known(data: DatasetInfo) -> None:
 
 
 def test_with_until_warm_up_is_for_the_steps_that_most_cases_need(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+    data: DatasetInfo, monkeypatch: Patch
 ) -> None:
     asked: list[int] = []
 
@@ -423,18 +407,16 @@ def shapes(case: Case, data: DatasetInfo) -> list[int]:
     return seen
 
 
-def test_retries_and_others_on_the_cpu_are_counted(
-    few: DatasetInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retries_and_others_on_the_cpu_are_counted(few: DatasetInfo, monkeypatch: Patch) -> None:
     """Two retries since the process started, three more within the first epoch, and one within the
     second. Of the machine and of this process there are readings at the start and the end of
     each."""
     counts = iter([2, 2, 5, 6, 7])
-    monkeypatch.setattr(
-        measurement,
-        "_count_troubles",
-        lambda device: {"alloc_retries": next(counts), "alloc_ooms": 0},
-    )
+
+    def count(device: torch.device) -> dict[str, int]:
+        return {"alloc_retries": next(counts), "alloc_ooms": 0}
+
+    monkeypatch.setattr(measurement, "_count_troubles", count)
     rows = [(10.0, 5.0, 100.0, 1.0), (29.0, 14.0, 110.0, 3.0)]
     readings = iter([*rows, (40.0, 20.0, 120.0, 3.0), (51.0, 21.0, 130.0, 4.0)])
     monkeypatch.setattr(OtherWork, "_read", lambda others: next(readings))
@@ -453,7 +435,7 @@ def test_the_smaller_batch_is_warmed_only_where_it_is_measured(data: DatasetInfo
     assert len(few) <= 1 + 5 + 1
 
 
-def test_warm_up_leaves_no_trace(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_leaves_no_trace(data: DatasetInfo, monkeypatch: Patch) -> None:
     """The epoch is one from scratch: the same losses however long the warm-up was."""
     import bench.training.timing
 
@@ -483,7 +465,7 @@ def test_uncountable_models_are_no_loss() -> None:
     assert "meta tensor" in found.missing["flop_per_image"].lower()
 
 
-def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: Patch) -> None:
     """As on a card whose convolutions ran in TF32 under an fp32 label, and diverged besides."""
     tf32 = OperationProof("a convolution", Arithmetic.TFLOAT32, 3e-4)
     matmul = OperationProof("a matmul", Arithmetic.FLOAT32, 2e-7)
@@ -502,7 +484,7 @@ def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: pytest.MonkeyP
 
 
 def test_a_failing_proof_or_evaluation_keeps_the_epoch(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+    data: DatasetInfo, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(measurement, "prove", Mock(side_effect=RuntimeError("no such kernel")))
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
@@ -520,7 +502,7 @@ def test_a_failing_proof_or_evaluation_keeps_the_epoch(
 
 
 def test_an_unclear_proof_is_noted_and_the_row_stays_ok(
-    data: DatasetInfo, monkeypatch: pytest.MonkeyPatch
+    data: DatasetInfo, monkeypatch: Patch
 ) -> None:
     unclear = OperationProof("a convolution", Arithmetic.UNCLEAR, 5e-5)
     proof = Proof((LayerProof(DENSE, unclear, unclear, unclear),), unclear)
@@ -572,13 +554,12 @@ def test_each_epoch_and_its_evaluation_is_a_phase_that_waits_for_the_parent(
     assert all(m.total == 5 and m.memory_bytes > 2**20 for m in steps)
 
 
-def test_reporter_is_sparing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reporter_is_sparing(monkeypatch: Patch) -> None:
     """Ten thousand steps within a moment are a line or two, not ten thousand."""
     sent: list[int] = []
 
     class Ear(Channel):
         def send(self, message: Message) -> None:
-            assert isinstance(message, StepTaken)
             sent.append(message.step)
 
     now = 100.0

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytest_for_tests import Capture, Patch
 from test_gpu import GPU, FakeNvml
 
 from bench.case import Case
@@ -52,7 +53,6 @@ from bench.precision import Arithmetic
 from bench.processes import run_module
 from bench.questions.notices import warn
 from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
-from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as sweep
@@ -73,7 +73,7 @@ from bench.training.yardstick import (
     use_threads,
 )
 from bench.yardstick import Collapse, Tries, Yardstick, read_tries
-from tests.planted.records import make_run
+from tests.planted.records import make_run, write_sweep
 
 CPU = torch.device("cpu")
 FORMATS = list_arithmetics(CPU)
@@ -95,7 +95,7 @@ def test_tasks_are_of_the_flop_they_are_said_to_be(arithmetic: Arithmetic) -> No
     assert make_product(arithmetic, CPU, 64).amount == 2 * 64**3
 
 
-def test_a_copy_reads_and_writes_and_a_call_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_reads_and_writes_and_a_call_is_one(monkeypatch: Patch) -> None:
     monkeypatch.setattr("bench.training.yardstick.COPIED_BYTES", {"cpu": 4096})
     works = []
     for task in (make_copy(CPU), make_call(CPU)):
@@ -107,7 +107,7 @@ def test_a_copy_reads_and_writes_and_a_call_is_one(monkeypatch: pytest.MonkeyPat
     assert called.calls == calls == 1
 
 
-def test_what_fails_is_named_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_named_and_the_rest_is_measured(monkeypatch: Patch) -> None:
     def make(device: torch.device) -> None:
         raise RuntimeError("no memory\nat all")
 
@@ -145,7 +145,7 @@ class Moments(Unreadable):
 
 
 def measure_moments(
-    monkeypatch: pytest.MonkeyPatch, expected: dict[str, float] | None = None, **moments: Moments
+    monkeypatch: Patch, expected: dict[str, float] | None = None, **moments: Moments
 ) -> Yardstick:
     """Measure what takes the time of these moments, by column."""
     meters = [
@@ -155,7 +155,7 @@ def measure_moments(
     return measure(CPU, 0.002 * TRIES["cpu"], expected)
 
 
-def test_the_best_of_tries_counts_with_its_clock_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_tries_counts_with_its_clock_and_power(monkeypatch: Patch) -> None:
     # the first two find the size; the next try is throttled, one is fast, the last is throttled
     found = measure_moments(monkeypatch, rate_float16=Moments(first=4, last=4))
     tries = found.tries["rate_float16"]
@@ -168,7 +168,7 @@ def test_the_best_of_tries_counts_with_its_clock_and_power(monkeypatch: pytest.M
 
 
 @pytest.fixture
-def renewed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def renewed(monkeypatch: Patch) -> list[str]:
     """The columns that are measured again."""
     columns: list[str] = []
 
@@ -181,7 +181,7 @@ def renewed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_what_falls_short_of_what_is_expected_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch, renewed: list[str]
+    monkeypatch: Patch, renewed: list[str]
 ) -> None:
     def measure_two(expected: float) -> Yardstick:
         return measure_moments(
@@ -202,24 +202,21 @@ def test_what_falls_short_of_what_is_expected_is_measured_again(
 
 
 def test_what_is_far_from_the_data_sheet_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch, renewed: list[str]
+    monkeypatch: Patch, renewed: list[str]
 ) -> None:
     peaks = {"rate_float16": 1e30, "rate_float32": 1.0, "rate_copy": 1e30}
     monkeypatch.setattr("bench.training.yardstick.list_peaks", lambda gpu: peaks)
-    measure_moments(
-        monkeypatch, rate_float16=Moments(), rate_float32=Moments(), rate_copy=Moments()
-    )
+    measure_moments(monkeypatch, **{column: Moments() for column in peaks})
     assert renewed == ["rate_float16", "rate_copy"]
 
 
 @pytest.mark.parametrize(("expected", "peak"), [(1e30, 1.0), (1.0, 1e30)])
 def test_of_what_is_expected_and_the_data_sheet_s_half_the_more_counts(
-    expected: float, peak: float, monkeypatch: pytest.MonkeyPatch, renewed: list[str]
+    expected: float, peak: float, monkeypatch: Patch, renewed: list[str]
 ) -> None:
     monkeypatch.setattr("bench.training.yardstick.list_peaks", lambda gpu: {"rate_float16": peak})
-    measure_moments(
-        monkeypatch, {"rate_float16": expected}, rate_float16=Moments(), rate_copy=Moments()
-    )
+    moments = {"rate_float16": Moments(), "rate_copy": Moments()}
+    measure_moments(monkeypatch, {"rate_float16": expected}, **moments)
     assert renewed == ["rate_float16"]
 
 
@@ -236,7 +233,7 @@ def two_threads() -> Iterator[None]:
         yield
 
 
-def collapse_for(tries: float, monkeypatch: pytest.MonkeyPatch) -> Yardstick:
+def collapse_for(tries: float, monkeypatch: Patch) -> Yardstick:
     """Measure where two threads wait for each other in so many products of float32."""
     done = 0
 
@@ -257,7 +254,7 @@ def collapse_for(tries: float, monkeypatch: pytest.MonkeyPatch) -> Yardstick:
     return measure(CPU, 0.05)
 
 
-def test_a_collapsed_rate_is_not_kept(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
+def test_a_collapsed_rate_is_not_kept(monkeypatch: Patch, two_threads: None) -> None:
     found = collapse_for(math.inf, monkeypatch)
     assert found.collapsed.keys() == {f"rate_{format}" for format in FORMATS}
     assert found.rates.keys() == found.tries.keys()
@@ -270,7 +267,7 @@ def test_a_collapsed_rate_is_not_kept(monkeypatch: pytest.MonkeyPatch, two_threa
 
 
 def test_what_collapses_for_a_moment_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch, two_threads: None, renewed: list[str]
+    monkeypatch: Patch, two_threads: None, renewed: list[str]
 ) -> None:
     found = collapse_for(2 + FEWEST_TRIES, monkeypatch)
     assert found.collapsed == {}
@@ -278,7 +275,7 @@ def test_what_collapses_for_a_moment_is_measured_again(
     assert set(renewed) == {f"rate_{format}" for format in FORMATS}  # it speaks for the others too
 
 
-def test_how_long_is_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_is_a_variable(monkeypatch: Patch) -> None:
     for text, seconds in (("", 0.1), ("0", 0.0), ("3.5", 3.5)):
         monkeypatch.setenv(SECONDS, text)
         assert choose_seconds("cpu") == seconds
@@ -288,7 +285,7 @@ def test_how_long_is_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
             choose_seconds("cpu")
 
 
-def test_a_process_that_fails_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_gives_its_reason(monkeypatch: Patch) -> None:
     said, last = run_module("nowhere", timeout_s=60)
     assert (said, "No module named nowhere" in (last or "")) == ("", True)
     for why, reason in (("no device", "no device"), (None, "not measured within 120 s")):
@@ -307,7 +304,7 @@ def run_sweep(out: Path, *more: str) -> None:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, unreported: None) -> None:
+def quick(monkeypatch: Patch, unreported: None) -> None:
     """Sweeps ask and train nothing: a step does a product of 1 MFLOP in 10 ms."""
 
     def examine(self: object, lane: object, devices: list[str], *_: object, **__: object) -> Any:
@@ -327,7 +324,7 @@ class _Alike(dict[str, Fingerprint]):
 
 
 def answer_rates(
-    monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], Yardstick]
+    monkeypatch: Patch, answer: Callable[[int], Yardstick]
 ) -> list[Mapping[str, float]]:
     """Have sweeps measure what ``answer`` says of the nth time; what each time was expected."""
     asked: list[Mapping[str, float]] = []
@@ -349,7 +346,7 @@ def read_rows(out: Path) -> list[dict[str, str]]:
 
 @pytest.mark.usefixtures("quick")
 def test_a_sweep_measures_once_and_only_where_it_runs_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv(SECONDS, "0.01")
     run_sweep(tmp_path / "a", "--precision", "fp32", "bf16-amp")
@@ -371,7 +368,7 @@ def test_a_sweep_measures_once_and_only_where_it_runs_something(
 
 @pytest.mark.usefixtures("quick")
 def test_a_collapsed_yardstick_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     kept = Yardstick({"rate_copy": 5e9}, {}, {"rate_copy": Tries(24)})
     lost = replace(kept, collapsed={"rate_float32": COLLAPSE})
@@ -411,7 +408,7 @@ def test_the_better_of_two_measurements_counts_with_the_tries_of_both() -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_step_that_beats_the_rates_has_them_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     def answer(time: int) -> Yardstick:
         float32, copy = (1e4, 1e12) if time == 1 else (1e12, 1e3)
@@ -440,7 +437,7 @@ def test_a_step_that_beats_the_rates_has_them_measured_again(
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache(tmp_path: Path, monkeypatch: Patch) -> None:
     """What is kept of this machine is of one test."""
     monkeypatch.setattr("bench.doctor.earlier.find_cache", lambda: tmp_path / "cache")
 
@@ -470,9 +467,7 @@ def test_rates_are_those_of_one_machine() -> None:
         assert recall(here(**{name: value}), 0.2) == Yardstick(), name
 
 
-def test_rates_are_those_of_one_power_limit_and_way_to_measure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rates_are_those_of_one_power_limit_and_way_to_measure(monkeypatch: Patch) -> None:
     def limit(watts: float) -> None:
         card = Card("GPU-1", "NVIDIA Imaginary", power_limit_w=watts, names=("GPU-1",))
         monkeypatch.setattr("bench.doctor.earlier.find_cards", lambda: ([card], ""))
@@ -521,7 +516,7 @@ def test_a_file_of_rates_that_cannot_be_read_is_measured_again(tmp_path: Path) -
 
 @pytest.mark.usefixtures("quick")
 def test_the_next_sweep_takes_the_rates_of_this_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     found = measured()
     asked = answer_rates(monkeypatch, lambda time: found)
@@ -539,7 +534,7 @@ def test_the_next_sweep_takes_the_rates_of_this_one(
 
 @pytest.mark.usefixtures("quick")
 def test_rates_that_are_less_than_in_another_sweep_are_not_kept_for_a_third(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Whatever holds the machine back may be gone by then."""
 
@@ -554,9 +549,7 @@ def test_rates_that_are_less_than_in_another_sweep_are_not_kept_for_a_third(
     assert len(asked) == 3
 
 
-def test_the_doctor_measures_anew_and_keeps_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_measures_anew_and_keeps_that(tmp_path: Path, monkeypatch: Patch) -> None:
     device = DeviceAnswer({**DEVICE, "torch": "2.13.0"})
     recorded = read_json(next((Path(__file__).parent / "recordings").glob("*cpu*.json")))
     machine = replace(recorded, devices={"cpu": device}, models={}, results=str(tmp_path))
@@ -571,7 +564,7 @@ def test_the_doctor_measures_anew_and_keeps_that(
         measure_machine(machine, 128)
         assert recall(here(), 0.2).rates["rate_float32"] == rate
     # it was faster in a sweep: something holds it back now, and may be gone soon
-    write_sweep(tmp_path / "faster", rate_float32=4e12, rate_copy=1e9)
+    write_row(tmp_path / "faster", rate_float32=4e12, rate_copy=1e9)
     rates.append(2e12)
     assert measure_machine(machine, 128).slower
     assert recall(here(), 0.2) == Yardstick()
@@ -599,18 +592,17 @@ SLOWER: dict[str, Any] = {"rate_float32": 3e10, "rate_copy": 8.9e9, "call_time_s
 DEVICE: dict[str, Any] = {"gpu": None, "driver": None, "cpu": "C", "torch_threads": 2}
 
 
-def write_sweep(folder: Path, **values: Any) -> Path:
+def write_row(folder: Path, **values: Any) -> Path:
+    """A sweep of one row."""
     times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "measured_steps": 9}
-    with Store(folder) as store:
-        store.append(make_run(Case(device="cpu"), **{**DEVICE, **times, **values}))
-    return folder
+    return write_sweep(folder, [make_run(Case(device="cpu"), **DEVICE, **times, **values)])
 
 
 @pytest.fixture
 def sweeps(tmp_path: Path) -> Path:
     """A folder with two sweeps of one machine, of which the later gave less."""
-    write_sweep(tmp_path / "faster", **FASTER)
-    write_sweep(tmp_path / "slower", **SLOWER)
+    write_row(tmp_path / "faster", **FASTER)
+    write_row(tmp_path / "slower", **SLOWER)
     return tmp_path
 
 
@@ -636,7 +628,7 @@ def test_a_sweep_warns_of_a_device_slower_than_in_another(sweeps: Path) -> None:
 def test_a_sweep_that_goes_on_soon_keeps_its_rates(sweeps: Path) -> None:
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}.000Z"
     tries = {"rate_tries": "rate_float32 48; rate_copy 3"}
-    kept = write_sweep(sweeps / "kept", **FASTER, **tries, finished_at=now)
+    kept = write_row(sweeps / "kept", **FASTER, **tries, finished_at=now)
     assert recall_rates(here(), kept).columns == FASTER | tries | {"rates_at": None}
     none = Yardstick()
     assert recall_rates(here(gpu_uuid="GPU-1"), kept) == none
@@ -644,7 +636,7 @@ def test_a_sweep_that_goes_on_soon_keeps_its_rates(sweeps: Path) -> None:
     assert recall_rates(here(), sweeps / "nowhere") == none
     assert recall_rates(here(), sweeps / "faster") == none  # of another day
     collapsed = {**FASTER, "rate_float32": None, "finished_at": now}
-    assert recall_rates(here(), write_sweep(sweeps / "collapsed", **collapsed)) == none
+    assert recall_rates(here(), write_row(sweeps / "collapsed", **collapsed)) == none
 
 
 def list_slower(*folders: Path) -> list[str]:
@@ -663,18 +655,18 @@ def test_a_report_names_the_slower_of_two_times(sweeps: Path) -> None:
 @pytest.mark.parametrize(("lane", "told"), [("cpu0", True), ("cpu1", False)])
 def test_two_lanes_are_not_one_device_at_two_times(lane: str, told: bool, tmp_path: Path) -> None:
     """How they differ, their anchors tell."""
-    write_sweep(tmp_path, lane="cpu0", **FASTER)
-    write_sweep(tmp_path, lane=lane, repeat=2, **SLOWER)
+    write_row(tmp_path, lane="cpu0", **FASTER)
+    write_row(tmp_path, lane=lane, repeat=2, **SLOWER)
     assert bool(list_slower(tmp_path)) is told
 
 
-def test_compare_tells_rates_that_differ(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_tells_rates_that_differ(sweeps: Path, capsys: Capture) -> None:
     assert compare([str(sweeps / "faster"), str(sweeps / "slower"), "--full"]) == 0
     out = capsys.readouterr().out
     (line,) = [line for line in out.splitlines() if "rate of" in line]
     assert line.split() == ["rate", "of", "float32", "products", "50", "GFLOP/s", "30", "GFLOP/s"]
     # where one side did not measure them, nothing is told
-    write_sweep(sweeps / "unknown")
+    write_row(sweeps / "unknown")
     assert compare([str(sweeps / "unknown"), str(sweeps / "slower"), "--full"]) == 0
     assert "rate of" not in capsys.readouterr().out
 
@@ -698,7 +690,6 @@ FP16 = step(row("float16", 6e9, 0), row("float16", 0, 2e8))  # 1.5 ms and 2 ms
 
 def test_what_a_precision_can_bring_by_hand() -> None:
     found = expect(FP32, FP16)
-    assert found is not None
     assert found.speedup == pytest.approx(10 / 3.5)
     assert found.a == pytest.approx({Bound.COMPUTE: 6e-3, Bound.MEMORY: 4e-3})
     assert describe_expectation(found, "fp32") == (
@@ -710,12 +701,10 @@ def test_what_a_precision_can_bring_by_hand() -> None:
 def test_starting_operations_may_be_what_limits() -> None:
     many = [row("float16", 0, 0, calls=5000)]  # 5 ms
     found = expect(FP32, step(*FP16.work, *many))
-    assert found is not None
     assert found.speedup == pytest.approx(10 / 5.002)
     assert "then the start of its operations takes longest" in describe_expectation(found, "fp32")
     slow = step(*FP32.work, row("float32", 0, 0, calls=20_000))
     found = expect(slow, step(*FP16.work, *many))
-    assert found is not None
     assert found.speedup == pytest.approx(20_002 / 5_002)
     assert "fp32 takes longer to start its operations" in describe_expectation(found, "fp32")
 
@@ -732,7 +721,6 @@ def test_a_step_is_counted_in_each_precision() -> None:
     assert (fp32.error, bf16.error) == ("", "")
     rates = Rates({"float32": 1e11, "bfloat16": 2e11}, 1e10)
     found = expect(fp32.make_step(rates), bf16.make_step(rates))
-    assert found is not None
     assert 1 < found.speedup <= 2
     (broken,) = count_cases([Case(model="nowhere:build", precision="fp32", device="cpu")])
     assert broken.work == ()
@@ -758,9 +746,7 @@ def test_a_step_is_counted_in_a_process_of_its_own() -> None:
         ("--model dpn92 --batch-size 0", "give a whole number of at least 1"),
     ],
 )
-def test_a_wrong_batch_size_is_one_line(
-    flags: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_batch_size_is_one_line(flags: str, why: str, capsys: Capture) -> None:
     assert doctor(flags.split()) == 2
     error = capsys.readouterr().err
     assert why in error
@@ -777,11 +763,8 @@ def rated() -> Machine:
         Counted("dpn92", "fp16", 512, "cuda", (row("float16", 6e12, 2e11),)),
         Counted("dpn92", "bf16", 512, "cuda", error="out of memory"),
     )
-    return replace(
-        machine,
-        yardsticks={"cuda": Yardstick(rates, {"rate_float8": "no kernel"})},
-        counted=counted,
-    )
+    yardsticks = {"cuda": Yardstick(rates, {"rate_float8": "no kernel"})}
+    return replace(machine, yardsticks=yardsticks, counted=counted)
 
 
 def test_the_doctor_tells_rates_beside_the_data_sheet(rated: Machine) -> None:
@@ -872,7 +855,7 @@ def test_the_doctor_tells_what_to_expect(rated: Machine, tmp_path: Path) -> None
 
 
 def test_a_wrong_variable_is_refused_before_a_sweep_opens_its_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, tmp_path: Path, capsys: Capture
 ) -> None:
     monkeypatch.setenv(SECONDS, "long")
     out = tmp_path / "out"

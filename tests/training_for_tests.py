@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +23,8 @@ from bench.gpu.monitor import Monitor, Observation
 from bench.models import build_model
 from bench.optimization import OPTIMIZERS
 from bench.precision import PRECISIONS, set_flags
-from bench.training.loop import Training
+from bench.training.loop import Epoch, Training, train_epoch
+from bench.training.timing import StepClock
 from bench.worker.measurement import measure
 from bench.worker.messages import Assignment, Channel, Finished
 
@@ -75,6 +76,13 @@ def training(
     return Training(build(seed), formats, device, lr=LR, **settings)  # type: ignore[arg-type]
 
 
+def pass_through(
+    ours: Training, batches: Iterable[Any], rates: Sequence[float] | None = None
+) -> Epoch:
+    """Train on some batches, as in an epoch."""
+    return train_epoch(ours, batches, StepClock(CPU), lambda step, loss: None, rates)()
+
+
 def distance(a: nn.Module, b: nn.Module) -> float:
     """Relative distance of two networks' parameters, in float64."""
     one, other = (
@@ -113,12 +121,7 @@ def differing_masters(ours: Training) -> list[str]:
 # ------------------------------------------------------------------------- one step, from float64
 
 ROUNDINGS, SUMS, TERMS = 16, 7, 3600
-UNIT = {
-    "float32": 2.0**-24,
-    "tfloat32": 2.0**-11,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}
+UNIT = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Half the distance from 1 to the next number: the relative error of one rounding."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pytest_for_tests import Patch
 
 from bench.case import Case
 from bench.errors import UsageError
@@ -17,9 +18,7 @@ def answer(case: Case, stopping: bool = False) -> Outcome:
     return FakeExecutor(Settings()).run(Job(case, ""), lambda event: None, lambda: stopping)
 
 
-def test_it_answers_ok_with_figures_that_follow_from_the_batch_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_answers_ok_with_figures_that_follow_from_the_batch_size(monkeypatch: Patch) -> None:
     monkeypatch.delenv(ANSWERS, raising=False)
     small, large = answer(Case(batch_size=64)), answer(Case(batch_size=128))
     assert small.status is large.status is Status.OK
@@ -29,7 +28,7 @@ def test_it_answers_ok_with_figures_that_follow_from_the_batch_size(
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_it_answers_what_it_is_told(monkeypatch: pytest.MonkeyPatch, status: Status) -> None:
+def test_it_answers_what_it_is_told(monkeypatch: Patch, status: Status) -> None:
     monkeypatch.setenv(ANSWERS, f"batch_size=64:{status}")
     outcome = answer(Case(batch_size=64))
     assert outcome.status is status
@@ -39,9 +38,7 @@ def test_it_answers_what_it_is_told(monkeypatch: pytest.MonkeyPatch, status: Sta
     assert answer(Case(batch_size=128)).status is Status.OK
 
 
-def test_the_first_rule_that_matches_counts_where_it_is_not_stopped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_rule_that_matches_counts_where_it_is_not_stopped(monkeypatch: Patch) -> None:
     rules = (
         "seed=1:error batch_size=64:oom model=a.b:c:killed loss_scale=none:timeout compile=on:ok"
     )
@@ -68,7 +65,7 @@ def test_the_first_rule_that_matches_counts_where_it_is_not_stopped(
     ],
 )
 def test_a_rule_that_is_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object, rules: str, message: str
+    monkeypatch: Patch, tmp_path: object, rules: str, message: str
 ) -> None:
     monkeypatch.setenv(ANSWERS, rules)
     with pytest.raises(UsageError, match=ANSWERS) as error:

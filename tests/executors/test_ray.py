@@ -20,6 +20,7 @@ from unittest.mock import MagicMock
 
 import psutil
 import pytest
+from pytest_for_tests import Patch
 from workers_for_tests import gone, is_server, is_worker
 
 from bench.case import Case
@@ -108,7 +109,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     folder = f"/tmp/bench-test-{os.getpid()}"  # a socket's path has 107 characters at most
     before = dict(os.environ)
     os.environ |= {MARK: folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    os.environ["PYTHONPATH"] = f"{ROOT}:{TESTS}"
     try:
         nodes = Nodes(folder)
         yield nodes
@@ -211,7 +211,7 @@ def test_a_cancelled_case_is_interrupted_and_its_lane_goes_on_until_it_is_gone(
     assert wait_for(nodes.join) == [lane]
 
 
-def test_a_silent_actor_is_lost(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_actor_is_lost(nodes: Nodes, monkeypatch: Patch) -> None:
     """Ray does not notice one that is stopped. A sweep waits a minute; here 3 s."""
     lane = nodes.first[0]
     running = Running(nodes, lane)
@@ -275,7 +275,7 @@ from bench.executors.ray.executor import RayExecutor
 executor = RayExecutor(Settings())
 lanes = executor.open_lanes("cpu")
 print(executor._cluster.folder, flush=True)
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]
+sys.path.insert(0, sys.argv[1])
 from test_ray import LONG
 from bench.executors import Images, Job
 folder = executor.prepare(lanes[0], Images("synthetic")).folder
@@ -285,8 +285,7 @@ executor.run(Job(LONG, folder=folder, lane=lanes[0]), print, lambda: False)
 
 def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
     command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent)]
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{TESTS}"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True) as driver:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
         folder = driver.stdout.readline().strip()
 
         def has_worker() -> bool:
@@ -300,7 +299,7 @@ def test_nothing_is_left_of_a_local_cluster_whose_driver_is_killed() -> None:
 
 
 @pytest.fixture
-def unjoined(monkeypatch: pytest.MonkeyPatch) -> RayExecutor:
+def unjoined(monkeypatch: Patch) -> RayExecutor:
     """An executor whose lanes, and the answers of their stations, are made up.
 
     It joins no cluster either: for an answer of one that has ended `ray.kill` waits for minutes.
@@ -359,9 +358,7 @@ def test_gpus_that_were_not_there_when_the_sweep_started_are_short(unjoined: Ray
         unjoined.gather(first.lane, "cuda", 2)
 
 
-def ask_one_that_fails(
-    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
+def ask_one_that_fails(executor: RayExecutor, monkeypatch: Patch, fault: Exception) -> None:
     post = open_post(executor, "node", 0)
     post.actor = MagicMock()
     monkeypatch.setattr("ray.get", MagicMock(side_effect=fault))
@@ -369,7 +366,7 @@ def ask_one_that_fails(
 
 
 def test_a_station_that_is_gone_as_it_is_asked_is_a_lost_lane(
-    unjoined: RayExecutor, monkeypatch: pytest.MonkeyPatch
+    unjoined: RayExecutor, monkeypatch: Patch
 ) -> None:
     """On a CPU a station says which cores a wide case takes; the sweep goes on without it."""
     from ray.exceptions import RayActorError
@@ -381,7 +378,7 @@ def test_a_station_that_is_gone_as_it_is_asked_is_a_lost_lane(
 
 
 def test_a_station_that_fails_as_it_is_asked_is_not_gone(
-    unjoined: RayExecutor, monkeypatch: pytest.MonkeyPatch
+    unjoined: RayExecutor, monkeypatch: Patch
 ) -> None:
     """A fault of the harness is said, and not waited for."""
     from ray.exceptions import RayTaskError
@@ -444,9 +441,7 @@ def test_addresses_that_cannot_be_joined(address: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_the_variables_of_the_sweep_hold_on_every_node(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_variables_of_the_sweep_hold_on_every_node(monkeypatch: Patch, tmp_path: Path) -> None:
     """Ray sets OMP_NUM_THREADS=1, which workers would inherit."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
@@ -474,7 +469,7 @@ class Talker:
         return Outcome(Status.INTERRUPTED, threading.current_thread().name)
 
 
-def test_a_station_reports_as_the_case_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_station_reports_as_the_case_goes_on(monkeypatch: Patch) -> None:
     monkeypatch.setattr("bench.executors.ray.station.HEARTBEAT_S", 0.4)
     for name in ("OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE"):
         monkeypatch.setenv(name, "1")  # put back after the test
@@ -507,9 +502,7 @@ class Passer(Talker):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_phase_is_held_until_it_is_released(
-    stopped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_phase_is_held_until_it_is_released(stopped: bool, monkeypatch: Patch) -> None:
     """As anchors are, which all lanes begin at once."""
     monkeypatch.setattr("bench.executors.ray.station.HEARTBEAT_S", 0.4)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -19,7 +19,7 @@ import pytest
 from workers_for_tests import find_workers, gone, is_server
 
 from bench.case import Case
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo
 from bench.environment.asking import ProcessAnswer
 from bench.executors import Event, Job, Lane, Settings
 from bench.executors import subprocess as room
@@ -36,17 +36,11 @@ TESTS = Path(models_for_tests.__file__).parent
 
 
 @pytest.fixture(scope="module", autouse=True)
-def workers_find_the_models() -> Iterator[None]:
+def servers_of_their_own() -> Iterator[None]:
+    """Of each executor, as they are in a sweep."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(room, "Servers", Servers)  # of each executor, as they are in a sweep
+        patch.setattr(room, "Servers", Servers)
         yield
-
-
-@pytest.fixture(scope="module")
-def data() -> DatasetInfo:
-    return prepare("synthetic", data_dir=None)
 
 
 class Run:

@@ -19,10 +19,11 @@ import models_for_tests
 import pandas as pd
 import psutil
 import pytest
+from pytest_for_tests import Patch
 from workers_for_tests import find_workers, gone
 
 from bench.case import Case
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo
 from bench.executors import Event, Job, Settings, process
 from bench.executors import subprocess as room
 from bench.executors.server import Servers, lend_server
@@ -34,23 +35,9 @@ from bench.store.reader import read_records
 from bench.sweep import __main__ as sweep
 from bench.worker.messages import Finished, Message, PhaseEntered, StepTaken
 
-TESTS = Path(models_for_tests.__file__).parent
 FLAGS = (
     "--device cpu --dataset synthetic --precision fp32 --fraction 0.001 --batch-size 32 --repeats 1"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def workers_find_the_models() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
-@pytest.fixture(scope="module")
-def data() -> DatasetInfo:
-    return prepare("synthetic", data_dir=None)
 
 
 def model(name: str) -> str:
@@ -61,31 +48,23 @@ def model(name: str) -> str:
 # -------------------------------------------------------------- every way to end, in one sweep
 
 ENDS: dict[str, tuple[Status, str, list[str]]] = {
-    "raises": (
-        Status.ERROR,
-        "RuntimeError: no such <luck> | =1+1",
-        ["Traceback", "in behave", "nor a second line"],
-    ),
+    "raises": (Status.ERROR, "RuntimeError: no such <luck> | =1+1",
+               ["Traceback", "in behave", "nor a second line"]),
     "not_a_number": (Status.DIVERGED, "the loss was inf or NaN from step 0 of 2", []),
-    "sleeps": (
-        Status.TIMEOUT,
-        "warmup took longer than 300 s; raise --timeout; the log has the stacks",
-        ["most recent call first", "in behave"],
-    ),
+    "sleeps": (Status.TIMEOUT,
+               "warmup took longer than 300 s; raise --timeout; the log has the stacks",
+               ["most recent call first", "in behave"]),
     "exits": (Status.ERROR, "the worker exited with code 9 and reported no result", []),
     "leaves": (Status.ERROR, "SystemExit: 3", ["SystemExit: 3"]),
     "kills_itself": (Status.KILLED, "SIGKILL from outside the sweep", []),
-    "crashes": (
-        Status.ERROR,
-        "the worker crashed with SIGSEGV",
-        ["Segmentation fault", "models_for_tests.py"],
-    ),
+    "crashes": (Status.ERROR, "the worker crashed with SIGSEGV",
+                ["Segmentation fault", "models_for_tests.py"]),
     "allocates_tensors": (Status.OOM, "RuntimeError: [enforce fail at alloc_cpu.cpp", []),
     "allocates_bytes": (Status.OOM, "MemoryError", ["MemoryError"]),
     "speaks_out_of_turn": (Status.ERROR, "dinner", ["Traceback"]),
     "babbles": (Status.OK, "", ["so many words, "]),
     "good": (Status.OK, "", []),
-}
+}  # fmt: skip
 """How each model ends a case: the outcome, its reason, and what the log says."""
 
 
@@ -176,13 +155,9 @@ def lent() -> Iterator[dict[str, str]]:
 def start_sleeper(out: Path, pids: Path, lent: dict[str, str]) -> subprocess.Popen[str]:
     """Start a sweep of a worker that never ends; wait until it trains."""
     flags = [*FLAGS.split(), "--model", model("sleeps"), "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.sweep", *flags],
-        env={**os.environ, **lent, models_for_tests.PIDS: str(pids)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command, pipe = [sys.executable, "-m", "bench.sweep", *flags], subprocess.PIPE
+    environment = {**os.environ, **lent, models_for_tests.PIDS: str(pids)}
+    process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
     while not pids.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -229,7 +204,7 @@ def execute(
 
 
 def test_a_busy_device_is_tried_again_and_counted(
-    data: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(models_for_tests.TRIES, str(tmp_path / "tries"))
     monkeypatch.setattr(room, "_BACK_OFF_S", 0.01)
@@ -306,8 +281,11 @@ def says(status: Status, transient: bool = False, **values: Any) -> list[Message
     return [Finished(status, "so it is", transient, Measurement(**values))]
 
 
+Scripted = Callable[..., Outcome]
+
+
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def scripted(monkeypatch: Patch) -> Scripted:
     def run(
         *scripts: list[Message] | Exception,
         stopping: bool = False,
@@ -327,7 +305,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
 
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (7, 7), (7, 8)])
 def test_what_the_host_killed_during_a_case_is_told_from_what_it_did_before(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, before: int, after: int
+    scripted: Scripted, monkeypatch: Patch, before: int, after: int
 ) -> None:
     kills = iter([before])
     monkeypatch.setattr(room, "count_oom_kills", lambda: next(kills, after))
@@ -354,8 +332,8 @@ TWICE = [PhaseEntered("epoch"), PhaseEntered("epoch")]
     ],
 )
 def test_what_passes_is_tried_three_times_at_most_and_nothing_else(
-    scripted: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
+    scripted: Scripted,
+    monkeypatch: Patch,
     scripts: list[Any],
     status: Status,
     retries: int,
@@ -369,30 +347,24 @@ def test_what_passes_is_tried_three_times_at_most_and_nothing_else(
     assert slept == [0.001, 0.002][:retries], "it waits longer each time"
 
 
-def test_stopped_between_tries(scripted: Callable[..., Outcome]) -> None:
+def test_stopped_between_tries(scripted: Scripted) -> None:
     outcome = scripted(BUSY, BUSY, stopping=True)
     assert (outcome.status, Script.started) == (Status.INTERRUPTED, 1)
 
 
-def test_a_worker_that_was_started_cold_says_so(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_was_started_cold_says_so(scripted: Scripted, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Script, "note", "the worker was started cold, because of its server: 7")
     notes = scripted(says(Status.OK, notes="mine")).measurement.notes
     assert notes == "mine; the worker was started cold, because of its server: 7"
 
 
-EPOCHS: list[Message] = [
-    PhaseEntered("warmup"),
-    PhaseEntered("epoch", 0),
-    PhaseEntered("evaluation", 0),
-    PhaseEntered("epoch", 1),
-]
+PHASES: list[Any] = [("warmup", 0), ("epoch", 0), ("evaluation", 0), ("epoch", 1)]
+EPOCHS: list[Message] = [PhaseEntered(*phase) for phase in PHASES]
 
 
 @pytest.mark.parametrize(("seen", "done"), [(2, 0), (3, 1), (4, 1)])
 def test_what_stops_between_epochs_says_after_how_many(
-    scripted: Callable[..., Outcome], seen: int, done: int
+    scripted: Scripted, seen: int, done: int
 ) -> None:
     outcome = scripted([*EPOCHS[:seen], *says(Status.OOM)], epochs=3)
     assert outcome.reason == f"so it is; after {done} of 3 epochs"
@@ -402,15 +374,11 @@ def test_what_stops_between_epochs_says_after_how_many(
 
 @pytest.mark.parametrize("ending", [[], says(Status.TIMEOUT), says(Status.INTERRUPTED)])
 def test_what_was_measured_is_not_lost_with_what_follows(
-    scripted: Callable[..., Outcome], ending: list[Message]
+    scripted: Scripted, ending: list[Message]
 ) -> None:
     """The profiler crashes, hangs or is stopped: the case was measured before."""
-    measured = Finished(
-        Status.OK,
-        measurement=Measurement(epoch_time_s=2.0),
-        missing={"energy_j": "no sensor"},
-        follows=["busy_s"],
-    )
+    lacks, timed = {"energy_j": "no sensor"}, Measurement(epoch_time_s=2.0)
+    measured = Finished(Status.OK, measurement=timed, missing=lacks, follows=["busy_s"])
     outcome = scripted([*EPOCHS[:3], measured, *ending])
     assert (outcome.status, outcome.measurement.epoch_time_s) == (Status.OK, 2.0)
     missing = read_missing(outcome.measurement.missing or "")
@@ -423,9 +391,7 @@ def test_what_was_measured_is_not_lost_with_what_follows(
     assert "busy_s" not in read_missing(whole.measurement.missing or "")
 
 
-def test_each_epoch_has_the_time_limit_for_itself(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_epoch_has_the_time_limit_for_itself(scripted: Scripted, monkeypatch: Patch) -> None:
     """Of 3600 s: phases of 2000 s each go on; 4000 s within the second epoch do not."""
     now = 0.0
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
@@ -449,7 +415,7 @@ def test_each_epoch_has_the_time_limit_for_itself(
 
 
 def test_to_be_held_before_a_phase_takes_nothing_of_its_time(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    scripted: Scripted, monkeypatch: Patch
 ) -> None:
     """As at the gate, where an anchor waits for those of the other lanes."""
     now = 0.0
@@ -463,7 +429,7 @@ def test_to_be_held_before_a_phase_takes_nothing_of_its_time(
 
 
 def test_a_card_that_nvml_cannot_open_for_the_moment(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    scripted: Scripted, monkeypatch: Patch
 ) -> None:
     devices: list[Any] = [Unreadable("NVML: Unknown Error"), Host()]
     monkeypatch.setattr(room, "open_device", lambda *_, **__: devices.pop(0))
@@ -472,7 +438,7 @@ def test_a_card_that_nvml_cannot_open_for_the_moment(
 
 
 def test_a_card_that_nvml_never_opens_is_measured_without_readings(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    scripted: Scripted, monkeypatch: Patch
 ) -> None:
     for reason, retries in (("NVML: Timeout", 2), ("no NVIDIA driver", 0)):
         monkeypatch.setattr(room, "open_device", lambda *_, reason=reason, **__: Unreadable(reason))
@@ -490,10 +456,7 @@ def test_a_card_that_nvml_never_opens_is_measured_without_readings(
     ],
 )
 def test_what_speaks_against_the_card_is_kept(
-    scripted: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
-    status: Status,
-    wanted: Status,
+    scripted: Scripted, monkeypatch: Patch, status: Status, wanted: Status
 ) -> None:
     seen = Observation(verdict="throttled: too hot", notes=["and shared"])
     monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
@@ -505,7 +468,7 @@ def test_what_speaks_against_the_card_is_kept(
 
 @pytest.mark.parametrize("resumed", [0, 2])
 def test_energy_of_some_epochs_is_not_that_of_all(
-    scripted: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, resumed: int
+    scripted: Scripted, monkeypatch: Patch, resumed: int
 ) -> None:
     """The counter was read by the process that resumed; the row's steps are of both."""
     read = {"energy_j": 900.0, "energy_source": "counter", "mean_power_w": 300.0}
@@ -525,7 +488,7 @@ def test_energy_of_some_epochs_is_not_that_of_all(
     ids=["while set up", "in warm-up"],
 )
 def test_a_crash_under_a_limit_is_suspected_once_batches_take_memory(
-    scripted: Callable[..., Outcome], script: list[Message], status: Status
+    scripted: Scripted, script: list[Message], status: Status
 ) -> None:
     case = Case(device="cpu", memory_limit="900MiB")
     assert scripted(script, case=case).status is status
@@ -535,11 +498,7 @@ def test_a_crash_under_a_limit_is_suspected_once_batches_take_memory(
 @pytest.mark.parametrize("status", [Status.OOM, Status.OOM_SUSPECTED])
 @pytest.mark.parametrize(("computing", "allowed"), [(0, False), (1, False), (1, True)])
 def test_a_lack_of_memory_beside_others_is_an_error_unless_they_are_allowed(
-    scripted: Callable[..., Outcome],
-    monkeypatch: pytest.MonkeyPatch,
-    status: Status,
-    computing: int,
-    allowed: bool,
+    scripted: Scripted, monkeypatch: Patch, status: Status, computing: int, allowed: bool
 ) -> None:
     seen = Observation(values={"neighbours_computing": computing})
     monkeypatch.setattr(room.Monitor, "close", lambda self, *arguments: seen)
@@ -591,9 +550,7 @@ def test_a_long_log_of_short_words(tmp_path: Path) -> None:
     assert len(log) - note + dropped == 11 + 8 * 600_000
 
 
-def test_a_compiled_case_has_a_cache_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiled_case_has_a_cache_of_its_own(monkeypatch: Patch, tmp_path: Path) -> None:
     """Its first repeat compiles; torch's own cache would hold what an earlier sweep made."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     executor = SubprocessExecutor(Settings())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.case import Case
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.cards import find_cards
@@ -24,11 +24,6 @@ pytestmark = [
 CASE = Case(
     model="dpn-small", dataset="synthetic", device="cuda", batch_size=128, steps=10, world_size=1
 )
-
-
-@pytest.fixture(scope="module")
-def data() -> DatasetInfo:
-    return prepare("synthetic", data_dir=None)
 
 
 def run(case: Case, data: DatasetInfo) -> Outcome:

@@ -33,7 +33,7 @@ from training_for_tests import (
 from bench.apex import find_apex, refuse_apex
 from bench.axis import Value
 from bench.case import Case
-from bench.data import DatasetInfo, prepare
+from bench.data import DatasetInfo
 from bench.environment.asking import probe
 from bench.environment.device import Platform
 from bench.executors import Job, Settings
@@ -62,11 +62,6 @@ SCALES = {"fp16": 128.0, "fp16-amp": "dynamic", "fp16-apex": 128.0}
 @pytest.fixture(scope="module")
 def platform() -> Platform:
     return probe("cuda")
-
-
-@pytest.fixture(scope="module")
-def data() -> DatasetInfo:
-    return prepare("synthetic", data_dir=None)
 
 
 @pytest.fixture(scope="module")

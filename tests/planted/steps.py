@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import Case
-from bench.diagnosis.breakdown import divide
+from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Side
 from bench.diagnosis.step import Profile, Rates, Step
 from bench.precision import find_formats
@@ -24,14 +24,8 @@ RATES = Rates(
 CPU_RATES = Rates({"float32": 200e9, "bfloat16": 800e9, "float16": 2e9}, 20e9, 2e-6)
 """Of a CPU that has bfloat16 and emulates float16."""
 
-HOLD = {
-    "rate_float32": 50e12,
-    "rate_tfloat32": 400e12,
-    "rate_float16": 600e12,
-    "rate_bfloat16": 600e12,
-    "rate_copy": 4e12,
-    "call_time_s": 5e-6,
-}
+HOLD = {f"rate_{format}": rate for format, rate in RATES.products.items()}
+HOLD |= {"rate_copy": RATES.copy, "call_time_s": RATES.call_s}
 """`RATES` as a record has them."""
 
 
@@ -60,13 +54,18 @@ def make_step(ms: float, rows: Sequence[WorkRow], *, device: str = "cuda", **val
     return Step(ms / 1e3, rows, rates, device, profile=profile, **values)
 
 
+def divided(step: Step) -> Breakdown:
+    """The breakdown of a step that has a profile."""
+    breakdown = divide(step)
+    assert breakdown is not None
+    return breakdown
+
+
 def make_side(precision: str, step: Step, **values: Any) -> Side:
     """A side of a pair of precisions."""
     case = values.pop("case", None) or Case(precision=precision, device=step.device)
-    breakdown = divide(step)
-    assert breakdown is not None
     format = find_formats(case.precision, case.opt_level).arithmetic
-    return Side(precision, case, step, breakdown, format, (step.step_s,), **values)
+    return Side(precision, case, step, divided(step), format, (step.step_s,), **values)
 
 
 def make_profiled(case: Case, step: Step, repeat: int = 1, **values: Any) -> Record:
@@ -99,14 +98,8 @@ def write_profiled(
         for number, (case, step) in enumerate(runs):
             for repeat in range(1, repeats + 1):
                 slower = 1 + 0.005 * (repeat - (repeats + 1) / 2)
-                record = make_profiled(
-                    case,
-                    step,
-                    repeat,
-                    record_id=f"{number:08x}{repeat:08x}",
-                    step_time_median_s=step.step_s * slower,
-                    epoch_time_s=step.step_s * slower * 100,
-                    **values,
-                )
+                step_s, name = step.step_s * slower, f"{number:08x}{repeat:08x}"
+                times = {"step_time_median_s": step_s, "epoch_time_s": step_s * 100}
+                record = make_profiled(case, step, repeat, record_id=name, **times, **values)
                 store.append(record, work=step.work)
     return folder

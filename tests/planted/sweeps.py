@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -76,27 +77,18 @@ def list_card(name: str) -> Iterator[Row]:
                 for repeat in (1, 2, 3):
                     wobble = 1 + 0.006 * (repeat - 2)
                     values = measured(
-                        time_s * wobble,
-                        needs,
-                        train_loss=2.0 + batch / 2000,
-                        train_accuracy=0.30 - batch / 20000,
-                        step_time_median_s=time_s / 390,
-                        step_time_mad_s=time_s / 390 * 0.01,
-                        energy_j=480 * time_s,
-                        flop_per_image=12.25e9,
+                        time_s * wobble, needs, step_time_median_s=time_s / 390,
+                        step_time_mad_s=time_s / 390 * 0.01, energy_j=480 * time_s,
+                        train_loss=2.0 + batch / 2000, train_accuracy=0.30 - batch / 20000,
+                        overflow_steps=0 if scale else None, flop_per_image=12.25e9,
                         arithmetic="float32",
-                        overflow_steps=0 if scale else None,
-                    )
+                    )  # fmt: skip
                     record = make_record(case, repeat=repeat, **{**common, **values})
                     yield (record, make_steps(case, time_s, 0.3)) if repeat == 1 else record
     yield from _list_odd(card, slower)
     first = Case(precision="fp32", batch_size=128)
-    yield make_record(
-        first,
-        sentinel=True,
-        **{**card, "executor": "fake"},
-        **_keep(measured(43.9 * slower, 9 * GIB), card),
-    )
+    values = {**measured(43.9 * slower, 9 * GIB), **card, "executor": "fake"}
+    yield make_record(first, sentinel=True, **values)
 
 
 def _keep(values: dict[str, Any], card: dict[str, Any]) -> dict[str, Any]:
@@ -164,16 +156,10 @@ def list_switches(noise: float = 0.002, batches: int = 2, repeats: int = 3) -> I
         ("cpu", {**make_card("NVIDIA H200"), "gpu": "", "gpu_uuid": "", "gpu_memory_bytes": None,
                  "driver": "", "cuda": "", "cudnn": "", "cpu": "AMD EPYC"}, 60.0),
     )  # fmt: skip
-    settings = [
-        (place, model, precision, batch, compiled, last, repeat)
-        for place in places
-        for model in MODELS
-        for precision in ("fp32", "bf16-amp")
-        for batch in [64 * 2**i for i in range(batches)]
-        for compiled in (False, True)
-        for last in (False, True)
-        for repeat in range(1, repeats + 1)
-    ]
+    settings = product(
+        places, MODELS, ("fp32", "bf16-amp"), [64 * 2**i for i in range(batches)],
+        (False, True), (False, True), range(1, repeats + 1),
+    )  # fmt: skip
     for (device, card, slower), model, precision, batch, compiled, last, repeat in settings:
         case = Case(
             model=model, precision=precision, batch_size=batch,
@@ -293,19 +279,12 @@ def list_profiled(repeats: int = 3) -> Iterator[Row]:
     card = {**make_card("NVIDIA H200"), **RATES}
     for precision, batch in [(p, b) for p in ("fp32", "bf16-amp") for b in (32, 512)]:
         half = precision != "fp32"
-        work = [
-            WorkRow(
-                str(kind),
-                operation,
-                ("float32→bfloat16" if kind is Kind.CAST else "bfloat16") if half else "float32",
-                calls,
-                flop * batch,
-                bytes * batch / (2 if half else 1),
-                ms[half] / 1e3 * batch / 512,
-            )
-            for (kind, operation), (calls, flop, bytes, *ms) in WORK.items()
-            if ms[half]
-        ]
+        work = []
+        for (kind, operation), (calls, flop, bytes, *ms) in WORK.items():
+            format = ("float32→" if kind is Kind.CAST else "") + "bfloat16" if half else "float32"
+            moved, time_s = bytes * batch / (2 if half else 1), ms[half] / 1e3 * batch / 512
+            if ms[half]:
+                work += [WorkRow(str(kind), operation, format, calls, flop * batch, moved, time_s)]
         busy_s = sum(row.time_s or 0 for row in work)
         step_s = max(busy_s, HOST_S) + 0.002
         case = Case(precision=precision, batch_size=batch, profile=True)

@@ -1,0 +1,6 @@
+"""Short names of what pytest gives a test."""
+
+import pytest
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
