@@ -26,7 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # the harness and the networks of the tests are found by what a test starts, wherever that runs
 ROOT = Path(__file__).parents[1]
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+given = filter(None, [os.environ.get("PYTHONPATH")])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *given])
 
 # hundreds of sweeps that measure the same machine; tests of this set it themselves
 os.environ.setdefault("BENCH_YARDSTICK_S", "0")

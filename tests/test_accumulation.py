@@ -47,10 +47,8 @@ def smooth(seed: int = 0) -> nn.Module:
 
 
 def few_batches(accumulate: int) -> Batches:
-    rng, micro = (
-        np.random.default_rng(0),
-        micro_batch(Case(batch_size=BATCH, accumulate=accumulate)),
-    )
+    rng = np.random.default_rng(0)
+    micro = micro_batch(Case(batch_size=BATCH, accumulate=accumulate))
     images = rng.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, IMAGES)
     return Batches(*images, batch_size=BATCH, micro_batch=micro, device=CPU, seed=3)
 

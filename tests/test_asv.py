@@ -43,9 +43,16 @@ from benchmarks.figures import ABSENT, FIGURES, MEASURED, PARTS, STATUSES
 ROOT = Path(__file__).parents[1]
 NAN = math.nan
 ROW = {
-    **{"status": "ok", "reason": "", "epoch_time_s": 20.0, "measured_time_s": 5.0},
-    **{"energy_j": 700.0, "train_loss": 1.5, "train_accuracy": 0.25},
-    **{"peak_device_bytes": NAN, "peak_process_bytes": 3e9, "peak_reserved_bytes": 2e9},
+    "status": "ok",
+    "reason": "",
+    "epoch_time_s": 20.0,
+    "measured_time_s": 5.0,
+    "energy_j": 700.0,
+    "train_loss": 1.5,
+    "train_accuracy": 0.25,
+    "peak_device_bytes": NAN,
+    "peak_process_bytes": 3e9,
+    "peak_reserved_bytes": 2e9,
     **dict.fromkeys(PARTS, 0.25),
 }
 
