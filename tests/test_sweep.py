@@ -105,6 +105,13 @@ def test_the_resolved_configuration_stands_beside_the_records(out: Path) -> None
     assert config["datasets"]["synthetic"]["train_images"] == 50_000
 
 
+def test_the_command_that_ran_last_is_the_last_of_its_folder(out: Path) -> None:
+    for size in ("8", "16", "8"):
+        run(out, size)
+    commands = json.loads((out / "config.json").read_text())["command"].splitlines()
+    assert [line.partition("--batch-size ")[2][:2].strip() for line in commands] == ["16", "8"]
+
+
 def test_every_outcome_is_a_row_and_the_sweep_goes_on(
     out: Path, answers: Callable[[str], None]
 ) -> None:
