@@ -53,7 +53,8 @@ def print_findings(out: Path, halving: Halving) -> bool:
 
     console = open_console(_WIDTH)
     records, epochs = read_records(out), read_epochs(out)
-    trials = SEARCH.lay_out(tell_trials(records, epochs, halving))
+    # the commands that confirm the best stand below
+    trials = SEARCH.lay_out(tell_trials(records, epochs, halving, how=""))
     rungs = RUNGS.lay_out(tell_rungs(records, epochs, halving))
     for table in (*trials, *rungs):
         draw_table(table, console)

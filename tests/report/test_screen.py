@@ -49,8 +49,10 @@ def screen_of(report: Document, width: int = WIDTH) -> str:
     draw(report, console)
     lines = buffer.getvalue().splitlines()
     assert len(lines) <= LINES, buffer.getvalue()
-    assert max(cell_len(line.rstrip()) for line in lines) <= min(width, WIDTH)
-    return buffer.getvalue()
+    assert max(map(cell_len, lines)) <= min(width, WIDTH)
+    draw(report, console, full=True)
+    assert [line for line in buffer.getvalue().splitlines() if line != line.rstrip()] == []
+    return "".join(f"{line}\n" for line in lines)
 
 
 def read(*folders: Path) -> Report:
