@@ -29,9 +29,9 @@ from bench.study.sweeps import Sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-SWEEP, SEARCH, FIT, WHY, COMPARE, REPORT = (
+SWEEP, SEARCH, FIT, WHY, COMPARE, REPORT, VALIDATE = (
     ["python", "-m", f"bench.{name}"]
-    for name in ("sweep", "search", "fit", "why", "compare", "report")
+    for name in ("sweep", "search", "fit", "why", "compare", "report", "validate")
 )
 
 OF_FIT = ("--step", "--margin", "--probes", "--json")  # flags that a sweep does not have
@@ -56,7 +56,7 @@ def choose_next(
         for why, words in suggested:
             if words:
                 return NextStep(why, shlex.join(words))
-    folders = [_name_folder(sweep) for sweep in sweeps]
+    folders = [name_folder(sweep) for sweep in sweeps]
     if len(folders) == 2:
         return NextStep("compare the two case by case", shlex.join([*COMPARE, *folders]))
     page = [*REPORT, *folders, "--format", "html", "-o", "report.html"]
@@ -77,7 +77,7 @@ def _suggest(
 
     best: list[str] = []
     if sweep.halving is not None:
-        folder = Path(_name_folder(sweep))
+        folder = Path(name_folder(sweep))
         best = confirm(sweep.records, sweep.read_epochs(), sweep.halving, folder)
     words = shlex.split(best[0]) if best else []
     yield "run the best trial again, on seeds that did not choose it", words
@@ -113,7 +113,7 @@ def _suggest(
     yield "measure better what spreads, on an idle machine", change(unsure, repeats=[str(most)])
     profiled = set(cases.loc[cases["profiled_step_s"].notna(), "precision"])
     told = "fp32" in profiled and len(profiled) > 1
-    yield "see where the time goes", [*WHY, _name_folder(sweep)] if told else []
+    yield "see where the time goes", [*WHY, name_folder(sweep)] if told else []
     flags = {
         name: [spell_value(AXES[name].default)]
         for name in list_affecting(Trait.PART)
@@ -122,7 +122,7 @@ def _suggest(
     yield "measure whole epochs", change(flags and cases["extrapolated"].any(), **flags)
 
 
-def _name_folder(sweep: Sweep) -> str:
+def name_folder(sweep: Sweep) -> str:
     """The folder or file of a sweep, from where one is, if that is above it."""
     path = sweep.file.parent if sweep.command or sweep.plan else sweep.file
     near = os.path.relpath(path)
@@ -191,7 +191,7 @@ def _change(
         module, without = SWEEP, [*without, *OF_FIT]
     if not (sweep.plan and sweep.plan.shard):
         without = [*without, "--shard"]  # of shards that are joined, the whole is asked for
-    new = {"--out": [_name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
+    new = {"--out": [name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
     given = [word for flag, values in new.items() for word in (flag, *values)]
     flagged = split_flags(join_flags(asked, given))
     kept = (values for flag, values in flagged.items() if flag not in without)
