@@ -223,6 +223,21 @@ def test_a_dry_run_warns_of_a_device_that_is_not_here(monkeypatch: Patch, capsys
     assert "--memory-limit 17GiB is above the 16.0 GiB of a card" in capsys.readouterr().err
 
 
+def test_a_dry_run_asks_each_card_that_it_would_use_for_its_memory(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    """As a start does, which refuses a limit that is above the memory of any lane."""
+    cards = [Card("GPU-1", "a card", memory_bytes=2**34), Card("GPU-2", "half", memory_bytes=2**33)]
+    monkeypatch.setattr(preview, "has_cuda", lambda: True)
+    for module in ("bench.sweep.preview", "bench.executors.subprocess"):
+        monkeypatch.setattr(f"{module}.find_cards", lambda: (cards, ""))
+    flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
+    flags += ["--memory-limit", "9GiB"]
+    for more, refused in (([], False), (["--lanes", "1"], False), (["--lanes", "all"], True)):
+        assert sweep.main([*flags, *more]) == 2 * refused
+        assert ("9GiB is above the 8.0 GiB of half" in capsys.readouterr().err) == refused
+
+
 # ------------------------------------------------------------------------------ skip, retry, resume
 
 
