@@ -102,6 +102,18 @@ def test_all_settings_are_in_the_long_help(
     assert len(flags[1]) > 1.5 * len(flags[0])
 
 
+@pytest.mark.parametrize("command", ["sweep", "search", "fit", "advise"])
+def test_the_help_names_a_list_that_there_is(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        import_module(f"bench.{command}{'' if command == 'fit' else '.__main__'}").main(
+            ["--help-all"]
+        )
+    words = capsys.readouterr().out.split()
+    at = [i for i, word in enumerate(words) if word.strip(".,;") == "--list"]
+    assert all(words[i - 1] == "bench.sweep" for i in at) or command == "sweep"
+    assert at
+
+
 def test_a_command_without_its_line_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(listing, "_ROOT", tmp_path)
     (tmp_path / "thing.py").write_text('"""Does things."""\n')
