@@ -329,7 +329,7 @@ def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Te
     while sum(widths) > room:  # it is too wide all the same
         widths[widths.index(max(widths))] -= 1
     heads = [head.label for head in table.heads]
-    rule = Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)))
+    rule = Text((" " + "─" * (sum(widths) + _GAP * (len(widths) - 1))).rstrip())
     yield [*_draw_row(heads, table, widths, console, upwards=True), rule]
     for number, row in enumerate(table.rows):
         block = []
