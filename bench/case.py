@@ -139,10 +139,12 @@ class Case:
         conflicts=(Conflict(lambda case: case.dataset == OWN and case.workload == IMAGES,
             f"--dataset {OWN} is that of a --workload; give one, or another dataset"),))
     precision: str = describe_axis("fp32", one_of(PRECISIONS),
-        "number formats; --list describes them", common=True, named=True, plain=True, baseline=True,
+        "number formats; bench.sweep --list describes them",
+        common=True, named=True, plain=True, baseline=True,
         order=list(PRECISIONS).index)
     loss_scale: float | str | None = describe_axis(None, parse_loss_scale,
-        "static loss scale, or a dynamic one of --list (default: 128 for fp16)", common=True,
+        "a number, or a rule of bench.sweep --list (default: 128 for fp16)",
+        common=True,
         named=True, number=True, affects=(LEARNING, FIT, WORK), follows="precision",
         applies=(_SCALES,),
         fill=lambda case: PRECISIONS[case.precision].default_loss_scale, order=order_scale)
@@ -153,7 +155,8 @@ class Case:
         "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)",
         since=3, follows="precision", applies=(_need("apex", "is trained by apex"),), order=str)
     fp8_recipe: str = _later("tensorwise", one_of(FP8_RECIPES),
-        "how torchao scales what fp8 rounds; --list describes them", follows="precision",
+        "how torchao scales what fp8 rounds; bench.sweep --list describes them",
+        follows="precision",
         applies=(_need("float8", "rounds to fp8"),), order=list(FP8_RECIPES).index)
     batch_size: int = describe_axis(128, parse_batch_size,
         "items (images) per step of the optimizer", common=True, named=True,
@@ -177,7 +180,8 @@ class Case:
         common=True, affects=(LEARNING, RATE), follows="optimizer",
         fill=lambda case: default_lr(case.optimizer))
     optimizer: str = _later("sgd", one_of([*OPTIMIZERS, OWN]),
-        "what steps the weights, see --list (default: sgd, or a --workload's own)", common=True,
+        "what steps the weights, of bench.sweep --list (sgd, or a --workload's own)",
+        common=True,
         affects=(LEARNING, RATE, FIT, WORK), conflicts=(
             Conflict(lambda case: case.optimizer == OWN and case.workload == IMAGES,
                 f"--optimizer {OWN} is that of a --workload; give one, or leave it out"),
@@ -192,7 +196,7 @@ class Case:
         "steps, or percent of all steps, over which the learning rate rises to its value",
         order=lambda text: (text.endswith("%"), float(text.removesuffix("%"))))
     schedule: str = _learning("constant", one_of(SCHEDULES),
-        "how the learning rate goes on; --list describes them",
+        "how the learning rate goes on; bench.sweep --list describes them",
         conflicts=(Conflict(lambda case: case.schedule == "onecycle" and case.lr_warmup != "0",
             "--schedule onecycle has its own warm-up; leave out --lr-warmup"),))
     epochs: int = _learning(1, parse_whole("a number of epochs"), "epochs to train, each measured",
@@ -222,7 +226,8 @@ class Case:
     cudnn_benchmark: bool = describe_axis(False, parse_switch,
         "let cuDNN time its algorithms during warm-up", affects=(FIT, PROOF), prepares="autotuning")
     compile: str = describe_axis("off", parse_compile,
-        "torch.compile the network during warm-up, in a mode of --list", quiet=True, switch=True,
+        "torch.compile the network during warm-up, in a mode of bench.sweep --list",
+        quiet=True, switch=True,
         common=True, affects=(FIT, PROOF, KERNELS), order=list(COMPILES).index, anchored=False,
         prepares="compiling", beside={"parallel": ("dp",)})
     cuda_graphs: bool = describe_axis(False, parse_switch,
@@ -242,7 +247,8 @@ class Case:
     channels_last: bool = describe_axis(False, parse_switch, "NHWC memory layout",
         affects=(FIT, PROOF, WORK, KERNELS))
     freeze: str = _later(NONE, parse_freeze,
-        "weights that are not trained: backbone, bn, or layers by name; --list describes them",
+        "weights that are not trained: backbone, bn, or layers by name; bench.sweep --list "
+        "describes them",
         affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST), baseline=True, absent=_FEW_STEPS)
     start: str | None = _later(None, parse_start,
         "file of the weights to start from, .safetensors or of torch.save (default: none)",
@@ -272,7 +278,8 @@ class Case:
         "batches (or micro-batches) that each of --workers prepares ahead",
         applies=(_LOADS, _HAS_WORKERS))
     parallel: str = _parallel("none", one_of(PARALLELS),
-        "train one network on several GPUs; --list describes how", follows="", applies=(),
+        "train one network on several GPUs; bench.sweep --list describes how",
+        follows="", applies=(),
         legacy=("dp",), baseline=True, beside={"cuda_graphs": (True,), "device": OTHERS},
         conflicts=(
             Conflict(lambda case: case.parallel == "dp" and _on_cpu(case),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pandas import read_csv
 
 from bench.advise.__main__ import main
-from bench.advise.answer import Answer
+from bench.advise.answer import Answer, describe_start
 from bench.advise.belief import add_loading, believe, guess, relate
 from bench.advise.options import parse_budget
 from bench.advise.policy import MOST_REPEATS, Budget, choose
@@ -287,6 +287,27 @@ def test_a_run_of_a_long_epoch_is_short(
         assert Standing(known, space).find_case(replace(trial, repeat=2)).fraction == measured
 
 
+@pytest.mark.parametrize(
+    ("epoch_s", "known", "takes"),
+    [
+        # a tenth of the epoch, 6 steps to warm up, and the start
+        (50.0, [], "18 s or more"),
+        (None, [], "its start and 14 steps or more, of unknown length"),
+        (50.0, [Result(Trial(Case(), Aim.LOOK), Status.OK, 42, time_s=1.0, value=1.0)],
+         "about 42 s"),
+    ],
+)  # fmt: skip
+def test_how_long_the_first_run_takes_is_said_before_it(
+    epoch_s: float | None, known: list[Result], takes: str
+) -> None:
+    space = Space(
+        Case(), [Case()], [0.0], epoch_s=lambda setting: epoch_s, items=50_000, start_s=lambda _: 12
+    )
+    said = describe_start(Standing(known, space), Trial(Case(), Aim.LOOK, 2), 600, 3600)
+    assert said.startswith(f"the first run takes {takes}, and each of its phases at most --timeout")
+    assert said.endswith("in --budget (10 min)")
+
+
 def test_what_follows_from_a_change_is_no_change() -> None:
     assert list_changes(Case(precision="fp16", loss_scale=128.0), Case()) == ["precision"]
     assert list_changes(Case(loss_scale=64.0), Case(loss_scale=128.0)) == ["loss_scale"]
@@ -470,6 +491,10 @@ def test_the_command_says_what_to_train_with(tmp_path: Path, capsys: Capture) ->
     assert "as fast as what you have now (fp32, batch size 128)" in first
     assert any("Batches of 256 take fewer steps an epoch" in line for line in rest)
     assert "best so far: fp32, batch size 256, 1.28×" in told.err
+    before, _, _ = told.err.partition("[1] ")
+    bounds = "and each of its phases at most --timeout (60 min); no other begins that does not fit"
+    takes = "takes its start and 14 steps or more, of unknown length"
+    assert f"{takes}, {bounds} in --budget (60 s)\n" in before
     flags = "--model dpn92 --dataset synthetic --device cuda --batch-size 128 256"
     assert any(f"python -m bench.search {flags} compares them" in line for line in rest)
     rows = read_records(tmp_path)

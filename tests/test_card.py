@@ -36,7 +36,6 @@ from bench.card.folder import (
     State,
     check_limits,
     choose_card,
-    find_published,
     tidy,
 )
 from bench.card.phases import GPU_TESTS, PHASES, PUBLISHED
@@ -166,7 +165,7 @@ def test_rehearsed_interrupted_within_a_case_and_gone_on_with(tmp_path: Path) ->
     assert names <= set(FILES)
     assert {STATE, RECORDS, CHECKS, LOG, PAGE} <= names
     assert "Safe loss scales" in (folder / PAGE).read_text()
-    assert find_published(tmp_path, PUBLISHED) is None, "a rehearsal is never published"
+    assert Card.read(folder).rehearsal, "so that it is not shown in the README"
 
 
 def test_cut_to_some_seconds(
@@ -498,7 +497,8 @@ def test_a_card_from_the_command_line(
     assert "rtx-titan   done" in said
     assert "precision   not run" in said
     assert "each case measured 20 % of an epoch; --fraction 1 measures whole epochs" in said
-    assert find_published(tmp_path, PUBLISHED) == Card.read(folder)
+    assert Card.read(folder).done(*PUBLISHED)
+    assert not Card.read(folder).rehearsal
     failed = replace(PHASES["tests"], run=lambda *_: Entry(State.FAILED, line="is a CPU build"))
     monkeypatch.setattr(agenda, "PHASES", {**PHASES, "tests": failed})
     assert command.main([*flags, "tests"]) == 1
@@ -613,27 +613,6 @@ def test_another_torch_or_code_is_said(tmp_path: Path) -> None:
     chosen, remark = choose_card(tmp_path, "new", now, rehearsal=False)
     assert chosen.folder == tmp_path / "new"
     assert remark.endswith("torch was 2.11, now 2.12; code was abc, now def")
-
-
-def test_only_a_whole_table_of_a_real_card_is_published(tmp_path: Path) -> None:
-    def make(name: str, started: str, *, rehearsal: bool = False, done: bool = True) -> Card:
-        card = Card(tmp_path / name, rehearsal, IDENTITY, started_at=started)
-        card.phases = {phase: Entry(State.DONE) for phase in PUBLISHED}
-        if not done:
-            card.phases[PUBLISHED[-1]].state = State.CUT
-        card.write()
-        (tmp_path / name / RECORDS).touch()
-        return card
-
-    assert find_published(tmp_path, PUBLISHED) is None
-    make("rehearsed", "2026-11-24", rehearsal=True)
-    make("half", "2026-11-23", done=False)
-    assert find_published(tmp_path, PUBLISHED) is None
-    make("old", "2026-11-21")
-    newest = make("new", "2026-11-22")
-    assert find_published(tmp_path, PUBLISHED) == newest
-    (newest.folder / RECORDS).unlink()
-    assert find_published(tmp_path, PUBLISHED).folder.name == "old"  # type: ignore[union-attr]
 
 
 def test_failed_logs_are_kept_and_nothing_else_of_the_workings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -346,7 +347,10 @@ def plant_oddities(root: Path) -> list[Path]:
     return [write_sweep(root / name, rows) for name, rows in sets.items()]
 
 
-def test_a_page_of_oddities_says_what_it_said(tmp_path: Path) -> None:
+def test_a_page_of_oddities_says_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     prices = tmp_path / "prices.toml"
     prices.write_text('unit = "EUR"\n"NVIDIA B" = 2\n"NVIDIA C" = 1\n')
     cards = [*CARDS]
@@ -433,6 +437,19 @@ def test_faults_of_a_folder_are_named(found: Cards) -> None:
     assert str(found.faults["rtx-titan-2019"]) == "all checks passed"
     assert found.warnings[0].label == "Faults"
     assert "a: faults in code" in found.warnings[0].found
+    asked, _, said = (found.warnings[0].remedy or "").partition(" says ")
+    assert said == "what they are."
+    named = shlex.split(asked)[3:]
+    assert [Path(folder).name for folder in named] == [n for n, f in found.faults.items() if any(f)]
+    assert all(Path(folder).is_dir() for folder in named)
+
+
+def test_published_cases_are_not_counted_as_runs(found: Cards, folders: list[Path]) -> None:
+    runs = sum(len(read_sweeps([folder])[0].records) for folder in folders)
+    own = len(found.cases) - 9
+    assert f"{own} cases in {runs} runs and 9 published cases: " in found.outcomes
+    alone = build(read_sweeps([REFERENCE]), Path())
+    assert alone.outcomes == "9 published cases: 7 ok, 2 out of memory."
 
 
 def test_committed_folders_and_planted_cards_make_a_page(

@@ -107,6 +107,15 @@ def test_the_help_says_what_each_executor_is(capsys: Capture) -> None:
     assert "fake: makes figures up, to try the harness" in said
 
 
+@pytest.mark.parametrize("command", ["sweep", "search", "fit", "advise"])
+def test_the_help_names_a_list_that_there_is(command: str, capsys: Capture) -> None:
+    module = command if command == "fit" else f"{command}.__main__"
+    words = " ".join(write_help(module, "--help-all", capsys)).split()
+    at = [i for i, word in enumerate(words) if word.strip(".,;") == "--list"]
+    assert all(words[i - 1] == "bench.sweep" for i in at) or command == "sweep"
+    assert at
+
+
 def test_a_command_without_its_line_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(listing, "_ROOT", tmp_path)
     (tmp_path / "thing.py").write_text('"""Does things."""\n')

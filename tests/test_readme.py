@@ -30,7 +30,7 @@ import pytest
 from pytest_for_tests import Capture, Patch
 
 from bench.__main__ import COMMANDS as PROGRAMS
-from bench.card.folder import FIGURE, Card, find_published
+from bench.card.folder import FIGURE, Card, Entry, State, read_cards
 from bench.card.phases import PUBLISHED
 from bench.case import AXES, Case, axis_flag, format_value
 from bench.diagnosis.advice import CURES
@@ -38,6 +38,7 @@ from bench.export.trackers import TRACKERS
 from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.record import Record, Status
+from bench.store.cells import RECORDS
 from bench.store.reader import read_records
 from bench.sweep import options
 from bench.sweep.__main__ import main as sweep
@@ -75,6 +76,15 @@ def load_published() -> ModuleType:
 
 
 published = load_published()
+
+
+def find_measured(results: Path) -> Card | None:
+    """The card whose table the README shows: the newest that is whole enough; or none yet."""
+    for card in read_cards(results):
+        there = card.identity.get("gpu") and (card.folder / RECORDS).is_file()
+        if there and card.done(*PUBLISHED) and not card.rehearsal:
+            return card
+    return None
 
 
 def write_axes() -> str:
@@ -236,8 +246,30 @@ def test_the_advice_that_is_shown_is_that_of_its_rows() -> None:
 @pytest.mark.parametrize("mark", MEASURED)
 def test_measured_parts_are_current(mark: str) -> None:
     """`make card` runs this with UPDATE_README=1."""
-    newest = find_published(ROOT / "results", PUBLISHED)  # that is whole enough; or none yet
-    check_part(README, mark, MEASURED[mark](newest))
+    check_part(README, mark, MEASURED[mark](find_measured(ROOT / "results")))
+
+
+def test_only_a_whole_table_of_a_real_card_is_shown(tmp_path: Path) -> None:
+    identity = {"gpu": "NVIDIA H200"}
+
+    def make(name: str, started: str, *, rehearsal: bool = False, done: bool = True) -> Card:
+        card = Card(tmp_path / name, rehearsal, identity, started_at=started)
+        card.phases = {phase: Entry(State.DONE) for phase in PUBLISHED}
+        if not done:
+            card.phases[PUBLISHED[-1]].state = State.CUT
+        card.write()
+        (tmp_path / name / RECORDS).touch()
+        return card
+
+    assert find_measured(tmp_path) is None
+    make("rehearsed", "2026-11-24", rehearsal=True)
+    make("half", "2026-11-23", done=False)
+    assert find_measured(tmp_path) is None
+    make("old", "2026-11-21")
+    newest = make("new", "2026-11-22")
+    assert find_measured(tmp_path) == newest
+    (newest.folder / RECORDS).unlink()
+    assert find_measured(tmp_path).folder.name == "old"  # type: ignore[union-attr]
 
 
 def test_pictures_of_published_figures_are_current(tmp_path: Path) -> None:

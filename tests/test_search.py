@@ -371,6 +371,12 @@ def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Ca
     )
     assert f"Best: batch size {best[1].batch_size} · lr {best[1].lr}, test accuracy" in said.out
     assert f"{sum(trained)} epochs were trained where 12 whole trials take\n108" in said.out
+    assert [line for line in said.out.splitlines() if line != line.rstrip()] == []
+    note = "prints the commands that confirm the best."
+    assert "Confirm the best on seeds" in said.out
+    assert note not in " ".join(said.out.split())
+    assert report([str(tmp_path), "--full"]) == 0
+    assert note in " ".join(capsys.readouterr().out.split())
     diverged = frame[frame["status"] == "diverged"]
     assert (diverged["truncated_after"] == 1).all()
     assert len(diverged) == sum(case.lr > fake.LARGEST_LR for case in cases) > 0

@@ -102,6 +102,13 @@ def test_the_resolved_configuration_stands_beside_the_records(out: Path) -> None
     assert config["datasets"]["synthetic"]["train_images"] == 50_000
 
 
+def test_the_command_that_ran_last_is_the_last_of_its_folder(out: Path) -> None:
+    for size in ("8", "16", "8"):
+        run(out, size)
+    commands = json.loads((out / "config.json").read_text())["command"].splitlines()
+    assert [line.partition("--batch-size ")[2][:2].strip() for line in commands] == ["16", "8"]
+
+
 def test_every_outcome_is_a_row_and_the_sweep_goes_on(out: Path) -> None:
     statuses = [status for status in Status if status is not Status.OK]
     answers = " ".join(f"seed={n}:{status}" for n, status in enumerate(statuses))
@@ -207,6 +214,21 @@ def test_a_dry_run_warns_of_a_device_that_is_not_here(monkeypatch: Patch, capsys
         assert (said in capsys.readouterr().out) != there
     assert sweep.main([*flags, "--memory-limit", "17GiB"]) == 2
     assert "--memory-limit 17GiB is above the 16.0 GiB of a card" in capsys.readouterr().err
+
+
+def test_a_dry_run_asks_each_card_that_it_would_use_for_its_memory(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    """As a start does, which refuses a limit that is above the memory of any lane."""
+    cards = [Card("GPU-1", "a card", memory_bytes=2**34), Card("GPU-2", "half", memory_bytes=2**33)]
+    monkeypatch.setattr(preview, "has_cuda", lambda: True)
+    for module in ("bench.sweep.preview", "bench.executors.subprocess"):
+        monkeypatch.setattr(f"{module}.find_cards", lambda: (cards, ""))
+    flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
+    flags += ["--memory-limit", "9GiB"]
+    for more, refused in (([], False), (["--lanes", "1"], False), (["--lanes", "all"], True)):
+        assert sweep.main([*flags, *more]) == 2 * refused
+        assert ("9GiB is above the 8.0 GiB of half" in capsys.readouterr().err) == refused
 
 
 # ------------------------------------------------------------------------------ skip, retry, resume

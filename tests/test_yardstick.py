@@ -41,6 +41,7 @@ from bench.doctor.judgement import Level, judge
 from bench.doctor.machine import Machine, measure_machine
 from bench.doctor.rates import SECONDS, choose_seconds, describe_rates, doubt_rates, measure_rates
 from bench.environment.asking import DeviceAnswer, ProcessAnswer
+from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint
@@ -595,7 +596,7 @@ DEVICE: dict[str, Any] = {"gpu": None, "driver": None, "cpu": "C", "torch_thread
 def write_row(folder: Path, **values: Any) -> Path:
     """A sweep of one row."""
     times = {"epoch_time_s": 1.0, "measured_time_s": 1.0, "measured_steps": 9}
-    return write_sweep(folder, [make_run(Case(device="cpu"), **DEVICE, **times, **values)])
+    return write_sweep(folder, [make_run(Case(device="cpu"), **{**DEVICE, **times, **values})])
 
 
 @pytest.fixture
@@ -610,33 +611,70 @@ def here(**values: Any) -> Environment:
     return Environment(**{**DEVICE, "torch": "2.13.0", **values})
 
 
+def find_platform(halves: bool = True, **values: Any) -> Platform:
+    return Platform(here(**values), halves, halves)
+
+
 def test_a_sweep_warns_of_a_device_slower_than_in_another(sweeps: Path) -> None:
-    earlier = read_earlier(here(), sweeps)
+    earlier = read_earlier(find_platform(), sweeps)
     for times in (earlier, earlier[::-1]):
         assert expect_rates(times) == {"rate_float32": 5e10, "rate_copy": 9e9}
     said = describe_slowdown(SLOWER, earlier)
-    assert said.startswith(f"less than in {sweeps / 'faster'} (")
+    assert said.startswith(f"less than a CPU of this name in {sweeps / 'faster'} (")
     assert said.endswith("): float32 products −40 %")
     assert describe_slowdown(FASTER, earlier) == ""
     # of another device, or torch, nothing is to be expected
-    assert read_earlier(here(cpu="D"), sweeps) == []
-    assert read_earlier(here(torch_threads=1), sweeps) == []
+    assert read_earlier(find_platform(cpu="D"), sweeps) == []
+    assert read_earlier(find_platform(torch_threads=1), sweeps) == []
     (sweeps / "faster" / "records.csv").write_text("not records")
-    assert describe_slowdown(SLOWER, read_earlier(here(), sweeps)) == ""
+    assert describe_slowdown(SLOWER, read_earlier(find_platform(), sweeps)) == ""
+
+
+def rate_halves(share: float) -> dict[str, float]:
+    return {f"rate_{half}": share * SLOWER["rate_float32"] for half in ("float16", "bfloat16")}
+
+
+def test_a_cpu_that_computes_halves_otherwise_is_another(tmp_path: Path) -> None:
+    """Virtual machines give unlike CPUs one name: one with AMX, and one without."""
+    native, emulated, unclear = (rate_halves(share) for share in (3.0, 0.02, 0.5))
+    for name, halves in (("native", native), ("emulated", emulated), ("unclear", unclear)):
+        write_row(tmp_path / name, **{**FASTER, **halves})
+
+    def find(halves: bool, **values: Any) -> set[str]:
+        return {one.folder.name for one in read_earlier(find_platform(halves, **values), tmp_path)}
+
+    assert find(True) == {"native", "unclear"}
+    assert find(False) == {"emulated", "unclear"}
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}.000Z"
+    fresh = write_row(tmp_path / "fresh", **FASTER, **native, finished_at=now)
+    assert recall_rates(find_platform(True), fresh).rates
+    assert not recall_rates(find_platform(False), fresh).rates
+    # a card is what it says
+    for name, halves in (("native", native), ("emulated", emulated)):
+        write_row(tmp_path / "card" / name, **{**FASTER, **halves, "gpu": "G"})
+    cards = read_earlier(find_platform(False, gpu="G"), tmp_path / "card")
+    assert {one.folder.name for one in cards} == {"native", "emulated"}
+    assert describe_slowdown(SLOWER, cards).startswith(f"less than in {tmp_path / 'card'}")
+    # the same of two sweeps in a report
+    both = [tmp_path / name for name in ("native", "emulated")]
+    assert list_slower(*both) == []
+    (said,) = list_slower(*(tmp_path / "card" / folder.name for folder in both))
+    assert "float16 products −99 %" in said
+    assert "its clocks or its power limit is between them. Run" in said
 
 
 def test_a_sweep_that_goes_on_soon_keeps_its_rates(sweeps: Path) -> None:
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}.000Z"
     tries = {"rate_tries": "rate_float32 48; rate_copy 3"}
     kept = write_row(sweeps / "kept", **FASTER, **tries, finished_at=now)
-    assert recall_rates(here(), kept).columns == FASTER | tries | {"rates_at": None}
+    assert recall_rates(find_platform(), kept).columns == FASTER | tries | {"rates_at": None}
     none = Yardstick()
-    assert recall_rates(here(gpu_uuid="GPU-1"), kept) == none
-    assert recall_rates(here(torch="2.14"), kept) == none
-    assert recall_rates(here(), sweeps / "nowhere") == none
-    assert recall_rates(here(), sweeps / "faster") == none  # of another day
+    assert recall_rates(find_platform(gpu_uuid="GPU-1"), kept) == none
+    assert recall_rates(find_platform(torch="2.14"), kept) == none
+    assert recall_rates(find_platform(), sweeps / "nowhere") == none
+    assert recall_rates(find_platform(), sweeps / "faster") == none  # of another day
     collapsed = {**FASTER, "rate_float32": None, "finished_at": now}
-    assert recall_rates(here(), write_row(sweeps / "collapsed", **collapsed)) == none
+    assert recall_rates(find_platform(), write_row(sweeps / "collapsed", **collapsed)) == none
 
 
 def list_slower(*folders: Path) -> list[str]:
@@ -649,6 +687,7 @@ def test_a_report_names_the_slower_of_two_times(sweeps: Path) -> None:
     (said,) = list_slower(sweeps / "faster", sweeps / "slower")
     assert said.startswith("C gave less in slower (")
     assert "): float32 products −40 %. What else used it" in said
+    assert "is between them, or it was another CPU of this name. Run" in said
     assert list_slower(sweeps / "faster") == []
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from bench.advise.answer import Answer, describe_progress
+from bench.advise.answer import Answer, describe_progress, describe_start
 from bench.advise.belief import guess
 from bench.advise.options import Question
 from bench.advise.policy import Budget, choose
@@ -108,6 +108,7 @@ class Advisor:
         self._losses = Losses()
         self.known = self._read(frame)
         self._open: Trial | None = None
+        self._begun = False
         self._chosen: list[Trial | None] = []  # what is next, once it is asked for
         self._made: Space | None = None
         self.standing = Standing(self.known, self.space)
@@ -152,7 +153,10 @@ class Advisor:
         self.loop.rate(lane, self._settings[0].device)
         if self._open is not None or (trial := self._choose()) is None:
             return None
-        self._open, self._chosen = trial, []
+        if not self._begun:
+            bounds_s = self._asked.budget_s, self._asked.options.timeout_s
+            self.loop.display.say(describe_start(self.standing, trial, *bounds_s))
+        self._open, self._chosen, self._begun = trial, [], True
         run = (self.standing.find_case(trial), trial.repeat)
         self._attempts[run] += 1
         return Ticket((*run, False), self._attempts[run])

@@ -16,7 +16,9 @@ from bench.advise.policy import LEAST_PROMISE, MOST_REPEATS, UNLIMITED, choose
 from bench.advise.standing import (
     LEARN_PART,
     LEARN_SEEDS,
+    LEAST_STEPS,
     PRICED,
+    WARMUP_STEPS,
     Aim,
     Result,
     Standing,
@@ -438,6 +440,23 @@ def _interval(ratio: Ratio, write: Any) -> str:
         return ""
     low, high = (write(end).rstrip("× %") for end in (ratio.low, ratio.high))
     return f" ({low} to {high})"
+
+
+def describe_start(standing: Standing, trial: Trial, budget_s: float, timeout_s: float) -> str:
+    """A line before the first run of a start: how long it takes, as far as that is known, and what
+    bounds all of them."""
+    takes = write_seconds(standing.predict_s(trial))
+    if any(result.time_s for result in standing.known):
+        takes = f"about {takes}"
+    elif standing.space.epoch_s(trial.setting):  # by the machine's rates, which no step exceeds
+        takes += " or more"
+    else:
+        takes = f"its start and {WARMUP_STEPS + LEAST_STEPS} steps or more, of unknown length"
+    return (
+        f"the first run takes {takes}, and each of its phases at most --timeout "
+        f"({write_seconds(timeout_s)}); no other begins that does not fit in --budget "
+        f"({write_seconds(budget_s)})"
+    )
 
 
 def describe_progress(standing: Standing, left_s: float) -> str:

@@ -360,7 +360,8 @@ class Standing:
         runs = self._timed.get(trial.setting, [])
         if again := [r.took_s for r in runs if r.trial.aim is trial.aim]:
             return median(again)
-        epoch_s = (runs[-1].time_s or 0.0) if runs else self._usual_s
+        usual_s = self._usual_s or self.space.epoch_s(trial.setting) or 0.0
+        epoch_s = (runs[-1].time_s or 0.0) if runs else usual_s
         step_s = epoch_s * self._find_share(trial.setting)
         trained_s = epoch_s * self.find_case(trial).fraction
         known = self._beside.get(trial.setting.compile)

@@ -165,15 +165,6 @@ def choose_card(
     return Card(folder, rehearsal, dict(identity), started_at=started), remark
 
 
-def find_published(results: Path, phases: tuple[str, ...]) -> Card | None:
-    """The newest card in ``results`` that is no rehearsal and has finished ``phases``."""
-    for card in read_cards(results):
-        there = card.identity.get("gpu") and (card.folder / RECORDS).is_file()
-        if there and card.done(*phases) and not card.rehearsal:
-            return card
-    return None
-
-
 def fold_map(card: Card) -> None:
     """Keep the files of a loss-scale map in `CHECKS`, and take them and its pages away."""
     texts = {name: (card.folder / name).read_text(encoding="utf-8") for name in MAP_FILES}

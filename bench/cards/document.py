@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -22,6 +23,7 @@ from bench.cards.sections import (
 )
 from bench.limits import STEADY
 from bench.questions.material import gather
+from bench.questions.next_step import VALIDATE, name_folder
 from bench.questions.notices import warn
 from bench.questions.overview import OVERVIEW, PUBLISHED
 from bench.questions.reasons import PAIRS
@@ -89,9 +91,10 @@ class Cards(Report):
 
     @cached_property
     def warnings(self) -> tuple[Notice, ...]:
-        failed = [f"{name}: {found}" for name, found in self.faults.items() if any(found)]
-        told = f"{'; '.join(failed)}."
-        mend = "python -m bench.validate FOLDER says what they are."
+        failed = [sweep for sweep in self.sweeps if any(self.faults[sweep.name])]
+        told = "; ".join(f"{sweep.name}: {self.faults[sweep.name]}" for sweep in failed) + "."
+        command = shlex.join([*VALIDATE, *map(name_folder, failed)])
+        mend = f"{command} says what they are."
         return (*([Notice("Faults", told, mend)] if failed else []), *super().warnings)
 
     @cached_property

@@ -50,6 +50,10 @@ CALL = "call_time_s"  # the column of the time that an operation takes at least
 SAME_DEVICE = ("gpu", "cpu", "torch", "torch_threads", "variables")
 """Columns on which two rows agree whose rates should be alike."""
 
+_EMULATED = 0.1
+"""Of the rate of float32 products: CPUs without instructions for a half stayed below 3 % of it, and
+those with them reached 130 to 380 %."""
+
 CONVOLUTIONS = (Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED)
 
 
@@ -97,6 +101,22 @@ def find_losses(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[str, 
         if a and b and not math.isnan(a) and not math.isnan(b) and 1 - b / a > SLOWED:
             losses[column] = 1 - b / a
     return dict(sorted(losses.items(), key=lambda item: -item[1]))
+
+
+def find_halves(rates: Mapping[Any, Any]) -> dict[str, bool]:
+    """Which halves a CPU has instructions for, as far as its rates tell."""
+    found = {}
+    for half in (Arithmetic.FLOAT16, Arithmetic.BFLOAT16):
+        share = (rates.get(RATE_COLUMNS[half]) or math.nan) / (rates.get(PRODUCT) or math.nan)
+        if share > 1 or share < _EMULATED:
+            found[str(half)] = share > 1
+    return found
+
+
+def are_other_cpus(one: Mapping[str, bool], two: Mapping[str, bool]) -> bool:
+    """Whether two CPUs are known to be unlike by their `find_halves`. In virtual machines they may
+    have one name all the same."""
+    return any(one[half] != two[half] for half in one.keys() & two.keys())
 
 
 def write_losses(losses: Mapping[str, float]) -> str:

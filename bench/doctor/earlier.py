@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.data import find_cache
-from bench.diagnosis.rates import CALL, RATES, SAME_DEVICE, find_losses, write_losses
+from bench.diagnosis.rates import (
+    CALL,
+    RATES,
+    SAME_DEVICE,
+    are_other_cpus,
+    find_halves,
+    find_losses,
+    write_losses,
+)
+from bench.environment.device import Platform
 from bench.errors import UsageError
 from bench.gpu.cards import find_card, find_cards
 from bench.plain import read_value
@@ -102,7 +111,7 @@ class Earlier:
     row: Mapping[Any, Any]
 
 
-def read_earlier(environment: Environment, folder: Path) -> list[Earlier]:
+def read_earlier(platform: Platform, folder: Path) -> list[Earlier]:
     """The times at which a device was measured, in the sweeps of a folder, as ``results`` is."""
     files = []
     for file in folder.glob(f"*/{RECORDS}"):
@@ -114,7 +123,7 @@ def read_earlier(environment: Environment, folder: Path) -> list[Earlier]:
             frame = read_records(file)
         except UsageError:  # of a newer version, or torn
             continue
-        rows = _find_alike(frame, environment)
+        rows = _find_alike(frame, platform)
         found += [Earlier(file.parent, row["started_at"][:10], row) for row in rows]
     return found
 
@@ -129,22 +138,25 @@ def expect_rates(earlier: Sequence[Earlier]) -> dict[str, float]:
 
 
 def describe_slowdown(rates: Mapping[str, Any], earlier: Sequence[Earlier]) -> str:
-    """Where the rates of a device are lower than at an earlier time, at its worst; or nothing."""
+    """Where the rates of a device are lower than at an earlier time, at its worst; or nothing. Of a
+    CPU no more than its name and what it can compute is known to be the same."""
     lost = [(losses, one) for one in earlier if (losses := find_losses(rates, one.row))]
     if not lost:
         return ""
     losses, one = max(lost, key=lambda pair: max(pair[0].values()))
-    return f"less than in {one.folder} ({one.day}): {write_losses(losses)}"
+    what = "" if one.row["gpu"] else "a CPU of this name "
+    return f"less than {what}in {one.folder} ({one.day}): {write_losses(losses)}"
 
 
-def recall_rates(environment: Environment, folder: Path) -> Yardstick:
+def recall_rates(platform: Platform, folder: Path) -> Yardstick:
     """What this device could do by a sweep's folder, if its last row is fresh and has products. So
     a sweep that goes on within an hour of its last case keeps its rates. Where products are
     missing, they could not be measured or had collapsed; that may have passed."""
     if not (folder / RECORDS).is_file():
         return Yardstick()
     frame = read_records(folder)
-    rows = _find_alike(frame[frame["gpu_uuid"] == (environment.gpu_uuid or "")], environment)
+    uuid = platform.environment.gpu_uuid or ""
+    rows = _find_alike(frame[frame["gpu_uuid"] == uuid], platform)
     if not rows or find_age(rows[-1]["finished_at"]) > FRESH_S:
         return Yardstick()
     found = read_yardstick(rows[-1])
@@ -159,9 +171,12 @@ def read_yardstick(columns: Mapping[Any, Any]) -> Yardstick:
     return Yardstick(known, tries=tries, measured_at=columns["rates_at"] or "")
 
 
-def _find_alike(frame: pd.DataFrame, environment: Environment) -> list[dict[Any, Any]]:
+def _find_alike(frame: pd.DataFrame, platform: Platform) -> list[dict[Any, Any]]:
     """One row for each time that the same device was measured, the latest of that time."""
     frame = frame.drop_duplicates([*SAME_DEVICE, *RATES], keep="last")
-    now = asdict(environment)
+    now = asdict(platform.environment)
     rows = frame[frame["rate_copy"].notna()].to_dict("records")
-    return [row for row in rows if all((row[n] or None) == now[n] for n in SAME_DEVICE)]
+    alike = [row for row in rows if all((row[n] or None) == now[n] for n in SAME_DEVICE)]
+    if platform.environment.gpu:
+        return alike
+    return [row for row in alike if not are_other_cpus(platform.halves, find_halves(row))]

@@ -236,7 +236,7 @@ def measure_machine(machine: Machine, batch_size: int) -> Machine:
     ]
     sound = [model for model, wrong in machine.models.items() if not wrong]
     counted = [one for model in sound for one in count_model(model, batch_size, device, precisions)]
-    earlier = read_earlier(platform.environment, Path(machine.results))
+    earlier = read_earlier(platform, Path(machine.results))
     found = measure_rates(device, seconds, expected=expect_rates(earlier))
     if slower := describe_slowdown(found.rates, earlier):
         forget(platform.environment)

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from bench.errors import UsageError
-from bench.precision import Precision, emulates_fp8
+from bench.precision import Arithmetic, Precision, emulates_fp8
 from bench.record import Environment
 from bench.text import parse_bytes
 
@@ -71,6 +71,12 @@ class Platform:
                 f"--memory-limit {limit} is above the {total / 2**30:.1f} GiB of {self.name}; "
                 "give less, or leave it out"
             )
+
+    @property
+    def halves(self) -> dict[str, bool]:
+        """Which number formats of half precision it has instructions for."""
+        native = {Arithmetic.FLOAT16: self.fp16_native, Arithmetic.BFLOAT16: self.bf16_native}
+        return {str(half): has for half, has in native.items()}
 
     @property
     def name(self) -> str:

@@ -114,8 +114,14 @@ def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
         yield f"({100 * spent / whole:.0f} %)."
 
 
-def tell_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> Iterator[Sheet]:
-    """The trials, in the order of `find_trials`."""
+def tell_trials(
+    records: pd.DataFrame,
+    epochs: pd.DataFrame,
+    halving: Halving,
+    how: str = "`python -m bench.search` prints the commands that confirm the best.",
+) -> Iterator[Sheet]:
+    """The trials, in the order of `find_trials`, with a sentence on ``how`` the best is
+    confirmed."""
     trials, quantity = find_trials(records, epochs, halving), QUANTITIES[halving.metric]
     axes = [name for name in AXES if trials and name in halving.trials[0]]
 
@@ -139,16 +145,16 @@ def tell_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -
         ),
         Column("outcome", "outcome", "how the trial ended", _describe, wrap=True),
     ]  # fmt: skip
+    note = (
+        "Each trial is one run of one seed: the order of trials that lie close together is chance. "
+        "An early lead need not last either: a trial that ended early might have overtaken."
+    )
     yield Sheet(
         f"Search: {len(trials)} of {count(len(halving.trials), 'trial')}, those that trained "
         f"longest first, and of them the best by {quantity.title}",
         columns,
         trials,
-        (
-            "Each trial is one run of one seed: the order of trials that lie close together is "
-            "chance. An early lead need not last either: a trial that ended early might have "
-            "overtaken. `python -m bench.search` prints the commands that confirm the best.",
-        ),
+        [" ".join(filter(None, [note, how]))],
         words=_summarize(trials, halving),
         file="records.csv",
         empty=(),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
 from bench.case import AXES, Case, axis_flag, list_affecting, spell_value
-from bench.flags import join_flags, split_flags
+from bench.errors import UsageError
+from bench.flags import Parser, add_axes, join_flags, read_axes, split_flags
 from bench.grid import AUTO
 from bench.limits import MIN_REPEATS
 from bench.origin import find_origin
@@ -20,6 +21,7 @@ from bench.questions.halving import confirm
 from bench.questions.notices import list_asked, list_failed
 from bench.record import REPEATED, Status
 from bench.render.model import NextStep
+from bench.store.runs import read_cases
 from bench.study.axes import find_default
 from bench.study.summaries import find_wide
 from bench.study.sweeps import Sweep
@@ -27,8 +29,9 @@ from bench.study.sweeps import Sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-SWEEP, FIT, WHY, COMPARE, REPORT = (
-    ["python", "-m", f"bench.{name}"] for name in ("sweep", "fit", "why", "compare", "report")
+SWEEP, SEARCH, FIT, WHY, COMPARE, REPORT, VALIDATE = (
+    ["python", "-m", f"bench.{name}"]
+    for name in ("sweep", "search", "fit", "why", "compare", "report", "validate")
 )
 
 OF_FIT = ("--step", "--margin", "--probes", "--json")  # flags that a sweep does not have
@@ -53,7 +56,7 @@ def choose_next(
         for why, words in suggested:
             if words:
                 return NextStep(why, shlex.join(words))
-    folders = [_name_folder(sweep) for sweep in sweeps]
+    folders = [name_folder(sweep) for sweep in sweeps]
     if len(folders) == 2:
         return NextStep("compare the two case by case", shlex.join([*COMPARE, *folders]))
     page = [*REPORT, *folders, "--format", "html", "-o", "report.html"]
@@ -66,13 +69,15 @@ def _suggest(
     """What may have to be done to a sweep, given the cases of it that are shown, or those of which
     only the largest batch was ``found``, most urgent first: why, and the words of a command; none
     where it need not."""
+    *_, last = [[], *_list_commands(sweep)]
+    last = last if _runs(last, SWEEP, FIT) else []
 
     def change(needed: Any, without: Sequence[str] = (), **flags: Sequence[str]) -> Sequence[str]:
-        return _change(sweep, without, **flags) if needed else []
+        return _change(sweep, last, without, **flags) if needed else []
 
     best: list[str] = []
     if sweep.halving is not None:
-        folder = Path(_name_folder(sweep))
+        folder = Path(name_folder(sweep))
         best = confirm(sweep.records, sweep.read_epochs(), sweep.halving, folder)
     words = shlex.split(best[0]) if best else []
     yield "run the best trial again, on seeds that did not choose it", words
@@ -90,10 +95,14 @@ def _suggest(
     yield "measure, instead of making figures up", change(fake, ["--executor", "--out"], **auto)
     yield "time training at the batch sizes that were found", change(found, **auto)
     whole = not (sweep.plan and sweep.plan.shard)
-    left = cases["status"].isin(list(REPEATED)).any() or (whole and sweep.gaps)
-    yield "run what is missing", change(left)
-    asked = list_asked(list_failed(cases))
-    yield "run again what failed", change(asked, retry=asked)
+    cut = cases[cases["status"].isin(list(REPEATED))]
+    gaps = whole and sweep.gaps
+    words = _choose_command(sweep, cases[:0] if gaps else cut) if gaps or len(cut) else []
+    yield "run what is missing", _change(sweep, words)
+    failed = list_failed(cases)
+    asked = list_asked(failed)
+    words = _choose_command(sweep, failed[failed["status"].isin(asked)]) if asked else []
+    yield "run again what failed", _change(sweep, words, retry=asked)
     timed = cases[cases["epoch_time_s"].notna()]
     full = not len(timed) and (cases["status"] == Status.OOM.value).any()
     yield "look for the largest batch that fits", change(full, batch_size=["auto"])
@@ -104,7 +113,7 @@ def _suggest(
     yield "measure better what spreads, on an idle machine", change(unsure, repeats=[str(most)])
     profiled = set(cases.loc[cases["profiled_step_s"].notna(), "precision"])
     told = "fp32" in profiled and len(profiled) > 1
-    yield "see where the time goes", [*WHY, _name_folder(sweep)] if told else []
+    yield "see where the time goes", [*WHY, name_folder(sweep)] if told else []
     flags = {
         name: [spell_value(AXES[name].default)]
         for name in list_affecting(Trait.PART)
@@ -113,32 +122,77 @@ def _suggest(
     yield "measure whole epochs", change(flags and cases["extrapolated"].any(), **flags)
 
 
-def _name_folder(sweep: Sweep) -> str:
+def name_folder(sweep: Sweep) -> str:
     """The folder or file of a sweep, from where one is, if that is above it."""
     path = sweep.file.parent if sweep.command or sweep.plan else sweep.file
     near = os.path.relpath(path)
     return str(path.resolve()) if near.startswith(os.pardir) else near
 
 
-def _change(sweep: Sweep, without: Sequence[str] = (), **flags: Sequence[str]) -> list[str]:
-    """The sweep's last command with other values of some flags; empty where none is known. Of a
-    search for the largest batch, the sweep with its settings."""
-    lines = sweep.command.splitlines()
+def _list_commands(sweep: Sweep) -> list[list[str]]:
+    """The words of the sweep's commands, the one that ran last at the end; none of one that
+    somebody edited."""
+    commands = []
+    for line in sweep.command.splitlines():
+        try:
+            words = shlex.split(line)
+        except ValueError:
+            words = []
+        flagged = all(word.startswith("--") for word in words[len(SWEEP) :][:1])
+        commands.append(words if flagged else [])
+    return commands
+
+
+def _runs(words: Sequence[str], *modules: Sequence[str]) -> bool:
+    return words[: len(SWEEP)] in modules
+
+
+def _choose_command(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
+    """The command that asks for ``cases``: the last that planned any, where its plan has one of
+    them or there are none, else the other with the flags that fit them best. What others planned
+    is not kept. Empty where no command is known."""
+    commands = [words for words in _list_commands(sweep) if _runs(words, SWEEP, SEARCH)]
+    wanted = read_cases(cases)
+    planned = (sweep.plan and sweep.plan.list_cases()) or []
+    if not commands or not wanted or not {*planned}.isdisjoint(wanted):
+        return commands[-1] if commands else []
+    others = commands[:-1] if planned and commands[1:] else commands
+    return max(reversed(others), key=lambda words: _count_fitting(words, wanted))
+
+
+def _count_fitting(words: Sequence[str], cases: Sequence[Case]) -> tuple[int, int]:
+    """How many of ``cases`` the flags of a command allow, and how many of their settings these
+    name."""
+    parser = Parser()
+    add_axes(parser, "")
     try:
-        words = shlex.split(lines[-1]) if lines else []
-    except ValueError:  # somebody edited it
+        axes = read_axes(parser.parse_known_args(words[len(SWEEP) :])[0])
+    except UsageError:  # a search draws from ranges of its own
+        axes = {}
+    if any(isinstance(size, str) for size in axes.get("batch_size", ())):  # auto, any number
+        del axes["batch_size"]
+    named = [
+        [getattr(case, name) in values for name, values in axes.items() if AXES[name].holds(case)]
+        for case in cases
+    ]
+    fitting = [one for one in named if all(one)]
+    return len(fitting), sum(map(len, fitting))
+
+
+def _change(
+    sweep: Sweep, words: Sequence[str], without: Sequence[str] = (), **flags: Sequence[str]
+) -> list[str]:
+    """A command of the sweep with other values of some flags; empty where none is given. Of a
+    search for the largest batch, the sweep with its settings."""
+    if not words:
         return []
     module, asked = words[: len(SWEEP)], words[len(SWEEP) :]
     if module == FIT:
-        without = [*without, *OF_FIT]
-    elif module != SWEEP:
-        return []
-    if not all(word.startswith("--") for word in asked[:1]):
-        return []
+        module, without = SWEEP, [*without, *OF_FIT]
     if not (sweep.plan and sweep.plan.shard):
         without = [*without, "--shard"]  # of shards that are joined, the whole is asked for
-    new = {"--out": [_name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
+    new = {"--out": [name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
     given = [word for flag, values in new.items() for word in (flag, *values)]
     flagged = split_flags(join_flags(asked, given))
     kept = (values for flag, values in flagged.items() if flag not in without)
-    return [*SWEEP, *chain.from_iterable(kept)]
+    return [*module, *chain.from_iterable(kept)]

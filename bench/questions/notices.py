@@ -9,7 +9,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bench.diagnosis.rates import RATES, SAME_DEVICE, find_losses, write_losses
+from bench.diagnosis.rates import (
+    RATES,
+    SAME_DEVICE,
+    are_other_cpus,
+    find_halves,
+    find_losses,
+    write_losses,
+)
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, REPEATED, Status
 from bench.render.model import Level, Notice
@@ -143,17 +150,23 @@ def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
     for _, here in rated.groupby([*SAME_DEVICE, "lane"], dropna=False, sort=False):
         told = here[["sweep", "started_at", "gpu", "cpu", *RATES]]
         times = told.drop_duplicates(["sweep", *RATES]).to_dict("records")
-        pairs = [(find_losses(now, before), now, before) for now in times for before in times]
+        pairs = [
+            (find_losses(now, before), now, before)
+            for now in times
+            for before in times
+            if now["gpu"] or not are_other_cpus(find_halves(now), find_halves(before))
+        ]
         losses, now, before = max(pairs, key=lambda pair: max(pair[0].values(), default=0.0))
         if losses:
             then, later = (
                 f"{row['sweep']} ({write_moment(row['started_at'])})" for row in (before, now)
             )
+            other = "" if now["gpu"] else ", or it was another CPU of this name"
             yield Notice(
                 "Slower device",
                 f"{now['gpu'] or now['cpu']} gave less in {later} than in {then}: "
                 f"{write_losses(losses)}. What else used it, its clocks or its power limit is "
-                "between them.",
+                f"between them{other}.",
                 "Run the slower one again, into a new --out.",
             )
 

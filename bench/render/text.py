@@ -11,7 +11,6 @@ from itertools import zip_longest
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from bench.render.model import Document, Level, NextStep, Notice, Table
@@ -79,7 +78,7 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
         return
 
     def say(text: str, style: str = "") -> None:
-        console.print(style_text(text, style))
+        draw_text(text, console, style)
 
     say(report.title, "bold")
     for sentence in report.constants:
@@ -260,16 +259,16 @@ def draw_table(table: Table, console: Console, brief: bool = False) -> None:
     """Print a table: its title, the columns there is room for, its notes, in ``brief`` each cut to
     a line, and what is left out."""
     shown = fit(table, console.width)
-    console.print(style_text(table.title, "bold"))
+    draw_text(table.title, console, "bold")
     if table.words:
-        console.print(style_text(" ".join(table.words)))
+        draw_text(" ".join(table.words), console)
         console.print()
     for block in _draw_blocks(shown, console.width, console):
         for line in block:
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
     for note in (*table.notes, *_name_missing(table, shown)):
         note = _cut(note, console.width - len(_INDENT)) if brief else note
-        console.print(Padding(style_text(note, "dim"), (0, 0, 0, 2)))
+        draw_text(note, console, "dim", _INDENT)
 
 
 def _name_missing(table: Table, shown: Table) -> list[str]:
@@ -330,7 +329,7 @@ def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Te
     while sum(widths) > room:  # it is too wide all the same
         widths[widths.index(max(widths))] -= 1
     heads = [head.label for head in table.heads]
-    rule = Text(" " + "─" * (sum(widths) + _GAP * (len(widths) - 1)))
+    rule = Text((" " + "─" * (sum(widths) + _GAP * (len(widths) - 1))).rstrip())
     yield [*_draw_row(heads, table, widths, console, upwards=True), rule]
     for number, row in enumerate(table.rows):
         block = []
@@ -372,6 +371,14 @@ def _draw_row(
             line.append_text(piece).append(" " * _GAP)
         line.rstrip()
         yield line
+
+
+def draw_text(text: str, console: Console, style: str = "", indent: str = "") -> None:
+    """Print a text as it stands, broken between words, without the blanks that rich leaves at the
+    ends of lines."""
+    for line in _break(text, max(console.width - len(indent), WRAPPED), console):
+        said = Text(indent).append(line.plain, style)
+        console.print(said, no_wrap=True, overflow="ignore", crop=False)
 
 
 def style_text(text: str, style: str = "") -> Text:

@@ -39,7 +39,7 @@ from bench.render.section import Section
 from bench.render.units import count_table_in, find_units
 from bench.study.filters import Filter
 from bench.study.sweeps import Sweep
-from bench.text import count, name_first
+from bench.text import count, join_words, name_first
 
 SECTIONS: tuple[Section, ...] = (
     OVERVIEW,
@@ -122,8 +122,9 @@ class Report(Material):
 
     @cached_property
     def outcomes(self) -> str:
-        """How many cases and runs there are, and how the cases ended, most frequent first. Of
-        probes alone, as `bench.fit` leaves them, what they found."""
+        """How many cases there are, in how many runs, and how many were only published; and how
+        the cases ended, most frequent first. Of probes alone, as `bench.fit` leaves them, what they
+        found."""
         if not len(self.cases) and self.searches:
             known = sum(search.wall.confirmed for search in self.searches)
             made = f"{count(len(self.probes), 'probe')} of {count(len(self.searches), 'setting')}"
@@ -133,8 +134,12 @@ class Report(Material):
         counts = Counter(outcome(str(status), inferred=bool(guess)) for status, guess in ends)
         ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
         said = ", ".join(f"{number:,} {end}" for end, number in ordered) or "none"
-        runs = count(int(self.cases["runs"].sum()), "run")
-        return f"{count(len(self.cases), 'case')} in {runs}: {said}."
+        own = self.cases[self.cases["kind"] != "published"]
+        published = len(self.cases) - len(own)
+        there = [count(published, "published case")] if published else []
+        if len(own) or not published:
+            there.insert(0, f"{count(len(own), 'case')} in {count(int(own['runs'].sum()), 'run')}")
+        return f"{join_words(there)}: {said}."
 
     @cached_property
     def next_step(self) -> NextStep | None:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 def show(scales: ScaleMap) -> None:
     """Print the tables and the sentences, as wide as the terminal or COLUMNS."""
-    from bench.render.text import draw_table, open_console, style_text
+    from bench.render.text import draw_table, draw_text, open_console
 
     console = open_console()
     for table in SCALES.lay_out(tell_scale_map(scales)):
@@ -58,7 +58,7 @@ def show(scales: ScaleMap) -> None:
     files = ", ".join((SUMMARY, FIGURE, PICTURE, GRADIENTS, TRAININGS))
     said = summarize_scale_map(scales).splitlines()
     for line in (*dict.fromkeys(on), *said, f"In {scales.folder}: {files}."):
-        console.print(style_text(line))
+        draw_text(line, console)
 
 
 if __name__ == "__main__":

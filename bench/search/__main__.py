@@ -56,7 +56,8 @@ def print_findings(out: Path, halving: Halving) -> bool:
     records, epochs = read_records(out), read_epochs(out)
     for line in tell_origin(records["executor"]):
         print(line)
-    trials = SEARCH.lay_out(tell_trials(records, epochs, halving))
+    # the commands that confirm the best stand below
+    trials = SEARCH.lay_out(tell_trials(records, epochs, halving, how=""))
     rungs = RUNGS.lay_out(tell_rungs(records, epochs, halving))
     for table in (*trials, *rungs):
         draw_table(table, console)

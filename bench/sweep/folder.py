@@ -129,10 +129,10 @@ def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -
 def describe_config(cases: Sequence[Case], loop: Loop, before: Mapping[str, Any]) -> dict[str, Any]:
     """The resolved configuration: what was asked for, by which commands, on what."""
     options, inputs = loop.options, loop.inputs
-    earlier = str(before.get("command", "")).splitlines()
+    before_it = (c for c in str(before.get("command", "")).splitlines() if c != options.command)
     kept = {**before, **({SHARD: str(options.shard)} if options.shard else {})}
     return {
-        "command": "\n".join(dict.fromkeys([*earlier, options.command])),
+        "command": "\n".join([*before_it, options.command]),
         "preset": options.preset.name,
         "repeats": options.repeats,
         **spell_cases(cases),

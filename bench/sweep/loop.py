@@ -284,10 +284,11 @@ class Loop:
         if not (seconds := choose_seconds(device)):
             return
         inputs = self.lanes[lane.name]
-        environment = inputs.platforms[device].environment
+        platform = inputs.platforms[device]
+        environment = platform.environment
         title = " · ".join(filter(None, [lane.name, environment.gpu or "the CPU"]))
         if not expected:
-            recalled = recall_rates(environment, self.store.folder)
+            recalled = recall_rates(platform, self.store.folder)
             if not recalled.rates and (recalled := recall(environment, seconds, lane.cores)).rates:
                 said = describe_rates(recalled, environment.gpu)
                 minutes = find_age(recalled.measured_at) / 60
@@ -301,7 +302,7 @@ class Loop:
         name = environment.gpu or "the CPU"
         name = f"{lane.name}, {name}," if lane.name else name
         self.display.say(f"measuring what {name} can do now")
-        earlier = read_earlier(environment, self.store.folder.parent)
+        earlier = read_earlier(platform, self.store.folder.parent)
         found = self.executor.rate(lane, device, seconds, expect_rates(earlier) | dict(expected))
         if expected:
             peaks = list_peaks(environment.gpu or "")

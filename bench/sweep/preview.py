@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from bench.axis import COMPILES, PARALLELS
@@ -10,8 +10,8 @@ from bench.case import AXES, Case, axis_flag, fill_value, format_value
 from bench.data import DATASETS
 from bench.environment.device import Platform
 from bench.environment.host import has_cuda
-from bench.executors import build_executor
-from bench.gpu.cards import find_cards
+from bench.executors import Lane, build_executor
+from bench.gpu.cards import find_card, find_cards
 from bench.grid import MICRO_BATCH
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
@@ -56,20 +56,24 @@ def try_lanes(plan: Plan, options: Options) -> int:
         lanes = open_lanes(executor, cases, options)
         folders = [out / name for name in read_folders(out)] if out else []
         refuse_world_sizes(executor, lanes, folders, cases, options)
-    for case in cases if options.trains else ():
-        if platform := _find_platform(case.device):
-            platform.check_limit(case.memory_limit)
+    limits = dict.fromkeys((case.device, case.memory_limit) for case in cases if options.trains)
+    for device, limit in limits:
+        for platform in _find_platforms(device, lanes) if limit else ():
+            platform.check_limit(limit)
     return count_beside(lanes, options)
 
 
-def _find_platform(device: str) -> Platform | None:
-    """The memory of a device, as far as it is known without asking torch."""
+def _find_platforms(device: str, lanes: Sequence[Lane]) -> Iterator[Platform]:
+    """The memory of what each lane runs on, as far as it is known without asking torch."""
     if device == "cpu":
-        return Platform(Environment())
-    card = next(iter(find_cards()[0]), None) if has_cuda() and device == "cuda" else None
-    if card is None or card.memory_bytes is None:
-        return None
-    return Platform(Environment(gpu=card.name, gpu_memory_bytes=card.memory_bytes))
+        yield Platform(Environment())
+        return
+    cards = find_cards()[0] if has_cuda() and device == "cuda" else []
+    # the only lane of a sweep names none, and has CUDA's first
+    own = [find_card(uuid, cards) for lane in lanes for uuid in lane.gpus] or cards[:1]
+    for card in own:
+        if card is not None and card.memory_bytes is not None:
+            yield Platform(Environment(gpu=card.name, gpu_memory_bytes=card.memory_bytes))
 
 
 def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:

@@ -42,7 +42,7 @@ def render_text(answer: Answer, full: bool = False) -> str:
             f"{text.MORE} shows all rows, the evidence and {count(len(answer.doubts), 'doubt')}."
         )
     for line in said:
-        console.print(text.style_text(line))
+        text.draw_text(line, console)
     return text.read_plain(console)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from bench.case import Case
+from bench.case import Case, spell_cases
 from bench.questions.next_step import choose_next
 from bench.record import Record, Status
 from bench.render import markdown
@@ -29,6 +29,7 @@ from bench.render.model import (
 )
 from bench.render.text import LINES, WIDTH, draw, render
 from bench.report.document import Report, build
+from bench.store.writer import Store
 from bench.study import summaries
 from bench.study.sweeps import read_sweeps
 from tests.planted.documents import Made
@@ -48,8 +49,10 @@ def screen_of(report: Document, width: int = WIDTH) -> str:
     draw(report, console)
     lines = buffer.getvalue().splitlines()
     assert len(lines) <= LINES, buffer.getvalue()
-    assert max(cell_len(line.rstrip()) for line in lines) <= min(width, WIDTH)
-    return buffer.getvalue()
+    assert max(map(cell_len, lines)) <= min(width, WIDTH)
+    draw(report, console, full=True)
+    assert [line for line in buffer.getvalue().splitlines() if line != line.rstrip()] == []
+    return "".join(f"{line}\n" for line in lines)
 
 
 def read(*folders: Path) -> Report:
@@ -239,6 +242,49 @@ def test_the_next_step_is_the_stored_command_with_what_helps(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert steps_of(write_sweep(tmp_path / "s", records, command)).command == step
+
+
+CUT = lose(Status.INTERRUPTED)
+FIT = "python -m bench.fit --precision fp32"
+ONE, OTHER = BASE.removesuffix(" fp16"), f"python -m bench.sweep --precision {FP16.precision}"
+TWO = "python -m bench.sweep --precision fp16 fp32 --batch-size 256 --lr 0.1"
+WHOLE = GOOD[:3]
+
+
+@pytest.mark.parametrize(
+    ("records", "commands", "planned", "step"),
+    [
+        # what the last command planned is whole: the first has to go on
+        ([*WHOLE, CUT], [OTHER, ONE], [Case()], f"{OTHER} --out s"),
+        ([*WHOLE, lose(Status.ERROR)], [OTHER, ONE], [Case()], f"{OTHER} --out s --retry error"),
+        # of several others, the one that asked for it
+        ([*WHOLE, CUT], [TWO, OTHER, BASE + " --lr 3", ONE], [Case()], f"{OTHER} --out s"),
+        ([*WHOLE, CUT], [f"{OTHER} --batch-size auto", TWO, ONE], [Case()],
+         f"{OTHER} --batch-size auto --out s"),
+        # the last: a case that stopped, or one without a row
+        ([*WHOLE, CUT], [ONE, OTHER], [FP16], f"{OTHER} --out s"),
+        ([*WHOLE], [ONE, OTHER], [FP16], f"{OTHER} --out s"),
+        ([*WHOLE, CUT], [OTHER, ONE], [Case(), Case(seed=3)], f"{ONE} --out s"),
+        # a search for the largest batch came after it
+        ([*WHOLE], [OTHER, FIT], [FP16], f"{OTHER} --out s"),
+        # no plan is known
+        ([*WHOLE, CUT], [OTHER, ONE], None, f"{OTHER} --out s"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_run_by_the_command_that_asked_for_it(
+    records: list[Record],
+    commands: list[str],
+    planned: list[Case] | None,
+    step: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_sweep(tmp_path / "s", records)
+    config = {"command": "\n".join(commands)}
+    with Store(folder) as store:
+        store.write_config(config if planned is None else config | spell_cases(planned))
+    assert steps_of(folder).command == step
 
 
 def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted: Folders) -> None:
