@@ -99,40 +99,33 @@ class Measurement:
     all of them together, without the evaluations between; `EpochRow` has each by itself.
     """
 
+    # fmt: off
     setup_time_s: float | None = quantity("process start to the first step")
     process_start_s: float | None = beside(
-        "process start", "asking for the process to the first line of its code"
-    )
+        "process start", "asking for the process to the first line of its code")
     imports_s: float | None = beside("imports", "importing torch and the harness")
     device_context_s: float | None = beside(
-        "device context", "making the device's context, setting limits, meeting other processes"
-    )
+        "device context", "making the device's context, setting limits, meeting other processes")
     data_s: float | None = beside("data", "opening the data and bringing them to the device")
     building_s: float | None = beside("building", "building network and optimizer")
     proof_s: float | None = beside("proof", "testing which arithmetic runs")
     counting_s: float | None = beside("counting", "counting FLOP and bytes")
     teardown_s: float | None = beside("teardown", "last result to the end of the process")
     other_s: float | None = beside(
-        "other", "what lies between all these, such as resetting the weights after warm-up"
-    )
+        "other", "what lies between all these, such as resetting the weights after warm-up")
     warmup_time_s: float | None = quantity("warm-up steps of each batch shape that is measured")
     first_steps_time_s: float | None = quantity(
-        "first warm-up step of each batch shape: autotuning, compilation, allocation", since=2
-    )
+        "first warm-up step of each batch shape: autotuning, compilation, allocation", since=2)
     warmup_steps: int | None = quantity("steps of the warm-up")
     warmup_steady: bool | None = quantity("step times were steady when warm-up ended")
     epoch_time_s: float | None = quantity(
-        "one warm epoch, the mean of several; extrapolated where fewer steps were measured"
-    )
+        "one warm epoch, the mean of several; extrapolated where fewer steps were measured")
     epoch_time_low_s: float | None = quantity(
         "lower end of the 95 % interval of an extrapolated epoch, within this run; with --until, "
-        "also if its steps drift, and as wide as it asked",
-        since=2,
-    )
+        "also if its steps drift, and as wide as it asked", since=2)
     epoch_time_high_s: float | None = quantity("upper end of that interval", since=2)
     epoch_time_error: float | None = quantity(
-        "how far that interval reaches from epoch_time_s, as a share of it", since=7
-    )
+        "how far that interval reaches from epoch_time_s, as a share of it", since=7)
     measured_time_s: float | None = quantity("wall time of the measured steps, of all epochs")
     measured_steps: int | None = quantity("steps measured, of all epochs")
     measured_images: int | None = quantity("images in the measured steps")
@@ -144,89 +137,67 @@ class Measurement:
     step_time_max_s: float | None = quantity("slowest step")
     step_time_max_index: int | None = quantity("index of the slowest step, from 0")
     step_time_first_s: float | None = quantity(
-        "median of the full steps' first quarter, after the first tenth of them", since=2
-    )
+        "median of the full steps' first quarter, after the first tenth of them", since=2)
     step_time_last_s: float | None = quantity("median of the last quarter", since=2)
     eval_time_s: float | None = quantity("last evaluation on the test images")
     truncated_after: int | None = quantity(
         "epochs after which a search ended the case, whose axis has more; empty for a whole one",
-        since=5,
-    )
+        since=5)
     loader_first_batch_s: float | None = quantity(
-        "start of the first epoch to its first batch, the start of --workers included", since=4
-    )
+        "start of the first epoch to its first batch, the start of --workers included", since=4)
     loader_samples_per_s: float | None = quantity(
-        "items that --loader torch supplies without training, its start left out", since=4
-    )
+        "items that --loader torch supplies without training, its start left out", since=4)
 
     setup_process_bytes: int | None = quantity(
-        "peak of the process before the first warm-up step (NVML; on a CPU what it holds)", since=3
-    )
+        "peak of the process before the first warm-up step (NVML; on a CPU what it holds)", since=3)
     warmup_allocated_bytes: int | None = quantity("peak of tensors, warm-up")
     warmup_reserved_bytes: int | None = quantity("peak of torch's allocator, warm-up")
     warmup_process_bytes: int | None = quantity("peak of the process, warm-up (NVML)")
     warmup_device_bytes: int | None = quantity(
-        "peak of the device over its baseline, warm-up (NVML)"
-    )
+        "peak of the device over its baseline, warm-up (NVML)")
     peak_allocated_bytes: int | None = quantity("peak of tensors, epoch")
     peak_reserved_bytes: int | None = quantity("peak of torch's allocator, epoch")
     peak_process_bytes: int | None = quantity(
-        "peak of the process, epoch (NVML; on a CPU what it holds, without files)"
-    )
+        "peak of the process, epoch (NVML; on a CPU what it holds, without files)")
     peak_device_bytes: int | None = quantity("peak of the device over its baseline, epoch (NVML)")
     baseline_device_bytes: int | None = quantity(
-        "device memory in use before the worker started (NVML, raw)"
-    )
+        "device memory in use before the worker started (NVML, raw)")
     context_bytes: int | None = quantity(
         "memory of the process outside torch's allocator, which a memory limit on a GPU counts in",
-        since=4,
-    )
+        since=4)
     warmup_alloc_retries: int | None = quantity(
-        "allocations retried after freeing the cache, before the epoch", since=4
-    )
+        "allocations retried after freeing the cache, before the epoch", since=4)
     alloc_retries: int | None = quantity("allocations retried after freeing the cache")
     alloc_ooms: int | None = quantity("allocations refused")
 
     train_loss: float | None = quantity(
-        "mean cross-entropy over the measured steps, of the last epoch"
-    )
+        "mean cross-entropy over the measured steps, of the last epoch")
     train_accuracy: float | None = quantity(
-        "accuracy over the measured steps, of the last epoch, as a fraction"
-    )
+        "accuracy over the measured steps, of the last epoch, as a fraction")
     test_loss: float | None = quantity(
-        "mean cross-entropy over the test images, after the last epoch"
-    )
+        "mean cross-entropy over the test images, after the last epoch")
     test_accuracy: float | None = quantity(
-        "accuracy on the test images, after the last epoch, as a fraction"
-    )
+        "accuracy on the test images, after the last epoch, as a fraction")
     peak_lr: float | None = quantity("highest learning rate of a measured step", since=4)
     first_bad_step: int | None = quantity(
-        "first step whose loss was inf or NaN, from 0, counted over all epochs"
-    )
+        "first step whose loss was inf or NaN, from 0, counted over all epochs")
     overflow_steps: int | None = quantity("steps with inf or NaN in the scaled gradients")
     final_loss_scale: float | None = quantity("loss scale after the last step")
 
     checkpoint_bytes: int | None = quantity("size of a checkpoint's file", since=4)
     checkpoint_save_s: float | None = quantity(
-        "median time to save a checkpoint, until the disk has it, outside the epochs", since=4
-    )
+        "median time to save a checkpoint, until the disk has it, outside the epochs", since=4)
     checkpoint_load_s: float | None = quantity(
         "time from a checkpoint's file, out of the system's cache where it can be dropped, to a "
-        "training on the device that is ready to step",
-        since=4,
-    )
+        "training on the device that is ready to step", since=4)
     resume_exact: bool | None = quantity(
         "training resumed in a new network from the checkpoint takes the same next steps, bit for "
-        "bit",
-        since=4,
-    )
+        "bit", since=4)
     resume_difference: str | None = quantity(
-        "what differs first between the steps after a resume and those without", since=4
-    )
+        "what differs first between the steps after a resume and those without", since=4)
     resumed_epochs: int | None = quantity(
         "epochs that an earlier process, which was interrupted, had trained: they are in the row",
-        since=4,
-    )
+        since=4)
 
     energy_j: float | None = quantity("energy of the measured steps")
     energy_source: str | None = quantity("counter, or integrated from power readings")
@@ -234,101 +205,79 @@ class Measurement:
     power_limit_w: float | None = quantity("enforced power limit")
     sm_clock_mhz: float | None = quantity("median SM clock during the epoch")
     sm_clock_first_mhz: float | None = quantity(
-        "median SM clock in the first quarter of the epoch", since=2
-    )
+        "median SM clock in the first quarter of the epoch", since=2)
     sm_clock_last_mhz: float | None = quantity("median SM clock in the last quarter", since=2)
     memory_clock_mhz: float | None = quantity("median memory clock")
     temperature_c: float | None = quantity("highest temperature during the epoch")
     temperature_first_c: float | None = quantity(
-        "median temperature in the first quarter of the epoch", since=2
-    )
+        "median temperature in the first quarter of the epoch", since=2)
     temperature_last_c: float | None = quantity("median temperature in the last quarter", since=2)
     throttle_before: str | None = quantity("throttle reasons when the worker started")
     throttle_during: str | None = quantity("throttle reasons seen during the epoch")
     throttle_after: str | None = quantity(
         "throttle reasons seen after an epoch: in its evaluation, and in all that the worker did "
-        "before it ended, such as counting and profiling"
-    )
+        "before it ended, such as counting and profiling")
     neighbours: str | None = quantity("other processes seen on the card: pid and bytes")
     neighbours_computing: int | None = quantity(
-        "of these, how many computed before the epoch ended", since=2
-    )
+        "of these, how many computed before the epoch ended", since=2)
     neighbours_drawing: int | None = quantity("of these, how many drive a display", since=2)
     neighbours_late: int | None = quantity("of these, how many came after the epoch", since=2)
     other_cores: float | None = quantity(
-        "CPU cores that other processes used on average during an epoch on a CPU", since=2
-    )
+        "CPU cores that other processes used on average during an epoch on a CPU", since=2)
 
     apex: str | None = quantity("what of NVIDIA apex trained: its version and interface", since=3)
     fp8_layers: str | None = quantity(
-        "the linear layers that ran in fp8: how many of how many, and which", since=4
-    )
+        "the linear layers that ran in fp8: how many of how many, and which", since=4)
     fp8_flop_share: float | None = quantity(
-        "share of the network's FLOP, forward and backward, that these layers are", since=4
-    )
+        "share of the network's FLOP, forward and backward, that these layers are", since=4)
     flags: str | None = quantity("arithmetic and cuDNN flags as read back in the worker")
     arithmetic: str | None = quantity(
-        "what the numeric probe found inputs rounded to, the most expensive layer's first"
-    )
+        "what the numeric probe found inputs rounded to, the most expensive layer's first")
     proof_layer: str | None = quantity("the layers of the network that were probed", since=2)
     conv_error: float | None = quantity("relative error of a convolution against float64")
     input_grad_error: float | None = quantity("relative error of its input gradient", since=2)
     weight_grad_error: float | None = quantity("relative error of its weight gradient", since=2)
     matmul_error: float | None = quantity("relative error of a matmul against float64")
     flop_per_image: float | None = quantity(
-        "forward and backward, a grouped convolution's weight gradient counted as grouped"
-    )
+        "forward and backward, a grouped convolution's weight gradient counted as grouped")
     step_bytes: int | None = quantity(
         "least memory traffic of a step: what each of its operations, not compiled, reads and "
-        "writes",
-        since=4,
-    )
+        "writes", since=4)
 
     profiled_steps: int | None = quantity("steps under the profiler", since=4)
     profiled_step_s: float | None = quantity("a step under the profiler", since=4)
     busy_s: float | None = quantity(
-        "time of a profiled step in which kernels ran, any of them; on a CPU, operators", since=4
-    )
+        "time of a profiled step in which kernels ran, any of them; on a CPU, operators", since=4)
     input_wait_s: float | None = quantity(
-        "time of a profiled step in which none ran, for want of a batch", since=4
-    )
+        "time of a profiled step in which none ran, for want of a batch", since=4)
     sync_wait_s: float | None = quantity(
         "time of a profiled step in which none ran, since the program had waited for the GPU",
-        since=4,
-    )
+        since=4)
 
     comm_backend: str | None = quantity(
-        "what exchanges gradients between processes, and its version", since=5
-    )
+        "what exchanges gradients between processes, and its version", since=5)
     links: str | None = quantity("how each pair of the GPUs is connected: '0-1 NV18, …'", since=5)
     wire_bytes: int | None = quantity(
-        "gradients that each process hands over to be averaged, of a step", since=5
-    )
+        "gradients that each process hands over to be averaged, of a step", since=5)
     buckets: int | None = quantity("parts that the gradients are exchanged in", since=5)
     sync_step_s: float | None = quantity(
-        "median step of blocks after the epoch, gradients exchanged", since=5
-    )
+        "median step of blocks after the epoch, gradients exchanged", since=5)
     no_sync_step_s: float | None = quantity(
-        "median step of blocks after the epoch, nothing exchanged", since=5
-    )
+        "median step of blocks after the epoch, nothing exchanged", since=5)
     exposed_error_s: float | None = quantity(
-        "half of the 95 % interval of the difference of these two, in this run", since=6
-    )
+        "half of the 95 % interval of the difference of these two, in this run", since=6)
     slowest_rank: int | None = quantity(
-        "the process that worked longest before gradients were first exchanged", since=5
-    )
+        "the process that worked longest before gradients were first exchanged", since=5)
 
     missing: str | None = quantity("why columns are empty: 'column: reason; …'")
     notes: str | None = quantity("what a reader should know before using the row")
     proof_notes: str | None = quantity(
-        "what a reader should know of the arithmetic that was found", since=7
-    )
+        "what a reader should know of the arithmetic that was found", since=7)
     shared: str | None = quantity(
         "what was not found anew, but is that of an earlier row of the folder, and whose: 'proof: "
         "record_id; flop: …; work: …' (arithmetic and errors; FLOP per image; bytes and work of a "
-        "step)",
-        since=7,
-    )
+        "step)", since=7)
+    # fmt: on
 
 
 PROVEN = (
@@ -359,23 +308,21 @@ class Environment:
     the field belongs to: a sweep of two models has two networks, and its rows are not mixed.
     """
 
+    # fmt: off
     gpu: str | None = quantity("GPU name; empty on a CPU", comparable="device")
     gpu_uuid: str | None = quantity("GPU UUID")
     gpu_memory_bytes: int | None = quantity("memory of the GPU")
     capability: str | None = quantity(
-        "CUDA compute capability; the architecture of an AMD GPU, such as gfx942"
-    )
+        "CUDA compute capability; the architecture of an AMD GPU, such as gfx942")
     driver: str | None = quantity("driver of the GPU", comparable="device")
     cpu: str | None = quantity("CPU model and the cores this process may use", comparable="device")
     torch: str | None = quantity("torch version", comparable="device")
     cuda: str | None = quantity("CUDA version torch was built for", comparable="device")
     cudnn: str | None = quantity("cuDNN version", comparable="device")
     hip: str | None = quantity(
-        "HIP version torch was built for: AMD's ROCm", comparable="device", since=9
-    )
+        "HIP version torch was built for: AMD's ROCm", comparable="device", since=9)
     miopen: str | None = quantity(
-        "MIOpen version, which an AMD GPU has in cuDNN's place", comparable="device", since=9
-    )
+        "MIOpen version, which an AMD GPU has in cuDNN's place", comparable="device", since=9)
     python: str | None = quantity("Python version")
     os: str | None = quantity("operating system")
     host: str | None = quantity("host name")
@@ -384,26 +331,19 @@ class Environment:
     code: str | None = quantity("hash of the harness's own source", comparable="device")
     dataset_fingerprint: str | None = quantity("hash of pixels and labels", comparable="dataset")
     model_parameters: str | None = quantity(
-        "hash of the model's parameter names, shapes and dtypes", comparable="model", since=2
-    )
+        "hash of the model's parameter names, shapes and dtypes", comparable="model", since=2)
     model_structure: str | None = quantity(
-        "hash of the printed module", comparable="model", since=2
-    )
+        "hash of the printed module", comparable="model", since=2)
     model_source: str | None = quantity(
-        "hash of the source files that build the model", comparable="model", since=2
-    )
+        "hash of the source files that build the model", comparable="model", since=2)
     start_fingerprint: str | None = quantity(
-        "hash of the file of --start", comparable="start", since=4
-    )
+        "hash of the file of --start", comparable="start", since=4)
     variables: str | None = quantity(
-        "environment variables that change results, those that are set",
-        comparable="device",
-        since=2,
-    )
+        "environment variables that change results, those that are set", comparable="device",
+        since=2)
     torch_threads: int | None = quantity("threads of one torch operation on a CPU", since=2)
     torch_interop_threads: int | None = quantity(
-        "torch operations that may run side by side on a CPU", since=2
-    )
+        "torch operations that may run side by side on a CPU", since=2)
     cpu_governor: str | None = quantity("frequency governor of the CPU", since=2)
     persistence_mode: str | None = quantity("NVIDIA persistence mode: on or off", since=2)
     ecc: str | None = quantity("error correction of GPU memory: on or off", since=2)
@@ -413,34 +353,27 @@ class Environment:
     train_images: int | None = quantity("training images in the dataset, or units")
     test_images: int | None = quantity("test images in the dataset, or units")
     rate_float32: float | None = quantity(
-        "FLOP/s of a large matrix product in float32, measured before the case", since=4
-    )
+        "FLOP/s of a large matrix product in float32, measured before the case", since=4)
     rate_tfloat32: float | None = quantity("the same in TF32", since=4)
     rate_float16: float | None = quantity("the same in float16", since=4)
     rate_bfloat16: float | None = quantity("the same in bfloat16", since=4)
     rate_float8: float | None = quantity("the same in float8", since=4)
     rate_conv_float32: float | None = quantity(
-        "the same of convolutions, forward and backward, in float32 on a CPU", since=7
-    )
+        "the same of convolutions, forward and backward, in float32 on a CPU", since=7)
     rate_conv_float16: float | None = quantity("that of convolutions in float16 on a CPU", since=7)
     rate_conv_bfloat16: float | None = quantity(
-        "that of convolutions in bfloat16 on a CPU", since=7
-    )
+        "that of convolutions in bfloat16 on a CPU", since=7)
     rate_copy: float | None = quantity(
-        "bytes read and written by a large copy, a second, measured before the case", since=4
-    )
+        "bytes read and written by a large copy, a second, measured before the case", since=4)
     call_time_s: float | None = quantity(
-        "the smallest operation, of many one after the other", since=4
-    )
+        "the smallest operation, of many one after the other", since=4)
     rate_tries: str | None = quantity(
         "of how many tries each of these is the best, more where it was measured again; on a GPU "
-        "with the SM clock and the power during that try",
-        since=7,
-    )
+        "with the SM clock and the power during that try", since=7)
     rates_at: str | None = quantity("when these rates were measured, UTC", since=7)
     unit: str | None = quantity(
-        "what a workload counts: 'images' in this table are these; empty for images", since=4
-    )
+        "what a workload counts: 'images' in this table are these; empty for images", since=4)
+    # fmt: on
 
 
 @dataclass
@@ -509,6 +442,7 @@ class WorkRow:
     of `write_kernels`.
     """
 
+    # fmt: off
     kind: str = column("; ".join(f"{kind}: {kind.meaning}" for kind in Kind))
     operation: str = column("its name, or window, groups and channels of a convolution")
     format: str = column("number format of what it reads first, or the two of a cast")
@@ -517,21 +451,15 @@ class WorkRow:
     bytes: float | None = column("least memory traffic of a step, not fused")
     time_s: float | None = column("time of a step, with --profile", None)
     exclusive_s: float | None = column(
-        "that time, each instant divided among the kernels that run in it", None, since=7
-    )
+        "that time, each instant divided among the kernels that run in it", None, since=7)
     kernels: str = column(
         "the kernels that make nearly all of time_s on a GPU, each with its part of it in s, the "
-        "longest first, and how many others there were",
-        "",
-        since=7,
-        optional=True,
-    )
+        "longest first, and how many others there were", "", since=7, optional=True)
     flop_per_item: float | None = column(
-        "what another item in each micro-batch adds to flop; empty where that is not known",
-        None,
-        since=7,
-    )
+        "what another item in each micro-batch adds to flop; empty where that is not known", None,
+        since=7)
     bytes_per_item: float | None = column("the same of bytes", None, since=7)
+    # fmt: on
 
 
 @dataclass(frozen=True)
