@@ -15,7 +15,7 @@ from bench.export.runs import Run, read_runs
 from bench.export.trackers import TRACKERS, Tracker, say_errors
 from bench.flags import Parser, command, describe, hold
 from bench.processes import leave
-from bench.report.watch import follow
+from bench.report.terminal import follow
 from bench.store.reader import records_file
 from bench.study.sweeps import read_sweeps
 from bench.text import count

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_filters, command, writable, write_document
 from bench.processes import leave
-from bench.report.terminal import show
+from bench.report.terminal import show, watch
 
 if TYPE_CHECKING:
     from bench.report.document import Report
@@ -61,8 +61,6 @@ def main(argv: Sequence[str]) -> int:
     if options.watch:
         if options.format != "text" or options.output or options.figures:
             raise UsageError("--watch redraws the terminal; leave out --format, -o and --figures")
-        from bench.report.watch import watch
-
         watch(lambda: _read_report(options), options.sweeps, options.full)
     report = _read_report(options)
     if options.figures:

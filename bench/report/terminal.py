@@ -1,9 +1,10 @@
-"""The report on standard output: a first screen, or all of it."""
+"""The report on standard output: a first screen, all of it, or redrawn as records grow."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from bench.flags import command
 
 if TYPE_CHECKING:
     from bench.report.document import Report
+
+POLL_S = 1.0
 
 
 @command
@@ -33,3 +36,35 @@ def show(report: Report, full: bool = False) -> None:
     from rich.console import Console
 
     draw(report, Console(), full)
+
+
+def follow(paths: Sequence[Path]) -> Iterator[None]:
+    """Yield at once, and again whenever a records file has changed. Raises UsageError: there are no
+    records, or they are gone."""
+    from bench.store.reader import records_file
+
+    seen = None
+    while True:
+        files = [records_file(path).stat() for path in paths]
+        stamps = [(file.st_mtime_ns, file.st_size) for file in files]
+        if stamps != seen:
+            seen = stamps
+            yield
+        time.sleep(POLL_S)
+
+
+def watch(build: Callable[[], Report], paths: Sequence[Path], full: bool = False) -> None:
+    """Draw the report whenever a records file has changed, until the user interrupts it. Raises
+    UsageError: the records cannot be read, or are gone."""
+    from rich.console import Console
+
+    from bench.render.text import draw
+
+    console = Console()
+    for _ in follow(paths):
+        report = build()
+        with console.capture() as drawn:
+            draw(report, console, full)
+        console.clear()  # only once the new one is ready: no blank screen in between
+        console.file.write(drawn.get())
+        console.print(f"records: {len(report.records):,}; Ctrl-C ends", style="dim")
