@@ -27,7 +27,7 @@ from bench.export import __main__ as command
 from bench.export.runs import Run, read_runs
 from bench.export.trackers import TRACKERS
 from bench.record import MEASURED, EpochRow, Record, Status, Step
-from bench.report import watch
+from bench.report import terminal
 from bench.store.cells import RECORDS, STEPS
 from bench.store.writer import Store
 from bench.study.sweeps import read_sweep
@@ -441,7 +441,7 @@ def test_a_sweep_that_goes_on_is_followed(
         except StopIteration:
             raise KeyboardInterrupt from None
 
-    monkeypatch.setattr(watch, "time", type("Clock", (), {"sleep": staticmethod(sleep)}))
+    monkeypatch.setattr(terminal, "time", type("Clock", (), {"sleep": staticmethod(sleep)}))
     assert place.export(sweep, flags=["--watch"]) == 130
     assert seen == [{"a1"}, {"a1", "b2"}, {"a1", "b2"}, {"a1", "b2"}, {"a1", "b2", "c3"}]
     assert place.read()["c3"].curves == place.read()["a1"].curves
