@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -154,30 +155,24 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
 
 
 def parse_batch_size(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise ValueError(
-            "a batch size is a whole number of at least 1, auto, or a range of powers of two such "
-            "as 32..1024 or 32..auto"
-        )
-    return value
+    with suppress(ValueError):
+        if (value := int(text)) >= 1:
+            return value
+    raise ValueError(
+        "a batch size is a whole number of at least 1, auto, or a range of powers of two such as "
+        "32..1024 or 32..auto"
+    )
 
 
 def parse_number(what: str, low: float, high: float = math.inf) -> Callable[[str], float]:
     """Make the parser of an axis whose values are numbers above ``low``, at most ``high``."""
 
     def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (low < value <= high and math.isfinite(value)):
-            bound = f"above {low:g}" + (f" and at most {high:g}" if math.isfinite(high) else "")
-            raise ValueError(f"{what} is a finite number {bound}")
-        return value
+        with suppress(ValueError):
+            if low < (value := float(text)) <= high and math.isfinite(value):
+                return value
+        bound = f"above {low:g}" + (f" and at most {high:g}" if math.isfinite(high) else "")
+        raise ValueError(f"{what} is a finite number {bound}")
 
     return parse
 
@@ -258,13 +253,10 @@ parse_classes = or_none(parse_whole("a number of classes", 2, MOST_CLASSES))
 def parse_lr_warmup(text: str) -> str:
     if text.isascii() and text.isdigit() and len(text) < 10:
         return str(int(text))
-    try:
-        share = float(text.removesuffix("%")) if text.endswith("%") else math.nan
-    except ValueError:
-        share = math.nan
-    if not 0 <= share <= 100:
-        raise ValueError("a warm-up is a number of steps, or a part of them such as 5%")
-    return f"{share:.12g}%" if share else "0"
+    with suppress(ValueError):
+        if text.endswith("%") and 0 <= (share := float(text.removesuffix("%"))) <= 100:
+            return f"{share:.12g}%" if share else "0"
+    raise ValueError("a warm-up is a number of steps, or a part of them such as 5%")
 
 
 def parse_seed(text: str) -> int:

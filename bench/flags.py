@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
@@ -212,13 +212,9 @@ def add_flag(
 
 def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
     """Add ``--where``, whose values `bench.study.filters.parse_filter` reads."""
+    help = f"only these cases, such as {example}"
     parser.add_argument(
-        "--where",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="AXIS=VALUE",
-        help=f"only these cases, such as {example}",
+        "--where", nargs="+", action="extend", default=[], metavar="AXIS=VALUE", help=help
     )
 
 
@@ -228,9 +224,8 @@ def writable(flag: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(
-            f"{flag} {path}: {error.strerror or error}; choose a place that can be written"
-        ) from error
+        why = f"{error.strerror or error}; choose a place that can be written"
+        raise UsageError(f"{flag} {path}: {why}") from error
 
 
 def write_document(document: str, output: Path | None) -> None:
@@ -293,25 +288,19 @@ def parse_number(
     fits: Callable[[float], bool] = lambda value: 0 < value < math.inf,
 ) -> float:
     """Read a number that a flag gave; UsageError, with what is ``right``, unless it ``fits``."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan  # which lies in no range
-    if not fits(value):
-        raise UsageError(f"{flag} {text[:40]!r}: give {right}")
-    return value
+    with suppress(ValueError):
+        if fits(value := float(text)):
+            return value
+    raise UsageError(f"{flag} {text[:40]!r}: give {right}")
 
 
 def parse_percent(where: str, text: str) -> float:
     """Read ``2%`` as 0.02; UsageError where it is no percentage from 0 to 1000."""
     number, sign, rest = text.strip().partition("%")
-    try:
-        value = float(number) if sign and not rest and number.isascii() else -1.0
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1000:
-        raise UsageError(f"{where}: a margin is a percentage from 0 to 1000 %, such as 2%")
-    return value / 100
+    with suppress(ValueError):
+        if sign and not rest and number.isascii() and 0 <= (value := float(number)) <= 1000:
+            return value / 100
+    raise UsageError(f"{where}: a margin is a percentage from 0 to 1000 %, such as 2%")
 
 
 def parse_whole(flag: str, text: str, least: int, most: int | None = None) -> int:
