@@ -60,7 +60,8 @@ def tell_origin(executors: Iterable[str]) -> Iterator[str]:
 
 def refuse_mixture(having: Iterable[tuple[str, str]], mend: str) -> None:
     """Refuse rows that were made up beside measured ones, by pairs of who has rows, with its verb,
-    and of which executor. Raises UsageError: it names both, and says how to ``mend`` that."""
+    and of which executor. What is not known to be made up may stand beside both, and is told where
+    it is. Raises UsageError: it names both, and says how to ``mend`` that."""
     first: dict[Origin, tuple[str, str]] = {}
     for who, executor in having:
         first.setdefault(find_origin(executor), (who, executor))

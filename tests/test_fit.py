@@ -26,7 +26,7 @@ from bench.flags import join_flags
 from bench.grid import grid, parse_values
 from bench.questions.families import find_searches
 from bench.record import Outcome, Status
-from bench.render.model import NOTHING, Level
+from bench.render.model import Level
 from bench.report.__main__ import main as report
 from bench.report.document import build
 from bench.store.plans import Plan
@@ -36,6 +36,7 @@ from bench.study import summaries
 from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import Options, plan_cases
+from bench.sweep.options import parse_arguments as parse_sweep
 from bench.wall.records import read_walls
 from tests.test_sweep import rows
 
@@ -260,19 +261,18 @@ def test_the_report_of_probes_alone_says_what_they_found_and_how_to_time_it(
     tmp_path: Path, memory: Callable[[str], None]
 ) -> None:
     memory(LINE)
-    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
-    run_fit(tmp_path, *LIMIT, "--step", "8", "--probes", "3", rc=1)
+    run_fit(tmp_path, *LIMIT, "--margin", "20%")
     report = build(read_sweeps([tmp_path]))
     assert report.outcomes == (
-        "8 probes of 2 settings; the largest batch size is confirmed for 1. No case was timed."
+        "10 probes of 2 settings; the largest batch size is confirmed for 2. No case was timed."
     )
     (walls,) = report.opening
-    assert [row[3].text for row in walls.rows] == ["672", NOTHING], "what is recommended"
+    assert [row[3].text for row in walls.rows] == ["512", "864"], "what is recommended"
     assert walls.level is Level.TABLE
     assert report.next_step.why == "measure, instead of making figures up"
     command = shlex.split(report.next_step.command)
     assert "--executor" not in command
-    assert {"--step", "--probes"}.isdisjoint(command)
+    assert {"--margin", "--probes"}.isdisjoint(command)
     file = tmp_path / "records.csv"
     file.write_text(file.read_text().replace(",fake,", ",subprocess,"))
     step = build(read_sweeps([tmp_path])).next_step
@@ -282,9 +282,39 @@ def test_the_report_of_probes_alone_says_what_they_found_and_how_to_time_it(
     assert asked[:3] == ["python", "-m", "bench.sweep"]
     frame = run_sweep(tmp_path, *asked[3:])
     timed = frame[~frame["probe"]]
-    assert rows(timed, "precision", "batch_size")[:2] == [("fp32", 672), ("bf16-amp", 1120)]
-    assert (frame[frame["probe"]]["precision"] == "fp32").sum() == 5, "they are not made again"
+    assert rows(timed, "precision", "batch_size") == [("fp32", 512), ("bf16-amp", 864)]
+    assert frame["probe"].sum() == 10, "they are not made again"
     assert "No case was timed" not in build(read_sweeps([tmp_path])).outcomes
+    run_fit(tmp_path, *LIMIT, "--precision", "fp16")
+    step = build(read_sweeps([tmp_path])).next_step
+    assert not step or "fp16" not in step.command, "what was timed counts, not the search after it"
+
+
+def test_a_search_that_has_not_ended_is_gone_on_with(
+    tmp_path: Path, memory: Callable[[str], None]
+) -> None:
+    memory(LINE)
+    run_fit(tmp_path, *LIMIT, "--precision", "fp32", "--probes", "2", rc=1)
+    report = build(read_sweeps([tmp_path]))
+    assert report.next_step.why == "go on with the search for the largest batch"
+    asked = shlex.split(report.next_step.command)
+    assert asked[:3] == ["python", "-m", "bench.fit"]
+    assert "--probes" not in asked
+    said = " ".join(sentence for answer in report.answers for sentence in answer.sentences)
+    assert "Every batch size that was tried fits" in said
+    assert "and the search for the largest has not ended." in said
+    assert fit.main(asked[3:]) == 0
+    ended = build(read_sweeps([tmp_path])).answers
+    assert "has not ended" not in " ".join(s for answer in ended for s in answer.sentences)
+
+
+def test_a_workload_is_timed_on_its_own_data(tmp_path: Path, memory: Callable[[str], None]) -> None:
+    memory(LINE)
+    own = ["--workload", "models_for_tests:rows", "--executor", "fake", "--device", "cpu"]
+    assert fit.main([*own, *LIMIT, "--precision", "fp32", "--out", str(tmp_path)]) == 0
+    asked = shlex.split(build(read_sweeps([tmp_path])).next_step.command)
+    assert "--dataset" not in asked
+    assert plan_cases(parse_sweep(asked[3:])).families
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def tell(found: Material, situation: Situation) -> Iterator[str]:
         situation.about,
         "",
         tuple(describe_constants(found.cases, found.varying)) if "constants" in parts else (),
+        (),
         tuple(answer(found)) if "answers" in parts else (),
         (),
         tuple(take_tables(found, situation)),

@@ -35,6 +35,7 @@ from bench.questions.halving import RUNGS, SEARCH, find_trials, spell_case, tell
 from bench.record import EPOCH_COLUMNS, EpochRow, Outcome
 from bench.report import html
 from bench.report.__main__ import main as report
+from bench.report.document import build
 from bench.search import __main__ as search
 from bench.search import trials
 from bench.search.ladder import INSTALL, Ladder
@@ -373,7 +374,7 @@ def test_every_trial_is_a_record_and_ends_by_the_rule(tmp_path: Path, capsys: Ca
     assert f"{sum(trained)} epochs were trained where 12 whole trials take\n108" in said.out
     assert [line for line in said.out.splitlines() if line != line.rstrip()] == []
     note = "prints the commands that confirm the best."
-    assert "Confirm the best on seeds" in said.out
+    assert "Confirm the best on seeds" not in said.out, "what was made up needs no confirming"
     assert note not in " ".join(said.out.split())
     assert report([str(tmp_path), "--full"]) == 0
     assert note in " ".join(capsys.readouterr().out.split())
@@ -613,8 +614,19 @@ def test_the_commands_that_confirm_run_the_very_case(
 
 
 def test_the_commands_are_printed_for_the_best_three(tmp_path: Path, capsys: Capture) -> None:
-    frame = run(tmp_path / "out", *RANGE)
-    best = find_trials(frame, read_epochs(tmp_path / "out"), read_told(tmp_path / "out"))[:3]
+    out = tmp_path / "out"
+    frame = run(out, *RANGE)
+    best = find_trials(frame, read_epochs(out), read_told(out))[:3]
+    made_up = build(read_sweeps([out])).next_step
+    assert made_up
+    assert made_up.why == "search by measuring, instead of making figures up"
+    asked = shlex.split(made_up.command)
+    assert asked[:3] == ["python", "-m", "bench.search"]
+    assert {"--executor", "--out"}.isdisjoint(asked)
+    file = out / "records.csv"
+    file.write_text(file.read_text().replace(",fake,", ",subprocess,"))
+    capsys.readouterr()
+    search.print_findings(out, read_told(out))
     lines = capsys.readouterr().out.splitlines()
     commands = [shlex.split(line) for line in lines if line.startswith("  python -m bench.sweep")]
     assert len(commands) == 3

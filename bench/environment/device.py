@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from bench.environment.host import read_cpu_flags
 from bench.errors import UsageError
 from bench.precision import Arithmetic, Precision, emulates_fp8
 from bench.record import Environment
@@ -74,7 +75,10 @@ class Platform:
 
     @property
     def halves(self) -> dict[str, bool]:
-        """Which number formats of half precision it has instructions for."""
+        """Which number formats of half precision it has instructions for; nothing of a CPU whose
+        instructions are not told, as outside Linux."""
+        if self.environment.gpu is None and not read_cpu_flags():
+            return {}
         native = {Arithmetic.FLOAT16: self.fp16_native, Arithmetic.BFLOAT16: self.bf16_native}
         return {str(half): has for half, has in native.items()}
 

@@ -76,10 +76,11 @@ def _answer_each(found: Material) -> Iterator[Answer]:
             model, dataset = place[2:]
             rows = measured.get(place, found.cases.head(0))
             searched = probed.get(place, found.probes.head(0))
+            going = any(s.wall.ending is None for s in found.searches if s[:2] == pair)
             here = [f for f in found.families if attrgetter(*_PLACE)(f.first) == place]
             said = (
                 *_tell_fastest(rows, named),
-                _tell_largest(rows, searched, named),
+                _tell_largest(rows, searched, named, going),
                 _compare_largest(here),
             )
             data = "" if dataset == OWN else f" on {dataset}"
@@ -226,7 +227,8 @@ def _find_rivals(row: Row, timed: Sequence[Row]) -> list[Row]:
             low = min(low, other.epoch_time_s * row.epoch_time_s_low / row.epoch_time_s)
         return bool(other.epoch_time_s >= row.epoch_time_s and low <= row.epoch_time_s_high)
 
-    return [other for other in timed if other is not row and reaches(other)]
+    alike = [other for other in timed if other is not row and other.kind == row.kind]
+    return [other for other in alike if reaches(other)]
 
 
 def _name_doubted(rows: Sequence[Row], axes: Iterable[str]) -> str:
@@ -291,9 +293,12 @@ def _against_other_fp32(row: Row, others: Sequence[Row], names: Sequence[str]) -
     return f", {speedup} times as fast as the nearest fp32 case ({what}){doubt}"
 
 
-def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame, named: Sequence[str]) -> str:
-    """Name the largest batch that fits each precision, where any ran out of memory. Micro-batches
-    take less memory, so batches in one piece are told of, where there are any."""
+def _tell_largest(
+    cases: pd.DataFrame, probes: pd.DataFrame, named: Sequence[str], going: bool
+) -> str:
+    """Name the largest batch that fits each precision, where any ran out of memory, or that so far
+    all do, of a search that is still ``going`` on. Micro-batches take less memory, so batches in
+    one piece are told of, where there are any."""
     import pandas as pd
 
     columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", *UNMEASURED]
@@ -308,7 +313,9 @@ def _tell_largest(cases: pd.DataFrame, probes: pd.DataFrame, named: Sequence[str
             return ""
         silent = [f"{name_case(row, named)} ({row.status})" for row in _list_silent(ended, named)]
         but = f", but this is not known of {_list_some(silent, '; ')}" if silent else ""
-        return f"Every batch size fits{made_up}, up to {fits.max()}{but}."
+        going_on = ", and the search for the largest has not ended" if going else ""
+        tried = " that was tried" if going else ""
+        return f"Every batch size{tried} fits{made_up}, up to {fits.max()}{but}{going_on}."
     limits = order_values("memory_limit", ended["memory_limit"])
     said = []
     for limit in limits:

@@ -15,7 +15,7 @@ from bench.errors import UsageError
 from bench.flags import Parser, add_axes, join_flags, read_axes, split_flags
 from bench.grid import AUTO
 from bench.limits import MIN_REPEATS
-from bench.origin import find_origin
+from bench.origin import EXECUTORS, find_origin
 from bench.questions.families import Search
 from bench.questions.halving import confirm
 from bench.questions.notices import list_asked, list_failed
@@ -25,6 +25,7 @@ from bench.store.runs import read_cases
 from bench.study.axes import find_default
 from bench.study.summaries import find_wide
 from bench.study.sweeps import Sweep
+from bench.workloads import OWN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,7 @@ def choose_next(
         _suggest(
             sweep,
             cases[cases["sweep"] == sweep.name],
-            [s.family for s in searches if s.sweep == sweep.name and s.wall.largest],
+            [search for search in searches if search.sweep == sweep.name],
         )
         for sweep in sweeps
     )
@@ -57,26 +58,31 @@ def choose_next(
             if words:
                 return NextStep(why, shlex.join(words))
     folders = [name_folder(sweep) for sweep in sweeps]
-    if len(folders) == 2:
+    origins = {find_origin(executor) for s in sweeps for executor in s.records["executor"]}
+    if len(folders) == 2 and ("fake" not in origins or len(origins) == 1):
         return NextStep("compare the two case by case", shlex.join([*COMPARE, *folders]))
     page = [*REPORT, *folders, "--format", "html", "-o", "report.html"]
     return NextStep("see all of it as a page with figures", shlex.join(page))
 
 
 def _suggest(
-    sweep: Sweep, cases: pd.DataFrame, found: Sequence[Case]
+    sweep: Sweep, cases: pd.DataFrame, searches: Sequence[Search]
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    """What may have to be done to a sweep, given the cases of it that are shown, or those of which
-    only the largest batch was ``found``, most urgent first: why, and the words of a command; none
-    where it need not."""
-    *_, last = [[], *_list_commands(sweep)]
-    last = last if _runs(last, SWEEP, FIT) else []
+    """What may have to be done to a sweep, given the cases of it that are shown, or where there are
+    none the searches for the largest batch, most urgent first: why, and the words of a command;
+    none where it need not."""
+    commands = _list_commands(sweep)
+    *_, last = [[], *(words for words in commands if searches or not _runs(words, FIT))]
+    fit = last if _runs(last, FIT) else []
+    if not _runs(last, SWEEP):
+        last = [*SWEEP, *fit[len(FIT) :]] if fit else []
+    origins = {*map(find_origin, sweep.records["executor"])}
 
     def change(needed: Any, without: Sequence[str] = (), **flags: Sequence[str]) -> Sequence[str]:
-        return _change(sweep, last, without, **flags) if needed else []
+        return _change(sweep, last, [*OF_FIT, *without], **flags) if needed else []
 
     best: list[str] = []
-    if sweep.halving is not None:
+    if sweep.halving is not None and origins <= {"measured"}:
         folder = Path(name_folder(sweep))
         best = confirm(sweep.records, sweep.read_epochs(), sweep.halving, folder)
     words = shlex.split(best[0]) if best else []
@@ -84,16 +90,20 @@ def _suggest(
     published = len(cases) and (cases["kind"] == "published").all()
     words = [*SWEEP, "--preset", "rtx-titan"] if published else []
     yield "measure the same cases here", words
-    auto: dict[str, Sequence[str]] = {}
-    if found:
-        # fit chose them, if its command did not
-        chosen = ("precision", "dataset")
-        auto = {n: list(dict.fromkeys(str(getattr(case, n)) for case in found)) for n in chosen}
-        auto["batch_size"] = [AUTO]
-    origins = {*map(find_origin, sweep.records["executor"])}
-    fake = cases["fake"].all() if len(cases) else found and origins == {"fake"}
-    yield "measure, instead of making figures up", change(fake, ["--executor", "--out"], **auto)
-    yield "time training at the batch sizes that were found", change(found, **auto)
+    going = any(search.wall.ending is None for search in searches)
+    found = [search.family for search in searches if search.wall.recommended]
+    # where several commands searched, no one sweep has the settings of all
+    once = sum(_runs(words, FIT) for words in commands) == 1
+    auto = _choose_auto(found) if found and once else {}
+    fake = cases["fake"].all() if len(cases) else auto and origins == {"fake"}
+    others = ["--executor", "--out"]
+    yield "measure, instead of making figures up", change(fake, others, **auto)
+    drawn = commands[-1] if sweep.halving and origins == {"fake"} and commands else []
+    drawn = drawn if _runs(drawn, SEARCH) else []
+    yield "search by measuring, instead of making figures up", _change(sweep, drawn, others)
+    words = _change(sweep, fit, ["--probes"]) if going else []
+    yield "go on with the search for the largest batch", words
+    yield "time training at the batch sizes that were found", change(auto, **auto)
     whole = not (sweep.plan and sweep.plan.shard)
     cut = cases[cases["status"].isin(list(REPEATED))]
     gaps = whole and sweep.gaps
@@ -120,6 +130,15 @@ def _suggest(
         if (cases[name] != find_default(name)).any()
     }
     yield "measure whole epochs", change(flags and cases["extrapolated"].any(), **flags)
+
+
+def _choose_auto(found: Sequence[Case]) -> dict[str, Sequence[str]]:
+    """Flags that train such cases at the batch sizes that were found for them. Precision and
+    dataset are what fit chose, if its command did not; a workload brings its own data."""
+    chosen = [name for name in ("precision", "dataset") if getattr(found[0], name) != OWN]
+    flags: dict[str, Sequence[str]]
+    flags = {n: list(dict.fromkeys(str(getattr(case, n)) for case in found)) for n in chosen}
+    return flags | {"batch_size": [AUTO]}
 
 
 def name_folder(sweep: Sweep) -> str:
@@ -182,13 +201,12 @@ def _count_fitting(words: Sequence[str], cases: Sequence[Case]) -> tuple[int, in
 def _change(
     sweep: Sweep, words: Sequence[str], without: Sequence[str] = (), **flags: Sequence[str]
 ) -> list[str]:
-    """A command of the sweep with other values of some flags; empty where none is given. Of a
-    search for the largest batch, the sweep with its settings."""
+    """A command of the sweep with other values of some flags; empty where none is given."""
     if not words:
         return []
     module, asked = words[: len(SWEEP)], words[len(SWEEP) :]
-    if module == FIT:
-        module, without = SWEEP, [*without, *OF_FIT]
+    if split_flags(asked).get("--executor", [])[1:] not in ([], *([name] for name in EXECUTORS)):
+        without = [*without, "--executor"]  # this version does not know it
     if not (sweep.plan and sweep.plan.shard):
         without = [*without, "--shard"]  # of shards that are joined, the whole is asked for
     new = {"--out": [name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}

@@ -173,6 +173,7 @@ def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
 
 def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
     label = "Mixed environments"
+    made_up = {"fake", "measured"} <= {*rows["kind"]}
     rows = rows[["sweep", *COMPARABLE, *{axis for of in COMPARABLE.values() for axis in of}]]
     mixed = {str(sweep): _differ(part) for sweep, part in rows.groupby("sweep", sort=False)}
     for sweep, told in mixed.items():
@@ -186,7 +187,8 @@ def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
         # several GPUs are what several sweeps are for
         said = [text for name, text in _differ(rows).items() if name != "gpu"]
         text = f"The sweeps differ in {'; '.join(said)}."
-        mend = "python -m bench.compare judges two of them case by case."
+        judged = "python -m bench.compare judges two of them case by case."
+        mend = "Report what was made up apart." if made_up else judged
         yield from [Notice(label, text, mend)] if said else []
 
 

@@ -134,6 +134,8 @@ class Document(Protocol):
     @property
     def constants(self) -> Sequence[str]: ...  # what is the same in every case, as sentences
     @property
+    def origin(self) -> Sequence[str]: ...  # what is said first where nothing was measured
+    @property
     def answers(self) -> Sequence[Answer]: ...
     @property
     def next_step(self) -> NextStep | None: ...  # the one that would help most, if one is known

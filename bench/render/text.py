@@ -115,8 +115,10 @@ def _list_screen(report: Document, console: Console) -> list[Text]:
     turns = [[" ".join(t.words)] for t in report.opening if t.level is Level.ANSWER and t.words]
     for answer in report.answers:
         about = f"{answer.about}: " if len(report.answers) > 1 else ""
-        turns.append([about + sentence for sentence in answer.sentences])
+        own = [sentence for sentence in answer.sentences if sentence not in report.origin]
+        turns.append([about + sentence for sentence in own])
     sentences = [sentence for turn in zip_longest(*turns) for sentence in turn if sentence]
+    sentences = [*report.origin, *sentences]
     told = [_wrap(sentence, width, console) for sentence in sentences[:MOST_SENTENCES]]
     while sum(map(len, told)) > ANSWER_LINES:
         told.pop()

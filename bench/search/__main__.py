@@ -54,7 +54,8 @@ def print_findings(out: Path, halving: Halving) -> bool:
 
     console = open_console(_WIDTH)
     records, epochs = read_records(out), read_epochs(out)
-    for line in tell_origin(records["executor"]):
+    made_up = list(tell_origin(records["executor"]))
+    for line in made_up:
         print(line)
     # the commands that confirm the best stand below
     trials = SEARCH.lay_out(tell_trials(records, epochs, halving, how=""))
@@ -63,7 +64,7 @@ def print_findings(out: Path, halving: Halving) -> bool:
         draw_table(table, console)
         console.print()
     commands = confirm(records, epochs, halving, out)
-    if commands:
+    if commands and not made_up:
         print("Confirm the best on seeds that did not choose them, then compare:")
         for command in commands:
             print(f"  {command}")

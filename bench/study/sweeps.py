@@ -26,6 +26,7 @@ from bench.store.reader import (
     records_file,
 )
 from bench.study.gaps import describe_gaps
+from bench.wall.records import read_goal
 from bench.wall.search import MARGIN
 from bench.work import Kind
 
@@ -138,15 +139,13 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
     file = records_file(path)
     records, config = read_records(file), read_config(file.parent)
     records = mend_ends(records, file)
-    command, search = config.get("command"), config.get("search")
-    told = search if isinstance(search, dict) else {}
+    command = config.get("command")
     return Sweep(
         name or _name(path),
         file,
         records,
         command if isinstance(command, str) else "",
-        step if isinstance(step := told.get("step"), int) and step > 0 else None,
-        margin if isinstance(margin := told.get("margin"), float) and 0 <= margin < 1 else MARGIN,
+        *read_goal(config.get("search")),
         read_halving(config.get("halving")),
         *_recall_plans(file, config),
     )

@@ -30,7 +30,8 @@ from bench.sweep.probing import Searches
 from bench.sweep.schedule import OomSkips, Pace, remaining_runs
 from bench.text import read_time
 from bench.wall.answer import Wall
-from bench.wall.search import MARGIN, STEP
+from bench.wall.records import read_goal
+from bench.wall.search import STEP
 
 
 class Part:
@@ -56,7 +57,8 @@ class Part:
         self.walls: dict[Case, Wall] = {}
         self._told: dict[str, Any] = {CLASS: name} if name else {}
         if asked.families:
-            self._told["search"] = {"step": STEP, "margin": MARGIN}
+            step, margin = read_goal(loop.store.read_config().get("search"))
+            self._told["search"] = {"step": step or STEP, "margin": margin}
         self.write_config()
 
     @property
@@ -68,7 +70,8 @@ class Part:
         return self.loop.options
 
     def search(self) -> Searches:
-        return Searches(self.loop, self.asked.families, self._comparable)
+        how = self._told.get("search", {})
+        return Searches(self.loop, self.asked.families, self._comparable, **how)
 
     def fill_in(self, walls: dict[Case, Wall]) -> None:
         """Take what the searches found as batch sizes of its cases."""

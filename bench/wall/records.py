@@ -182,6 +182,17 @@ def read_trials(frame: pd.DataFrame) -> list[Trial]:
     return list(trials.values())
 
 
+def read_goal(told: Any) -> tuple[int | None, float]:
+    """The step and the margin of a folder's last search, as its configuration has them under
+    ``search``; None and `MARGIN` where they are not told."""
+    told = told if isinstance(told, dict) else {}
+    step, margin = told.get("step"), told.get("margin")
+    return (
+        step if isinstance(step, int) and step > 0 else None,
+        margin if isinstance(margin, float) and 0 <= margin < 1 else MARGIN,
+    )
+
+
 def read_walls(
     frame: pd.DataFrame, step: int | None = None, margin: float = MARGIN
 ) -> list[tuple[Case, Wall]]:

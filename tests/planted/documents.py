@@ -14,6 +14,7 @@ class Made:
     title: str
     subject: str
     constants: tuple[str, ...]
+    origin: tuple[str, ...]
     answers: tuple[Answer, ...]
     warnings: tuple[Notice, ...]
     tables: tuple[Table, ...]

@@ -96,6 +96,7 @@ def documents(draw_from: st.DrawFn) -> Document:
         draw_from(WORDS),
         draw_from(WORDS),
         (),
+        tuple(take(1)),
         tuple(take(9, answers)),
         tuple(take(9, notices)),
         tuple(make_table() for _ in range(draw_from(st.integers(0, 3)))),
@@ -114,6 +115,7 @@ def test_no_document_is_larger_than_a_screen(document: Document, width: int) -> 
 def make_document(**parts: Any) -> Document:
     table = Table("overview", "Overview", (Head("a", "case"),), ((Cell("fp32"),),), ())
     given: dict[str, Any] = {
+        "origin": (),
         "answers": (Answer("", ("It is fast.",)),),
         "warnings": (),
         "tables": (table, Table("b", "Beside", table.heads, table.rows, (), level=Level.TABLE)),
