@@ -663,6 +663,14 @@ def test_a_cpu_that_computes_halves_otherwise_is_another(tmp_path: Path) -> None
     assert "its clocks or its power limit is between them. Run" in said
 
 
+def test_a_cpu_whose_instructions_are_not_told_is_no_other(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("bench.environment.device.read_cpu_flags", frozenset)
+    write_row(tmp_path / "emulated", **{**FASTER, **rate_halves(0.02)})
+    assert len(read_earlier(find_platform(halves=True), tmp_path)) == 1
+
+
 def test_a_sweep_that_goes_on_soon_keeps_its_rates(sweeps: Path) -> None:
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}.000Z"
     tries = {"rate_tries": "rate_float32 48; rate_copy 3"}
