@@ -139,12 +139,10 @@ class Case:
         conflicts=(Conflict(lambda case: case.dataset == OWN and case.workload == IMAGES,
             f"--dataset {OWN} is that of a --workload; give one, or another dataset"),))
     precision: str = describe_axis("fp32", one_of(PRECISIONS),
-        "number formats; bench.sweep --list describes them",
-        common=True, named=True, plain=True, baseline=True,
-        order=list(PRECISIONS).index)
+        "number formats; bench.sweep --list describes them", common=True, named=True, plain=True,
+        baseline=True, order=list(PRECISIONS).index)
     loss_scale: float | str | None = describe_axis(None, parse_loss_scale,
-        "a number, or a rule of bench.sweep --list (default: 128 for fp16)",
-        common=True,
+        "a number, or a rule of bench.sweep --list (default: 128 for fp16)", common=True,
         named=True, number=True, affects=(LEARNING, FIT, WORK), follows="precision",
         applies=(_SCALES,),
         fill=lambda case: PRECISIONS[case.precision].default_loss_scale, order=order_scale)
@@ -156,8 +154,8 @@ class Case:
         since=3, follows="precision", applies=(_need("apex", "is trained by apex"),), order=str)
     fp8_recipe: str = _later("tensorwise", one_of(FP8_RECIPES),
         "how torchao scales what fp8 rounds; bench.sweep --list describes them",
-        follows="precision",
-        applies=(_need("float8", "rounds to fp8"),), order=list(FP8_RECIPES).index)
+        follows="precision", applies=(_need("float8", "rounds to fp8"),),
+        order=list(FP8_RECIPES).index)
     batch_size: int = describe_axis(128, parse_batch_size,
         "items (images) per step of the optimizer", common=True, named=True,
         affects=(LEARNING, FIT, FIRST))
@@ -180,8 +178,7 @@ class Case:
         common=True, affects=(LEARNING, RATE), follows="optimizer",
         fill=lambda case: default_lr(case.optimizer))
     optimizer: str = _later("sgd", one_of([*OPTIMIZERS, OWN]),
-        "what steps the weights, of bench.sweep --list (sgd, or a --workload's own)",
-        common=True,
+        "what steps the weights, of bench.sweep --list (sgd, or a --workload's own)", common=True,
         affects=(LEARNING, RATE, FIT, WORK), conflicts=(
             Conflict(lambda case: case.optimizer == OWN and case.workload == IMAGES,
                 f"--optimizer {OWN} is that of a --workload; give one, or leave it out"),
@@ -226,10 +223,9 @@ class Case:
     cudnn_benchmark: bool = describe_axis(False, parse_switch,
         "let cuDNN time its algorithms during warm-up", affects=(FIT, PROOF), prepares="autotuning")
     compile: str = describe_axis("off", parse_compile,
-        "torch.compile the network during warm-up, in a mode of bench.sweep --list",
-        quiet=True, switch=True,
-        common=True, affects=(FIT, PROOF, KERNELS), order=list(COMPILES).index, anchored=False,
-        prepares="compiling", beside={"parallel": ("dp",)})
+        "torch.compile the network during warm-up, in a mode of bench.sweep --list", quiet=True,
+        switch=True, common=True, affects=(FIT, PROOF, KERNELS), order=list(COMPILES).index,
+        anchored=False, prepares="compiling", beside={"parallel": ("dp",)})
     cuda_graphs: bool = describe_axis(False, parse_switch,
         "capture a whole training step as a CUDA graph during warm-up, and replay it", since=8,
         affects=(FIT, PROOF, WORK, KERNELS), anchored=False, prepares="capturing",
@@ -278,9 +274,9 @@ class Case:
         "batches (or micro-batches) that each of --workers prepares ahead",
         applies=(_LOADS, _HAS_WORKERS))
     parallel: str = _parallel("none", one_of(PARALLELS),
-        "train one network on several GPUs; bench.sweep --list describes how",
-        follows="", applies=(),
-        legacy=("dp",), baseline=True, beside={"cuda_graphs": (True,), "device": OTHERS},
+        "train one network on several GPUs; bench.sweep --list describes how", follows="",
+        applies=(), legacy=("dp",), baseline=True,
+        beside={"cuda_graphs": (True,), "device": OTHERS},
         conflicts=(
             Conflict(lambda case: case.parallel == "dp" and _on_cpu(case),
                 "--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes"),

@@ -58,17 +58,26 @@ def tell_origin(executors: Iterable[str]) -> Iterator[str]:
         yield from (OPENINGS[find_origin(executor)].format(executor) for executor in distinct)
 
 
+REAL: tuple[Origin, ...] = ("measured", "published")
+
+
+def are_mixed(executors: Iterable[str]) -> bool:
+    """Whether rows that were made up stand beside real ones. What is not known to be made up may
+    stand beside both, and is told where it is."""
+    origins = {*map(find_origin, executors)}
+    return "fake" in origins and not origins.isdisjoint(REAL)
+
+
 def refuse_mixture(having: Iterable[tuple[str, str]], mend: str) -> None:
-    """Refuse rows that were made up beside measured ones, by pairs of who has rows, with its verb,
-    and of which executor. What is not known to be made up may stand beside both, and is told where
-    it is. Raises UsageError: it names both, and says how to ``mend`` that."""
-    first: dict[Origin, tuple[str, str]] = {}
-    for who, executor in having:
-        first.setdefault(find_origin(executor), (who, executor))
-    real = next((origin for origin in ("measured", "published") if origin in first), None)
-    if real and "fake" in first:
-        who, executor = first["fake"]
-        raise UsageError(
-            f"{who} rows of --executor {executor}, which nothing measured, and {first[real][0]} "
-            f"{real} ones; {mend}"
-        )
+    """Refuse what is `are_mixed`, by pairs of who has rows, with its verb, and of which executor.
+    Raises UsageError: it names both, and says how to ``mend`` that."""
+    pairs = list(having)
+    if not are_mixed(executor for _, executor in pairs):
+        return
+    first = {find_origin(executor): (who, executor) for who, executor in reversed(pairs)}
+    real = next(origin for origin in REAL if origin in first)
+    who, executor = first["fake"]
+    raise UsageError(
+        f"{who} rows of --executor {executor}, which nothing measured, and {first[real][0]} "
+        f"{real} ones; {mend}"
+    )

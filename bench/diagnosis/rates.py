@@ -103,11 +103,14 @@ def find_losses(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> dict[str, 
     return dict(sorted(losses.items(), key=lambda item: -item[1]))
 
 
-def find_halves(rates: Mapping[Any, Any]) -> dict[str, bool]:
-    """Which halves a CPU has instructions for, as far as its rates tell."""
-    found = {}
+def find_halves(row: Mapping[Any, Any]) -> dict[str, bool]:
+    """Which halves a CPU has instructions for, as far as the rates of a row of it tell; nothing of
+    a GPU, which is what its name says."""
+    found: dict[str, bool] = {}
+    if row.get("gpu"):
+        return found
     for half in (Arithmetic.FLOAT16, Arithmetic.BFLOAT16):
-        share = (rates.get(RATE_COLUMNS[half]) or math.nan) / (rates.get(PRODUCT) or math.nan)
+        share = (row.get(RATE_COLUMNS[half]) or math.nan) / (row.get(PRODUCT) or math.nan)
         if share > 1 or share < _EMULATED:
             found[str(half)] = share > 1
     return found

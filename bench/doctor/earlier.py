@@ -177,6 +177,5 @@ def _find_alike(frame: pd.DataFrame, platform: Platform) -> list[dict[Any, Any]]
     now = asdict(platform.environment)
     rows = frame[frame["rate_copy"].notna()].to_dict("records")
     alike = [row for row in rows if all((row[n] or None) == now[n] for n in SAME_DEVICE)]
-    if platform.environment.gpu:
-        return alike
-    return [row for row in alike if not are_other_cpus(platform.halves, find_halves(row))]
+    halves = platform.halves
+    return [row for row in alike if not are_other_cpus(halves, find_halves(row))]

@@ -75,9 +75,9 @@ class Platform:
 
     @property
     def halves(self) -> dict[str, bool]:
-        """Which number formats of half precision it has instructions for; nothing of a CPU whose
-        instructions are not told, as outside Linux."""
-        if self.environment.gpu is None and not read_cpu_flags():
+        """Which halves a CPU has instructions for, as `bench.diagnosis.rates.find_halves` has them;
+        nothing of a GPU, and of a CPU whose instructions are not told, as outside Linux."""
+        if self.environment.gpu or not read_cpu_flags():
             return {}
         native = {Arithmetic.FLOAT16: self.fp16_native, Arithmetic.BFLOAT16: self.bf16_native}
         return {str(half): has for half, has in native.items()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
-from bench.origin import OPENINGS, tell_origin
+from bench.origin import OPENINGS
 from bench.questions.effects import Effect
 from bench.questions.families import Family, find_bounds
 from bench.questions.material import Material
@@ -50,7 +50,7 @@ _NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
 def answer(found: Material) -> Iterator[Answer]:
     """What changes do in all cases; per machine and workload the fastest and the largest batch."""
     summary = [
-        *tell_origin(found.records["executor"].unique()),
+        *found.origin,
         *(_summarize_effects(found) if _has_switch(found) else ()),
         *_tell_repeats(found.cases),
     ]

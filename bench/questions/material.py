@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.diagnosis.explanation import Explanation
+from bench.origin import tell_origin
 from bench.questions.effects import Effect, find_effects
 from bench.questions.families import Family, Search, find_families, find_searches
 from bench.questions.gpus import Line, find_lines
@@ -46,6 +47,11 @@ class Material:
     by: str  # the axis that was asked to group the overview; empty where none was
     tried: pd.DataFrame  # the cases before ``--where``
     steps: Mapping[int, Profiled]  # of `read_steps`, of these
+
+    @cached_property
+    def origin(self) -> tuple[str, ...]:
+        """What is said first where nothing was measured."""
+        return tuple(tell_origin(self.records["executor"].unique()))
 
     @cached_property
     def named(self) -> list[str]:

@@ -15,7 +15,7 @@ from bench.errors import UsageError
 from bench.flags import Parser, add_axes, join_flags, read_axes, split_flags
 from bench.grid import AUTO
 from bench.limits import MIN_REPEATS
-from bench.origin import EXECUTORS, find_origin
+from bench.origin import EXECUTORS, are_mixed, find_origin
 from bench.questions.families import Search
 from bench.questions.halving import confirm
 from bench.questions.notices import list_asked, list_failed
@@ -58,8 +58,8 @@ def choose_next(
             if words:
                 return NextStep(why, shlex.join(words))
     folders = [name_folder(sweep) for sweep in sweeps]
-    origins = {find_origin(executor) for s in sweeps for executor in s.records["executor"]}
-    if len(folders) == 2 and ("fake" not in origins or len(origins) == 1):
+    executors = chain.from_iterable(sweep.records["executor"].unique() for sweep in sweeps)
+    if len(folders) == 2 and not are_mixed(executors):
         return NextStep("compare the two case by case", shlex.join([*COMPARE, *folders]))
     page = [*REPORT, *folders, "--format", "html", "-o", "report.html"]
     return NextStep("see all of it as a page with figures", shlex.join(page))
@@ -76,7 +76,7 @@ def _suggest(
     fit = last if _runs(last, FIT) else []
     if not _runs(last, SWEEP):
         last = [*SWEEP, *fit[len(FIT) :]] if fit else []
-    origins = {*map(find_origin, sweep.records["executor"])}
+    origins = {*map(find_origin, sweep.records["executor"].unique())}
 
     def change(needed: Any, without: Sequence[str] = (), **flags: Sequence[str]) -> Sequence[str]:
         return _change(sweep, last, [*OF_FIT, *without], **flags) if needed else []
@@ -205,8 +205,9 @@ def _change(
     if not words:
         return []
     module, asked = words[: len(SWEEP)], words[len(SWEEP) :]
-    if split_flags(asked).get("--executor", [])[1:] not in ([], *([name] for name in EXECUTORS)):
-        without = [*without, "--executor"]  # this version does not know it
+    executor = split_flags(asked).get("--executor", ["subprocess"])[-1].rpartition("=")[2]
+    if executor not in EXECUTORS:  # this version does not know it
+        without = [*without, "--executor"]
     if not (sweep.plan and sweep.plan.shard):
         without = [*without, "--shard"]  # of shards that are joined, the whole is asked for
     new = {"--out": [name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}

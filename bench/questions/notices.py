@@ -18,6 +18,7 @@ from bench.diagnosis.rates import (
     write_losses,
 )
 from bench.limits import STEADY
+from bench.origin import are_mixed
 from bench.record import COMPARABLE, MEASURED, REPEATED, Status
 from bench.render.model import Level, Notice
 from bench.store.attempts import find_unknown
@@ -154,7 +155,7 @@ def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
             (find_losses(now, before), now, before)
             for now in times
             for before in times
-            if now["gpu"] or not are_other_cpus(find_halves(now), find_halves(before))
+            if not are_other_cpus(find_halves(now), find_halves(before))
         ]
         losses, now, before = max(pairs, key=lambda pair: max(pair[0].values(), default=0.0))
         if losses:
@@ -173,7 +174,7 @@ def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
 
 def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
     label = "Mixed environments"
-    made_up = {"fake", "measured"} <= {*rows["kind"]}
+    mixed_origins = are_mixed(rows["executor"].unique())
     rows = rows[["sweep", *COMPARABLE, *{axis for of in COMPARABLE.values() for axis in of}]]
     mixed = {str(sweep): _differ(part) for sweep, part in rows.groupby("sweep", sort=False)}
     for sweep, told in mixed.items():
@@ -188,7 +189,7 @@ def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
         said = [text for name, text in _differ(rows).items() if name != "gpu"]
         text = f"The sweeps differ in {'; '.join(said)}."
         judged = "python -m bench.compare judges two of them case by case."
-        mend = "Report what was made up apart." if made_up else judged
+        mend = "Report what was made up apart." if mixed_origins else judged
         yield from [Notice(label, text, mend)] if said else []
 
 

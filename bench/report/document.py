@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
-from bench.origin import tell_origin
 from bench.questions.answers import answer
 from bench.questions.batch_sizes import GROWTH, SPEEDS
 from bench.questions.breakdowns import BREAKDOWNS, OPERATIONS
@@ -95,11 +94,6 @@ class Report(Material):
     @cached_property
     def constants(self) -> tuple[str, ...]:
         return tuple(describe_constants(self.cases, self.varying))
-
-    @cached_property
-    def origin(self) -> tuple[str, ...]:
-        """What is said first where nothing was measured."""
-        return tuple(tell_origin(self.records["executor"].unique()))
 
     @cached_property
     def answers(self) -> tuple[Answer, ...]:

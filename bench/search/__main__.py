@@ -63,8 +63,8 @@ def print_findings(out: Path, halving: Halving) -> bool:
     for table in (*trials, *rungs):
         draw_table(table, console)
         console.print()
-    commands = confirm(records, epochs, halving, out)
-    if commands and not made_up:
+    commands = [] if made_up else confirm(records, epochs, halving, out)
+    if commands:
         print("Confirm the best on seeds that did not choose them, then compare:")
         for command in commands:
             print(f"  {command}")
