@@ -472,7 +472,7 @@ def test_rows_that_cannot_be_compared_are_not_mixed(
     assert len(run(out, "8", "16", "--mix")) == 3
 
 
-@pytest.mark.parametrize("flags", [(), ("--mix",), ("--fraction", "0.5")], ids=str)
+@pytest.mark.parametrize("flags", [(), ("--mix",), ("--fraction", "0.5"), ("--dry-run",)], ids=str)
 def test_made_up_rows_are_not_added_to_measured_ones(
     out: Path, flags: tuple[str, ...], capsys: Capture
 ) -> None:

@@ -57,9 +57,7 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataF
     not given; it says in which respects."""
     out, inputs = loop.store.folder, loop.inputs
     frame = read_records(out)
-    there = ((f"--out {out} has", executor) for executor in frame["executor"].unique())
-    new = ("this command makes", loop.options.executor)
-    refuse_mixture([new, *there], "choose another --out")
+    refuse_other_origin(out, frame, loop.options.executor)
     comparable, differing = frame["repeat"] >= 0, dict[str, None]()
 
     def find_alike(case: Case, axes: Iterable[str]) -> Any:
@@ -89,6 +87,13 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataF
             "choose another --out, or add to them with --mix"
         )
     return frame[comparable], frame
+
+
+def refuse_other_origin(out: Path, records: pd.DataFrame, executor: str) -> None:
+    """Refuse to make figures up where some were measured, and to measure where some were made
+    up."""
+    there = ((f"--out {out} has", name) for name in records["executor"].unique())
+    refuse_mixture([("this command makes", executor), *there], "choose another --out")
 
 
 def refuse_other_seeds(

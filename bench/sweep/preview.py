@@ -20,8 +20,11 @@ from bench.origin import EXECUTORS
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
 from bench.record import Environment
+from bench.store.cells import RECORDS
 from bench.store.plans import plan_runs
+from bench.store.reader import read_records
 from bench.sweep.emulation import foresee_emulation
+from bench.sweep.folder import refuse_other_origin
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import try_models, warn_of_freezing, warn_of_workers
@@ -48,13 +51,18 @@ def preview(plan: Plan, options: Options) -> int:
 
 def try_lanes(plan: Plan, options: Options) -> int:
     """What `count_beside` says of the lanes that are asked for. Raises UsageError: there are fewer,
-    no class of them has the GPUs for a --world-size, or there is less memory than a limit."""
+    no class of them has the GPUs for a --world-size, there is less memory than a limit, or the
+    folder has rows of another origin."""
+    out = options.out
+    folders = [out / name for name in dict.fromkeys(["", *read_folders(out)])] if out else []
+    for folder in folders:
+        if (folder / RECORDS).is_file():
+            refuse_other_origin(folder, read_records(folder), options.executor)
     if not EXECUTORS[options.executor].here:  # what a cluster has is known once it was joined
         return 0
-    cases, out = [*plan.cases, *plan.unsized], options.out
+    cases = [*plan.cases, *plan.unsized]
     with closing(build_executor(options.executor, options.settings)) as executor:
         lanes = open_lanes(executor, cases, options)
-        folders = [out / name for name in read_folders(out)] if out else []
         refuse_world_sizes(executor, lanes, folders, cases, options)
     limits = dict.fromkeys((case.device, case.memory_limit) for case in cases if options.trains)
     for device, limit in limits:
