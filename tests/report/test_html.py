@@ -87,6 +87,7 @@ def pages(
             "long": lambda: [make_scale_map(write_sweep(folder / "400 records", rows, added))],
             "noisy": lambda: [planted["noisy-switches"]],
             "profiled": lambda: [planted["profiled"]],
+            "fit": lambda: [planted["fit"]],
         },
     )
 
@@ -124,6 +125,14 @@ class Outline(HTMLParser):
 
     def named(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
+
+
+def test_a_page_has_no_part_that_is_a_heading_alone(pages: Pages) -> None:
+    """Not even where the only table stands on the first screen."""
+    text = pages["fit"].read_text(encoding="utf-8")
+    assert text.count("<table") > 0
+    assert not re.search(r"</h2>\s*</section>", text)
+    assert all(f'id="{name}"' in text for name in re.findall(r'href="#(\w+)"', text))
 
 
 @EACH
