@@ -32,6 +32,13 @@ EXECUTORS: dict[str, Kind] = {
 
 Origin = Literal["measured", "fake", "published", "unknown"]
 
+LABELS: dict[Origin, str] = {
+    "fake": "made up",
+    "unknown": "not known to be measured",
+    "published": "published figures",
+}
+"""What rows that were not measured are called."""
+
 OPENINGS: dict[Origin, str] = {
     "fake": "Nothing here was measured: these rows came from the {} executor.",
     "unknown": (

@@ -111,7 +111,7 @@ APART: dict[str, dict[str, Any]] = {
     "optimizer adamw, not sgd": {"optimizer": "adamw"},
     "model dpn-small, not dpn92": {"model": "dpn-small"},
     "memory limit 8GiB, not none": {"memory_limit": "8GiB"},
-    "not measured (fake executor), not measured": {"executor": "fake"},
+    "made up, not measured": {"executor": "fake"},
     "not known to be measured, not measured": {"executor": "x"},
     "other images": {"dataset_fingerprint": "beef"},
     "perhaps other layers": {"model_structure": "other"},

@@ -425,7 +425,7 @@ def test_an_executor_that_does_not_train(copy: Copy) -> None:
     assert "mime executor, which measures nothing. Leave out --executor mime to measure." in report
     assert "Nothing here was measured" in page
     assert compared.startswith("Nothing here was measured: these rows came from the mime executor.")
-    assert "apart from 1: not measured (fake executor), not measured" in cards
+    assert "apart from 1: made up, not measured" in cards
     assert "some rows come from the mime executor, which measures nothing" in judged
     imported, merged, unlike, other, back = copy.run(
         "bench.asv_import out",

@@ -16,10 +16,10 @@ import pandas as pd
 from bench.axis import Trait, Value
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, list_affecting
 from bench.diagnosis.explanation import Explanation
+from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions.families import Bounds, find_bounds
 from bench.questions.material import Material
-from bench.questions.notes import KINDS
 from bench.questions.profiles import explain_pairs
 from bench.record import MODEL_PARTS, RELIABLE
 from bench.render.cells import Row, iterate, take_first
@@ -126,7 +126,7 @@ def find_groups(found: Material) -> list[Group]:
     for _, part in cases.groupby(numbers, sort=False):
         if part["status"].isin(RELIABLE).any():
             groups.append(_make_group(found, part, probes))
-    order = ["measured", *reversed(KINDS)]
+    order = ["measured", *reversed(LABELS)]
     return sorted(groups, key=lambda group: (
         order.index(next(iter(group.of_card.values())).kind), -len(group.cards), -len(group.entries)
     ))  # fmt: skip
@@ -171,7 +171,7 @@ def _make_group(found: Material, cases: pd.DataFrame, probes: pd.DataFrame) -> G
     traits |= {what: getattr(first, name) for name, what in DATA.items()}
     traits["torch"] = first.torch_major or "unknown"
     traits["code"] = first.code[:CODE] or first.measured_by
-    traits[""] = KINDS.get(first.kind, first.kind)
+    traits[""] = LABELS.get(first.kind, first.kind)
     for name in RECIPE:
         probes = probes[probes[name] == getattr(first, name)]
     # of one card the first is taken: without a doubt, of most of an epoch, of most repeats

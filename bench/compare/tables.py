@@ -12,7 +12,7 @@ from bench.compare.conditions import Condition, Count, Summarized
 from bench.diagnosis.rates import CALL, RATES, write_rate
 from bench.diagnosis.sentences import name_part, write_ms
 from bench.limits import MIN_REPEATS, STEADY
-from bench.origin import find_origin
+from bench.origin import LABELS, find_origin
 from bench.record import Status
 from bench.render.cells import write_ends
 from bench.render.model import NOTHING, Cell, Head, Level, Table
@@ -237,10 +237,9 @@ def _write_mean(readings: Sequence[tuple[int, float]], metric: Metric) -> str:
 
 def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Iterator[str]:
     """What kind of runs a finding is of: of part of an epoch, of synthetic images, not measured."""
-    origins = {"fake": "fake", "unknown": "not known to be measured", "published": "published"}
     if min(end.part.share for end in comparison.ends(match)) < 1:
         yield _write_parts(comparison, metric, match)
-    for kind, said in {"synthetic": "synthetic", **origins}.items():
+    for kind, said in {"synthetic": "synthetic", **LABELS}.items():
         where = [
             end.side
             for end in comparison.ends(match)

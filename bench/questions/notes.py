@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bench.axis import Trait
 from bench.case import AXES, Case, list_affecting
 from bench.interval import CONFIDENCE
+from bench.origin import LABELS
 from bench.record import Status
 from bench.render.cells import iterate, name_case, outcome, take_first
 from bench.render.units import describe_units
@@ -23,13 +24,6 @@ from bench.workloads import OWN
 
 if TYPE_CHECKING:
     import pandas as pd
-
-KINDS = {
-    "fake": "not measured (fake executor)",
-    "unknown": "not known to be measured",
-    "published": "published figures",
-}
-"""What is said of cases that were not measured."""
 
 ENVIRONMENT = {
     "gpu_memory_bytes": "GPU memory",
@@ -81,7 +75,7 @@ def describe_subject(
 
 
 def _name_kinds(cases: pd.DataFrame) -> list[str]:
-    return [KINDS[kind] for kind in cases["kind"].unique() if kind in KINDS]
+    return [LABELS[kind] for kind in cases["kind"].unique() if kind in LABELS]
 
 
 def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
