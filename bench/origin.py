@@ -32,7 +32,7 @@ EXECUTORS: dict[str, Kind] = {
 
 Origin = Literal["measured", "fake", "published", "unknown"]
 
-LABELS: dict[Origin, str] = {
+LABELS: dict[str, str] = {
     "fake": "made up",
     "unknown": "not known to be measured",
     "published": "published figures",
