@@ -32,6 +32,9 @@ EXECUTORS: dict[str, Kind] = {
 
 Origin = Literal["measured", "fake", "published", "unknown"]
 
+OF_OTHERS: dict[str, Origin] = {"published": "published", "bare loop": "measured"}
+"""What rows of results/reference have, which no sweep made: what they came from."""
+
 LABELS: dict[str, str] = {
     "fake": "made up",
     "unknown": "not known to be measured",
@@ -51,11 +54,9 @@ OPENINGS: dict[Origin, str] = {
 
 def find_origin(executor: str) -> Origin:
     """Where rows come from, by what their column ``executor`` has."""
-    if executor == "published":
-        return "published"
-    if executor not in EXECUTORS:
-        return "unknown"
-    return "measured" if EXECUTORS[executor].trains else "fake"
+    if executor in EXECUTORS:
+        return "measured" if EXECUTORS[executor].trains else "fake"
+    return OF_OTHERS.get(executor, "unknown")
 
 
 def tell_origin(executors: Iterable[str]) -> Iterator[str]:

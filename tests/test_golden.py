@@ -42,6 +42,7 @@ from tests.planted.sweeps import Folders
 
 GOLDEN = Path(__file__).with_name("golden")
 RESULTS = {folder.name: folder for folder in list_committed("records.csv")}
+LAB = REFERENCE.with_name("h200-lab.csv")  # measured, but not by this harness
 JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
 
 
@@ -201,6 +202,7 @@ REPORTS: dict[str, tuple[tuple[str, ...], str]] = {
     "made-up": (("made-up",), "text screen md latex json"),
     "quick": (("quick",), "text screen md json"),
     "reference": ((), "text screen"),
+    "h200-lab": ((), "screen"),
     "card-1": (CARDS[:1], "opening"),
     "cards": (CARDS, "screen"),
     "switches": (("switches",), "opening screen"),
@@ -222,10 +224,10 @@ def reports(planted: Folders) -> Callable[[str], Report]:
 
     def make(name: str) -> Report:
         if name not in made:
-            committed = {**RESULTS, "reference": REFERENCE}
+            committed = {**RESULTS, "reference": REFERENCE, LAB.stem: LAB}
             folders = [planted[part] for part in REPORTS[name][0]] or [committed[name]]
             with pytest.MonkeyPatch.context() as patch:
-                patch.chdir(ROOT if name in RESULTS else folders[0].parent)
+                patch.chdir(ROOT if name in {**RESULTS, LAB.stem: LAB} else folders[0].parent)
                 asked = [path.relative_to(Path.cwd()) for path in folders]
                 made[name] = build(read_sweeps(asked), read_sweep(REFERENCE))
                 assert made[name].next_step  # which names the folder from here
