@@ -71,7 +71,7 @@ def test_who_shared_the_machine(
 
 def test_a_shared_cpu_is_doubted_as_before(tmp_path: Path) -> None:
     write_schema_1(tmp_path, notes="the CPU was shared: others used 0.40 cores during the epoch")
-    assert summaries.read([read_sweep(tmp_path)])["shared"].tolist() == [True]
+    assert summaries.read([read_sweep(tmp_path)])["contended"].tolist() == [True]
 
 
 @pytest.mark.parametrize("cores", [1, 11, 2])

@@ -37,7 +37,7 @@ SWEEP, SEARCH, FIT, WHY, COMPARE, REPORT, VALIDATE = (
 
 OF_FIT = ("--step", "--margin", "--probes", "--json")  # flags that a sweep does not have
 
-UNSURE = ("shared", "noisy", "trend", "unknown")  # doubts that more repeats may settle
+UNSURE = ("contended", "noisy", "trend", "unknown")  # doubts that more repeats may settle
 
 
 def choose_next(

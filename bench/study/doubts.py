@@ -335,7 +335,7 @@ _ALL = (
           "Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows.",
           _meets("capped"), fatal=False),
     # a desktop, or who came after the epoch, computes nothing meanwhile
-    Doubt("shared", "shared",
+    Doubt("contended", "shared",
           "Another program used what was measured on",
           "Close other programs, or use --repeats 5 or more.",
           lambda r: is_shared(r.neighbours_computing, r.other_cores), detail=_quote("neighbours")),

@@ -16,7 +16,7 @@ from bench.case import Case
 from bench.cores import spell_cpu
 from bench.gpu.peaks import list_peaks
 from bench.questions.notices import warn
-from bench.record import SCHEMA, Record, Status, Step
+from bench.record import COLUMNS, SCHEMA, Record, Status, Step
 from bench.report.document import build
 from bench.store.attempts import FEWEST, number_groups
 from bench.study import doubts, quantities, summaries
@@ -250,6 +250,10 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------- doubts
+
+
+def test_no_doubt_hides_a_column_of_records() -> None:
+    assert not {*doubts.DOUBTS} & {*COLUMNS}
 
 
 def test_a_fatal_doubt_is_not_trusted(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ DOUBTED: dict[str, dict[str, Any]] = {
     "diverged": {"status": Status.DIVERGED},
     "throttled": {"throttle_during": "hardware thermal slowdown"},
     "capped": {"throttle_during": "software power cap"},
-    "shared": {"neighbours": "pid 1: 5 B", "neighbours_computing": 1},
+    "contended": {"neighbours": "pid 1: 5 B", "neighbours_computing": 1},
     "shared_cores": {"other_cores": 0.5},
     "noisy": {"warmup_steady": False},
     "noisy_steps": {"step_time_median_s": 0.1, "step_time_mad_s": 0.006},
