@@ -93,6 +93,10 @@ ANSWERS = {
         "104 s is not.",
         "answers", ran(FP16, (100, 101, 98), 6), ran(Case(precision="bf16"), (104,), 6),
     ),
+    "made-up rival": plant(
+        "Runs that were made up leave nothing uncertain.",
+        "answers", CLOSE, ran(Case(precision="bf16"), (101, 103, 99.8), 6, executor="fake"),
+    ),
     "made up": plant(
         "What nothing measured is said first, and no case is called the fastest.",
         "answers doubts",
