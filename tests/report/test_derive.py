@@ -427,6 +427,17 @@ def test_mixed_environments_are_said(rows: list[Record], said: str, tmp_path: Pa
         assert frame["model_source"].tolist() == ["aaa", "bbb", "bbb"]
 
 
+@pytest.mark.parametrize("executor", ["subprocess", "fake"])
+def test_sweeps_that_bench_compare_refuses_are_not_sent_there(
+    executor: str, tmp_path: Path
+) -> None:
+    rows = {"a": ran(FP32, 10), "b": ran(FP32, 10, torch="2.12", executor=executor)}
+    frame = summaries.read([sweep_of(tmp_path, [row], name) for name, row in rows.items()])
+    (notice,) = warn(frame, summaries.summarize(summaries.latest(frame)))[-1:]
+    assert notice.label == "Mixed environments"
+    assert ("bench.compare" in notice.remedy) == (executor != "fake")
+
+
 # ------------------------------------------------------------------------------ beside each other
 
 
