@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import Trait
-from bench.case import AXES, Case, axis_flag, list_affecting, spell_value
+from bench.case import AXES, Case, axis_flag, format_value, list_affecting, spell_value
 from bench.errors import UsageError
 from bench.flags import Parser, add_axes, join_flags, read_axes, split_flags
 from bench.grid import AUTO
 from bench.limits import MIN_REPEATS
 from bench.origin import EXECUTORS, are_mixed, find_origin
+from bench.preset import default_preset, load_preset
 from bench.questions.families import Search
 from bench.questions.halving import confirm
 from bench.questions.notices import list_asked, list_failed
@@ -42,9 +43,9 @@ UNSURE = ("contended", "noisy", "trend", "unknown")  # doubts that more repeats 
 
 def choose_next(
     sweeps: Sequence[Sweep], cases: pd.DataFrame, searches: Sequence[Search] = ()
-) -> NextStep:
+) -> NextStep | None:
     """The step that would help most, by the cases that are shown, or where there are none by the
-    searches for the largest batch."""
+    searches for the largest batch; None where nothing has been recorded or planned."""
     asked = (
         _suggest(
             sweep,
@@ -61,6 +62,8 @@ def choose_next(
     executors = chain.from_iterable(sweep.records["executor"].unique() for sweep in sweeps)
     if len(folders) == 2 and not are_mixed(executors):
         return NextStep("compare the two case by case", shlex.join([*COMPARE, *folders]))
+    if not any(len(sweep.records) for sweep in sweeps):
+        return None
     page = [*REPORT, *folders, "--format", "html", "-o", "report.html"]
     return NextStep("see all of it as a page with figures", shlex.join(page))
 
@@ -211,7 +214,30 @@ def _change(
     if not (sweep.plan and sweep.plan.shard):
         without = [*without, "--shard"]  # of shards that are joined, the whole is asked for
     new = {"--out": [name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
+    new = (_pin_axes(sweep, asked) if _runs(words, SWEEP) else {}) | new
     given = [word for flag, values in new.items() for word in (flag, *values)]
     flagged = split_flags(join_flags(asked, given))
     kept = (values for flag, values in flagged.items() if flag not in without)
     return [*module, *chain.from_iterable(kept)]
+
+
+def _pin_axes(sweep: Sweep, asked: Sequence[str]) -> dict[str, list[str]]:
+    """Flags for the axes that all cases of a sweep have one value of, where the preset that they
+    were made of has others by now: the same command would make other cases."""
+    given = split_flags(asked)
+    rows = sweep.records[sweep.records["anchor"] == ""]
+    if "--config" in given or not len(rows):
+        return {}
+    device = "cuda" if (rows["device"] == "cuda").any() else "cpu"
+    try:
+        preset = load_preset(given.get("--preset", [default_preset(device)])[-1].rpartition("=")[2])
+    except UsageError:  # of another version
+        return {}
+    pinned = {}
+    (case,) = read_cases(rows[:1])
+    for name in list(AXES):
+        now = {format_value(value) for block in preset.grids for value in block.get(name, ())}
+        free = axis_flag(name) in given or name in list_affecting(Trait.PART)
+        if now and not free and {*rows[name]}.isdisjoint(now) and rows[name].nunique() == 1:
+            pinned[axis_flag(name)] = [spell_value(getattr(case, name))]
+    return pinned
