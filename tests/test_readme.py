@@ -60,7 +60,7 @@ COMMANDS = list(
 WHY_SWEEP = "cpu-profiles-20261122"  # with profiles; what the commands of docs/why.md read
 CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-113040"  # with profiles
 ADVICE = ROOT / "results" / "advice-epyc-20261124"  # what bench.advise measured, and said
-CARD_BATCH = "batch_size=512"  # the example of README and docs/why.md
+CARD_BATCH = "batch_size=512"  # the example of docs/why.md
 PICTURE = "Images per second by batch size, per precision"
 PUBLISHED_PICTURE = "Published images per second, by precision, on a TITAN RTX and on an H200"
 
@@ -153,11 +153,11 @@ def write_causes() -> str:
     )
 
 
-def ask(command: str, *flags: str) -> Any:
-    """What a command that reads results says of the example."""
+def ask(command: str, *flags: str, card: Path = CARD) -> Any:
+    """What a command that reads results says of a card."""
     program = importlib.import_module(f"bench.{command}.__main__")
     with redirect_stdout(io.StringIO()) as said:
-        assert program.main([str(CARD), "--where", CARD_BATCH, *flags, "--format", "json"]) == 0
+        assert program.main([str(card), *flags, "--format", "json"]) == 0
     return json.loads(said.getvalue())
 
 
@@ -166,13 +166,13 @@ def quote(sentences: list[str]) -> str:
 
 
 def quote_report() -> str:
-    (answer,) = ask("report")["answers"]
+    (answer,) = ask("report", card=published.CARD)["answers"]
     return quote(answer["sentences"])
 
 
 def quote_why() -> str:
     """Its words, and what it was measured on."""
-    said = ask("why", "--from", "fp32", "--to", "fp16")
+    said = ask("why", "--where", CARD_BATCH, "--from", "fp32", "--to", "fp16")
     (pair,) = said["explanations"]
     doubts = ", ".join(doubt.partition(":")[0].lower() for doubt in said["doubts"])
     source = f"[Measured](../results/{CARD.name}/records.csv): {' '.join(said['conditions'])}"

@@ -146,6 +146,16 @@ def test_a_dry_run_says_how_many_runs_the_cases_take(capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines()[0] == "runs: 2 of 2 cases, each once"
 
 
+def test_a_dry_run_says_how_many_runs_are_there_already(out: Path, capsys: Capture) -> None:
+    run(out, "8", "--repeats", "2")
+    flags = [*FP32, "8", "16", "--out", str(out), "--dry-run"]
+    for repeats, said in ((2, "5 of 2 cases"), (1, "2 of 2 cases")):
+        assert sweep.main([*flags, "--repeats", str(repeats)]) == 0
+        (first, *_) = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"runs: {said}, each ")
+        assert first.endswith(f"; {repeats} already in --out")
+
+
 def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Capture) -> None:
     quick = ["--preset", "quick", "--device", "cpu", "--executor", "fake", "--lr", "0.1"]
     assert sweep.main([*quick, "--dry-run"]) == 0

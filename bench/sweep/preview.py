@@ -21,14 +21,15 @@ from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
 from bench.record import Environment
 from bench.store.cells import RECORDS
-from bench.store.plans import plan_runs
+from bench.store.plans import leave_out_known, plan_runs
 from bench.store.reader import read_records
+from bench.store.runs import Run, read_history
 from bench.sweep.emulation import foresee_emulation
 from bench.sweep.folder import refuse_other_origin
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import try_models, warn_of_freezing, warn_of_workers
-from bench.sweep.schedule import REPEATS_S, Pace, describe_repeats
+from bench.sweep.schedule import REPEATS_S, Pace, describe_repeats, remaining_runs
 from bench.text import count, name_first, write_seconds
 from bench.workloads import IMAGES
 
@@ -118,7 +119,9 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
         repeats, given = options.repeats, options.repeats_given
         pace = Pace(1, 1, [pass_s] if pass_s and not given else [])
         fits = pace.fit(repeats)
-        runs = f"{'at most ' * (fits < repeats)}{len(plan_runs(plan.cases, fits)):,}"
+        planned = plan_runs(plan.cases, fits)
+        runs = f"{'at most ' * (fits < repeats)}{len(planned):,}"
+        done = len(planned) - len(_list_remaining(planned, options))
         least = (
             f"; a pass over the cases takes at least {write_seconds(pass_s)}, as estimated from "
             "the rates of this machine"
@@ -129,10 +132,20 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
         )
         yield (
             f"{runs} of {count(len(plan.cases), 'case')}, {describe_repeats(fits)}"
+            f"{f'; {done:,} already in --out' if done else ''}"
             f"{least if pace.seconds else ''}{'' if given or repeats == 1 else fewer}"
         )
     if plan.searched:
         yield f"those of {count(len(plan.searched), 'batch size')} yet to be found"
+
+
+def _list_remaining(planned: Sequence[Run], options: Options) -> list[Run]:
+    """The runs that have no row in the folder yet; a start also looks at what its rows are of."""
+    if options.out is None or not (options.out / RECORDS).is_file():
+        return [*planned]
+    history = read_history(read_records(options.out))
+    left = leave_out_known(planned, history)
+    return remaining_runs(left, history, options.retry, options.no_skip)
 
 
 def _name_sources(plan: Plan, options: Options) -> list[str]:
