@@ -40,7 +40,7 @@ from tests.planted.comparisons import (
     record,
     runs,
 )
-from tests.planted.records import write_sweep
+from tests.planted.records import ROOT, write_sweep
 
 Write = Callable[[str, Sequence[Record]], str]
 
@@ -279,6 +279,14 @@ def test_a_profile_is_no_other_case(write: Write, machine: Callable[..., Any]) -
     both = write("c", [*runs(CASE, BASE), *runs(replace(CASE, profile=True), SLOWER)])
     assert verdicts(machine(both, both)) == ["same", "same"]
     assert verdicts(machine(a, both)) == ["same"]
+
+
+def test_repeats_of_one_seed_are_not_asked_for_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """There are three of each, of which `--repeats 3` would add none."""
+    cpu = ROOT / "results" / "cpu-epyc-20261120"
+    assert main([str(cpu), "--axis", "precision", "fp32", "bf16-amp"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "these repeats share one; run both again with --repeats 3, into a new --out and" in said
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,17 @@ def advise(comparison: Comparison, margin: float) -> str:
     ]
     # where there are enough and yet no verdict, more of them give none
     few = {
-        seeded
+        seeded: finding
         for seeded, finding, verdict in known
         if verdict is Verdict.NONE and _is_short(finding, seeded)
     }
     if False in few:
         return f"Next: run both again with --repeats {MIN_REPEATS}, and compare them again."
+    if few and _share_seeds(few[True]):
+        return (
+            f"Next: a loss needs {MIN_SEEDS} seeds a side, and these repeats share one; run both "
+            f"again with --repeats {MIN_SEEDS}, into a new --out and without --same-seed."
+        )
     if few:
         return f"Next: a loss needs {MIN_SEEDS} seeds a side; run both with --repeats {MIN_SEEDS}."
     if any(verdict is Verdict.AMBIGUOUS for _, _, verdict in known):
@@ -107,6 +112,14 @@ def _is_short(finding: MetricPair, seeded: bool) -> bool:
         return min(len(finding.a), len(finding.b)) < MIN_REPEATS
     a, b = finding.seeded
     return min(len(a), len(b), len(a.keys() & b.keys()) or MIN_SEEDS) < MIN_SEEDS
+
+
+def _share_seeds(finding: MetricPair) -> bool:
+    """Whether a side has repeats enough, of fewer seeds."""
+    return any(
+        len(seeds) < MIN_SEEDS <= len(readings)
+        for seeds, readings in zip(finding.seeded, (finding.a, finding.b), strict=True)
+    )
 
 
 def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:

@@ -166,6 +166,8 @@ def _metric_table(
     title = f"{capitalize(metric.label)}{unit}: {summary}"
     labels = ("case", *numbers, "verdict", "remarks")
     first = metric is next(iter(comparison.metrics))
+    several = any(len(side) > 1 for finding in findings for side in finding.compared)
+    notes += [MEANS] if first and several else []
     return _tabulate(title, labels, rows, notes, numbers, Level.TABLE if first else Level.DETAIL)
 
 
@@ -176,6 +178,7 @@ def _gather(said: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     return ["; ".join(text for text in each if text not in common) for each in said], notes
 
 
+MEANS = "Of several runs the geometric mean is compared, where a report shows the median."
 PAIRED = "Runs with the same seed are compared as pairs; without a pair they are left out."
 
 

@@ -220,5 +220,7 @@ def _describe_determinism(cases: pd.DataFrame) -> Iterator[Notice]:
     )
     if equal < len(same):
         text += f"; in the others they differ by up to {apart.max():.2g}"
-    mend = "To see how much the loss depends on the seed, leave out --same-seed."
+    mend = (
+        "To see how much the loss depends on the seed, run into a new --out, without --same-seed."
+    )
     yield Notice("Determinism", f"{text}.", mend, good=equal == len(same))
