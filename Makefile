@@ -30,7 +30,7 @@ fuzz: $(VENV)/ready
 # needs besides): make test-gpu, or make test-gpu GPU=.venv/bin/python
 GPU    ?= python3
 test-gpu:
-	$(GPU) -m pytest -s -m gpu tests/gpu tests/data/test_batches.py $(ARGS)
+	$(GPU) -m pytest -s -m gpu tests/gpu $(ARGS)
 
 # everything a GPU must show, by the same python3, into results/<gpu>-<date>/; the same command goes
 # on where time cut it: make card, or CARD_MINUTES=3 make card ARGS='--data-dir /data'

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,19 @@ from asked_for_tests import ask_once
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_for_tests import Capture, Patch
+from scales_for_tests import (
+    BATCH,
+    POWERS,
+    QUESTION,
+    SMALL,
+    TRAINED,
+    answer,
+    ask_of,
+    dataset,
+    network,
+)
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.data import Dataset, DatasetInfo
 from bench.precision import PRECISIONS
 from bench.questions.loss_scales import (
     SCALES,
@@ -65,12 +73,10 @@ from bench.scales.gradients import (
     list_kept,
 )
 from bench.scales.map import FIGURE, PICTURE, SUMMARY
-from bench.scales.measurement import Session, measure
-from bench.scales.options import NARROW, Question, build_parser
+from bench.scales.measurement import Session
+from bench.scales.options import NARROW, build_parser
 from bench.store.scale_map import GRADIENTS, MAP, TRAININGS, read_scale_map, write_map
 from bench.training.loop import Training
-from bench.workloads import IMAGES, Workload
-from bench.workloads import Network as Run
 
 CPU = torch.device("cpu")
 TINY = 2.0**-149
@@ -285,124 +291,6 @@ def test_the_gradient_of_a_norm_s_output_is_rounded_behind_it() -> None:
 # ------------------------------------------------------------------------------------ planted nets
 
 
-class _Multiply(torch.autograd.Function):
-    """The identity, whose gradient is multiplied."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, factor: float) -> Tensor:
-        context.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return gradient * context.factor, None
-
-
-class Planted(nn.Module):
-    """Ten logits of zero, whatever the image, and gradients that are known.
-
-    Of n images, all of class 0, the gradient of the logits holds -0.9 / n once and 0.1 / n nine
-    times an image, times the factor; that of the bias, and of the weight, as its input is 1, holds
-    -0.9 and nine times 0.1, times the factor.
-    """
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.head = nn.Linear(1, 10)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        ones = x.flatten(1)[:, :1] * 0 + 1
-        return _Multiply.apply(self.head(ones), self.factor)  # type: ignore[no-any-return]
-
-
-small_gradients = partial(Planted, 2.0**-20)
-moderate_gradients = partial(Planted, 2.0**-12)
-large_gradients = partial(Planted, 8.0)
-
-
-class Network(nn.Module):
-    """A convolution, BatchNorm, an in-place ReLU and a classifier, its gradients multiplied."""
-
-    def __init__(self, factor: float = 1.0) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, stride=4)
-        self.norm = nn.BatchNorm2d(4)
-        self.relu = nn.ReLU(inplace=True)
-        self.head = nn.Linear(4 * 8 * 8, 10)
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = self.head(self.relu(self.norm(self.conv(x))).flatten(1))
-        return _Multiply.apply(logits, self.factor)  # type: ignore[no-any-return]
-
-
-network = Network
-network_of_small_gradients = partial(Network, 2.0**-10)
-
-
-def network_with_dropout() -> nn.Module:
-    return nn.Sequential(nn.Dropout(0.5), Network())
-
-
-class Rows(Workload):
-    """Numbers of which the network makes the planted gradients; its loss tells nothing else."""
-
-    unit = "rows"
-    samples = 16
-
-    def build_model(self) -> nn.Module:
-        return Planted(2.0**-20)
-
-    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
-        return {"x": torch.randn(size, 3, device=device, generator=generator)}
-
-    def compute_loss(self, network: Run, batch: dict[str, Tensor]) -> Tensor:
-        logits = network(batch["x"])
-        zeros = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-        return nn.functional.cross_entropy(logits, zeros)
-
-
-BATCH = 4
-
-
-def dataset(seed: int | None = None, images: int = 16) -> Dataset:
-    """Grey images of class 0, or random images of random classes."""
-    rng = np.random.default_rng(seed)
-    x = np.full((images, 3, 32, 32), 128, np.uint8)
-    y = np.zeros(images, np.uint8)
-    if seed is not None:
-        x = rng.integers(0, 256, x.shape, np.uint8)
-        y = rng.integers(0, 10, images).astype(np.uint8)
-    info = DatasetInfo("synthetic", "", images, 0, 10, "", "")
-    return Dataset(info, x, y, x[:0], y[:0])
-
-
-SMALL = Case("test_scales:small_gradients", "synthetic", batch_size=BATCH, lr=0.01, device="cpu")
-POWERS = tuple(2.0**k for k in range(41))
-QUESTION = Question(
-    SMALL, ("fp16",), Way.ROUNDED, steps=3, at=(1, 3), scales=POWERS, train=(), tolerance=0.01
-)
-
-
-TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
-
-
-def ask_of(model: str, question: Question = QUESTION, **settings: Any) -> Question:
-    """A question about another network of this file; ``lr`` and ``device`` are of its case."""
-    of = {name: settings.pop(name) for name in ("lr", "device") if name in settings}
-    case = replace(question.case, model=f"test_scales:{model}", **of)
-    return replace(question, case=case, **settings)
-
-
-def answer(question: Question, data: Dataset | None = None) -> ScaleCase:
-    images = None if question.case.workload != IMAGES else data or dataset()
-    (case,) = measure(question, images, lambda text: None)
-    return case
-
-
 def test_a_planted_window_is_found() -> None:
     """0.1 / 4 x 2^-20 is below 2^-25 and twice that is not; 0.9 x 2^-20 x 2^37 is above 65520."""
     case = answer(QUESTION)
@@ -430,13 +318,15 @@ def test_a_planted_window_is_found() -> None:
 
 def test_the_window_of_a_workload_is_that_of_its_gradients() -> None:
     """It has neither classes nor a count of what was right."""
-    rows_case = replace(SMALL, model="test_scales:Rows", dataset="own", workload="test_scales:Rows")
+    rows_case = replace(
+        SMALL, model="scales_for_tests:Rows", dataset="own", workload="scales_for_tests:Rows"
+    )
     images = answer(QUESTION)
     rows = answer(replace(QUESTION, case=rows_case, train=("128", "dynamic")))
     assert find_window(rows) == find_window(images)
     assert rows.gradients == images.gradients
     assert [training.setting for training in rows.trainings] == ["", "128", "dynamic"]
-    assert "fp16, test_scales:Rows, batch size 4: " in summarize_scale_map(make_map(rows))
+    assert "fp16, scales_for_tests:Rows, batch size 4: " in summarize_scale_map(make_map(rows))
 
 
 def test_what_a_workload_keeps_in_fp32_is_not_rounded() -> None:
@@ -775,8 +665,8 @@ def test_the_figure_shows_each_case() -> None:
 
 @pytest.fixture(scope="module")
 def answers() -> Callable[..., object]:
-    workloads = [f"workload:test_scales:{name}" for name in ("Rows", "Row")]
-    return ask_once("test_scales:network", "dpn-small", "no_such:net", *workloads)
+    workloads = [f"workload:scales_for_tests:{name}" for name in ("Rows", "Row")]
+    return ask_once("scales_for_tests:network", "dpn-small", "no_such:net", *workloads)
 
 
 @pytest.fixture
@@ -789,8 +679,8 @@ def asked(answers: Callable[..., object], monkeypatch: Patch) -> None:
 def test_the_command_makes_a_map_and_shows_it(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "map"
     flags = [
-        *("--dataset", "synthetic", "--model", "test_scales:network", "--batch-size", "8", "16"),
-        *("--precision", "fp16", "bf16", "e5m2", "--at", "1", "2", "--device", "cpu"),
+        *("--dataset", "synthetic", "--model", "scales_for_tests:network", "--device", "cpu"),
+        *("--batch-size", "8", "16", "--precision", "fp16", "bf16", "e5m2", "--at", "1", "2"),
         *("--scales", "1", "100", "2^10", "2^24", "--train", "128", "recommended", "dynamic"),
     ]
     assert main([*flags, "--out", str(out)]) == 0
@@ -859,10 +749,10 @@ def test_showing_a_map_imports_nothing_heavy(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("asked")
 def test_the_command_takes_a_workload(tmp_path: Path, capsys: Capture) -> None:
-    flags = ["--workload", "test_scales:Rows", "--batch-size", "4", "--at", "1", "--device", "cpu"]
-    assert main([*flags, "--train", "--out", str(tmp_path / "map")]) == 0
+    flags = ["--workload", "scales_for_tests:Rows", "--batch-size", "4", "--device", "cpu"]
+    assert main([*flags, "--at", "1", "--train", "--out", str(tmp_path / "map")]) == 0
     assert "scales from 2 to 2^24 are safe" in " ".join(capsys.readouterr().out.split())
-    flags = ["--workload", "test_scales:Row", "--device", "cpu"]
+    flags = ["--workload", "scales_for_tests:Row", "--device", "cpu"]
     assert main([*flags, "--out", str(tmp_path / "none")]) == 2
     assert "did you mean 'Rows'?" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
@@ -1049,10 +939,6 @@ def test_too_large_a_learning_rate_is_what_is_blamed() -> None:
 # -------------------------------------------------------------------------- a user's own network
 
 
-def network_of_seven_classes() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.Flatten(), nn.Linear(4 * 8 * 8, 7))
-
-
 def test_a_network_has_as_many_classes_as_its_images() -> None:
     data = dataset(1)
     data = replace(data, info=replace(data.info, classes=7), train_labels=data.train_labels % 7)
@@ -1060,17 +946,6 @@ def test_a_network_has_as_many_classes_as_its_images() -> None:
     for way in Way:
         case = answer(replace(question, way=way, scales=(1.0, 1024.0)), data)
         assert all(map(math.isfinite, case.training("1024").losses))  # type: ignore[union-attr]
-
-
-class RandomNegative(Network):
-    """Turns its images into negatives by Python's random numbers, and starts by them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        nn.init.constant_(self.head.weight, random.random())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x if random.random() < 0.5 else -x)
 
 
 def test_python_s_random_numbers_are_the_same_too() -> None:
@@ -1107,18 +982,6 @@ def test_each_batch_is_compared_with_itself_in_fp32() -> None:
 def test_each_pass_draws_python_s_random_numbers_of_the_fp32_pass() -> None:
     question = ask_of("RandomNegative", TRAINED, steps=4, at=(1, 2, 3, 4))
     assert answer(question, dataset(1)).share(Fate.FLUSHED, 1024.0, Kind.OUTPUT) < 0.02
-
-
-class Dropped(Planted):
-    """Half of the logits are dropped, and so are their gradients."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        ones = x.flatten(1)[:, :1] * 0 + 1
-        # of float32 in every precision, which draws the same values everywhere
-        return torch.dropout(self.head(ones).float(), 0.5, train=True)
-
-
-dropped = partial(Dropped, 1.0)
 
 
 def test_each_pass_drops_what_the_fp32_pass_drops() -> None:

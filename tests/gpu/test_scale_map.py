@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_scales import answer, ask_of, dataset, network
+from scales_for_tests import answer, ask_of, dataset, network
 
 from bench.precision import PRECISIONS
 from bench.scale_map import Fate, Kind, Way, find_window

@@ -1,0 +1,167 @@
+"""Networks whose gradients are known, and questions about the loss scales that they need."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bench.case import Case
+from bench.data import Dataset, DatasetInfo
+from bench.scale_map import ScaleCase, Way
+from bench.scales.measurement import measure
+from bench.scales.options import Question
+from bench.workloads import IMAGES, Workload
+from bench.workloads import Network as Run
+
+
+class _Multiply(torch.autograd.Function):
+    """The identity, whose gradient is multiplied."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, factor: float) -> Tensor:
+        context.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient * context.factor, None
+
+
+class Planted(nn.Module):
+    """Ten logits of zero, whatever the image, and gradients that are known.
+
+    Of n images, all of class 0, the gradient of the logits holds -0.9 / n once and 0.1 / n nine
+    times an image, times the factor; that of the bias, and of the weight, as its input is 1, holds
+    -0.9 and nine times 0.1, times the factor.
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 10)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = x.flatten(1)[:, :1] * 0 + 1
+        return _Multiply.apply(self.head(ones), self.factor)  # type: ignore[no-any-return]
+
+
+small_gradients = partial(Planted, 2.0**-20)
+moderate_gradients = partial(Planted, 2.0**-12)
+large_gradients = partial(Planted, 8.0)
+
+
+class Network(nn.Module):
+    """A convolution, BatchNorm, an in-place ReLU and a classifier, its gradients multiplied."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=4)
+        self.norm = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(4 * 8 * 8, 10)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(self.relu(self.norm(self.conv(x))).flatten(1))
+        return _Multiply.apply(logits, self.factor)  # type: ignore[no-any-return]
+
+
+network = Network
+network_of_small_gradients = partial(Network, 2.0**-10)
+
+
+def network_with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.5), Network())
+
+
+def network_of_seven_classes() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.Flatten(), nn.Linear(4 * 8 * 8, 7))
+
+
+class RandomNegative(Network):
+    """Turns its images into negatives by Python's random numbers, and starts by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.head.weight, random.random())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if random.random() < 0.5 else -x)
+
+
+class Dropped(Planted):
+    """Half of the logits are dropped, and so are their gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = x.flatten(1)[:, :1] * 0 + 1
+        # of float32 in every precision, which draws the same values everywhere
+        return torch.dropout(self.head(ones).float(), 0.5, train=True)
+
+
+dropped = partial(Dropped, 1.0)
+
+
+class Rows(Workload):
+    """Numbers of which the network makes the planted gradients; its loss tells nothing else."""
+
+    unit = "rows"
+    samples = 16
+
+    def build_model(self) -> nn.Module:
+        return Planted(2.0**-20)
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        return {"x": torch.randn(size, 3, device=device, generator=generator)}
+
+    def compute_loss(self, network: Run, batch: dict[str, Tensor]) -> Tensor:
+        logits = network(batch["x"])
+        zeros = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        return nn.functional.cross_entropy(logits, zeros)
+
+
+BATCH = 4
+
+
+def dataset(seed: int | None = None, images: int = 16) -> Dataset:
+    """Grey images of class 0, or random images of random classes."""
+    rng = np.random.default_rng(seed)
+    x = np.full((images, 3, 32, 32), 128, np.uint8)
+    y = np.zeros(images, np.uint8)
+    if seed is not None:
+        x = rng.integers(0, 256, x.shape, np.uint8)
+        y = rng.integers(0, 10, images).astype(np.uint8)
+    info = DatasetInfo("synthetic", "", images, 0, 10, "", "")
+    return Dataset(info, x, y, x[:0], y[:0])
+
+
+SMALL = Case(
+    "scales_for_tests:small_gradients", "synthetic", batch_size=BATCH, lr=0.01, device="cpu"
+)
+POWERS = tuple(2.0**k for k in range(41))
+QUESTION = Question(
+    SMALL, ("fp16",), Way.ROUNDED, steps=3, at=(1, 3), scales=POWERS, train=(), tolerance=0.01
+)
+
+
+TRAINED = replace(QUESTION, way=Way.TRAINED, scales=(1.0, 1024.0))
+
+
+def ask_of(model: str, question: Question = QUESTION, **settings: Any) -> Question:
+    """A question about another network of this file; ``lr`` and ``device`` are of its case."""
+    of = {name: settings.pop(name) for name in ("lr", "device") if name in settings}
+    case = replace(question.case, model=f"scales_for_tests:{model}", **of)
+    return replace(question, case=case, **settings)
+
+
+def answer(question: Question, data: Dataset | None = None) -> ScaleCase:
+    images = None if question.case.workload != IMAGES else data or dataset()
+    (case,) = measure(question, images, lambda text: None)
+    return case
