@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -565,6 +566,31 @@ def test_tests_stop_between_two_and_go_on_with_the_rest(tmp_path: Path) -> None:
     assert returncode == phases._PYTEST_INTERRUPTED
     assert (outcomes["test_fails"], outcomes["test_worker"]) == ("passed", "failed")
     assert seen.read_text() == "pfwf", "what passed is not run again"
+
+
+def test_what_its_tests_lack_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    configure = run_path(str(ROOT / GPU_TESTS / "conftest.py"))["pytest_configure"]
+    configure()
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "psutil" else object())
+    with pytest.raises(
+        pytest.UsageError, match=r"psutil is not installed .* -m pip install psutil"
+    ):
+        configure()
+
+
+def test_its_tests_need_nothing_else() -> None:
+    """Every other package of the harness is lost, and all that tests of a CPU need."""
+    needed = run_path(str(ROOT / GPU_TESTS / "conftest.py"))["NEEDED"]
+    lost = [module for name, module in packages.PACKAGES.items() if name not in needed]
+    code = (
+        "import sys, pytest\n"
+        f"sys.modules |= dict.fromkeys({[*lost, 'hypothesis']})\n"
+        f"sys.exit(pytest.main(['-q', '--collect-only', '-p', 'no:cacheprovider', {GPU_TESTS!r}]))"
+    )
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_make_runs_the_same_tests() -> None:
