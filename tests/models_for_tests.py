@@ -339,6 +339,13 @@ def small_card() -> nn.Module:
     return build_model("dpn92")
 
 
+def one_block() -> nn.Module:
+    """A DPN of one block, for what takes its time for each kernel."""
+    from bench.models.dpn import DPN, Stage
+
+    return DPN((Stage(1, 16, 32, 4),), stem=16, groups=8)
+
+
 class Rows(Workload):
     """Numbers to two classes: four steps an epoch at batch size 16."""
 
