@@ -231,6 +231,8 @@ def test_a_server_is_replaced_when_what_it_imported_changes(servers: Servers, si
         ("server._DEVICES = ('/dev/zero',)\nkept = open('/dev/zero')\n",
          "it has opened /dev/zero"),
         ("cuda.is_initialized = lambda: True\n", "it has initialised CUDA"),
+        ("import os\ndef refuse(pid): raise OSError(38, os.strerror(38))\n"
+         "os.pidfd_open = refuse\n", "it cannot watch a process: Function not implemented"),
         ("if 'serve' in sys.argv: raise SystemExit('no luck')\n",
          "it ended: SystemExit: no luck"),
     ],
