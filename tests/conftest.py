@@ -73,10 +73,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, and skip the gpu tests, saying why, where there is no card."""
+    """Begin with the longest files, and skip the gpu tests, saying why, where there is no card;
+    those that are slow there come last, so that less is lost where time cuts them."""
     place = {f"test_{name}.py": i for i, name in enumerate(LONGEST.split())}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked == items:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
     if marked and (reason := why_no_cuda()):
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -578,7 +578,7 @@ def test_what_its_tests_lack_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         configure()
 
 
-def test_its_tests_need_nothing_else() -> None:
+def test_its_tests_need_nothing_else_and_end_with_the_slow_ones() -> None:
     """Every other package of the harness is lost, and all that tests of a CPU need."""
     needed = run_path(str(ROOT / GPU_TESTS / "conftest.py"))["NEEDED"]
     lost = [module for name, module in packages.PACKAGES.items() if name not in needed]
@@ -591,6 +591,9 @@ def test_its_tests_need_nothing_else() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+    names = re.findall(r"::(\w+)", done.stdout)
+    first_slow = names.index("test_a_group_of_one_trains_as_one_alone")
+    assert first_slow > names.index("test_cases_start_quickly"), "the last of test_training.py"
 
 
 def test_make_runs_the_same_tests() -> None:
