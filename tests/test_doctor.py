@@ -152,8 +152,8 @@ CPU_BUILD = {"cuda": DeviceAnswer({"torch": "2.13.0+cpu", "cuda": None}, error=R
         ("disk", NOTE, "0.1 GB free", "--out", {"results_free_bytes": 10**8}),
         ("NVML package", NOTE, "", "pip install nvidia-ml-py", {"nvidia_ml_py": None}),
         (
-            *("packages", UNBELIEVABLE, "not installed: tenacity, scipy;"),
-            *("-m pip install tenacity scipy", {"missing": ("tenacity", "scipy", "nvidia-ml-py")}),
+            *("packages", UNBELIEVABLE, "not installed: rich, scipy;"),
+            *("-m pip install rich scipy", {"missing": ("rich", "scipy", "nvidia-ml-py")}),
         ),
     ],
     ids=lambda value: str(value)[:40],

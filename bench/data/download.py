@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,14 +33,20 @@ def fetch(url: str, path: Path, md5: str, *, progress: Progress | None = None) -
     What has arrived is kept in ``path`` + ``.part`` and resumed by the next attempt or the next
     run, from the start where the server cannot resume. A second process waits for the first.
 
-    Raises UsageError, naming both remedies, where the download fails for good; and where the sum
-    is another, after deleting what came.
+    Raises UsageError, naming both remedies, where the download fails for good, or a package for it
+    is not installed; and where the sum is another, after deleting what came.
     """
     from http.client import HTTPException
 
     from filelock import FileLock
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
+    try:
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+    except ImportError as error:
+        raise UsageError(
+            f"a download of CIFAR-10 needs the package tenacity, which is not installed for "
+            f"{sys.executable}: {sys.executable} -m pip install tenacity; or {REMEDIES}"
+        ) from error
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--data-url {url!r} is not an http:// or https:// address")
     part = path.with_name(path.name + ".part")

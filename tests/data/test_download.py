@@ -185,3 +185,10 @@ def test_mirror_of_something_else_is_refused(server, tmp_path, write_batches, pa
     with pytest.raises(UsageError, match=archive.md5):
         prepare("cifar10", data_dir=tmp_path / "data", url=server.url, archive=archive)
     assert not (tmp_path / "data" / NAME).exists()
+
+
+def test_without_the_package_that_tries_again_a_line_says_how_to_have_it(fetch, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tenacity", None)
+    with pytest.raises(UsageError, match=r"-m pip install tenacity; or give --data-dir") as told:
+        fetch()
+    assert "\n" not in str(told.value)
