@@ -26,11 +26,11 @@ suite: $(VENV)/ready
 fuzz: $(VENV)/ready
 	BENCH_FUZZ=100 $(BIN) -m pytest $(SPREAD) -m hypothesis $(ARGS)
 
-# everything that needs a card, in one run, by the python3 that has a torch for it (pytest is all it
-# needs besides): make test-gpu, or make test-gpu GPU=.venv/bin/python
+# what needs a card, by the python3 that has a torch for it: make test-gpu GPU=.venv/bin/python, and
+# all of it, with what starts several workers for a case or compiles: make test-gpu ARGS='-m gpu'
 GPU    ?= python3
 test-gpu:
-	$(GPU) -m pytest -s -m gpu tests/gpu $(ARGS)
+	$(GPU) -m pytest -s -m "gpu and not slow" tests/gpu $(ARGS)
 
 # everything a GPU must show, by the same python3, into results/<gpu>-<date>/; the same command goes
 # on where time cut it: make card, or CARD_MINUTES=3 make card ARGS='--data-dir /data'

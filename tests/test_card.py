@@ -597,7 +597,7 @@ def test_its_tests_need_nothing_else_and_end_with_the_slow_ones() -> None:
 
 
 def test_make_runs_the_same_tests() -> None:
-    assert f"-m gpu {GPU_TESTS} " in (ROOT / "Makefile").read_text()
+    assert f'-m "gpu and not slow" {GPU_TESTS} ' in (ROOT / "Makefile").read_text()
 
 
 # ------------------------------------------------------------------------------------- its folder
