@@ -37,11 +37,14 @@ def nearest(word: str, right: list[str], otherwise: str = "") -> str:
 
     >>> nearest("fp61", ["fp32", "fp16"])
     "did you mean 'fp16'?"
-    >>> nearest("prec", ["model", "precision"])
-    "did you mean 'precision'?"
+    >>> nearest("prec", ["model", "precision"]), nearest("FP32", ["fp32"])
+    ("did you mean 'precision'?", "did you mean 'fp32'?")
     """
     from difflib import get_close_matches
 
+    alike = [name for name in right if name.casefold() == word.casefold()]
+    if alike:
+        return f"did you mean {alike[0]!r}?"
     if len(word.lstrip("-")) >= _ABBREVIATION:
         for name in right:
             if name.startswith(word):

@@ -61,7 +61,7 @@ FLAGS = [
     (["--batch-size", "49999"], "batch size 49999 leaves a last batch of one image of 50000"),
     (["--batch-size"], "--batch-size: expected at least one argument; see --help"),
     (["--precision", "fp61"], "--precision 'fp61': did you mean 'fp16'?"),
-    (["--precision", "FP16"], "--precision 'FP16': right values: fp32, tf32, fp16"),
+    (["--precision", "FP16"], "--precision 'FP16': did you mean 'fp16'?"),
     (["--loss-scale", "128"], "none of the precisions measured scales a loss; add --precision"),
     (["--loss-scale", "0"], "--loss-scale '0': a loss scale is a finite number above 0, 'dynamic'"),
     (["--loss-scale", "nan"], "--loss-scale 'nan': a loss scale is a finite number above 0"),

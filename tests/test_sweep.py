@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from bench.store.reader import read_records
 from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
-from bench.sweep import crew, loop, preview
+from bench.sweep import crew, loop, preflight, preview
 from tests.planted.records import make_record, write_sweep
 
 HERE = Path(__file__).parent
@@ -154,6 +155,24 @@ def test_a_dry_run_says_how_many_runs_are_there_already(out: Path, capsys: Captu
         (first, *_) = capsys.readouterr().out.splitlines()
         assert first.startswith(f"runs: {said}, each ")
         assert first.endswith(f"; {repeats} already in --out")
+
+
+def test_images_that_are_not_trained_on_are_named(tmp_path: Path, capsys: Capture) -> None:
+    quick = ["--preset", "quick", "--device", "cpu", "--data-dir", str(tmp_path), "--dry-run"]
+    assert sweep.main(quick) == 0
+    note = f"note: --data-dir {tmp_path} is not used, because the images are synthetic; give "
+    assert note in capsys.readouterr().out
+    assert preflight.warn_of_data([CASE, replace(CASE, dataset="cifar10")], tmp_path) == []
+
+
+def test_a_folder_without_a_name_is_named_after_what_made_its_figures_up(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "print_report", lambda *folders: None)
+    assert sweep.main([*FP32, "8"]) == 0
+    (folder,) = (tmp_path / "results").iterdir()
+    assert folder.name.startswith("fake-")
 
 
 def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Capture) -> None:

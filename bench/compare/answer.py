@@ -187,12 +187,13 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
         return
     cases = count(len(matched), "case")
     yield f"{both}: {cases} in both, {_write_common(comparison)}."
-    yield from conclude(comparison, margins.verdict)
-    if said := advise(comparison, margins.verdict):
-        yield said
+    # before the verdicts: these may be of the machine, not of what is asked
     told = list_differences(comparison, mandatory=True)
     if differing := [f"{name} {of_a} and {of_b}" for name, of_a, of_b, _ in told]:
         yield f"! They differ in {name_first(differing, 2, '; ')}."
+    yield from conclude(comparison, margins.verdict)
+    if said := advise(comparison, margins.verdict):
+        yield said
     if spoilt := list(write_spoilt(comparison, matched)):
         yield (
             f"! Do not rely on these times: {name_first(spoilt, 2, '; ')}. Close other programs "

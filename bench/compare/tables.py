@@ -249,7 +249,7 @@ def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Itera
             if kind in (end.case.dataset, *(find_origin(run["executor"]) for run in end.runs))
         ]
         if where:
-            yield said if len(where) == 2 else f"{said} in {where[0]}"
+            yield said if len(where) == 2 or where == [said] else f"{said} in {where[0]}"
 
 
 def remarks(

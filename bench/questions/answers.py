@@ -333,7 +333,10 @@ def _tell_largest(
         but = f", but this is not known of {_list_some(silent, '; ')}" if silent else ""
         going_on = ", and the search for the largest has not ended" if going else ""
         tried = " that was tried" if going else ""
-        return f"Every batch size{tried} fits{made_up}, up to {fits.max()}{but}{going_on}."
+        ran = order_values("precision", ended["precision"])
+        tops = ended.loc[ended["batch_size"] == fits.max(), "precision"].unique()
+        those = f" ({', '.join(p for p in ran if p in tops)})" if len(tops) < len(ran) else ""
+        return f"Every batch size{tried} fits{made_up}, up to {fits.max()}{those}{but}{going_on}."
     limits = order_values("memory_limit", ended["memory_limit"])
     said = []
     for limit in limits:

@@ -276,8 +276,7 @@ def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
         yield (
             "Interval: 95 %, of the mean over these pairs (Welch). Verdict: against a margin of "
             f"{100 * STEADY:.0f} %, p adjusted for all changes by Holm. python -m bench.compare "
-            "RESULTS --axis AXIS BEFORE AFTER judges each pair, by the ratio of times after over "
-            "before."
+            "RESULTS --axis AXIS BEFORE AFTER judges each pair by itself."
         )
     if any(time.mixed for time in times):
         yield "Mixed: pairs differ in their verdicts; the remarks name the two ends."

@@ -235,9 +235,10 @@ def _pin_axes(sweep: Sweep, asked: Sequence[str]) -> dict[str, list[str]]:
         return {}
     pinned = {}
     (case,) = read_cases(rows[:1])
-    for name in list(AXES):
+    for name in AXES:
         now = {format_value(value) for block in preset.grids for value in block.get(name, ())}
         free = axis_flag(name) in given or name in list_affecting(Trait.PART)
-        if now and not free and {*rows[name]}.isdisjoint(now) and rows[name].nunique() == 1:
-            pinned[axis_flag(name)] = [spell_value(getattr(case, name))]
+        value, free = getattr(case, name), free or not AXES[name].holds(case)
+        if now and not free and format_value(value) not in now and rows[name].nunique() == 1:
+            pinned[axis_flag(name)] = [spell_value(value)]
     return pinned

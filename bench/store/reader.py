@@ -25,7 +25,10 @@ def records_file(path: Path) -> Path:
     UsageError: there is none."""
     file = path / RECORDS if path.is_dir() else path
     if not file.is_file():
-        raise UsageError(f"{path}: no records there; give a folder that `bench.sweep --out` wrote")
+        wrote = "give a folder that `bench.sweep --out` wrote"
+        others = sorted(f.name for f in path.glob("*.csv") if not f.stem.endswith("-curve"))
+        such = f", or a file there, as {others[0]}" if others else ""
+        raise UsageError(f"{path}: no records there; {wrote}{such}")
     return file
 
 

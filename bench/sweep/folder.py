@@ -13,7 +13,7 @@ from bench.axis import Trait
 from bench.case import Case, format_value, list_affecting, spell_cases
 from bench.environment.device import Platform
 from bench.errors import UsageError
-from bench.origin import refuse_mixture
+from bench.origin import find_origin, refuse_mixture
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
 from bench.store.reader import read_records
@@ -45,8 +45,12 @@ def refuse_unwritable(out: Path | None) -> None:
         raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
 
 
-def default_out(platforms: Mapping[str, Platform]) -> Path:
-    names = (platform.environment.gpu or "cpu" for platform in platforms.values())
+def default_out(platforms: Mapping[str, Platform], executor: str = "") -> Path:
+    """A new folder in ``results``, named after the devices; after the executor, if it measures
+    nothing."""
+    names = [platform.environment.gpu or "cpu" for platform in platforms.values()]
+    if find_origin(executor) == "fake":
+        names = [executor]
     words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
     return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import Case, format_value, telling_axes
 from bench.cores import usable_cpus
-from bench.data import DatasetInfo, count_classes, count_images
+from bench.data import SYNTHETIC, DatasetInfo, count_classes, count_images
 from bench.data.progress import progress_bar
 from bench.diagnosis.prediction import predict_seconds
 from bench.diagnosis.rates import take_rates
@@ -160,7 +160,7 @@ def find_inputs(
             ask=partial(executor.examine, lane),
         )
         warnings = [*write_warnings(machine), *warn_of_workers(cases, beside)]
-        warnings += warn_of_freezing(cases)
+        warnings += [*warn_of_freezing(cases), *warn_of_data(cases, options.data_dir)]
     else:
         check_models(cases)
         answer = executor.examine(lane, devices, [], options.timeout_s)
@@ -280,6 +280,16 @@ def warn_of_freezing(cases: Sequence[Case]) -> list[str]:
         f"note: --freeze {name} without --start keeps random weights; time and memory are those of "
         "fine-tuning, the loss is not; give --start FILE"
         for name in names
+    ]
+
+
+def warn_of_data(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
+    """A line where images were given, and none of them are trained on."""
+    if data_dir is None or any(case.dataset != SYNTHETIC for case in cases):
+        return []
+    return [
+        f"note: --data-dir {data_dir} is not used, because the images are synthetic; give "
+        f"--dataset {Case.dataset} to train on it"
     ]
 
 

@@ -28,7 +28,7 @@ from bench.sweep.emulation import foresee_emulation
 from bench.sweep.folder import refuse_other_origin
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import try_models, warn_of_freezing, warn_of_workers
+from bench.sweep.preflight import try_models, warn_of_data, warn_of_freezing, warn_of_workers
 from bench.sweep.schedule import REPEATS_S, Pace, describe_repeats, remaining_runs
 from bench.text import count, name_first, write_seconds
 from bench.workloads import IMAGES
@@ -45,6 +45,7 @@ def preview(plan: Plan, options: Options) -> int:
     if options.trains:
         cases = [*plan.cases, *plan.unsized]
         warnings += [*warn_of_workers(cases, beside), *warn_of_freezing(cases)]
+        warnings += warn_of_data(cases, options.data_dir)
     for line in [*describe_plan(plan, options, pass_s), *warnings]:
         print(line)
     return 0

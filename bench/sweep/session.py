@@ -42,7 +42,7 @@ def start_session(
         classes = examine_lanes(executor, lanes, cases, options, families)
         if alike:
             refuse_unlike(classes, alike)
-        out = options.out or default_out(classes[0].inputs.platforms)
+        out = options.out or default_out(classes[0].inputs.platforms, options.executor)
         yield Session(options, executor, classes, out, held)
 
 

@@ -46,6 +46,7 @@ def test_no_format_loads_torch() -> None:
     ("arguments", "said"),
     [
         (["nowhere"], "no records there"),
+        ([str(REFERENCE.parent)], "wrote, or a file there, as h200-lab.csv"),
         (["{readme}"], "give a sweep's folder"),
         (["{reference}", "--format", "htlm"], "did you mean 'html'?"),
         (["{reference}", "-o", "{folder}"], "choose a place that can be written"),
