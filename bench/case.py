@@ -319,6 +319,11 @@ class Case:
     def compiled(self) -> bool:
         return self.compile != Case.compile
 
+    @property
+    def own_graphs(self) -> bool:
+        """Whether torch.compile starts the network's kernels by CUDA graphs of its own."""
+        return self.compile in OWN_GRAPHS and self.device == "cuda"
+
     def label(self, axes: Iterable[str] | None = None) -> str:
         """Name the case for people by ``axes``, or `NAMED`: ``fp16 · loss scale 128 · batch size
         512``.

@@ -23,6 +23,7 @@ from bench.case import (
     telling_axes,
 )
 from bench.errors import UsageError
+from bench.gpu.kinds import DEVICES
 from bench.grid import check_axes, check_batches, grid
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
 from bench.store.runs import parse_cases
@@ -64,6 +65,12 @@ def test_a_mode_of_compilation_and_what_it_was_called(text: str, mode: str) -> N
     assert parse_value("compile", text, "") == mode
     assert parse_value("compile", True, "") == "default"
     assert Case(compile=mode).compiled == (mode != "off")
+
+
+@pytest.mark.parametrize("mode", COMPILES)
+def test_two_modes_of_compilation_make_graphs_on_a_gpu(mode: str) -> None:
+    made = {device for device in DEVICES if Case(compile=mode, device=device).own_graphs}
+    assert made == ({"cuda"} if mode in ("reduce-overhead", "max-autotune") else set())
 
 
 def test_graphs_of_torch_compile_sum_no_gradients() -> None:

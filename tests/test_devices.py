@@ -589,6 +589,24 @@ def test_a_training_asks_its_accelerator(monkeypatch: Patch) -> None:
     assert planted.did.index("empty") < planted.did.index("reset") < first
 
 
+def test_tensors_in_graphs_of_torch_compile_are_not_counted(monkeypatch: Patch) -> None:
+    """A replay asks torch's allocator for nothing, so the peak since warm-up is without them."""
+    planted = Planted()
+    stand_in = Accelerator(read_stats=planted.read_stats, reset_peaks=planted.reset)
+    monkeypatch.setitem(ACCELERATORS, "cpu", stand_in)
+    monkeypatch.setattr(Case, "own_graphs", True)
+    case = Case(
+        model="tests.models_for_tests:good", dataset="synthetic", device="cpu", batch_size=32,
+        steps=2, fraction=0.01,
+    )  # fmt: skip
+    data = prepare("synthetic", data_dir=None)
+    found = measure(Assignment(case, data.folder, monotonic()), Channel())
+    m = found.measurement
+    assert (m.peak_allocated_bytes, m.peak_reserved_bytes) == (None, 4 * 10**9)
+    assert "what a graph holds" in found.missing["peak_allocated_bytes"]
+    assert m.warmup_allocated_bytes == 7 * 10**9, "which has the steps before they were recorded"
+
+
 def test_each_accelerator_names_functions_that_torch_has() -> None:
     """Those of this build, which has none of the devices: a name that is not there raises."""
     assert ACCELERATORS.keys() == {*DEVICES}

@@ -140,7 +140,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         found.note(
             f"{m.alloc_retries} allocations retried within the epoch: memory was nearly full"
         )
-    if case.cuda_graphs:
+    if case.cuda_graphs or case.own_graphs:
         m.peak_allocated_bytes = None
         found.leave_out("torch does not count what a graph holds", "peak_allocated_bytes")
     own, done = done, join_epochs(group.gather(done))
