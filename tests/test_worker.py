@@ -194,6 +194,23 @@ def test_a_whole_epoch(data: DatasetInfo, monkeypatch: Patch) -> None:
         assert getattr(m, name) is None
 
 
+def test_graphs_of_torch_compile_are_recorded_before_an_evaluation_is_timed(
+    data: DatasetInfo, monkeypatch: Patch
+) -> None:
+    """torch runs a shape once as it is, records the second call, and replays from the third on."""
+    sizes: list[list[int]] = []
+
+    def watch(self: Training, batches: Any) -> tuple[float, float | None]:
+        sizes.append([len(y) for _, y in batches])
+        return 1.0, None
+
+    monkeypatch.setattr(Training, "evaluate", watch)
+    monkeypatch.setattr(Case, "own_graphs", True)
+    run(replace(CASE, evaluate=True, steps=1), data)
+    warm, timed = sizes
+    assert all(warm.count(size) >= 2 for size in {*timed})
+
+
 def test_the_parts_of_the_time_of_a_worker_add_up(data: DatasetInfo) -> None:
     """Each instant from the moment it was asked for is in one of them, and in no other."""
     started = time.monotonic() - 5.0

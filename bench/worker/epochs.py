@@ -106,10 +106,12 @@ def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
     random = [device] if find_accelerator(device).get_random else []
     try:
         with torch.random.fork_rng(random, device_type=device.type):
-            # evaluation mode is new to cuDNN and the compiler: a batch of each shape first, untimed
+            # evaluation mode is new to cuDNN and the compiler: a batch of each shape first, not
+            # timed, and another where the second call is the one that is recorded as a graph
             size = min(batches.batch_size, batches.samples)
             rest = batches.samples % size or size
-            training.evaluate(next(batches.evaluation(n)) for n in (size, rest))
+            sizes = (size, rest) * (2 if case.own_graphs else 1)
+            training.evaluate(next(batches.evaluation(n)) for n in sizes)
             synchronize(training.device)
             start = time.perf_counter()
             loss, accuracy = training.evaluate(batches.evaluation())
