@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from training_for_tests import batch, pass_through, run_case, training
+import torch.nn.functional as F
+from torch import Tensor, nn
+from training_for_tests import batch, pass_through, run_case, small, training
 
 from bench.axis import Value
 from bench.case import Case
@@ -21,6 +22,7 @@ from bench.grid import grid
 from bench.training import graphs
 from bench.training.graphs import WARMUP_STEPS
 from bench.training.loop import Epoch, Training
+from bench.workloads import Network, Workload
 
 
 class Played:
@@ -210,6 +212,52 @@ def test_what_breaks_a_capture_is_what_is_raised(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(torch.OutOfMemoryError):
         graphs.CudaGraph().capture(run)
+
+
+class Judging(nn.Module):
+    """A network that computes its own loss, as those of libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = small()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.network(x), y)
+
+
+class Asking(Workload):
+    def compute_loss(self, network: Network, batch: Any) -> Tensor:
+        loss: Tensor = network(*batch)
+        return loss
+
+
+class Overwriting(torch.autograd.Function):
+    """Hands on what a graph of torch.compile's does: the memory that its next replay writes to."""
+
+    memory = torch.zeros(())
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        return Overwriting.memory.copy_(loss).detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_a_loss_of_the_network_s_own_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the graphs of torch.compile, of which there are none on a CPU."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return Judging()
+
+    about: dict[str, Any] = {"build": build, "workload": Asking()}
+    plain, ours = (training(compile=mode, **about) for mode in ("off", "reduce-overhead"))
+    whole = ours.forward
+    ours.forward = lambda *inputs: Overwriting.apply(whole(*inputs))
+    assert train(ours).losses == train(plain).losses
 
 
 FP16: dict[str, Value] = {"precision": "fp16"}

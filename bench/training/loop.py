@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from bench.axis import OWN_GRAPHS
 from bench.case import Case
 from bench.data.batches import Divided, count_items
 from bench.models.freezing import NONE, freeze
@@ -96,6 +97,7 @@ class Training:
         self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
         self._opt_level, self._optimizer_name = opt_level, optimizer
         self._fp8_recipe, self._items, self._cuda_graphs = fp8_recipe, items, cuda_graphs
+        self._own_graphs = compile in OWN_GRAPHS
         self.lr, self.precision, self.device = lr, precision, device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model
@@ -263,7 +265,12 @@ class Training:
 
     def compute(self, *inputs: Any, **named: Any) -> Any:
         """What the network makes of its inputs, as a step computes it; a `Network`."""
-        return self._run(self.forward, *inputs, **named)
+        outputs = self._run(self.forward, *inputs, **named)
+        if not self._own_graphs:
+            return outputs
+        # the next step's graph writes to where they are: what is kept, as a loss is that the
+        # network itself computes, is a copy; torch raises where an old output is read
+        return tree_map_only(Tensor, lambda x: x if x.dim() else x.clone(), outputs)
 
     def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
         """The workload's loss of a batch, float32 of shape (); not ``compiled``, the network is run
