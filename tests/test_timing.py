@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from bench.limits import STEADY, find_ends
 from bench.record import Measurement
 from bench.training import timing
+from bench.training.accelerator import ACCELERATORS, Accelerator
 from bench.training.timing import (
     FEWEST_WINDOWS,
     FIRST_LOOK,
@@ -456,6 +458,43 @@ def test_a_recorded_epoch_is_told_from_a_part(fraction: float, within: float, sh
         measured = (times[begin:] + times[:begin])[:n]
         hits += holds(extrapolate(sum(measured), measured, len(times)), sum(times))
     assert hits / len(begun) >= share
+
+
+class Events:
+    """A device that takes a second for each step, and has so many of its events behind it."""
+
+    def __init__(self) -> None:
+        self.made = self.behind = self.elapsed = 0
+
+    def make(self) -> Any:
+        number, self.made = self.made, self.made + 1
+
+        def elapsed_time(later: Any) -> float:
+            self.elapsed += 1
+            return 1e3 * (later.number - number)
+
+        return SimpleNamespace(
+            number=number,
+            record=lambda: None,
+            query=lambda: number < self.behind,
+            elapsed_time=elapsed_time,
+        )
+
+
+def test_what_has_ended_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that may end early asks after each step, within its epoch: to read all events each
+    time would take longer from step to step, where the device waits for the host."""
+    events = Events()
+    monkeypatch.setitem(ACCELERATORS, "cpu", Accelerator(make_event=events.make))
+    clock = timing.StepClock(torch.device("cpu"))
+    clock.tick()
+    assert clock.read_ended() == []
+    for step in range(1, 101):
+        clock.tick()
+        events.behind = max(0, events.made - 2)  # the last two are ahead of the device
+        assert clock.read_ended() == [1.0] * max(0, step - 2)
+    assert events.elapsed == 98
+    assert clock.read() == [1.0] * 100
 
 
 class Replay:

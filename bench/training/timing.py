@@ -52,7 +52,7 @@ class StepClock:
     def __init__(self, device: torch.device) -> None:
         self._make_event = find_accelerator(device).make_event
         self._events: list[Any] = []
-        self._ended = 0
+        self._ended: list[float] = []  # durations that `read_ended` has read
         self._moments: list[float] = []
 
     def tick(self) -> None:
@@ -69,12 +69,14 @@ class StepClock:
         return [b - a for a, b in pairwise(self._moments)]
 
     def read_ended(self) -> list[float]:
-        """The duration of each step that the device has ended; nothing is waited for."""
-        while self._ended < len(self._events) and self._events[self._ended].query():
-            self._ended += 1
-        if self._make_event:
-            return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._events[: self._ended])]
-        return self.read()
+        """The duration of each step that the device has ended; nothing is waited for, and each
+        event is read once, however often this is asked within an epoch."""
+        if not self._make_event:
+            return self.read()
+        events, ended = self._events, self._ended
+        while len(ended) + 1 < len(events) and events[len(ended) + 1].query():
+            ended.append(events[len(ended)].elapsed_time(events[len(ended) + 1]) / 1e3)
+        return ended
 
 
 @dataclass(frozen=True)
