@@ -539,8 +539,14 @@ def test_which_memory_counts(limit: str | None, columns: dict[str, Any], used: i
 def test_what_a_driver_moved_to_the_host_does_not_fit() -> None:
     """On Windows and in WSL a batch trains beyond the card's 100 GiB, of which others hold 2."""
     row = {"batch_size": 64, "baseline_device_bytes": 2 * GIB, "context_bytes": GIB}
-    for reserved, status in ((97, Status.OK), (98, Status.OOM)):
-        trial = read_rows(CARD, {**row, "peak_reserved_bytes": reserved * GIB})
+    for reserved, retries, status in (
+        *((97, 0, Status.OK), (98, 0, Status.OOM)),
+        # at the wall of a card whose driver moves nothing, what was held at most is given back
+        # before the context is whole
+        *((98, 1, Status.OK), (99, 1, Status.OOM)),
+    ):
+        peak = {"peak_reserved_bytes": reserved * GIB, "warmup_alloc_retries": retries}
+        trial = read_rows(CARD, {**row, **peak})
         assert [p.status for p in trial.probes] == [status]
         assert trial.spilled == (status is Status.OOM)
 
