@@ -109,9 +109,11 @@ _KERNELS: dict[str, Kind] = {
     "gemm": Kind.MATMUL,
     "gemv": Kind.MATMUL,
     "cutlass": Kind.MATMUL,
+    "nvjet": Kind.MATMUL,  # cuBLAS, on Hopper
     "genericTranspose": Kind.LAYOUT,
     "nchwToNhwc": Kind.LAYOUT,
     "nhwcToNchw": Kind.LAYOUT,
+    "tensorTransform": Kind.LAYOUT,
     "multi_tensor_apply": Kind.OPTIMIZER,
     "reduce": Kind.REDUCTION,
     "CatArray": Kind.CONCATENATION,

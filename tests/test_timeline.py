@@ -441,6 +441,15 @@ def test_a_recorded_step_of_an_h100_is_told_apart(recorded: Timeline) -> None:
     assert sum(timed.calls for label, timed in line.work.items() if label.kind is Kind.CAST) == 3
 
 
+def test_recorded_kernels_are_told_by_their_names(words: Vocabulary) -> None:
+    """As in a CUDA graph's replay, which no operator launches: cuDNN's, cuBLAS's and torch's."""
+    kernels = read_trace(H100).kernels
+    other = [k for k in kernels if label_kernel(k.name, words).kind is Kind.OTHER]
+    assert sum(k.duration for k in other) < 0.005 * sum(k.duration for k in kernels)
+    named = {label_kernel(k.name, words).kind for k in kernels if "nvjet" in k.name}
+    assert named == {Kind.MATMUL}
+
+
 def test_the_kernels_of_a_recorded_step_keep_their_names(recorded: Timeline) -> None:
     """cuDNN's batch norm, torch's own additions, and tensor cores."""
     rows = {row.operation: row for row in join_work({}, recorded.work)}
