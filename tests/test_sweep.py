@@ -40,7 +40,7 @@ from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop, preflight, preview
-from tests.planted.records import make_record, write_sweep
+from tests.planted.records import ROOT, make_record, write_sweep
 
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -512,6 +512,13 @@ def test_made_up_rows_are_not_added_to_measured_ones(
         "error: this command makes rows of --executor fake, which nothing measured, and "
         f"--out {out} has measured ones; choose another --out\n"
     )
+
+
+def test_a_command_that_is_refused_leaves_the_files_of_an_older_version(out: Path) -> None:
+    shutil.copytree(ROOT / "results" / "cpu-epyc-20261120", out)
+    before = {file: file.read_bytes() for file in out.glob("*.*")}
+    run(out, "64", rc=2)
+    assert {file: file.read_bytes() for file in before} == before
 
 
 def test_a_machine_that_returns_finds_its_rows(out: Path, host: Callable[..., None]) -> None:

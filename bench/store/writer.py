@@ -106,6 +106,7 @@ class Store:
 
         self._lock = FileLock(folder / ".lock", thread_local=False)
         self._files: dict[str, io.FileIO] = {}
+        self._old = set[str]()  # those of an older schema; a command that is refused leaves them
         self._synced = -math.inf  # when the disk last had all of them, by time.monotonic()
         self._late = set[str]()  # those of which it may lack the last rows
         try:
@@ -162,12 +163,16 @@ class Store:
             self._late.clear()
 
     def _find(self, name: str) -> io.FileIO:
-        """The file that rows are appended to, made where there is none yet."""
-        if name not in self._files:
-            try:
+        """The file that rows are appended to, of today's schema, made where there is none yet."""
+        try:
+            if name in self._old:
+                write_table(self.folder / name, read_text(self.folder / name, TABLES[name]))
+                self._old.remove(name)
+                self._files.pop(name).close()
+            if name not in self._files:
                 self._files[name] = self._open(name, TABLES[name])
-            except OSError as error:
-                raise StoreError(f"{self.folder / name}: {error.strerror}") from error
+        except OSError as error:
+            raise StoreError(f"{self.folder / name}: {error.strerror}") from error
         return self._files[name]
 
     def read_config(self) -> dict[str, Any]:
@@ -214,7 +219,7 @@ class Store:
             self._lock.release()
 
     def _open(self, name: str, columns: dict[str, Column]) -> io.FileIO:
-        """Open a file for appending: with a whole last line, and today's columns."""
+        """Open a file for appending, with a whole last line."""
         path = self.folder / name
         if torn := find_torn_tail(path):
             aside = path.with_name(f"{name}.torn-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
@@ -224,9 +229,9 @@ class Store:
         header = write_lines([columns])
         if path.exists() and path.stat().st_size:
             with path.open("rb") as there:
-                today = there.read(len(header)) == header
-            if not today:
-                write_table(path, read_text(path, columns))
+                if there.read(len(header)) != header:
+                    read_text(path, columns)  # a UsageError where it is none of this harness
+                    self._old.add(name)
         file = io.FileIO(path, "a")
         if not file.seek(0, os.SEEK_END):
             _append(file, header, durably=True)
