@@ -501,6 +501,16 @@ def test_rows_that_cannot_be_compared_are_not_mixed(
     assert len(run(out, "8", "16", "--mix")) == 3
 
 
+def test_another_machine_is_refused_whatever_images_its_rows_are_of(
+    out: Path, host: Callable[..., None], capsys: Capture
+) -> None:
+    host(cpu="A")
+    run(out, "8")
+    host(cpu="B")
+    run(out, "8", "--input", "3x16x16", rc=2)
+    assert "cpu was A, now B; choose another --out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flags", [(), ("--mix",), ("--fraction", "0.5"), ("--dry-run",)], ids=str)
 def test_made_up_rows_are_not_added_to_measured_ones(
     out: Path, flags: tuple[str, ...], capsys: Capture

@@ -26,7 +26,7 @@ from bench.store.runs import read_cases
 from bench.study.axes import find_default
 from bench.study.summaries import find_wide
 from bench.study.sweeps import Sweep
-from bench.workloads import OWN
+from bench.workloads import IMAGES, OWN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,7 +238,9 @@ def _pin_axes(sweep: Sweep, asked: Sequence[str]) -> dict[str, list[str]]:
     for name in AXES:
         now = {format_value(value) for block in preset.grids for value in block.get(name, ())}
         free = axis_flag(name) in given or name in list_affecting(Trait.PART)
-        value, free = getattr(case, name), free or not AXES[name].holds(case)
+        value = getattr(case, name)
+        free = free or not AXES[name].holds(case)
+        free = free or (name in ("model", "dataset") and case.workload != IMAGES)
         if now and not free and format_value(value) not in now and rows[name].nunique() == 1:
             pinned[axis_flag(name)] = [spell_value(value)]
     return pinned

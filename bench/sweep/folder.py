@@ -72,10 +72,11 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataF
         environment = inputs.describe(case)
         here = find_alike(case, ("device", *list_affecting(Trait.DATA)))
         changed: list[str] = []
-        for name in COMPARABLE:
+        for name, axes in COMPARABLE.items():
             now = clean(getattr(environment, name) or "")
             # of what a model or a file is, only its own rows speak
-            unlike = here & find_alike(case, COMPARABLE[name]) & (frame[name] != now)
+            unlike = find_alike(case, axes) & (frame[name] != now)
+            unlike &= here | (axes == ("device",))
             comparable &= ~unlike
             if name in MODEL_PARTS:
                 changed += [MODEL_PARTS[name]] if (unlike & (frame[name] != "")).any() else []
