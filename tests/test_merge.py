@@ -380,10 +380,10 @@ def test_a_report_of_what_is_not_complete_says_so(tmp_path: Path, capsys: Captur
 
     assert "shard-1-of-3 is shard 1/3 of a sweep. Join all with bench.merge." in warn(first)
 
-    assert "all is without shard 2/3; shard 3/3. Run them, and merge them" in warn()
+    assert "all is without shard 2/3; shard 3/3. Run shard 2/3; shard 3/3, and merge them" in warn()
     join(out, second, rc=1)
     said = warn()
-    assert "all is without shard 3/3. Run it, and merge it with bench.merge." in said
+    assert "all is without shard 3/3. Run shard 3/3, and merge it with bench.merge." in said
     assert "all has no row of 1 of the 6 runs that its folders planned" in said
     assert "Run the commands of its folders, unless they still grow, and merge." in said
     records.write_text(whole)

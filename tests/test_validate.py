@@ -309,3 +309,16 @@ def test_what_identifies_a_machine_is_named(capsys: pytest.CaptureFixture[str], 
     assert "the host name vm; the UUID of the GPU GPU-53dc75af-" in line
     assert "environment variables NCCL_VERSION=2.28.3-1" in line
     assert "paths in config.json: /home/ada/images" in line
+
+
+def test_what_there_is_nothing_to_check_of_does_not_pass(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Loops that this harness did not run, without steps or code; and a CPU, without clocks."""
+    assert main([str(RESULTS / "reference" / "h200-lab.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "none   code" in said
+    assert "none   steps" in said
+    assert said.endswith("All 6 checks passed; for 15 there is nothing to check.\n")
+    assert main([str(RESULTS / "cpu-profiles-20261122")]) == 0
+    assert "none   clocks" in capsys.readouterr().out

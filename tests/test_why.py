@@ -186,7 +186,7 @@ def test_errors_are_one_line_that_says_what_is_there(
 def test_without_a_profile_it_says_how_to_get_one(tmp_path: Path, capsys: Capture) -> None:
     write_sweep(tmp_path, [make_run(Case(), step_time_median_s=0.1, epoch_time_s=1.0)])
     assert main([str(tmp_path)]) == 2
-    assert "add --profile and run the same command again" in capsys.readouterr().err
+    assert "run its command again with --profile" in capsys.readouterr().err
 
 
 def test_the_work_is_of_the_profile_in_the_middle_and_the_time_of_all_repeats(

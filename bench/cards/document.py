@@ -95,7 +95,9 @@ class Cards(Report):
         told = "; ".join(f"{sweep.name}: {self.faults[sweep.name]}" for sweep in failed) + "."
         command = shlex.join([*VALIDATE, *map(name_folder, failed)])
         mend = f"{command} says what they are."
-        return (*([Notice("Faults", told, mend)] if failed else []), *super().warnings)
+        known = not any(self.faults[sweep.name].new for sweep in failed)
+        label = "Known faults" if known else "Faults"
+        return (*([Notice(label, told, mend)] if failed else []), *super().warnings)
 
     @cached_property
     def _notices(self) -> list[Notice]:

@@ -276,20 +276,23 @@ def _against_fp32(row: Row, timed: Sequence[Row]) -> str:
     tell = attrgetter("environment", *settings)
     fp32 = [one for one in timed if one.precision == "fp32" and one.kind == row.kind]
     same = [one for one in fp32 if tell(one) == tell(row)]
+    about = mark_part(row)
+    said = ""
+    if is_number(row.speedup):  # also where --where leaves its fp32 case out
+        said = f", {about}{row.speedup:.2f} times as fast as fp32 at that batch size"
+        said += _tell_saved(row.memory_saved)
     if not same:
-        return _against_other_fp32(row, fp32, ["batch_size", *settings])
+        return said or _against_other_fp32(row, fp32, ["batch_size", *settings])
     sure = [one for one in same if one.trusted]
-    about, doubt = mark_part(row), "" if sure else " (the fp32 times have warnings)"
+    doubt = "" if sure else " (the fp32 times have warnings)"
     best = (sure or same)[0]  # one in doubt is named only where none is better
     speedup = best.epoch_time_s / row.epoch_time_s
     at_best = (
         f", {about}{speedup:.2f} times as fast as fp32 at its fastest "
         f"(batch size {best.batch_size})"
     )
-    if not is_number(row.speedup):
+    if not said:
         return at_best + doubt
-    saved = _tell_saved(row.memory_saved)
-    said = f", {about}{row.speedup:.2f} times as fast as fp32 at that batch size{saved}"
     if sure and row.batch_size not in {one.batch_size for one in sure}:
         said += " (that fp32 time has a warning)"
     return said + (at_best if row.speedup > speedup * (1 + STEADY) else "") + doubt

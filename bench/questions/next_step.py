@@ -215,10 +215,18 @@ def _change(
         without = [*without, "--shard"]  # of shards that are joined, the whole is asked for
     new = {"--out": [name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
     new = (_pin_axes(sweep, asked) if _runs(words, SWEEP) else {}) | new
+    if "--repeats" in new and _share_seeds(sweep):  # or the sweep refuses to add to them
+        new["--same-seed"] = []
     given = [word for flag, values in new.items() for word in (flag, *values)]
     flagged = split_flags(join_flags(asked, given))
     kept = (values for flag, values in flagged.items() if flag not in without)
     return [*module, *chain.from_iterable(kept)]
+
+
+def _share_seeds(sweep: Sweep) -> bool:
+    """Whether there are repeats, and all have the seed of their case."""
+    again = sweep.records[sweep.records["repeat"] > 1]
+    return bool(len(again) and (again["run_seed"] == again["seed"]).all())
 
 
 def _pin_axes(sweep: Sweep, asked: Sequence[str]) -> dict[str, list[str]]:

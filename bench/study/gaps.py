@@ -31,7 +31,7 @@ def describe_gaps(
         if lost := list_lost_shards(shards):
             it = "it" if len(lost) == 1 else "them"
             names = name_first([f"shard {shard}" for shard in lost], _NAMED, "; ")
-            yield f"{name} is without {names}.", f"Run {it}, and merge {it} with bench.merge."
+            yield f"{name} is without {names}.", f"Run {names}, and merge {it} with bench.merge."
     elif plan.shard:
         yield f"{name} is shard {plan.shard} of a sweep.", "Join all with bench.merge."
     own = (plan and plan.list_runs()) or []

@@ -6,6 +6,7 @@ Each claim of a folder is one line; `bench.validate.claims` says how it is judge
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from bench.processes import leave
 from bench.store.reader import records_file
 from bench.text import count
 from bench.validate.evidence import KNOWN_FAULTS
-from bench.validate.judgement import FAULT, KNOWN, validate
+from bench.validate.judgement import FAULT, KNOWN, NOTHING, validate
 
 MOST_FAULTS = 3
 """Faults of a claim that are printed; the first says what to look at."""
@@ -62,9 +63,11 @@ def _write(result: dict[str, Any], full: bool) -> str:
             lines.append(f"{'':21} known: {check['reason']}")
     if result["gives_away"]:
         lines.append(f"It gives away {'; '.join(result['gives_away'])}.")
-    wrong = sum(check["result"] == FAULT for check in result["checks"])
-    checks = count(len(result["checks"]), "check")
-    lines.append(f"{wrong} of {checks} failed." if wrong else f"All {checks} passed.")
+    ends = Counter(check["result"] for check in result["checks"])
+    wrong, empty = ends[FAULT], ends[NOTHING]
+    checks = count(ends.total() - empty, "check")
+    beside = f"; for {empty} there is nothing to check" if empty else ""
+    lines.append(f"{f'{wrong} of {checks} failed' if wrong else f'All {checks} passed'}{beside}.")
     return "\n".join(lines)
 
 

@@ -69,11 +69,19 @@ FLOP_PER_IMAGE = {("dpn92", "", ""): 12_250_994_688}
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: ``shows`` is true where ``find`` yields nothing."""
+    """A claim: ``shows`` is true where ``find`` yields nothing, and a row that this harness
+    measured has one of the columns that it is ``of``; without any, nothing can be checked."""
 
     name: str
     shows: str
     find: Callable[[Evidence], Iterator[str]]
+    of: tuple[str, ...] = ()
+
+    def is_empty(self, evidence: Evidence) -> bool:
+        if not self.of:
+            return False
+        own = [row for row in evidence.rows if row["executor"] in OWN]
+        return not any(row[column] not in (None, "") for row in own for column in self.of)
 
 
 def _differ(one: float, other: float, within: float) -> bool:
@@ -397,29 +405,53 @@ def find_wrong_data(row: Row) -> Iterator[str]:
                 yield f"{column} is {row[column]}, and CIFAR-10's is {right}"
 
 
+_TIMED = ("epoch_time_s",)
+_PEAKS = ("peak_device_bytes", "peak_process_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
+
 CLAIMS = (
     Claim("rows", "every row beside the records belongs to one of them", find_orphans),
-    Claim("code", "the code is that of a commit, not edited", find_unknown_code),
+    Claim("code", "the code is that of a commit, not edited", find_unknown_code, ("started_at",)),
     Claim("environment", "all rows are of one machine and one software", find_environments),
     Claim("plan", "everything that was planned ran, and none of it was cut off", find_gaps),
     Claim("outcome", "status, reason and figures of a row agree", find_wrong_outcomes),
-    Claim("doubts", "what doubts are told by is there", _of_rows(find_emptied)),
+    Claim("doubts", "what doubts are told by is there", _of_rows(find_emptied), _TIMED),
     Claim(
         "moments",
         "phases fit between start and end, and rows follow each other",
         find_wrong_moments,
+        ("started_at",),
     ),
     Claim("copies", "no two rows have the same times", find_copies),
-    Claim("rates", "the machine's rates are possible, and alike", find_wrong_rates),
-    Claim("clocks", "clocks and rates agree", _of_rows(find_wrong_clocks)),
-    Claim("speed", "no step is faster than the card can be", find_wrong_speed),
-    Claim("energy", "energy is power times time, within the limit", _of_rows(find_wrong_energy)),
-    Claim("memory", "memory fits in memory", _of_rows(find_wrong_memory)),
-    Claim("steps", "the steps add up to the row", _of_rows(find_wrong_steps)),
-    Claim("epoch", "the epoch is what its steps tell", _of_rows(find_wrong_epochs)),
-    Claim("learning", "loss and accuracy are those of the steps", _of_rows(find_wrong_learning)),
-    Claim("curve", "the same start has the same loss", find_odd_curves),
-    Claim("work", "FLOP and bytes are the network's", find_wrong_work),
-    Claim("proof", "the arithmetic is that of the precision", _of_rows(find_wrong_proofs)),
-    Claim("data", "the images are those that the rows name", _of_rows(find_wrong_data)),
+    Claim("rates", "the machine's rates are possible, and alike", find_wrong_rates, tuple(RATES)),
+    Claim("clocks", "clocks and rates agree", _of_rows(find_wrong_clocks), ("sm_clock_mhz",)),
+    Claim("speed", "no step is faster than the card can be", find_wrong_speed, _TIMED),
+    Claim(
+        "energy",
+        "energy is power times time, within the limit",
+        _of_rows(find_wrong_energy),
+        ("energy_j",),
+    ),
+    Claim("memory", "memory fits in memory", _of_rows(find_wrong_memory), _PEAKS),
+    Claim("steps", "the steps add up to the row", _of_rows(find_wrong_steps), ("measured_steps",)),
+    Claim("epoch", "the epoch is what its steps tell", _of_rows(find_wrong_epochs), _TIMED),
+    Claim(
+        "learning",
+        "loss and accuracy are those of the steps",
+        _of_rows(find_wrong_learning),
+        ("train_loss",),
+    ),
+    Claim("curve", "the same start has the same loss", find_odd_curves, ("train_loss",)),
+    Claim("work", "FLOP and bytes are the network's", find_wrong_work, ("flop_per_image",)),
+    Claim(
+        "proof",
+        "the arithmetic is that of the precision",
+        _of_rows(find_wrong_proofs),
+        ("arithmetic",),
+    ),
+    Claim(
+        "data",
+        "the images are those that the rows name",
+        _of_rows(find_wrong_data),
+        ("dataset_fingerprint",),
+    ),
 )

@@ -17,18 +17,18 @@ from bench.validate.evidence import (
     read_known_faults,
 )
 
-OK, KNOWN, FAULT = "ok", "known", "FAULT"
-"""The results of a check."""
+OK, NOTHING, KNOWN, FAULT = "ok", "none", "known", "FAULT"
+"""The results of a check; `NOTHING` where a folder has nothing that it is about."""
 
 
 def validate(folder: Path, sweep: Sweep | None = None) -> dict[str, Any]:
     """Check one folder, of which the ``sweep`` may have been read already.
 
     Returns:
-        ``folder``, ``subject`` and ``checks``, each with its ``name``, its ``result`` (ok, known or
-        FAULT), what it ``shows``, its ``faults`` and, where they are known, the ``reason``, and
-        what the folder ``gives_away``. Files that cannot be read are the one fault of the one check
-        ``schema``.
+        ``folder``, ``subject`` and ``checks``, each with its ``name``, its ``result`` (ok, none,
+        known or FAULT), what it ``shows``, its ``faults`` and, where they are known, the
+        ``reason``, and what the folder ``gives_away``. Files that cannot be read are the one fault
+        of the one check ``schema``.
     """
     schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
     try:
@@ -41,7 +41,8 @@ def validate(folder: Path, sweep: Sweep | None = None) -> dict[str, Any]:
     checks: list[dict[str, Any]] = [{**schema, "result": OK, "faults": []}]
     for claim in CLAIMS:
         found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
-        found["result"] = FAULT if found["faults"] else OK
+        passed = NOTHING if claim.is_empty(evidence) else OK
+        found["result"] = FAULT if found["faults"] else passed
         if claim.name in known:
             found["reason"] = known[claim.name]
             if found["faults"]:
