@@ -26,8 +26,8 @@ suite: $(VENV)/ready
 fuzz: $(VENV)/ready
 	BENCH_FUZZ=100 $(BIN) -m pytest $(SPREAD) -m hypothesis $(ARGS)
 
-# what needs a card, by the python3 that has a torch for it: make test-gpu GPU=.venv/bin/python, and
-# all of it, with what starts several workers for a case or compiles: make test-gpu ARGS='-m gpu'
+# the tests that need a GPU, by the python3 that has a torch for it, or by GPU=.venv/bin/python.
+# ARGS='-m gpu' adds the nine that compile or start several workers for a case
 GPU    ?= python3
 test-gpu:
 	$(GPU) -m pytest -s -m "gpu and not slow" tests/gpu $(ARGS)

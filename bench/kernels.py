@@ -109,7 +109,7 @@ _KERNELS: dict[str, Kind] = {
     "gemm": Kind.MATMUL,
     "gemv": Kind.MATMUL,
     "cutlass": Kind.MATMUL,
-    "nvjet": Kind.MATMUL,  # cuBLAS, on Hopper
+    "nvjet": Kind.MATMUL,  # cuBLAS on Hopper, by which cuDNN computes 1×1 convolutions too
     "genericTranspose": Kind.LAYOUT,
     "nchwToNhwc": Kind.LAYOUT,
     "nhwcToNchw": Kind.LAYOUT,

@@ -33,7 +33,7 @@ EXECUTORS: dict[str, Kind] = {
 Origin = Literal["measured", "fake", "published", "unknown"]
 
 OF_OTHERS: dict[str, Origin] = {"published": "published", "bare loop": "measured"}
-"""What rows of results/reference have, which no sweep made: what they came from."""
+"""Executors that rows of results/reference name, which no sweep has, and what these came from."""
 
 LABELS: dict[str, str] = {
     "fake": "made up",

@@ -467,3 +467,9 @@ def test_committed_folders_and_planted_cards_make_a_page(
         "known faults in code",
     ):
         assert said in text
+
+
+def test_faults_that_are_kept_are_called_known() -> None:
+    card = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-112118"
+    first = build(read_sweeps([card]), Path()).warnings[0]
+    assert (first.label, first.found.count("known faults in code")) == ("Known faults", 1)

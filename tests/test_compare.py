@@ -286,7 +286,7 @@ def test_repeats_of_one_seed_are_not_asked_for_again(capsys: pytest.CaptureFixtu
     cpu = ROOT / "results" / "cpu-epyc-20261120"
     assert main([str(cpu), "--axis", "precision", "fp32", "bf16-amp"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "these repeats share one; run both again with --repeats 3, into a new --out and" in said
+    assert "these repeats have fewer; run both again with --repeats 3, into a new --out and" in said
 
 
 @pytest.mark.parametrize(
@@ -493,7 +493,8 @@ def test_hostile_text_is_disarmed(write: Write, capsys: pytest.CaptureFixture[st
     markdown = capsys.readouterr().out
     for out in (text, markdown):
         assert all(c.isprintable() or c == "\n" for c in out)
-    (row,) = [line for line in markdown.splitlines() if "script" in line]
+    said, row = [line for line in markdown.splitlines() if "script" in line]
+    assert "<" not in said
     assert "<" not in row
     assert row.replace("\\|", "").count("|") == 5
     assert "\\`" in row

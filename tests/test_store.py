@@ -519,6 +519,22 @@ def test_an_older_file_is_read_without_touching_it(tmp_path: Path, monkeypatch: 
     assert file.read_bytes() == before
 
 
+def test_files_of_an_older_schema_are_written_anew_before_anything_runs(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """And not by opening them: a command that is refused leaves them as they are."""
+    file = write(tmp_path, make_run(epoch_time_s=3.5))
+    before = file.read_bytes()
+    declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
+    with Store(tmp_path):
+        pass
+    assert file.read_bytes() == before
+    with Store(tmp_path) as opened:
+        opened.migrate()
+    assert read_records(tmp_path)["schema"].tolist() == [NEXT]
+    assert read_records(tmp_path)["epoch_time_s"].tolist() == [3.5]
+
+
 def test_a_new_column_never_shifts_old_ones(tmp_path: Path, monkeypatch: Patch) -> None:
     """A file of an older schema that is written on."""
     old = make_run(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")

@@ -87,16 +87,16 @@ def advise(comparison: Comparison, margin: float) -> str:
         if finding.a and finding.b
     ]
     # where there are enough and yet no verdict, more of them give none
-    few = {
-        seeded: finding
+    few = [
+        (seeded, finding)
         for seeded, finding, verdict in known
         if verdict is Verdict.NONE and _is_short(finding, seeded)
-    }
-    if False in few:
+    ]
+    if not all(seeded for seeded, _ in few):
         return f"Next: run both again with --repeats {MIN_REPEATS}, and compare them again."
-    if few and _share_seeds(few[True]):
+    if any(_share_seeds(finding) for _, finding in few):
         return (
-            f"Next: a loss needs {MIN_SEEDS} seeds a side, and these repeats share one; run both "
+            f"Next: a loss needs {MIN_SEEDS} seeds a side, and these repeats have fewer; run both "
             f"again with --repeats {MIN_SEEDS}, into a new --out and without --same-seed."
         )
     if few:
@@ -125,8 +125,16 @@ def _share_seeds(finding: MetricPair) -> bool:
 def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:
     """All that is said before the tables: the verdicts, what is compared, and how to read it."""
     yield from warn_of_origin(comparison)
+    yield from _warn_of_differences(comparison)
     yield from conclude(comparison, margins.verdict)
     yield from introduce(comparison, margins)
+
+
+def _warn_of_differences(comparison: Comparison) -> Iterator[str]:
+    """What must agree and does not: a verdict may be of that, and not of what is asked."""
+    told = list_differences(comparison, mandatory=True) if comparison.matched else ()
+    if differing := [f"{name} {of_a} and {of_b}" for name, of_a, of_b, _ in told]:
+        yield f"They differ in {name_first(differing, 2, '; ')}."
 
 
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
@@ -160,7 +168,7 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     limit, (one, two) = 1 + margins.verdict, comparison.names
     yield (
         f"speed is the time of {one} over that of {two}: above 1 is faster; any other ratio is "
-        f"{two} / {one}; both of geometric means"
+        f"{two} / {one}"
     )
     yield (
         "each has a 95 % interval; p is adjusted for the number of cases in a table (Holm); "
@@ -187,10 +195,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
         return
     cases = count(len(matched), "case")
     yield f"{both}: {cases} in both, {_write_common(comparison)}."
-    # before the verdicts: these may be of the machine, not of what is asked
-    told = list_differences(comparison, mandatory=True)
-    if differing := [f"{name} {of_a} and {of_b}" for name, of_a, of_b, _ in told]:
-        yield f"! They differ in {name_first(differing, 2, '; ')}."
+    yield from (f"! {said}" for said in _warn_of_differences(comparison))
     yield from conclude(comparison, margins.verdict)
     if said := advise(comparison, margins.verdict):
         yield said

@@ -62,8 +62,8 @@ def join_folders(folders: Iterable[Path], out: Path, mix: bool) -> tuple[Source,
     refuse_unlike(sources, mix)
     with writable("--out", out):
         claim(out)
-        with Store(out):
-            # read under its lock, and in today's schema, which opening it has seen to
+        with Store(out) as store:
+            store.migrate()
             before = read_source(out)
             refuse_unlike([*sources, before], mix)
             return before, write_union(out, [*sources, before])

@@ -157,13 +157,14 @@ def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) ->
 def _qualify(time: Estimate) -> Iterator[str]:
     """How sure a mean speed is, and how far the cases that it is of differ."""
     verdict, speed = time.ratio.judge(STEADY), time.ratio.invert()
+    uneven = time.highest > UNEVEN * time.lowest
     if time.mixed:
-        yield "not alike in all cases"
+        yield from () if uneven else ("not alike in all cases",)
     elif verdict is Verdict.SAME:
         yield "the same"
     elif ends := write_ends((speed.low, speed.high), write_ratio, " to "):
         yield f"95 %: {ends}{', not certain' if verdict is Verdict.AMBIGUOUS else ''}"
-    if time.highest > UNEVEN * time.lowest:
+    if uneven:
         slow, fast = (write_ratio(1 / ratio) for ratio in (time.highest, time.lowest))
         yield f"case by case {slow} to {fast}"
 
@@ -194,7 +195,7 @@ def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
         return
     timed = cases[cases["epoch_time_s"].notna()]
     timed = timed.assign(trusted=doubts.trusted(timed))
-    # where one setting ran in several ways, the run of most of it stands for it, not the luckiest
+    # of a setting measured in several ways, the run of the largest part, then of most repeats
     best_known = timed.sort_values(["trusted", "part", "repeats"], ascending=False, kind="stable")
     settings = [name for name in AXES if name not in SAME_QUESTION]
     repeated = number_groups(best_known, ["environment", "kind", *settings]).duplicated()
@@ -282,7 +283,8 @@ def _against_fp32(row: Row, timed: Sequence[Row]) -> str:
         said = f", {about}{row.speedup:.2f} times as fast as fp32 at that batch size"
         said += _tell_saved(row.memory_saved)
     if not same:
-        return said or _against_other_fp32(row, fp32, ["batch_size", *settings])
+        left_out = f"{said} (that fp32 case is left out here)"
+        return left_out if said else _against_other_fp32(row, fp32, ["batch_size", *settings])
     sure = [one for one in same if one.trusted]
     doubt = "" if sure else " (the fp32 times have warnings)"
     best = (sure or same)[0]  # one in doubt is named only where none is better

@@ -214,9 +214,9 @@ def _change(
     if not (sweep.plan and sweep.plan.shard):
         without = [*without, "--shard"]  # of shards that are joined, the whole is asked for
     new = {"--out": [name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
-    new = (_pin_axes(sweep, asked) if _runs(words, SWEEP) else {}) | new
-    if "--repeats" in new and _share_seeds(sweep):  # or the sweep refuses to add to them
-        new["--same-seed"] = []
+    if _runs(words, SWEEP):
+        same: dict[str, list[str]] = {"--same-seed": []} if _share_seeds(sweep) else {}
+        new = _pin_axes(sweep, asked) | new | same  # another seed's repeats are refused there
     given = [word for flag, values in new.items() for word in (flag, *values)]
     flagged = split_flags(join_flags(asked, given))
     kept = (values for flag, values in flagged.items() if flag not in without)
@@ -234,21 +234,21 @@ def _pin_axes(sweep: Sweep, asked: Sequence[str]) -> dict[str, list[str]]:
     were made of has others by now: the same command would make other cases."""
     given = split_flags(asked)
     rows = sweep.records[sweep.records["anchor"] == ""]
-    if "--config" in given or not len(rows):
+    cases = (sweep.plan and sweep.plan.list_cases()) or read_cases(rows)
+    if "--config" in given or not cases:
         return {}
-    device = "cuda" if (rows["device"] == "cuda").any() else "cpu"
+    device = "cuda" if any(case.device == "cuda" for case in cases) else "cpu"
     try:
         preset = load_preset(given.get("--preset", [default_preset(device)])[-1].rpartition("=")[2])
     except UsageError:  # of another version
         return {}
-    pinned = {}
-    (case,) = read_cases(rows[:1])
-    for name in AXES:
+    pinned, case = {}, cases[0]
+    free = {"batch_size", *list_affecting(Trait.PART)}
+    free |= {"model", "dataset"} if case.workload != IMAGES else set()
+    for name in [name for name in AXES if name not in free]:
         now = {format_value(value) for block in preset.grids for value in block.get(name, ())}
-        free = axis_flag(name) in given or name in list_affecting(Trait.PART)
-        value = getattr(case, name)
-        free = free or not AXES[name].holds(case)
-        free = free or (name in ("model", "dataset") and case.workload != IMAGES)
-        if now and not free and format_value(value) not in now and rows[name].nunique() == 1:
+        (value, *others) = dict.fromkeys(getattr(case, name) for case in cases)
+        other = now and format_value(value) not in now and AXES[name].holds(case)
+        if other and not others and axis_flag(name) not in given:
             pinned[axis_flag(name)] = [spell_value(value)]
     return pinned

@@ -26,7 +26,8 @@ def records_file(path: Path) -> Path:
     file = path / RECORDS if path.is_dir() else path
     if not file.is_file():
         wrote = "give a folder that `bench.sweep --out` wrote"
-        others = sorted(f.name for f in path.glob("*.csv") if not f.stem.endswith("-curve"))
+        there = {f.name for f in path.glob("*.csv") if not f.stem.endswith("-curve")}
+        others = sorted(there - TABLES.keys())
         such = f", or a file there, as {others[0]}" if others else ""
         raise UsageError(f"{path}: no records there; {wrote}{such}")
     return file

@@ -106,7 +106,7 @@ class Store:
 
         self._lock = FileLock(folder / ".lock", thread_local=False)
         self._files: dict[str, io.FileIO] = {}
-        self._old = set[str]()  # those of an older schema; a command that is refused leaves them
+        self._old = set[str]()  # those of an older schema, until `migrate`
         self._synced = -math.inf  # when the disk last had all of them, by time.monotonic()
         self._late = set[str]()  # those of which it may lack the last rows
         try:
@@ -161,6 +161,12 @@ class Store:
         if durably:
             self._synced = time.monotonic()
             self._late.clear()
+
+    def migrate(self) -> None:
+        """Write the files of an older schema in today's, before anything is measured for them.
+        Raises StoreError: they cannot be written."""
+        for name in sorted(self._old):
+            self._find(name)
 
     def _find(self, name: str) -> io.FileIO:
         """The file that rows are appended to, of today's schema, made where there is none yet."""

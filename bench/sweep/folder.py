@@ -128,6 +128,7 @@ def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -
     """Write the configuration of a loop's folder. Without ``cases``, which a command then chooses
     as it goes, those of a sweep that is there already stay, and so do all of `_KEPT` of which
     nothing else is ``told``."""
+    loop.store.migrate()  # what its rows do not go with was refused before
     before = loop.store.read_config()
     config = describe_config(cases or [], loop, before | told)
     if cases is None:

@@ -21,7 +21,7 @@ from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
 from bench.record import Environment
 from bench.store.cells import RECORDS
-from bench.store.plans import leave_out_known, plan_runs
+from bench.store.plans import plan_runs
 from bench.store.reader import read_records
 from bench.store.runs import Run, read_history
 from bench.sweep.emulation import foresee_emulation
@@ -145,8 +145,7 @@ def _list_remaining(planned: Sequence[Run], options: Options) -> list[Run]:
     if options.out is None or not (options.out / RECORDS).is_file():
         return [*planned]
     history = read_history(read_records(options.out))
-    left = leave_out_known(planned, history)
-    return remaining_runs(left, history, options.retry, options.no_skip)
+    return remaining_runs(planned, history, options.retry, options.no_skip)
 
 
 def _name_sources(plan: Plan, options: Options) -> list[str]:

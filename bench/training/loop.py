@@ -270,7 +270,7 @@ class Training:
             return outputs
         # the next step's graph writes to where they are: what is kept, as a loss is that the
         # network itself computes, is a copy; torch raises where an old output is read
-        return tree_map_only(Tensor, lambda x: x if x.dim() else x.clone(), outputs)
+        return tree_map_only(Tensor, lambda x: x if x.numel() > 1 else x.clone(), outputs)
 
     def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
         """The workload's loss of a batch, float32 of shape (); not ``compiled``, the network is run

@@ -412,7 +412,12 @@ CLAIMS = (
     Claim("rows", "every row beside the records belongs to one of them", find_orphans),
     Claim("code", "the code is that of a commit, not edited", find_unknown_code, ("started_at",)),
     Claim("environment", "all rows are of one machine and one software", find_environments),
-    Claim("plan", "everything that was planned ran, and none of it was cut off", find_gaps),
+    Claim(
+        "plan",
+        "everything that was planned ran, and none of it was cut off",
+        find_gaps,
+        ("started_at",),
+    ),
     Claim("outcome", "status, reason and figures of a row agree", find_wrong_outcomes),
     Claim("doubts", "what doubts are told by is there", _of_rows(find_emptied), _TIMED),
     Claim(
@@ -424,7 +429,7 @@ CLAIMS = (
     Claim("copies", "no two rows have the same times", find_copies),
     Claim("rates", "the machine's rates are possible, and alike", find_wrong_rates, tuple(RATES)),
     Claim("clocks", "clocks and rates agree", _of_rows(find_wrong_clocks), ("sm_clock_mhz",)),
-    Claim("speed", "no step is faster than the card can be", find_wrong_speed, _TIMED),
+    Claim("speed", "no step is faster than the card can be", find_wrong_speed, ("gpu",)),
     Claim(
         "energy",
         "energy is power times time, within the limit",

@@ -73,8 +73,8 @@ class Trial:
         status = Status(row["status"])
         limit, card = self.family.memory_limit, _number(row, "gpu_memory_bytes")
         left = card - (_number(row, "baseline_device_bytes") or 0) if card else None
-        # what an allocator that was short of memory held at most, it gave back before the last
-        # kernels were loaded: the context has grown since, by some 150 MB on an H100
+        # an allocator that is short of memory gives its cache back, and the context grows after
+        # that, by some 150 MB on an H100: the two peaks are not of one moment
         held = _peak(row, "reserved") if sum(retries) else _read_reserved(row)
         if status in MEASURED and not limit and held and left and held > left:
             status, self.spilled = Status.OOM, True
