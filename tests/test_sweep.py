@@ -439,8 +439,9 @@ def test_each_repeat_has_a_seed_of_its_own_and_the_sentinel_the_first(
 
 def test_repeats_of_one_seed_and_of_several_are_not_mixed(out: Path, capsys: Capture) -> None:
     run(out, "8", "--repeats", "2")
-    run(out, "8", "--repeats", "2", "--same-seed", rc=2)
-    assert "its repeats have different seeds; leave out --same-seed" in capsys.readouterr().err
+    for more in ([], ["--dry-run"]):
+        run(out, "8", "--repeats", "2", "--same-seed", *more, rc=2)
+        assert "its repeats have different seeds; leave out --same-seed" in capsys.readouterr().err
     other = out.with_name("other")
     frame = run(other, "8", "--repeats", "2", "--same-seed")
     assert frame["run_seed"].tolist() == [0, 0, 0]

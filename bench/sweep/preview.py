@@ -23,9 +23,9 @@ from bench.record import Environment
 from bench.store.cells import RECORDS
 from bench.store.plans import plan_runs
 from bench.store.reader import read_records
-from bench.store.runs import Run, read_history
+from bench.store.runs import Past, Run, read_history
 from bench.sweep.emulation import foresee_emulation
-from bench.sweep.folder import refuse_other_origin
+from bench.sweep.folder import refuse_other_origin, refuse_other_seeds
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import try_models, warn_of_data, warn_of_freezing, warn_of_workers
@@ -41,6 +41,9 @@ def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run; the return code. Raises UsageError as a start would."""
     beside = try_lanes(plan, options)
     plan = plan.settle(try_models(plan, options).settle)
+    if options.out:
+        runs = plan_runs(plan.cases, options.repeats)
+        refuse_other_seeds(options.out, runs, _read_history(options), options.same_seed)
     warnings, pass_s = foresee_emulation(plan.cases, options)
     if options.trains:
         cases = [*plan.cases, *plan.unsized]
@@ -122,7 +125,9 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
         fits = pace.fit(repeats)
         planned = plan_runs(plan.cases, fits)
         runs = f"{'at most ' * (fits < repeats)}{len(planned):,}"
-        done = len(planned) - len(_list_remaining(planned, options))
+        history = _read_history(options)
+        left = remaining_runs(planned, history, options.retry, options.no_skip)
+        done = len(planned) - len(left)
         least = (
             f"; a pass over the cases takes at least {write_seconds(pass_s)}, as estimated from "
             "the rates of this machine"
@@ -140,12 +145,11 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
         yield f"those of {count(len(plan.searched), 'batch size')} yet to be found"
 
 
-def _list_remaining(planned: Sequence[Run], options: Options) -> list[Run]:
-    """The runs that have no row in the folder yet; a start also looks at what its rows are of."""
+def _read_history(options: Options) -> dict[Run, Past]:
+    """The runs that the folder has; a start also looks at what ran them."""
     if options.out is None or not (options.out / RECORDS).is_file():
-        return [*planned]
-    history = read_history(read_records(options.out))
-    return remaining_runs(planned, history, options.retry, options.no_skip)
+        return {}
+    return read_history(read_records(options.out))
 
 
 def _name_sources(plan: Plan, options: Options) -> list[str]:
