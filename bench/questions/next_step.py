@@ -121,9 +121,11 @@ def _suggest(
     yield "look for the largest batch that fits", change(full, batch_size=["auto"])
     few = len(timed) and timed["repeats"].min() < MIN_REPEATS
     yield "tell differences from chance by repeats", change(few, repeats=[str(MIN_REPEATS)])
-    unsure = cases[list(UNSURE)].any(axis=None) or find_wide(cases).any()
-    most = max(5, 2 * int(cases["repeats"].max()) + 1) if unsure else 0
-    yield "measure better what spreads, on an idle machine", change(unsure, repeats=[str(most)])
+    unsure = cases[cases[list(UNSURE)].any(axis=1) | find_wide(cases)]
+    most = max(5, 2 * int(cases["repeats"].max()) + 1) if len(unsure) else 0
+    words = (_choose_command(sweep, unsure) or last) if len(unsure) else []
+    words = _change(sweep, words, OF_FIT, repeats=[str(most)])
+    yield "measure better what spreads, on an idle machine", words
     profiled = set(cases.loc[cases["profiled_step_s"].notna(), "precision"])
     told = "fp32" in profiled and len(profiled) > 1
     yield "see where the time goes", [*WHY, name_folder(sweep)] if told else []

@@ -273,6 +273,8 @@ WHOLE = GOOD[:3]
         ([*WHOLE], [OTHER, FIT], [FP16], f"{OTHER} --out s"),
         # no plan is known
         ([*WHOLE, CUT], [OTHER, ONE], None, f"{OTHER} --out s"),
+        # what spreads is measured again by its own, too
+        ([*WHOLE, *ran(FP16, 50, 70, 40)], [OTHER, ONE], [Case()], f"{OTHER} --out s --repeats 7"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_run_by_the_command_that_asked_for_it(
