@@ -357,7 +357,9 @@ def test_hostile_text(arrived: Arrived) -> None:
 
 
 def list_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """All but locks and logs, to which a tracker's own process may write later."""
     files = (file for file in folder.rglob("*") if file.is_file() and file.name != ".lock")
+    files = (file for file in files if "logs" not in file.relative_to(folder).parts)
     return {str(f): (f.stat().st_mtime_ns, f.stat().st_size) for f in files}
 
 

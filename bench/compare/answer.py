@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare.comparison import Comparison, MetricPair
@@ -125,15 +125,18 @@ def _share_seeds(finding: MetricPair) -> bool:
 def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:
     """All that is said before the tables: the verdicts, what is compared, and how to read it."""
     yield from warn_of_origin(comparison)
-    yield from _warn_of_differences(comparison)
+    told = list_differences(comparison, mandatory=True)
+    yield from _warn_of_differences(comparison, [one for one in told if one[-1]])  # a table has all
     yield from conclude(comparison, margins.verdict)
     yield from introduce(comparison, margins)
 
 
-def _warn_of_differences(comparison: Comparison) -> Iterator[str]:
-    """What must agree and does not: a verdict may be of that, and not of what is asked."""
-    told = list_differences(comparison, mandatory=True) if comparison.matched else ()
-    if differing := [f"{name} {of_a} and {of_b}" for name, of_a, of_b, _ in told]:
+def _warn_of_differences(
+    comparison: Comparison, told: Iterable[tuple[str, str, str, bool]]
+) -> Iterator[str]:
+    """What differs beside what is asked: a verdict may be of that."""
+    differing = [f"{name} {of_a} and {of_b}" for name, of_a, of_b, _ in told]
+    if differing and comparison.matched:
         yield f"They differ in {name_first(differing, 2, '; ')}."
 
 
@@ -195,7 +198,8 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
         return
     cases = count(len(matched), "case")
     yield f"{both}: {cases} in both, {_write_common(comparison)}."
-    yield from (f"! {said}" for said in _warn_of_differences(comparison))
+    told = list_differences(comparison, mandatory=True)
+    yield from (f"! {said}" for said in _warn_of_differences(comparison, told))
     yield from conclude(comparison, margins.verdict)
     if said := advise(comparison, margins.verdict):
         yield said
