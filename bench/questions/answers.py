@@ -159,7 +159,8 @@ def _qualify(time: Estimate) -> Iterator[str]:
     verdict, speed = time.ratio.judge(STEADY), time.ratio.invert()
     uneven = time.highest > UNEVEN * time.lowest
     if time.mixed:
-        yield from () if uneven else ("not alike in all cases",)
+        if not uneven:
+            yield "not alike in all cases"
     elif verdict is Verdict.SAME:
         yield "the same"
     elif ends := write_ends((speed.low, speed.high), write_ratio, " to "):
@@ -282,9 +283,10 @@ def _against_fp32(row: Row, timed: Sequence[Row]) -> str:
     if is_number(row.speedup):  # also where --where leaves its fp32 case out
         said = f", {about}{row.speedup:.2f} times as fast as fp32 at that batch size"
         said += _tell_saved(row.memory_saved)
+    if not same and said:
+        return f"{said} (that fp32 case is left out here)"
     if not same:
-        left_out = f"{said} (that fp32 case is left out here)"
-        return left_out if said else _against_other_fp32(row, fp32, ["batch_size", *settings])
+        return _against_other_fp32(row, fp32, ["batch_size", *settings])
     sure = [one for one in same if one.trusted]
     doubt = "" if sure else " (the fp32 times have warnings)"
     best = (sure or same)[0]  # one in doubt is named only where none is better

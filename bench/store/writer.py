@@ -106,7 +106,7 @@ class Store:
 
         self._lock = FileLock(folder / ".lock", thread_local=False)
         self._files: dict[str, io.FileIO] = {}
-        self._old = set[str]()  # those of an older schema, until `migrate`
+        self._old: dict[str, pa.Table] = {}  # what those of an older schema hold, until `migrate`
         self._synced = -math.inf  # when the disk last had all of them, by time.monotonic()
         self._late = set[str]()  # those of which it may lack the last rows
         try:
@@ -144,6 +144,7 @@ class Store:
         The rows of the other files go first, so that a record never stands without its curves.
         Raises StoreError: the disk is full or the file cannot be written; earlier rows are
         intact."""
+        self.migrate()
         took = read_time(record.finished_at) - read_time(record.started_at)
         durably = max(took, time.monotonic() - self._synced) >= SYNC_S
         tables = ((STEPS, steps), (EPOCHS, epochs), (WORK, work), (RANKS, ranks))
@@ -163,22 +164,24 @@ class Store:
             self._late.clear()
 
     def migrate(self) -> None:
-        """Write the files of an older schema in today's, before anything is measured for them.
-        Raises StoreError: they cannot be written."""
-        for name in sorted(self._old):
+        """Write the files of an older schema in today's, so that rows can be appended. Raises
+        StoreError: they cannot be written."""
+        for name, table in self._old.items():
+            try:
+                write_table(self.folder / name, table)
+            except OSError as error:
+                raise StoreError(f"{self.folder / name}: {error.strerror}") from error
+            self._files.pop(name).close()
             self._find(name)
+        self._old.clear()
 
     def _find(self, name: str) -> io.FileIO:
-        """The file that rows are appended to, of today's schema, made where there is none yet."""
-        try:
-            if name in self._old:
-                write_table(self.folder / name, read_text(self.folder / name, TABLES[name]))
-                self._old.remove(name)
-                self._files.pop(name).close()
-            if name not in self._files:
+        """The file that rows are appended to, made where there is none yet."""
+        if name not in self._files:
+            try:
                 self._files[name] = self._open(name, TABLES[name])
-        except OSError as error:
-            raise StoreError(f"{self.folder / name}: {error.strerror}") from error
+            except OSError as error:
+                raise StoreError(f"{self.folder / name}: {error.strerror}") from error
         return self._files[name]
 
     def read_config(self) -> dict[str, Any]:
@@ -236,8 +239,7 @@ class Store:
         if path.exists() and path.stat().st_size:
             with path.open("rb") as there:
                 if there.read(len(header)) != header:
-                    read_text(path, columns)  # a UsageError where it is none of this harness
-                    self._old.add(name)
+                    self._old[name] = read_text(path, columns)
         file = io.FileIO(path, "a")
         if not file.seek(0, os.SEEK_END):
             _append(file, header, durably=True)

@@ -159,8 +159,7 @@ def find_inputs(
             watch_s=0.0,
             ask=partial(executor.examine, lane),
         )
-        warnings = [*write_warnings(machine), *warn_of_workers(cases, beside)]
-        warnings += [*warn_of_freezing(cases), *warn_of_data(cases, options.data_dir)]
+        warnings = [*write_warnings(machine), *list_notes(cases, options.data_dir, beside)]
     else:
         check_models(cases)
         answer = executor.examine(lane, devices, [], options.timeout_s)
@@ -258,6 +257,15 @@ def _refuse_places(
 def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
     """The hashes of the files that ``cases`` start from; UsageError for one that cannot be read."""
     return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
+
+
+def list_notes(cases: Sequence[Case], data_dir: Path | None, beside: int) -> list[str]:
+    """What to know of ``cases`` before they run; ``beside`` as for `warn_of_workers`."""
+    return [
+        *warn_of_workers(cases, beside),
+        *warn_of_freezing(cases),
+        *warn_of_data(cases, data_dir),
+    ]
 
 
 def warn_of_workers(cases: Sequence[Case], beside: int = 0) -> list[str]:

@@ -28,7 +28,7 @@ from bench.sweep.emulation import foresee_emulation
 from bench.sweep.folder import refuse_other_origin, refuse_other_seeds
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import try_models, warn_of_data, warn_of_freezing, warn_of_workers
+from bench.sweep.preflight import list_notes, try_models
 from bench.sweep.schedule import REPEATS_S, Pace, describe_repeats, remaining_runs
 from bench.text import count, name_first, write_seconds
 from bench.workloads import IMAGES
@@ -39,6 +39,7 @@ _VALUES = 8  # of a setting
 
 def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run; the return code. Raises UsageError as a start would."""
+    try_folders(options)
     beside = try_lanes(plan, options)
     plan = plan.settle(try_models(plan, options).settle)
     if options.out:
@@ -47,27 +48,29 @@ def preview(plan: Plan, options: Options) -> int:
     warnings, pass_s = foresee_emulation(plan.cases, options)
     if options.trains:
         cases = [*plan.cases, *plan.unsized]
-        warnings += [*warn_of_workers(cases, beside), *warn_of_freezing(cases)]
-        warnings += warn_of_data(cases, options.data_dir)
+        warnings += list_notes(cases, options.data_dir, beside)
     for line in [*describe_plan(plan, options, pass_s), *warnings]:
         print(line)
     return 0
 
 
-def try_lanes(plan: Plan, options: Options) -> int:
-    """What `count_beside` says of the lanes that are asked for. Raises UsageError: there are fewer,
-    no class of them has the GPUs for a --world-size, there is less memory than a limit, or the
-    folder has rows of another origin."""
+def try_folders(options: Options) -> None:
+    """Refuse an --out, or a class's folder within it, that has rows of another origin."""
     out = options.out
-    folders = [out / name for name in dict.fromkeys(["", *read_folders(out)])] if out else []
-    for folder in folders:
+    for folder in [out, *(out / name for name in read_folders(out))] if out else ():
         if (folder / RECORDS).is_file():
             refuse_other_origin(folder, read_records(folder), options.executor)
+
+
+def try_lanes(plan: Plan, options: Options) -> int:
+    """What `count_beside` says of the lanes that are asked for. Raises UsageError: there are fewer,
+    no class of them has the GPUs for a --world-size, or there is less memory than a limit."""
     if not EXECUTORS[options.executor].here:  # what a cluster has is known once it was joined
         return 0
-    cases = [*plan.cases, *plan.unsized]
+    cases, out = [*plan.cases, *plan.unsized], options.out
     with closing(build_executor(options.executor, options.settings)) as executor:
         lanes = open_lanes(executor, cases, options)
+        folders = [out / name for name in read_folders(out)] if out else []
         refuse_world_sizes(executor, lanes, folders, cases, options)
     limits = dict.fromkeys((case.device, case.memory_limit) for case in cases if options.trains)
     for device, limit in limits:

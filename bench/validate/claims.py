@@ -405,18 +405,19 @@ def find_wrong_data(row: Row) -> Iterator[str]:
                 yield f"{column} is {row[column]}, and CIFAR-10's is {right}"
 
 
+_RAN = ("started_at",)  # each row that this harness measured has it
 _TIMED = ("epoch_time_s",)
 _PEAKS = ("peak_device_bytes", "peak_process_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
 
 CLAIMS = (
     Claim("rows", "every row beside the records belongs to one of them", find_orphans),
-    Claim("code", "the code is that of a commit, not edited", find_unknown_code, ("started_at",)),
+    Claim("code", "the code is that of a commit, not edited", find_unknown_code, _RAN),
     Claim("environment", "all rows are of one machine and one software", find_environments),
     Claim(
         "plan",
         "everything that was planned ran, and none of it was cut off",
         find_gaps,
-        ("started_at",),
+        _RAN,
     ),
     Claim("outcome", "status, reason and figures of a row agree", find_wrong_outcomes),
     Claim("doubts", "what doubts are told by is there", _of_rows(find_emptied), _TIMED),
@@ -424,7 +425,7 @@ CLAIMS = (
         "moments",
         "phases fit between start and end, and rows follow each other",
         find_wrong_moments,
-        ("started_at",),
+        _RAN,
     ),
     Claim("copies", "no two rows have the same times", find_copies),
     Claim("rates", "the machine's rates are possible, and alike", find_wrong_rates, tuple(RATES)),
