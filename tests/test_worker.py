@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -394,6 +397,43 @@ def test_until_ends_an_epoch_that_is_known(data: DatasetInfo) -> None:
     assert m.measured_steps == m.steps_per_epoch
     assert m.epoch_time_s == m.measured_time_s
     assert m.epoch_time_error is None
+
+
+WHILE_STEPS_ARE_TIMED = """
+import sys
+from bench.case import Case
+from bench.training.timing import StepClock
+from bench.worker.epochs import train
+from bench.worker.messages import Channel
+from bench.worker.preparation import set_up
+
+timed, imported, tick = False, [], StepClock.tick
+
+def begin(clock):
+    global timed
+    tick(clock)
+    timed = True
+
+sys.addaudithook(lambda event, of: event == "import" and timed and imported.append(of[0]))
+case = Case(
+    model="models_for_tests:good", dataset="synthetic", device="cpu", batch_size=50, until=9.0
+)
+_, batches, training = set_up(case, sys.argv[1])
+for batch in batches.divide(0, steps=2):
+    training.step(batch)
+StepClock.tick = begin
+fetch = train(training, batches, case, 0, [0.1] * len(batches), Channel())
+timed = False
+steps = len(fetch().times)
+sys.exit(f"{steps} of {len(batches)} steps, imported {imported}" if imported or steps > 20 else 0)
+"""
+
+
+def test_nothing_is_imported_while_steps_are_timed(data: DatasetInfo) -> None:
+    """By the first look at the interval it took an H200 as long as one to five steps."""
+    command = [sys.executable, "-c", WHILE_STEPS_ARE_TIMED, data.folder]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_with_until_warm_up_is_for_the_steps_that_most_cases_need(

@@ -5,7 +5,7 @@ import pytest
 from bench.environment.packages import refuse_missing
 from bench.errors import UsageError
 
-NEEDED = ("torch", "numpy", "nvidia-ml-py", "psutil", "filelock")
+NEEDED = ("torch", "numpy", "scipy", "nvidia-ml-py", "psutil", "filelock")
 
 
 def pytest_configure() -> None:
