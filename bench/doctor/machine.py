@@ -227,7 +227,8 @@ def measure_machine(machine: Machine, batch_size: int) -> Machine:
     device = machine.device
     if device is None or not (seconds := choose_seconds(device)):
         return machine
-    platform = machine.platform(device)
+    # with its host, by which rates are kept for a sweep
+    platform = ProcessAnswer(devices=machine.devices).platform(device)
     precisions = [
         name
         for name, p in PRECISIONS.items()
