@@ -56,7 +56,6 @@ class Source:
             & rows["loss_scale"].isin(["", "128", "dynamic"])
             & (rows["parallel"] == Case.parallel)
             & (rows["repeat"] == 1)
-            & ~rows["profile"]
             & rows["status"].isin([Status.OK, Status.OOM])
         )
         rows = keep_cases(rows[keep])

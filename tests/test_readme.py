@@ -297,7 +297,7 @@ def test_published_figures_are_those_of_the_records() -> None:
 def test_a_card_s_table_is_of_whole_epochs_with_their_accuracy(tmp_path: Path) -> None:
     """Of the cases that have any; the others stay estimates. Another recipe is none of them."""
     recipe = {"batch_size": 256, "optimizer": "adamw", "lr": 3e-4}
-    part, whole = {"fraction": 0.2}, {"fraction": 1.0, "evaluate": True}
+    part, whole = {"fraction": 0.2, "profile": True}, {"fraction": 1.0, "evaluate": True}
 
     def make(precision: str, time_s: float, accuracy: float | None = None, **axes: Any) -> Record:
         scale = PRECISIONS[precision].default_loss_scale
