@@ -27,7 +27,7 @@ fuzz: $(VENV)/ready
 	BENCH_FUZZ=100 $(BIN) -m pytest $(SPREAD) -m hypothesis $(ARGS)
 
 # the tests that need a GPU, by the python3 that has a torch for it, or by GPU=.venv/bin/python.
-# ARGS='-m gpu' adds the nine that compile or start several workers for a case
+# ARGS='-m gpu' adds the ten that compile or start several workers for a case
 GPU    ?= python3
 test-gpu:
 	$(GPU) -m pytest -s -m "gpu and not slow" tests/gpu $(ARGS)

@@ -36,8 +36,10 @@ SECONDS = 1.0
 One of them is not profiled: it pays for the profiler's start."""
 
 FEWEST, MOST = 2, 5
-"""Of ten steps of dpn-small that an H100 recorded, any two had the time of all kernels within 0.1 %
-and each kernel's that is more than 1 % of it within 2.5 %; any five within 0.05 and 0.8 %."""
+"""A GPU's are the fewest: of ten steps of dpn-small that an H100 recorded, any two had the time of
+all kernels within 0.1 % and each kernel's that is more than 1 % of it within 2.5 %, any five within
+0.05 and 0.8 %. Five took an H200 2.2 s of a case, most of it to write and read what was recorded.
+"""
 
 
 def profile_step(
@@ -50,8 +52,8 @@ def profile_step(
     Raises ValueError, where the trace cannot be read or a GPU's holds no kernel, and whatever a
     step raises.
     """
-    steps = choose_steps(step_s, case.workers)
     device = training.device
+    steps = choose_steps(step_s, device.type, case.workers)
     full = max(1, batches.samples // case.batch_size)  # a batch may be larger than the data
     left = full - case.workers - 2  # of the epoch, once those that are not profiled have run
     # these start the workers of a DataLoader, of which the first batch of each says nothing of the
@@ -99,13 +101,16 @@ def profile_step(
         return summarize(read_trace(file), steps, read_vocabulary(), device.type)
 
 
-def choose_steps(step_s: float, workers: int = 0) -> int:
+def choose_steps(step_s: float, device: str, workers: int = 0) -> int:
     """How many steps are profiled; with workers of a DataLoader, as many from each.
 
-    >>> choose_steps(0.25), choose_steps(60), choose_steps(0.001), choose_steps(0.25, 2)
-    (3, 2, 5, 4)
+    >>> choose_steps(0.25, "cpu"), choose_steps(60, "cpu"), choose_steps(0.001, "cpu")
+    (3, 2, 5)
+    >>> choose_steps(0.001, "cuda"), choose_steps(0.25, "cpu", 2)
+    (2, 4)
     """
-    steps = min(max(math.floor(SECONDS / step_s) - 1, FEWEST), MOST)
+    most = FEWEST if device == "cuda" else MOST
+    steps = min(max(math.floor(SECONDS / step_s) - 1, FEWEST), most)
     return steps if not workers else workers * math.ceil(steps / workers)
 
 

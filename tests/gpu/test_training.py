@@ -268,7 +268,11 @@ def test_apex_trains(level: str | None, run) -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "batch_size", "compile"),
-    [("tensorwise", 16, "off"), ("rowwise", 16, "off"), ("tensorwise", 16, "default")],
+    [
+        ("tensorwise", 16, "off"),
+        ("rowwise", 16, "off"),
+        pytest.param("tensorwise", 16, "default", marks=pytest.mark.slow),
+    ],
 )
 def test_fp8_trains_a_transformer(
     recipe: str, batch_size: int, compile: str, platform: Platform, run
