@@ -282,7 +282,7 @@ def _reach(away: Sequence[float], fitted: int, left: float, lever: float = 0.0) 
     n, squares = len(away), sum(d * d for d in away)
     r = sum(a * b for a, b in pairwise(away)) / squares if squares else 0.0
     r = min(max((n * r + fitted) / (n - 2 - fitted), 0.0), 0.95)
-    effective = max(n * (1 - r) / (1 + r), fitted + 1.0)
+    effective = max(n * (1 - r) / (1 + r), fitted + FEWEST_FREE[fitted])
     variance = squares / n * effective / (effective - fitted)
     return find_quantile(effective - fitted) * math.sqrt(
         variance * (1 / effective + n / effective * (1 / left + lever))
@@ -318,6 +318,13 @@ class Certainty:
 FIRST_LOOK, LOOKS = 10, 1.25
 """Steps before the first look, and by how many times more of them the next one comes. On an H100
 10 to 12 steps were enough for each batch of 512, and 15 to 47 for most of 128 and 256."""
+
+
+FEWEST_FREE = {1: 1.0, 2: 3.0}
+"""Degrees of freedom that remain at least, by how many parameters were fitted. With 1 beside a
+drift, an H200's steps that were all within 0.3 % told their epoch within 7 %; with 3 the interval
+still held in 96 to 100 % of simulated parts of 11 to 79 steps without spikes. Beside a mean alone,
+3 would have let it hold in 74 instead of 87 % of 11 steps that correlate by 0.8."""
 
 
 FEWEST_STEPS = 5
