@@ -19,7 +19,7 @@ from bench.study.axes import ORDER, Machines, list_naming_axes
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import AMD_MEMORY, MEMORY, QUANTITIES, is_number
 from bench.study.spread import Spread
-from bench.text import ESTIMATE, GIB, name_first, write_range, write_share
+from bench.text import ESTIMATE, GIB, name_first, write_range
 from bench.workloads import OWN
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def describe_subject(
     said = (
         name_first(list(dict.fromkeys(machines.values())), 2),
         *_name_kinds(cases),
-        part and f"{ESTIMATE} from {part} of an epoch",
+        part and f"{'whole epochs, ' * _has_whole(cases)}{ESTIMATE} from {part} of an epoch",
         *_list_same(cases, varying),
         versions and f"torch {versions}",
     )
@@ -215,14 +215,19 @@ def _name_part(cases: pd.DataFrame) -> str:
     """How much of an epoch was measured: ``5 to 20 %``; empty where all epochs were whole."""
     cases = _take_timed(cases)
     parts = cases.loc[cases["part"] < 1, "part"].unique()
-    return f"{write_range(parts, write_share)} %" if len(parts) else ""
+    return f"{write_range(parts, lambda part: f'{100 * part:.3g}')} %" if len(parts) else ""
+
+
+def _has_whole(cases: pd.DataFrame) -> bool:
+    return bool((_take_timed(cases)["part"] == 1).any())
 
 
 def _epoch_notes(rows: pd.DataFrame) -> Iterator[str]:
     part, rows = _name_part(rows), _take_timed(rows)
     if part:
+        only = "Of some cases only" if _has_whole(rows) else "Only"
         yield (
-            f"{ESTIMATE} Only {part} of an epoch was measured: what is marked {ESTIMATE} is "
+            f"{ESTIMATE} {only} {part} of an epoch was measured: what is marked {ESTIMATE} is "
             "extrapolated to a whole one."
         )
         rows = rows[rows["part"] < 1]

@@ -121,7 +121,8 @@ def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
         first.apart: bool(first.apart),
         **{DOUBTS[name].remark: cases[name].all() for name in UNMEASURED},
         "synthetic images": cases["synthetic"].any(),
-        "extrapolated from part of an epoch": cases["extrapolated"].any(),
+        "extrapolated from part of an epoch": cases["extrapolated"].all(),
+        "some extrapolated from part of an epoch": 0 < cases["extrapolated"].mean() < 1,
     }
     named = [report.machines[first.sweep, first.machine], *(getattr(first, n) for n in several)]
     return named + [fact for fact, holds in facts.items() if holds]
