@@ -89,6 +89,8 @@ class Children:
     ) -> Ended:
         """Run Python; SIGINT at the end of the time, or once ``enough()`` is true. The standard
         output of a ``quiet`` one is an answer, not to be shown. ``variables`` are set for it."""
+        # a folder that is shared tells its commands, and not where this clone is
+        arguments = [text.removeprefix(f"{ROOT}{os.sep}") for text in arguments]
         kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"\n== {' '.join(arguments)} ==\n")
