@@ -19,6 +19,7 @@ from bench.record import Status
 from bench.store.attempts import keep_cases
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records, read_steps
+from bench.text import write_range
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -67,10 +68,12 @@ class Source:
     def describe(self, rows: pd.DataFrame) -> str:
         """Which GPU and versions measured it, how much of an epoch, and how."""
         row = rows.iloc[0]
-        whole, parts = rows["fraction"] == 1, rows["fraction"][rows["fraction"] < 1]
+        measured = rows["measured_images"] / rows["train_images"]  # which --until ends earlier
+        whole, parts = rows["fraction"] == 1, measured.fillna(rows["fraction"])
         epochs = ["whole epochs"] if whole.any() else []
-        if len(parts):
-            epochs.append(f"≈ estimated from {100 * parts.max():.0f} % of an epoch")
+        if not whole.all():
+            part = write_range(parts[~whole], lambda part: f"{100 * part:.0f}")
+            epochs.append(f"≈ estimated from {part} % of an epoch")
         how = f"{', '.join(epochs)}, {self.how}"
         if row["optimizer"] != Case.optimizer:
             how += f"; {row['optimizer']} at lr {row['lr']:g}"
@@ -193,7 +196,8 @@ def _cells(bar: Bar) -> Iterator[str]:
 
 # --------------------------------------------------------------------------------------- learning
 
-CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-112118"
+H100 = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-112118"
+H200 = ROOT / "results" / "nvidia-h200-20261126-040407"
 
 
 def write_learning() -> str:
@@ -205,10 +209,12 @@ def write_learning() -> str:
     ]
     for name, where, file in (
         ("2019, not published", "TITAN RTX, torch 1.0", REFERENCE / "rtx-titan-2019.csv"),
-        ("SGD, 0.01", "H100, torch 2.11", CARD / RECORDS),
+        ("SGD, 0.01", "H100, torch 2.11", H100 / RECORDS),
+        ("AdamW, 3e-4", "H200, torch 2.11", H200 / RECORDS),
     ):
         records, steps = read_records(file), read_steps(file)
         records = records[records["precision"].isin(["fp32", "fp16"])]
+        records = records[records["fraction"] == records["fraction"].max()]
         for row in records.sort_values("batch_size", kind="stable").itertuples():
             mine = steps[steps["record_id"] == row.record_id]
             if len(mine) and row.batch_size <= 512 and row.loss_scale in ("", "128"):

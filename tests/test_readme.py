@@ -58,7 +58,6 @@ COMMANDS = list(
     )
 )
 WHY_SWEEP = "cpu-profiles-20261122"  # with profiles; what the commands of docs/why.md read
-CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-113040"  # with profiles
 ADVICE = ROOT / "results" / "advice-epyc-20261124"  # what bench.advise measured, and said
 CARD_BATCH = "batch_size=512"  # the example of docs/why.md
 PICTURE = "Images per second by batch size, per precision"
@@ -76,6 +75,7 @@ def load_published() -> ModuleType:
 
 
 published = load_published()
+CARD = published.H200  # with profiles
 
 
 def find_measured(results: Path) -> Card | None:
@@ -134,7 +134,27 @@ def write_picture(card: Card | None) -> str:
     return f"\n![{PICTURE}](results/{card.folder.name}/{FIGURE})\n"
 
 
+def ask(command: str, *flags: str, card: Path = CARD) -> Any:
+    """What a command that reads results says of a card."""
+    program = importlib.import_module(f"bench.{command}.__main__")
+    with redirect_stdout(io.StringIO()) as said:
+        assert program.main([str(card), *flags, "--format", "json"]) == 0
+    return json.loads(said.getvalue())
+
+
+def quote(sentences: list[str]) -> str:
+    return "\n" + fill(" ".join(sentences), 120, initial_indent="> ", subsequent_indent="> ") + "\n"
+
+
+def quote_report(card: Card | None) -> str:
+    if card is None:
+        return "\n"
+    (answer,) = ask("report", card=card.folder)["answers"]
+    return quote(answer["sentences"])
+
+
 MEASURED = {
+    "answer": quote_report,
     "source": write_source,
     "table": lambda card: f"\n{published.write_table(published.choose_sources(card))}",
     "picture": write_picture,
@@ -151,23 +171,6 @@ def write_causes() -> str:
     return "\n" + "".join(
         f"- {c.meaning}{': ' if what else ''}{', '.join(what)}\n" for c, what in mended.items()
     )
-
-
-def ask(command: str, *flags: str, card: Path = CARD) -> Any:
-    """What a command that reads results says of a card."""
-    program = importlib.import_module(f"bench.{command}.__main__")
-    with redirect_stdout(io.StringIO()) as said:
-        assert program.main([str(card), *flags, "--format", "json"]) == 0
-    return json.loads(said.getvalue())
-
-
-def quote(sentences: list[str]) -> str:
-    return "\n" + fill(" ".join(sentences), 120, initial_indent="> ", subsequent_indent="> ") + "\n"
-
-
-def quote_report() -> str:
-    (answer,) = ask("report", card=published.CARD)["answers"]
-    return quote(answer["sentences"])
 
 
 def quote_why() -> str:
@@ -207,7 +210,6 @@ def find_minutes(rows: pd.DataFrame) -> int:
 
 
 PARTS = {
-    "answer": (README, quote_report),
     "advice": (README, quote_advice),
     "causes": (DOCS / "why.md", write_causes),
     "why": (DOCS / "why.md", quote_why),

@@ -608,3 +608,40 @@ def test_a_card_s_steps_end_where_they_are_known(
     if n < len(times):
         told = extrapolate(sum(times[:n]), times[:n], len(times)).epoch_s
         assert told == pytest.approx(sum(times), rel=0.005)
+
+
+def test_a_card_s_whole_epochs_are_known_from_their_first_steps() -> None:
+    """DPN-92 in fp32 and fp16 at 128 to 640 on an H200: each interval holds its epoch. Not known
+    before its end is fp16 at 128, which waits for the host, and at 640, of whose 78.1 steps the
+    last may take more than 1 % of the epoch."""
+    folder = RESULTS / "nvidia-h200-20261126-040407"
+    records, steps = (pd.read_csv(folder / f"{name}.csv") for name in ("records", "steps"))
+    ended = {}
+    for row in records[records["fraction"] == 1].itertuples():
+        times = steps.loc[steps["record_id"] == row.record_id, "time_s"].tolist()
+        full = row.train_images / row.batch_size
+        n = end_early(times, 0.01, full)
+        ended[row.precision, row.batch_size] = n / len(times)
+        if n < len(times):
+            whole = extrapolate(sum(times[:n]), times[:n], full, drift=True)
+            assert whole.epoch_s == pytest.approx(row.epoch_time_s, rel=0.002)
+            assert whole.error <= 0.01
+            wide = whole.widen(0.01)
+            assert (wide.low_s or 0) <= row.epoch_time_s <= (wide.high_s or 0)
+    unknown = {case for case, share in ended.items() if share == 1}
+    assert unknown == {("fp16", 128), ("fp16", 640)}
+    assert max(share for case, share in ended.items() if case not in unknown) <= 0.35
+
+
+def test_what_a_card_ended_early_was_right() -> None:
+    """Each case of an H200 that ended as certain, against the whole epoch that it ran later."""
+    records = pd.read_csv(RESULTS / "nvidia-h200-20261126-040407" / "records.csv")
+    records["loss_scale"] = records["loss_scale"].fillna("")
+    case = ["precision", "batch_size", "loss_scale"]
+    both = records[records["fraction"] < 1].merge(records[records["fraction"] == 1], on=case)
+    assert len(both) == 9
+    told, was = both["epoch_time_s_x"], both["epoch_time_s_y"]
+    assert ((both["epoch_time_low_s_x"] <= was) & (was <= both["epoch_time_high_s_x"])).all()
+    known = both["epoch_time_error_x"] <= 0.1
+    assert known.sum() == 8
+    assert ((told / was - 1).abs()[known] < 0.004).all()

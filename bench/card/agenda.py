@@ -19,12 +19,11 @@ AGENDA = (
 )
 """Turns in order of priority.
 
-The nine minutes as they are planned for an H100: the doctor 18 s, the nine cases of 2019 with their
-profiles 110, every precision 50, two more repeats of three of them 60, whole epochs with their
-accuracy 75, tests that train in one process 60, compiled and autotuned cases 80, the cross-check
-45. These are estimates: they rest on what the parts of a case took on an H100 on 2026-11-22, where
-nine cases took 271 s, and on the steps that they need to be known within 1 % (docs/card.md). What
-no card has shown yet comes first in the second call.
+An H200 took 8 s for the doctor, 98 for the nine cases of 2019 with their profiles, 39 for the other
+precisions, and 66 for whole epochs of two cases with their accuracy (2026-11-26). Two more repeats
+of three cases are planned with 60 s, tests that train in one process with 60, compiled and
+autotuned cases with 80, the cross-check with 45. What no card has shown yet comes first in the
+second call.
 """
 
 SHARES = {"tests": 0.12, "wall-limit": 0.4}

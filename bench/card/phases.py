@@ -1,8 +1,7 @@
 """The phases of a card: what each runs, and what it needs.
 
-All the times here are of an H200: nine RTX Titan cases are 195 s of training at whole epochs and 12
-to 16 s each of set-up and warm-up, so a fifth of an epoch measures all nine in under three minutes.
-A slower card fits fewer cases in, and says so.
+A case of 2019 that may end early takes an H200 6 to 17 s with its profile, 5 s of them beside
+training. A slower card fits fewer cases in, and says so.
 """
 
 from __future__ import annotations
