@@ -39,8 +39,8 @@ RULE = 2e-3
 """The rule by which an epoch is told from its steps changed once: it moved epochs by 8e-4."""
 
 POWER = 0.01
-"""Mean power is that of the time between two readings, which an H100's epochs of 2 s and more filled
-to 0.6 %."""
+"""Mean power is that of the time between two readings: of epochs of 2 s and more on an H100, up to
+0.6 % longer."""
 
 READING_S = 0.05
 """What may lie between an epoch and the readings around it: on an H200 it was up to 23 ms."""
