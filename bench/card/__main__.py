@@ -18,7 +18,7 @@ from bench.card.agenda import CLOSING_REHEARSAL_S, CLOSING_S, close, run_agenda
 from bench.card.children import ROOT, Children, build_environment, say
 from bench.card.folder import LOCK, LOG, State, choose_card, tidy
 from bench.card.phases import PHASES
-from bench.card.scale import choose_scale, identify, rehearse
+from bench.card.scale import choose_scale, identify, prepare_ahead, rehearse
 from bench.card.summary import summarize
 from bench.environment.asking import probe
 from bench.environment.host import has_cuda
@@ -85,6 +85,8 @@ def main(argv: Sequence[str]) -> int:
         say(f"{title}; {scale.dataset}, {100 * scale.fraction:g} % of an epoch; {card.folder}")
         if remark:
             say(remark)
+        if not rehearsal:
+            prepare_ahead(scale)
         closing = CLOSING_REHEARSAL_S if rehearsal else CLOSING_S
         with (
             lend_server(build_environment(), ROOT) as lent,
