@@ -425,7 +425,8 @@ StepClock.tick = begin
 fetch = train(training, batches, case, 0, [0.1] * len(batches), Channel())
 timed = False
 steps = len(fetch().times)
-sys.exit(f"{steps} of {len(batches)} steps, imported {imported}" if imported or steps > 20 else 0)
+looked = steps < len(batches)
+sys.exit(f"{steps} of {len(batches)} steps, imported {imported}" if imported or not looked else 0)
 """
 
 
