@@ -94,6 +94,10 @@ def _split_names(text: str, vocabulary: Vocabulary) -> list[str]:
     return [n for n in names if not vocabulary.free(n)] or list(names)
 
 
+CONVERSIONS = ("genericTranspose", "nchwToNhwc", "nhwcToNchw", "tensorTransform")
+"""Parts of the names of kernels by which cuDNN and cuBLAS change the memory layout of what they
+multiply: 13 to 16 % of DPN-92's steps below float32 on an H200, and under 1 % in float32."""
+
 _KERNELS: dict[str, Kind] = {
     "Memcpy": Kind.COPY,
     "Memset": Kind.COPY,
@@ -110,10 +114,7 @@ _KERNELS: dict[str, Kind] = {
     "gemv": Kind.MATMUL,
     "cutlass": Kind.MATMUL,
     "nvjet": Kind.MATMUL,  # cuBLAS on Hopper, by which cuDNN computes 1×1 convolutions too
-    "genericTranspose": Kind.LAYOUT,
-    "nchwToNhwc": Kind.LAYOUT,
-    "nhwcToNchw": Kind.LAYOUT,
-    "tensorTransform": Kind.LAYOUT,
+    **dict.fromkeys(CONVERSIONS, Kind.LAYOUT),
     "multi_tensor_apply": Kind.OPTIMIZER,
     "reduce": Kind.REDUCTION,
     "CatArray": Kind.CONCATENATION,

@@ -273,6 +273,19 @@ def test_most_of_the_time_of_an_operation_decides() -> None:
     assert find_tensor_cores(mixed) is False
 
 
+def test_what_changes_the_layout_of_a_convolution_is_no_slow_product() -> None:
+    """cuDNN's own kernels for that, a third of the row: they move bytes, and multiply nothing."""
+    turned = run_by(CONV16, TENSOR, TENSOR, "void cudnn::ops::nchwToNhwcKernel<__half>(int)")
+    found = compare([MM32, CONV32], [MM16, turned])
+    after = {reason.cause: reason.after_s for reason in found.reasons}
+    assert after[Cause.LAYOUT] == pytest.approx(3e-3)
+    assert after[Cause.PRODUCTS] == pytest.approx(6e-3 - 0.2e-3)
+    (layout,) = [reason for reason in found.reasons if reason.cause is Cause.LAYOUT]
+    assert f"most in grouped convolution {GROUPS} 3 ms" in layout.evidence
+    bounds = found.b.breakdown.bounds
+    assert bounds[Bound.COMPUTE] / bounds[Bound.MEMORY] == pytest.approx((6 + 1) / 3)
+
+
 def test_tensor_cores_are_told_by_the_name_of_the_kernel_and_not_by_its_rate() -> None:
     slow = run_by(CONV16, TENSOR)  # at 13 TFLOP/s, below float32's 50
     quick = run_by(replace(CONV16, time_s=2e-3), DIRECT)  # at 60

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from bench.diagnosis.rates import find_bound, find_floor, find_rate
 from bench.diagnosis.step import Bound, Part, Step, Wait
-from bench.record import WorkRow
+from bench.kernels import CONVERSIONS
+from bench.record import WorkRow, read_kernels
 from bench.text import ESTIMATE
 from bench.work import COMPUTING, Kind
 
@@ -61,6 +62,7 @@ class Timed:
     flops: float | None = None
     traffic: float | None = None
     beyond: bool = False
+    layout_s: float = 0.0  # of it, in kernels that change the layout of what is multiplied
 
 
 @dataclass(frozen=True)
@@ -161,15 +163,28 @@ def _time(row: WorkRow, time_s: float, share: float, step: Step) -> Timed:
         None if rate is None or (limit is not None and rate > limit) else rate
         for rate, limit in zip(reached, limits, strict=True)
     )
+    layout_s = time_s * _find_conversions(row)
+    bound = _find_bound(row, time_s - layout_s, step)
     return Timed(
         row,
         time_s,
-        _find_bound(row, time_s, step),
+        bound,
         share < 1 - UNSEEN,
         flops,
         traffic,
         beyond=[flops, traffic] != reached,
+        layout_s=0.0 if bound is Bound.LAUNCH else layout_s,
     )
+
+
+def _find_conversions(row: WorkRow) -> float:
+    """The share of a row's time that is in `CONVERSIONS`, of products; as far as kernels are
+    named."""
+    if row.kind not in COMPUTING or not row.time_s:
+        return 0.0
+    named = read_kernels(row.kernels)
+    found = sum(k.time_s for k in named if any(part in k.name for part in CONVERSIONS))
+    return min(found / row.time_s, 1.0)
 
 
 def _sum_kinds(step: Step, rows: tuple[Timed, ...]) -> Iterator[Part]:
@@ -188,10 +203,18 @@ def _sum_kinds(step: Step, rows: tuple[Timed, ...]) -> Iterator[Part]:
             sum(row.flop or 0.0 for row in work),
             sum(row.bytes or 0.0 for row in work),
             sum(known) if known else None,
-            _sum((one.bound, one.time_s) for one in timed if one.bound is not None),
+            _sum(pair for one in timed for pair in _list_bounds(one)),
             sum(one.time_s for one in counted),
             any(one.estimated for one in timed),
         )
+
+
+def _list_bounds(timed: Timed) -> Iterator[tuple[Bound, float]]:
+    """What limits an operation, with its time; to change a layout moves bytes alone."""
+    if timed.bound is not None:
+        yield timed.bound, timed.time_s - timed.layout_s
+        if timed.layout_s:
+            yield Bound.MEMORY, timed.layout_s
 
 
 def _sum(times: Iterable[tuple[Bound, float]]) -> dict[Bound, float]:

@@ -84,6 +84,9 @@ def _divide(timed: Timed, side: Side, clock: float) -> Iterator[tuple[Cause, flo
         return
     if timed.bound is None:
         return
+    if timed.layout_s:
+        yield Cause.LAYOUT, timed.layout_s
+        time_s -= timed.layout_s
     if timed.bound is Bound.COMPUTE and clock < 1:
         yield Cause.CLOCKS, time_s * (1 - clock)
         time_s *= clock

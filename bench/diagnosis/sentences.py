@@ -153,7 +153,8 @@ def _name_longest(timed: Sequence[Timed]) -> str:
     sums: dict[str, tuple[float, bool]] = {}
     for one in timed:
         time_s, estimated = sums.get(name_operation(one.row), (0.0, False))
-        sums[name_operation(one.row)] = (time_s + one.time_s, estimated or one.estimated)
+        own_s = one.layout_s or one.time_s  # that of products is more than of their layout
+        sums[name_operation(one.row)] = (time_s + own_s, estimated or one.estimated)
     longest = sorted(sums.items(), key=lambda item: -item[1][0])[:MOST_NAMED]
     said = ", ".join(f"{name} {write_ms(*one)} ms" for name, one in longest)
     return f"most in {said}" if said else ""
