@@ -113,7 +113,7 @@ def write_source(card: Card | None) -> str:
         images = "real CIFAR-10" if card.identity["dataset"] == "cifar10" else "synthetic images"
         folder = f"results/{card.folder.name}"
         text = (
-            f"One epoch of DPN-92, measured by `make card` on {card.identity['gpu']}, with "
+            f"One epoch of DPN-92, measured on {card.identity['gpu']}, with "
             f"{images}, on {card.started_at[:10]} ([report]({folder}/report.html), "
             f"[records]({folder}/records.csv)), above the figures of a TITAN RTX from 2019:"
         )

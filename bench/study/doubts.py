@@ -367,8 +367,8 @@ _ALL = (
           lambda r: reduce(or_, (trend.find(r) for trend in TRENDS)),
           detail=lambda r: "; ".join(filter(None, (trend.describe(r) for trend in TRENDS)))),
     Doubt("unknown", "epoch not known",
-          "The measured steps vary too much to tell the time of an epoch as well as --until "
-          f"asks, or within {100 * LEAST_KNOWN:.0f} %",
+          "The measured steps are too few, or vary too much, to tell the time of an epoch as "
+          f"well as --until asks, or within {100 * LEAST_KNOWN:.0f} %",
           _measure_longer("Use", ", or close other programs."),
           lambda r: r.missed | (_measure_error(r) > LEAST_KNOWN), detail=_describe_unknown_time),
     Doubt("warming", "warming",

@@ -64,10 +64,12 @@ def _write(result: dict[str, Any], full: bool) -> str:
     if result["gives_away"]:
         lines.append(f"It gives away {'; '.join(result['gives_away'])}.")
     ends = Counter(check["result"] for check in result["checks"])
-    wrong, empty = ends[FAULT], ends[NOTHING]
+    wrong, empty, known = ends[FAULT], ends[NOTHING], ends[KNOWN]
     checks = count(ends.total() - empty, "check")
     beside = f"; for {empty} there is nothing to check" if empty else ""
-    lines.append(f"{f'{wrong} of {checks} failed' if wrong else f'All {checks} passed'}{beside}.")
+    said = f"{wrong} of {checks} failed" if wrong else f"All {checks} passed"
+    told = f", but for {count(known, 'known fault')}" if known else ""
+    lines.append(f"{said}{told}{beside}.")
     return "\n".join(lines)
 
 
