@@ -378,7 +378,8 @@ _ALL = (
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
           "for the host, so that these times say little of what it can do",
-          "Compare at a larger --batch-size; python -m bench.why tells what it waited for.",
+          "Use a larger --batch-size, --cuda-graphs on or --compile; python -m bench.why tells "
+          "what it waited for.",
           lambda r: r.busy_share < LEAST_BUSY, fatal=False,
           detail=lambda r: f"down to {100 * r.busy_share.min():.0f} %"),
     Doubt("few", "few steps",
