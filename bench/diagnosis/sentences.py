@@ -81,13 +81,13 @@ def write_run(run: Run) -> str:
 def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
     """The evidence of a cause in a side's step, a sentence; ``shares`` are those of the cause."""
     ranked = sorted(shares, key=lambda share: -share.time_s)
-    timed = [share.timed for share in ranked if share.timed]
-    said = "; ".join(filter(None, _show(cause, timed, side, other)))
+    said = "; ".join(filter(None, _show(cause, ranked, side, other)))
     return f"{said}." if said else ""
 
 
-def _show(cause: Cause, timed: Sequence[Timed], side: Side, other: Side) -> Iterator[str]:
+def _show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> Iterator[str]:
     rates, wait_s = side.step.rates, side.breakdown.find_time
+    timed = [share.timed for share in shares if share.timed]
     match cause:
         case Cause.MEMORY:
             ours, theirs = (
@@ -131,7 +131,7 @@ def _show(cause: Cause, timed: Sequence[Timed], side: Side, other: Side) -> Iter
             waits = {Cause.SYNCHRONISATION: Wait.SYNCHRONISATION, Cause.LOADER: Wait.INPUT}
             if (wait := waits.get(cause)) and wait_s(wait) * 1e3 >= FEWEST_MS:
                 yield f"{wait.meaning} {write_ms(wait_s(wait))} ms"
-            yield _name_longest(timed)
+            yield _name_longest(shares)
 
 
 def _tell_plain_products(rows: Sequence[WorkRow], side: Side) -> Iterator[str]:
@@ -148,13 +148,13 @@ def _tell_plain_products(rows: Sequence[WorkRow], side: Side) -> Iterator[str]:
         yield GROUPED_KERNELS
 
 
-def _name_longest(timed: Sequence[Timed]) -> str:
+def _name_longest(shares: Sequence[Share]) -> str:
     # fp16 copies gradients to the masters, and these to the weights, by one operation
     sums: dict[str, tuple[float, bool]] = {}
-    for one in timed:
-        time_s, estimated = sums.get(name_operation(one.row), (0.0, False))
-        own_s = one.layout_s or one.time_s  # that of products is more than of their layout
-        sums[name_operation(one.row)] = (time_s + own_s, estimated or one.estimated)
+    for share in shares:
+        if one := share.timed:
+            time_s, estimated = sums.get(name_operation(one.row), (0.0, False))
+            sums[name_operation(one.row)] = (time_s + share.time_s, estimated or one.estimated)
     longest = sorted(sums.items(), key=lambda item: -item[1][0])[:MOST_NAMED]
     said = ", ".join(f"{name} {write_ms(*one)} ms" for name, one in longest)
     return f"most in {said}" if said else ""
