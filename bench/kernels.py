@@ -96,7 +96,7 @@ def _split_names(text: str, vocabulary: Vocabulary) -> list[str]:
 
 CONVERSIONS = ("genericTranspose", "nchwToNhwc", "nhwcToNchw", "tensorTransform")
 """Parts of the names of kernels by which cuDNN and cuBLAS change the memory layout of what they
-multiply: 13 to 16 % of DPN-92's steps below float32 on an H200, and under 1 % in float32."""
+multiply: of DPN-92's step on an H200 16 % in fp16, 13 % in tf32 and bf16, under 1 % in fp32."""
 
 _KERNELS: dict[str, Kind] = {
     "Memcpy": Kind.COPY,

@@ -242,7 +242,8 @@ UNITS = {
     "profiles": [12.0] * 4,
     "ddp": [16.0] * 2,
 }
-"""Seconds: the first five, and the first 70 tests, as an H200 took them; others are planned."""
+"""Seconds: the first five, and the first 70 tests together, as an H200 took them; others are
+planned."""
 
 
 def simulate(

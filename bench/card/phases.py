@@ -1,6 +1,6 @@
 """The phases of a card: what each runs, and what it needs.
 
-A case of 2019 that may end early takes an H200 6 to 17 s with its profile, 5 s of them beside
+A case of 2019 that may end early takes an H200 6 to 17 s with its profile, 4 to 9 s of them beside
 training. A slower card fits fewer cases in, and says so.
 """
 
