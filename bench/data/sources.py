@@ -68,10 +68,11 @@ CIFAR10 = Archive()
 class Source:
     """One dataset on disk, found but not yet read.
 
-    ``files`` is every file that will be read: they key the cache. ``read(split, scratch)`` yields
-    the ``"train"`` or ``"test"`` images in chunks, so that memory stays bounded; ``scratch`` is a
-    folder it may create and fill, the same for both splits. ``epoch`` is how many training images
-    an epoch has at least: where there are fewer, it visits them several times.
+    ``files`` is every file that will be read: they key the cache, or where the images are made,
+    ``recipe`` does. ``read(split, scratch)`` yields the ``"train"`` or ``"test"`` images in chunks,
+    so that memory stays bounded; ``scratch`` is a folder it may create and fill, the same for both
+    splits. ``epoch`` is how many training images an epoch has at least: where there are fewer, it
+    visits them several times.
     """
 
     layout: str
@@ -80,6 +81,7 @@ class Source:
     read: Callable[[str, Path], Iterator[Chunk]]
     shape: Shape = SHAPE
     epoch: int = 0
+    recipe: str = ""
 
 
 def detect(folder: Path, archive: Archive = CIFAR10) -> Source | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,18 +56,19 @@ def count_images(split: str, shape: Shape) -> int:
 
 
 def source(shape: Shape = SHAPE, classes: int = CLASSES) -> Source:
-    """The synthetic dataset. Its one file is its recipe: editing that makes a new cache entry.
-    Larger images are fewer, so that they take no more memory than CIFAR-10, and an epoch visits
-    them again until it has had 50,000."""
+    """The synthetic dataset. This file is its recipe: editing it makes a new cache entry, and every
+    clone and environment of the same one shares an entry. Larger images are fewer, so that they
+    take no more memory than CIFAR-10, and an epoch visits them again until it has had 50,000."""
     plain = (shape, classes) == (SHAPE, CLASSES)
     layout = "synthetic" if plain else f"synthetic, {'x'.join(map(str, shape))}, {classes} classes"
     return Source(
         layout,
-        (Path(__file__),),
+        (),
         classes,
         lambda split, scratch: generate(split, shape, classes),
         shape,
         IMAGES["train"],
+        sha256(Path(__file__).read_bytes()).hexdigest(),
     )
 
 

@@ -129,6 +129,37 @@ def test_an_entry_is_read_only_where_it_was_written_to(folder, tmp_path, decodin
     assert len(decodings) == 1
 
 
+def test_the_cache_keeps_the_entries_used_last(folder, tmp_path, monkeypatch, draw, write_parquet):
+    monkeypatch.setattr(data, "KEPT", 2)
+    cache = tmp_path / "cache"
+
+    def decode(images):
+        write_parquet(folder / "train.parquet", draw(images, seed=images))
+        return Path(prepare("cifar10", data_dir=folder, cache_dir=cache).folder)
+
+    first, second = decode(20), decode(21)
+    os.utime(first, (1, 1))  # long ago, but a case opens it
+    os.utime(second, (2, 2))
+    load(first)
+    third = decode(22)
+    assert {path for path in cache.iterdir() if path.is_dir()} == {first, third}
+    assert load(first).info.train_images == 20
+
+
+def test_clones_share_the_synthetic_images(tmp_path, monkeypatch):
+    """Made of the file's text, wherever it lies and whenever it was written."""
+    from bench.data import synthetic
+
+    key = data._key(synthetic.source())
+    copy = tmp_path / "synthetic.py"
+    copy.write_bytes(Path(synthetic.__file__).read_bytes())
+    monkeypatch.setattr(synthetic, "__file__", str(copy))
+    assert data._key(synthetic.source()) == key
+    assert data._key(synthetic.source(classes=20)) != key
+    copy.write_text(copy.read_text() + "# another recipe")
+    assert data._key(synthetic.source()) != key
+
+
 def test_load_names_a_folder_without_a_dataset(tmp_path):
     with pytest.raises(UsageError, match="absent does not hold a prepared dataset"):
         load(tmp_path / "absent")
@@ -143,8 +174,7 @@ def test_interrupted_preparation_leaves_no_entry(folder, tmp_path):
         prepare("cifar10", data_dir=folder, cache_dir=cache, progress=interrupt)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
     # and one that had no time to clean up
-    lock = next(cache.iterdir())
-    stale = lock.with_suffix(".partial")
+    stale = cache / "cifar10-0123456789abcdef.partial"
     stale.mkdir()
     (stale / "train_images.npy").write_bytes(b"half")
     info = prepare("cifar10", data_dir=folder, cache_dir=cache)
