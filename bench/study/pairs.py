@@ -237,7 +237,8 @@ def match(a: pd.DataFrame, b: pd.DataFrame, axis: str = "") -> Matches:
       loss has a loss scale, and fp32 has none. Of several loss scales, each precision's main one is
       taken; of cases that differ in what follows from another axis, the last;
     - those that say how a case was measured. Where both sides measured an equal part of an epoch,
-      these are matched, first those that were asked for alike; else the largest part of each.
+      these are matched, first those that were asked for alike; then those that were asked for alike
+      and ended elsewhere, as ``--until`` does; else the largest part of each.
 
     Where a side ran a case in several environments, the columns of `COMPARABLE` that vary are
     matched like axes, if the two sides share a value. What is ambiguous even so is not matched.
@@ -300,16 +301,19 @@ def _list_candidates(
 def _match_parts(
     ours: Sequence[_Candidate], theirs: Sequence[_Candidate]
 ) -> list[tuple[_Candidate, _Candidate]]:
-    """Those that measured equal parts of an epoch, or one failed before its part was known; where
-    there are none, the largest of each side."""
+    """Those that measured equal parts of an epoch, or were asked for alike, though one ended
+    elsewhere or failed; where there are none, the largest of each side."""
     if not ours or not theirs:
         return []
     pairs: list[tuple[_Candidate, _Candidate]] = []
-    order = sorted(product(ours, theirs), key=lambda pair: pair[0].asked != pair[1].asked)
-    for one, two in order:
-        failed = one.asked == two.asked and not (one.known and two.known)
-        taken = any(one is x or two is y for x, y in pairs)
-        if (one.share == two.share or failed) and not taken:
+
+    def differ(pair: tuple[_Candidate, _Candidate]) -> tuple[bool, bool]:
+        one, two = pair
+        other = one.asked != two.asked
+        return one.share != two.share and (other or (one.known and two.known)), other
+
+    for one, two in sorted(product(ours, theirs), key=differ):
+        if not all(differ((one, two))) and not any(one is x or two is y for x, y in pairs):
             pairs.append((one, two))
     share = attrgetter("share")
     return pairs or [(max(ours, key=share), max(theirs, key=share))]
