@@ -28,6 +28,7 @@ from tests.planted.comparisons import (
     APEX,
     BASE,
     BF16,
+    CARD,
     CASE,
     COMPARISONS,
     FASTER,
@@ -39,6 +40,7 @@ from tests.planted.comparisons import (
     measured_on,
     record,
     runs,
+    trained,
 )
 from tests.planted.records import ROOT, write_sweep
 
@@ -267,6 +269,22 @@ def test_any_axis_is_compared_with_all_others_equal(write: Write, axis: str) -> 
     assert explain_unmatched(parted).endswith(f"; to compare these values: {said}")
 
 
+def test_what_was_measured_until_sure_is_compared_with_its_like(
+    write: Write, machine: Callable[..., Any]
+) -> None:
+    """Though each side needed another number of steps, and one has the whole epoch besides."""
+
+    def until_sure(steps: int, times: Sequence[float]) -> list[Record]:
+        rows = trained(at(CASE, until=0.01), steps, 390, times)
+        return [replace(row, case=at(row.case, steps=None)) for row in rows]
+
+    b = [*until_sure(33, SLOWER), *measured_on(CASE, 1.0, BASE)]
+    document = machine(write("a", until_sure(30, BASE)), write("b", b))
+    (finding,) = document["metrics"]["epoch_time_s"]
+    assert finding["verdict"] == "slower"
+    assert [case["until"] for case in document["only_in_b"]] == [None]
+
+
 def test_a_profile_is_no_other_case(write: Write, machine: Callable[..., Any]) -> None:
     """Folders that differ in --profile alone are compared; one with both, each with its like."""
     a = write("a", [*runs(CASE, BASE), *runs(SMALL, BASE)])
@@ -364,6 +382,28 @@ def test_a_gate_on_sweeps_that_share_nothing_fails(
     for result in machine(a, b, *gates, code=1)["gates"]:
         assert (result["passed"], result["judged"], result["why_unjudged"]) == (False, 0, [why])
     assert f"fail: broken: no case could be judged: {why}\n" in capsys.readouterr().err
+
+
+def test_a_suggested_comparison_is_one_that_can_be_made(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of networks whose source files differ with --mix; of two devices, none by an axis."""
+
+    a = write("a", runs(CASE, BASE, environment=replace(CARD, model_source="a")))
+
+    def explain(name: str, **environment: str) -> str:
+        b = runs(replace(CASE, lr=0.1), BASE, environment=replace(CARD, **environment))
+        assert main([a, write(name, b)]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "--mix" not in explain("same", model_source="a")
+    command = ["a", "edited", "--axis", "lr", "0.01", "0.1", "--mix"]
+    assert f"python -m bench.compare {' '.join(command)}" in explain("edited", model_source="b")
+    assert main(command) == 0
+    capsys.readouterr()
+    said = explain("elsewhere", model_source="a", gpu="NVIDIA H200")
+    assert "to compare their devices, sweep both with the same lr" in said
+    assert "--axis" not in said
 
 
 @pytest.mark.parametrize(

@@ -283,10 +283,10 @@ def refuse_made_up(a: Side, b: Side) -> None:
     refuse_mixture(having, "compare measured with measured")
 
 
-def refuse_other_models(comparison: Comparison) -> None:
-    """Refuse to compare two different networks of the same name: unknown ones are not. Two models
-    are different networks on purpose, so are those for two shapes of images, and two files to start
-    from are two files. Raises UsageError: it says which network changed, and what in it."""
+def find_other_models(comparison: Comparison) -> dict[str, list[str]]:
+    """What differs in networks of the same name: unknown ones do not. Two models are different
+    networks on purpose, so are those for two shapes of images, and two files to start from are two
+    files."""
     sides, changed = (comparison.a, comparison.b), dict[str, dict[str, None]]()
     names = [name for name in MODEL_PARTS if not comparison.is_asked(name)]
     columns = [[dict(side.cells[name]) for name in names] for side in sides]
@@ -295,7 +295,12 @@ def refuse_other_models(comparison: Comparison) -> None:
         for name, of_a, of_b in zip(names, *columns, strict=True):
             if of_a[match.a] and of_b[match.b] and of_a[match.a] != of_b[match.b]:
                 changed.setdefault(model, {})[MODEL_PARTS[name]] = None
-    if changed:
+    return {model: list(what) for model, what in changed.items()}
+
+
+def refuse_other_models(comparison: Comparison) -> None:
+    """Raises UsageError: networks of one name differ (`find_other_models`)."""
+    if changed := find_other_models(comparison):
         found = (f"{model} changed in {', '.join(what)}" for model, what in changed.items())
         which = make_printable("; ".join(found))
         raise UsageError(

@@ -9,7 +9,7 @@ from itertools import islice, product
 
 from bench.axis import Value
 from bench.case import AXES, NAMED, SAME_QUESTION, format_value, parse_value, spell_value
-from bench.compare.comparison import Comparison
+from bench.compare.comparison import Comparison, find_other_models
 from bench.compare.side import Side
 from bench.errors import UsageError
 from bench.study.axes import name_setting
@@ -108,6 +108,10 @@ def explain_unmatched(comparison: Comparison) -> str:
         and name not in SAME_QUESTION
     ]
     why = f"they share no value of {', '.join(parted)}" if parted else "no combination is shared"
+    devices = [set(s.environment("gpu") or s.environment("cpu")) for s in (one, two)]
+    if parted and all(devices) and not devices[0] & devices[1]:
+        # two values on two machines would be a comparison of neither
+        return f"{why}; to compare their devices, sweep both with the same {', '.join(parted)}"
     command = "" if comparison.axis else suggest(one, two, parted)
     return f"{why}; to compare these values: {command}" if command else why
 
@@ -117,10 +121,12 @@ def suggest(a: Side, b: Side, axes: Iterable[str]) -> str:
     for axis in axes:
         pairs = product(list_values(a, axis), list_values(b, axis))
         for one, two in islice(pairs, 16):
-            sides = (_take(a, axis, one).cells, _take(b, axis, two).cells)
-            if one != two and match(*sides, axis).pairs:
+            sides = _take(a, axis, one), _take(b, axis, two)
+            matches = match(sides[0].cells, sides[1].cells, axis)
+            if one != two and matches.pairs:
                 sweeps = " ".join(shlex.quote(str(side.path)) for side in (a, b))
-                return f"python -m bench.compare {sweeps} {_write_flag(axis, one, two)}"
+                mix = " --mix" * bool(find_other_models(Comparison(*sides, matches, {}, axis)))
+                return f"python -m bench.compare {sweeps} {_write_flag(axis, one, two)}{mix}"
     return ""
 
 
