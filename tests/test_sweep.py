@@ -165,6 +165,32 @@ def test_images_that_are_not_trained_on_are_named(tmp_path: Path, capsys: Captur
     assert preflight.warn_of_data([CASE, replace(CASE, dataset="cifar10")], tmp_path) == []
 
 
+def test_a_dry_run_says_what_a_start_would_download(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("BENCH_YARDSTICK_S", "0")
+    flags = ["--device", "cpu", "--precision", "fp32", "--dry-run"]
+    real = [*flags, "--dataset", "cifar10"]
+    note = "{} holds no images, so that a start downloads CIFAR-10 into it (170 MB)"
+    assert sweep.main([*real, "--data-dir", str(tmp_path / "data")]) == 0
+    assert note.format(tmp_path / "data") in capsys.readouterr().out
+    assert not (tmp_path / "data").exists()
+    monkeypatch.chdir(tmp_path)
+    assert sweep.main(real) == 0
+    assert note.format("data") in capsys.readouterr().out
+    (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
+    (tmp_path / "data" / "cifar-10-batches-py" / "test_batch").touch()
+    for asked in (real, [*flags, "--dataset", "synthetic"]):
+        assert sweep.main(asked) == 0
+        assert "downloads" not in capsys.readouterr().out
+
+
+def test_a_dry_run_refuses_a_precision_that_a_cpu_cannot_run(capsys: Capture) -> None:
+    flags = ["--preset", "quick", "--device", "cpu", "--precision", "fp8", "--dry-run"]
+    assert sweep.main(flags) == 2
+    assert "--precision fp8: fp8 needs an NVIDIA GPU" in capsys.readouterr().err
+
+
 def test_a_folder_without_a_name_is_named_after_what_made_its_figures_up(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import Case, format_value, telling_axes
 from bench.cores import usable_cpus
-from bench.data import SYNTHETIC, DatasetInfo, count_classes, count_images
+from bench.data import SYNTHETIC, DatasetInfo, count_classes, count_images, find_layout
 from bench.data.progress import progress_bar
 from bench.diagnosis.prediction import predict_seconds
 from bench.diagnosis.rates import take_rates
@@ -166,9 +166,7 @@ def find_inputs(
     platforms = {device: answer.platform(device) for device in devices}
     if options.trains:
         examined = {subject: answer.fingerprint(subject) for subject in models}
-        for case in cases if "precision" in options.axes else ():
-            if reason := platforms[case.device].refuse(PRECISIONS[case.precision]):
-                raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+        refuse_precisions(cases, platforms, options.axes)
         _refuse_places(platforms, cases, options, lane)
         _check_examined(cases, examined, options.data_dir, options.axes)
         models |= examined
@@ -242,6 +240,17 @@ def find_lane_inputs(
     return found
 
 
+def refuse_precisions(
+    cases: Sequence[Case], platforms: Mapping[str, Platform], given: Collection[str]
+) -> None:
+    """Refuse a precision that was given as a flag and cannot run on the device of its case, of
+    those that are known. Raises UsageError: it says what it needs."""
+    for case in cases if "precision" in given else ():
+        platform = platforms.get(case.device)
+        if platform and (reason := platform.refuse(PRECISIONS[case.precision])):
+            raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+
+
 def _refuse_places(
     platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options, lane: Lane
 ) -> None:
@@ -298,6 +307,17 @@ def warn_of_data(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
     return [
         f"note: --data-dir {data_dir} is not used, because the images are synthetic; give "
         f"--dataset {Case.dataset} to train on it"
+    ]
+
+
+def foretell_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
+    """A line where a start downloads the images."""
+    names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
+    if not names or find_layout(data_dir):
+        return []
+    return [
+        f"note: {data_dir or 'data'} holds no images, so that a start downloads CIFAR-10 into it "
+        "(170 MB); give --data-dir if you have them elsewhere"
     ]
 
 

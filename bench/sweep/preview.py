@@ -28,7 +28,12 @@ from bench.sweep.emulation import foresee_emulation
 from bench.sweep.folder import refuse_other_origin, refuse_other_seeds
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
-from bench.sweep.preflight import list_notes, try_models
+from bench.sweep.preflight import (
+    foretell_download,
+    list_notes,
+    refuse_precisions,
+    try_models,
+)
 from bench.sweep.schedule import REPEATS_S, Pace, describe_repeats, remaining_runs
 from bench.text import count, name_first, write_seconds
 from bench.workloads import IMAGES
@@ -41,6 +46,9 @@ def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run; the return code. Raises UsageError as a start would."""
     try_folders(options)
     beside = try_lanes(plan, options)
+    if options.trains:  # what a GPU can do only torch knows
+        cpu = Platform(Environment())
+        refuse_precisions([*plan.cases, *plan.unsized], {"cpu": cpu}, options.axes)
     plan = plan.settle(try_models(plan, options).settle)
     if options.out:
         runs = plan_runs(plan.cases, options.repeats)
@@ -49,6 +57,8 @@ def preview(plan: Plan, options: Options) -> int:
     if options.trains:
         cases = [*plan.cases, *plan.unsized]
         warnings += list_notes(cases, options.data_dir, beside)
+        if EXECUTORS[options.executor].here:
+            warnings += foretell_download(cases, options.data_dir)
     for line in [*describe_plan(plan, options, pass_s), *warnings]:
         print(line)
     return 0
