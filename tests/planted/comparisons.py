@@ -429,7 +429,7 @@ COMPARISONS = {
         a=[*STEPS, *trained(SMALL, 20, 800, BASE), *trained(SMALL, 40, 800, BASE)],
     ),
     "unequal images": plant(
-        "None is equal: the largest, whose losses are not compared.",
+        "None is equal: those that were asked for alike, whose losses are not compared.",
         "a --axis batch_size 128 64", a=[*STEPS, *trained(SMALL, 20, 800, BASE)],
     ),
     "each number of steps": plant(
