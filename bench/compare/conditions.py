@@ -109,7 +109,8 @@ CONDITIONS: tuple[Condition, ...] = (
     _spoiling("unsteady", "was not steady after warm-up", "warmup_steady", known="warmup_steps",
               happened=lambda steady: not steady),
     _spoiling("trend", "changed within the epoch", "trend", known="step_time_first_s"),
-    Condition("host_bound", "host-bound", "host_bound", known="busy_s", beside=True, both=True),
+    Condition("host_bound", "host-bound", "host_bound", known="busy_step_s", beside=True,
+              both=True),
     *(_median(column, f"rate of {what}", column, UNITS[column], _SLOWED, both=True)
       for column, what in RATES.items()),
     _median(CALL, "smallest operation", CALL, "s", _SLOWED, both=True),

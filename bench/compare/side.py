@@ -19,7 +19,7 @@ from bench.store.runs import read_cases
 from bench.study.columns import Columns
 from bench.study.doubts import DOUBTS
 from bench.study.metrics import METRICS, Metric
-from bench.study.summaries import measure_part
+from bench.study.summaries import find_busy, measure_part
 from bench.study.sweeps import mend_ends
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def read_side(name: str, path: Path) -> Side:
     if not len(records):
         raise UsageError(f"{path}: no records yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)
+    records["busy_step_s"] = find_busy(records)
     for column in DOUBTED:
         records[column] = DOUBTS[column].find(Columns(records))
     records["part"] = measure_part(records)

@@ -135,16 +135,16 @@ class Columns:
 
     @cached_property
     def busy_share(self) -> Array:
-        """Time in which a GPU ran any kernel, of a profiled step, over a median step without
-        profile. NaN without a profile, and on a CPU."""
-        share = self.busy_s / positive(self.step_time_median_s)
-        return leave_out(share, self.device != "cuda")
+        """Time in which a GPU runs kernels, of a profiled step (`bench.study.summaries.find_busy`),
+        over a median step without profile."""
+        share: Array = self.busy_step_s / positive(self.step_time_median_s)
+        return share
 
     @cached_property
     def busy_epoch(self) -> Array:
-        """Seconds of an epoch in which a GPU runs kernels, by a profile: no host makes it shorter.
-        NaN without a profile, and on a CPU."""
-        return leave_out(self.busy_s * self.steps_per_epoch, self.device != "cuda")
+        """Seconds of an epoch in which a GPU runs kernels: no host makes it shorter."""
+        busy: Array = self.busy_step_s * self.steps_per_epoch
+        return busy
 
     @cached_property
     def exposed(self) -> Array:

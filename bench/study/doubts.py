@@ -36,8 +36,10 @@ MOST_SKIPPED = 0.1
 two thousand."""
 
 SHORT_ENERGY_S = 2.0
-"""Below this many seconds an energy is doubted: NVML's readings are 0.1 s apart, and the power of
-the moments before and after is in the first and the last."""
+"""Below this many seconds an energy is doubted: NVML's readings are 0.1 s apart, the power of the
+moments before and after is in the first and the last, and a card takes less power before it is
+warm. Parts of 1.6 to 2.4 s took 1 to 5 % less power than whole epochs of the same H200, those of
+7.5 s and more at most 1 %."""
 
 LEAST_BUSY = 0.9
 """A GPU that runs kernels for less than this share of a step waits for the host: of DPN-92 on an
@@ -48,6 +50,8 @@ MOST_UNNAMED = 0.05
 
 MOST_STRETCHED = 1.3
 """A profiled step over one without the profiler, on a CPU: 1.01 to 1.28 on a noisy machine."""
+
+_SPARE_HOST = "a larger --batch-size, --cuda-graphs on or --compile"
 
 LEAST_KNOWN = 0.5
 """An epoch whose 95 % interval is wider than this share of it on either side is not known."""
@@ -254,6 +258,14 @@ def _find_straggler(r: Columns) -> str:
     )
 
 
+def _steady(r: Columns) -> str:
+    """What makes step times vary less: those that wait for the host vary as it does."""
+    if r.host_bound.all():
+        return f"Use {_SPARE_HOST}."
+    waiting = f", and {_SPARE_HOST} where a step waits for the host" if r.host_bound.any() else ""
+    return f"Close other programs, or use --repeats 5 or more{waiting}."
+
+
 def _name_executor(text: str) -> Callable[[Columns], str]:
     return lambda r: text.format(" and ".join(r.executor.distinct))
 
@@ -359,7 +371,7 @@ _ALL = (
     Doubt("noisy", "noisy",
           "Step times did not settle during warm-up, or vary by more than "
           f"{100 * NOISY_STEPS:.0f} % around their median",
-          "Close other programs, or use --repeats 5 or more.",
+          _steady,
           lambda r: (~r.warmup_steady & known(r.warmup_steps)) | (r.step_noise > NOISY_STEPS)),
     Doubt("trend", "trend",
           "Speed changed between the first and the last quarter of the measured steps",
@@ -378,8 +390,7 @@ _ALL = (
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
           "for the host, so that these times say little of what it can do",
-          "Use a larger --batch-size, --cuda-graphs on or --compile; python -m bench.why tells "
-          "what it waited for.",
+          f"Use {_SPARE_HOST}; python -m bench.why tells what it waited for.",
           lambda r: r.busy_share < LEAST_BUSY, fatal=False,
           detail=lambda r: f"down to {100 * r.busy_share.min():.0f} %"),
     Doubt("few", "few steps",
@@ -471,7 +482,7 @@ _ALL = (
           _has_wrong_rates, fatal=False),
     Doubt("energy", "short energy",
           f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
-          "resolution of the sensor",
+          "sensor, and for the card to become as warm as in an epoch",
           _lengthen_for_energy,
           # of each epoch: the sensor is read at both ends of each
           lambda r: known(r.energy_j) & (r.measured_time_s < SHORT_ENERGY_S * r.epochs),

@@ -47,9 +47,10 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (of `find_origin`), ``environment`` (a number: rows that agree on `COMPARABLE`), ``part`` (of an
-    epoch that was measured; the rest is extrapolated), ``unnamed_share`` (of a profiled step that
-    no kind of work names), ``straggle`` (of its slowest process), those of `judge_lanes`, ``asked``
-    (a number of its case), ``memory_measure``, each of `STORED` and each of `DOUBTS`.
+    epoch that was measured; the rest is extrapolated), ``busy_step_s`` (of `find_busy`),
+    ``unnamed_share`` (of a profiled step that no kind of work names), ``straggle`` (of its slowest
+    process), those of `judge_lanes`, ``asked`` (a number of its case), ``memory_measure``, each of
+    `STORED` and each of `DOUBTS`.
     """
     import numpy as np
     import pandas as pd
@@ -80,6 +81,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         "kind": r.executor.map(find_origin, object),
         "environment": number_groups(records, COMPARABLE).to_numpy(),
         "part": measure_part(records, SOURCE[:1]),
+        "busy_step_s": find_busy(records, SOURCE[:1]),
     }
     added["memory_measure"] = choose_memory(r)
     with np.errstate(all="ignore"):
@@ -132,6 +134,23 @@ def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
     part = np.where((r.steps == "") & (r.until == ""), r.fraction, share)
     # a run that failed has no steps: it is of the case that its repeats measured
     return find_least(part, number_groups(records, [*where, *AXES]).to_numpy())
+
+
+def find_busy(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
+    """Seconds of a step in which a GPU runs kernels, by a run's own profile or by one of the same
+    case in the same environment that measured another part of an epoch: what a kernel takes does
+    not depend on that. NaN without a profile, and on a CPU. ``where`` are columns beside the axes
+    that tell cases apart."""
+    import numpy as np
+
+    r = Columns(records)
+    elsewhere = r.device != "cuda"
+    own = leave_out(r.busy_s, elsewhere)
+    if not known(own).any():  # as on every CPU
+        return own
+    equal = [*where, *(name for name in AXES if name not in SAME_QUESTION), *COMPARABLE]
+    least = find_least(fill(own, np.inf), number_groups(records, equal).to_numpy())
+    return fill(own, leave_out(least, elsewhere | np.isinf(least)))
 
 
 def choose_memory(r: Columns) -> Array:

@@ -350,6 +350,32 @@ def test_an_epoch_that_is_hardly_known_has_no_interval(
     assert shown == ["epoch_time_high_s" in values and not told]
 
 
+def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: Path) -> None:
+    """Kernels take what they take, however much of an epoch is measured; in another sweep or
+    another environment nobody knows. Noise is then the host's: no other program is to blame."""
+    steps = {"step_time_median_s": 0.05, "step_time_mad_s": 0.005, "measured_steps": 40}
+    part = ran(replace(FP16, fraction=0.1, profile=True), 20, busy_s=0.03, **steps)
+    others = [
+        ran(FP16, 20, **steps),
+        ran(FP16, 12, **{**steps, "step_time_median_s": 0.03}, repeat=2),
+        ran(WIDE, 20, **steps),
+        ran(FP16, 20, **{**steps, "torch": "2.14"}, repeat=3),
+    ]
+    elsewhere = [ran(FP16, 20, **steps)]
+    frame = summaries.read(
+        [sweep_of(tmp_path, [part, *others]), sweep_of(tmp_path, elsewhere, "elsewhere")]
+    )
+    assert frame["busy_share"].tolist()[:3] == pytest.approx([0.6, 0.6, 1.0])
+    assert frame["host_bound"].tolist() == [True, True, False, False, False, False]
+    noisy, waiting = doubts.DOUBTS["noisy"], doubts.DOUBTS["host_bound"]
+    assert frame[noisy.name].all()
+    assert "(down to 60 %)" in waiting.warn(frame[1:2])
+    assert "programs" not in noisy.advise(frame[:2])
+    assert "--cuda-graphs on" in noisy.advise(frame[:2])
+    assert "where a step waits for the host" in noisy.advise(frame[1:3])
+    assert "host" not in noisy.advise(frame[3:])
+
+
 def test_what_was_interrupted_measured_no_part_of_an_epoch(tmp_path: Path) -> None:
     stopped = make_record(Case(fraction=0.01), status=Status.INTERRUPTED, gpu="A card")
     made = build([sweep_of(tmp_path, [ran(Case(fraction=0.02), 10), stopped])])
