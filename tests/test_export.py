@@ -605,6 +605,17 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     )
 
 
+def test_made_up_figures_are_told(tmp_path: Path, capsys: Capture) -> None:
+    made_up = write_sweep(tmp_path / "fake", measure("a1", executor="fake"))
+    place = Place("tensorboard", tmp_path / "out")
+    said = "Nothing here was measured: these rows came from the fake executor.\n"
+    assert place.export(made_up) == 0
+    assert capsys.readouterr().out.startswith(said)
+    measured = write_sweep(tmp_path / "measured", measure("a2", executor="subprocess"))
+    assert place.export(measured) == 0
+    assert said not in capsys.readouterr().out
+
+
 def test_a_folder_that_cannot_be_written(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").touch()
     assert Place("tensorboard", tmp_path / "file" / "below").export(sweep) == 2
