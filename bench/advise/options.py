@@ -93,6 +93,12 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Questi
     options = read_running(given, axes, Preset("advise", "", ({},)))
     if options.lanes not in (None, 1) or options.quiet:
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
+    several = [name for name, values in axes.items() if len(values) > 1]
+    if not several and axes.keys() >= {*LEVERS[now.device], "batch_size"}:
+        raise UsageError(
+            "flags fix all that bench.advise tries; leave one out, or give it several values, such "
+            "as --batch-size 64 128"
+        )
     return Question(now, options, given.goal, given.budget, given.margin, given.price, given.format)
 
 
