@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
@@ -92,7 +93,7 @@ def _answer_each(found: Material) -> Iterator[Answer]:
 
 
 def _tell_repeats(cases: pd.DataFrame) -> Iterator[str]:
-    timed = cases[doubts.trusted(cases) & (cases["kind"] == "measured")]
+    timed = cases[cases["epoch_time_s"].notna() & (cases["kind"] == "measured")]
     few = timed["repeats"] < MIN_REPEATS
     if len(timed) > 1 and few.any():
         single = timed.loc[few, "repeats"].max() == 1
@@ -147,15 +148,16 @@ def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) ->
         text = f"{change} trains {times} as fast as {effect.before}"
     else:
         text = f"{change} training is {times} as fast as without it"
-    if beside := "; ".join(_qualify(time)):
+    compared = cases[cases["cell"].isin([c for pair in time.cells for c in pair])]
+    if beside := "; ".join(_qualify(time, compared)):
         text += f" ({beside})"
     where = f" at {effect.over}" if effect.apart else ""
-    waits = _tell_least_busy(cases[cases["cell"].isin([c for pair in time.cells for c in pair])])
-    return f"{text}{saved}{where}{waits}"
+    return f"{text}{saved}{where}{_tell_least_busy(compared)}"
 
 
-def _qualify(time: Estimate) -> Iterator[str]:
-    """How sure a mean speed is, and how far the cases that it is of differ."""
+def _qualify(time: Estimate, compared: pd.DataFrame) -> Iterator[str]:
+    """How sure a mean speed is, and how far the cases that it is of differ: also by the medians
+    that stand in tables, which outliers among few repeats do not move."""
     verdict, speed = time.ratio.judge(STEADY), time.ratio.invert()
     uneven = time.highest > UNEVEN * time.lowest
     if time.mixed:
@@ -168,6 +170,19 @@ def _qualify(time: Estimate) -> Iterator[str]:
     if uneven:
         slow, fast = (write_ratio(1 / ratio) for ratio in (time.highest, time.lowest))
         yield f"case by case {slow} to {fast}"
+    medians = dict(zip(compared["cell"], compared["epoch_time_s"], strict=True))
+    by_medians = geometric_mean(medians[a] / medians[b] for a, b in time.cells)
+    if not 1 / UNEVEN <= by_medians / (speed.value or math.nan) <= UNEVEN:
+        yield f"by medians {write_ratio(by_medians)}"
+    trusted = {*compared.loc[doubts.trusted(compared), "cell"]}
+    if not any(trusted.issuperset(pair) for pair in time.cells):
+        said_before = compared[[*UNMEASURED]].all()
+        if why := [
+            doubt.remark
+            for name, doubt in DOUBTS.items()
+            if doubt.fatal and compared[name].any() and not said_before.get(name, False)
+        ]:
+            yield f"in doubt: {', '.join(why)}"
 
 
 def _tell_saved(saved: float, memory: str = " memory") -> str:
