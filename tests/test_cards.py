@@ -216,6 +216,11 @@ def test_a_card_of_which_all_is_doubted_stands_last(tmp_path: Path) -> None:
     folders = [write_sweep(tmp_path / name, made) for name, made in rows.items()]
     (group,) = build(read_sweeps(folders), Path()).groups
     assert group.cards == ["NVIDIA B", "NVIDIA C", "NVIDIA A"]
+    # nor does a group of such cards come first
+    sound = [row for row in list_rows("NVIDIA B", 1.5, lr=0.1) if row.case.precision == "fp32"]
+    apart = [write_sweep(tmp_path / "fp32", sound), folders[0]]
+    groups = build(read_sweeps(apart), Path()).groups
+    assert [group.cards for group in groups] == [["NVIDIA B"], ["NVIDIA A"]]
 
 
 def test_a_warning_that_all_cases_share_is_not_said_of_each(tmp_path: Path) -> None:

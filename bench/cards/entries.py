@@ -70,6 +70,7 @@ class Entry:
     # there is any; None where none was timed
     best: Row | None
     fp32: Row | None  # the same of this card in fp32
+    over_fp32: Ratio | None  # how many times as fast the one is as the other
     bounds: Bounds  # between which batch sizes its memory ends, with the levers of the setting
     why: Explanation | None  # why it is not faster, from a profile at its largest batch size
 
@@ -117,7 +118,7 @@ class Group:
 
 def find_groups(found: Material) -> list[Group]:
     """The cards of some sweeps in groups that may be compared: measured before published before
-    fake, and those of most cards and precisions first."""
+    fake, then those with a sound time, and those of most cards and precisions first."""
     cases = _describe_cases(found.cases)
     cards = cases[["sweep", "machine", "card"]].drop_duplicates(["sweep", "machine"])
     probes = found.probes.merge(cards, on=["sweep", "machine"])
@@ -128,7 +129,10 @@ def find_groups(found: Material) -> list[Group]:
             groups.append(_make_group(found, part, probes))
     order = ["measured", *reversed(LABELS)]
     return sorted(groups, key=lambda group: (
-        order.index(next(iter(group.of_card.values())).kind), -len(group.cards), -len(group.entries)
+        order.index(next(iter(group.of_card.values())).kind),
+        not any(rate_card(entry)[0] for entry in group.entries),
+        -len(group.cards),
+        -len(group.entries),
     ))  # fmt: skip
 
 
@@ -266,6 +270,11 @@ def _list_entries(
             frame = frame[frame[name] == getattr(usual, name)]
         plain += list(iterate(frame))
     held = {*cases["precision"]}
+    fastest = [
+        (best["fp32"], row) for name, row in best.items() if name != "fp32" and "fp32" in best
+    ]
+    over_fp32 = {row.precision: ratio for (_, row), ratio
+                 in zip(fastest, _judge(fastest, found.times), strict=True)}  # fmt: skip
     for precision in (name for name in PRECISIONS if name in held):
         bases = [base for base in BASELINES if (base, precision) in over]
         yield Entry(
@@ -277,6 +286,7 @@ def _list_entries(
             {base: over[base, precision] for base in bases},
             best.get(precision),
             best.get("fp32"),
+            over_fp32.get(precision),
             find_bounds([row for row in plain if row.precision == precision]),
             whys.get(precision),
         )

@@ -94,10 +94,9 @@ def write_speed(speed: Ratio, *rows: Row) -> str:
 
 def speed_at_best(entry: Entry) -> Cell | None:
     """Its fastest epoch against the fastest of fp32 on the card."""
-    if entry.best is None or entry.fp32 is None or entry.precision == "fp32":
+    if entry.over_fp32 is None or entry.over_fp32.value is None:
         return None
-    speed = entry.fp32.epoch_time_s / entry.best.epoch_time_s
-    return number_cell(speed, write_ratio, bool(mark_part(entry.best, entry.fp32)))
+    return number_cell(entry.over_fp32.value, write_ratio, bool(mark_part(entry.best, entry.fp32)))
 
 
 def tell_remarks(found: Cards, row: Row) -> str:
