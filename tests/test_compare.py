@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -382,6 +383,24 @@ def test_a_gate_on_sweeps_that_share_nothing_fails(
     for result in machine(a, b, *gates, code=1)["gates"]:
         assert (result["passed"], result["judged"], result["why_unjudged"]) == (False, 0, [why])
     assert f"fail: broken: no case could be judged: {why}\n" in capsys.readouterr().err
+
+
+def test_as_many_repeats_are_advised_as_decide(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of five that differ by about 5 %, and of five that differ by nothing but noise."""
+
+    def advise(name: str, times: Sequence[float]) -> str:
+        assert main([a, write(name, runs(CASE, times))]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    a = write("a", runs(CASE, [20, 20.6, 19.6, 21, 19.2]))
+    said = advise("b", [21.5, 21, 21.9, 20.6, 22])
+    found = re.search(r"Next: about --repeats (\d+) decide what is not certain\.", said)
+    assert found
+    assert 7 <= int(found[1]) <= 50
+    said = advise("c", [20.3, 23, 18, 21.9, 20])
+    assert "varies too much for 50 repeats to decide it; measure on an idle machine" in said
 
 
 def test_a_suggested_comparison_is_one_that_can_be_made(

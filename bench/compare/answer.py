@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare.comparison import Comparison, MetricPair
+from bench.compare.conditions import CONDITIONS
 from bench.compare.tables import Margins, list_differences, write_spoilt
 from bench.compare.values import explain_unmatched, list_left_out
 from bench.limits import MIN_REPEATS
@@ -15,6 +17,9 @@ from bench.study.metrics import Metric
 from bench.text import capitalize, count, name_first, write_percent, write_range
 from bench.verdict.ratio import Verdict
 from bench.verdict.seeds import MIN_SEEDS
+
+MOST_REPEATS = 50
+"""More than these are not advised: they take a day, and a machine drifts meanwhile."""
 
 
 def warn_of_origin(comparison: Comparison) -> Iterator[str]:
@@ -101,9 +106,19 @@ def advise(comparison: Comparison, margin: float) -> str:
         )
     if few:
         return f"Next: a loss needs {MIN_SEEDS} seeds a side; run both with --repeats {MIN_SEEDS}."
-    if any(verdict is Verdict.AMBIGUOUS for _, _, verdict in known):
-        return "Next: more repeats (--repeats 10) decide what is not certain."
-    return ""
+    unsure = [finding for _, finding, verdict in known if verdict is Verdict.AMBIGUOUS]
+    if not unsure:
+        return ""
+    most = max(min(len(finding.a), len(finding.b)) for finding in unsure)
+    needed = max(
+        finding.ratio.foretell(margin, min(len(finding.a), len(finding.b))) for finding in unsure
+    )
+    if needed > max(MOST_REPEATS, most):
+        return (
+            f"Next: what is not certain varies too much for {MOST_REPEATS} repeats to decide it; "
+            "measure on an idle machine, or more of an epoch, or give a larger --margin."
+        )
+    return f"Next: about --repeats {max(math.ceil(needed), most + 2)} decide what is not certain."
 
 
 def _is_short(finding: MetricPair, seeded: bool) -> bool:
@@ -135,9 +150,10 @@ def _warn_of_differences(
     comparison: Comparison, told: Iterable[tuple[str, str, str, bool]]
 ) -> Iterator[str]:
     """What differs beside what is asked: a verdict may be of that."""
-    differing = [f"{name} {of_a} and {of_b}" for name, of_a, of_b, _ in told]
+    one, two = comparison.names
+    differing = [f"{name} ({of_a} in {one}, {of_b} in {two})" for name, of_a, of_b, _ in told]
     if differing and comparison.matched:
-        yield f"They differ in {name_first(differing, 2, '; ')}."
+        yield f"They differ: {name_first(differing, 2, '; ')}."
 
 
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
@@ -198,7 +214,9 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
         return
     cases = count(len(matched), "case")
     yield f"{both}: {cases} in both, {_write_common(comparison)}."
-    told = list_differences(comparison, mandatory=True)
+    told_below = {condition.label for condition in CONDITIONS if condition.spoils}
+    every = list_differences(comparison, mandatory=True)
+    told = [one for one in every if one[0] not in told_below]
     yield from (f"! {said}" for said in _warn_of_differences(comparison, told))
     yield from conclude(comparison, margins.verdict)
     if said := advise(comparison, margins.verdict):

@@ -43,7 +43,11 @@ def _tabulate(
     numbers: Sequence[str] = (),
     level: Level = Level.DETAIL,
 ) -> Table:
-    """A table of texts; of its columns those in ``numbers`` stand to the right."""
+    """A table of texts; of its columns those in ``numbers`` stand to the right, and remarks stand
+    where there are any."""
+    rows = [*rows]
+    if "remarks" in labels and not any(row[-1] for row in rows):
+        labels, rows = labels[:-1], [row[:-1] for row in rows]
     heads = tuple(
         Head(n, n, "", n in numbers, "", _KEEP.get(n, 9), wrap=n in ("case", "remarks"))
         for n in labels
@@ -133,11 +137,13 @@ def write_spoilt(
     comparison: Comparison, matches: Sequence[Match], beside: bool = False
 ) -> Iterator[str]:
     """Each thing that `Comparison.spoilt` finds, once, with the runs of either side."""
-    counts: dict[str, list[str]] = {}
+    counts: dict[str, dict[str, Count]] = {}
     for side, condition, held in comparison.spoilt(matches, beside):
-        where = f"{side.name} in {held.runs} of {held.of} runs"
-        counts.setdefault(condition.label, []).append(where)
-    yield from (f"{label}: {', '.join(where)}" for label, where in counts.items())
+        counts.setdefault(condition.label, {})[side.name] = held
+    for label, of in counts.items():
+        every = len(of) == 2 and all(held.runs == held.of for held in of.values())
+        where = (f"{name} in {held.runs} of {held.of} runs" for name, held in of.items())
+        yield f"{label}: all runs" if every else f"{label}: {', '.join(where)}"
 
 
 def _metric_table(
@@ -172,9 +178,10 @@ def _metric_table(
 
 
 def _gather(said: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """The remarks of each row; those that every one of several rows has become a note."""
-    common = [text for text in said[0] if len(said) > 1 and all(text in each for each in said)]
-    notes = [f"All cases: {'; '.join(common)}."] if common else []
+    """The remarks of each row; those that every row has become a note, which is wider."""
+    common = [text for text in said[0] if all(text in each for each in said)]
+    of = "All cases: " if len(said) > 1 else ""
+    notes = [f"{capitalize(of + '; '.join(common))}."] if common else []
     return ["; ".join(text for text in each if text not in common) for each in said], notes
 
 

@@ -15,6 +15,7 @@ interval (Welch 1947; Satterthwaite's degrees of freedom), that of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -87,6 +88,16 @@ class Ratio:
             return False
         return self.low < 1 / (1 + margin) and self.high > 1 + margin
 
+    def foretell(self, margin: float, repeats: int) -> float:
+        """About how many repeats a side decide, where ``repeats`` did not and later ones vary as
+        these: by then the interval, which narrows with their square root, ends where it reaches
+        across an end of the margin now. Infinite without an interval."""
+        if not (self.value and self.low and self.high):
+            return math.inf
+        reach = math.log(self.high / self.low) / 2
+        apart = abs(abs(math.log(self.value)) - math.log1p(margin))
+        return repeats * (reach / apart) ** 2 if apart else math.inf
+
     @property
     def differs(self) -> bool:
         """Whether the sides differ at all, at 5 % family-wise."""
@@ -103,7 +114,7 @@ class Ratio:
             return "differs, perhaps by less than the margin"
         if self.low > 1 + margin or self.high < 1 / (1 + margin):
             return "beyond the margin by itself, but may be chance among all the cases"
-        return "may differ or not; more repeats would tell"
+        return "may differ or not"
 
 
 Samples = tuple[Sequence[float], Sequence[float]]
