@@ -22,7 +22,7 @@ from bench.origin import are_mixed
 from bench.record import COMPARABLE, MEASURED, REPEATED, Status
 from bench.render.model import Level, Notice
 from bench.store.attempts import find_unknown
-from bench.study.doubts import DOUBTS, Doubt, list_below
+from bench.study.doubts import DOUBTS, Doubt, list_below, name_repeats
 from bench.study.drift import Drift, Steadiness, find_drifts, write_moment
 from bench.study.summaries import find_wide, latest
 from bench.study.sweeps import Sweep
@@ -30,8 +30,6 @@ from bench.text import capitalize, name_first, write_range
 
 if TYPE_CHECKING:
     import pandas as pd
-
-QUIETER = "Close other programs, or use --repeats 5 or more."  # what helps where runs differ
 
 
 def warn(
@@ -51,12 +49,13 @@ def warn(
         if rows[doubt.name].any():  # most are not, and a row has 250 columns
             doubted[doubt.fatal].append(_describe_doubt(doubt, rows, doubt.name in below))
     drifts = find_drifts(records if everything is None else everything)
+    quieter = f"Close other programs, or use {name_repeats(cases['repeats'].max())}."
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(rows),
         *doubted[True],
-        *_describe_spread(cases),
-        *(_describe_drift(*where, found) for where, found in drifts.items()),
+        *_describe_spread(cases, quieter),
+        *(_describe_drift(*where, found, quieter) for where, found in drifts.items()),
         *_describe_slowdowns(rows),
         *_describe_mixtures(rows, across),
         *doubted[False],
@@ -105,18 +104,18 @@ def list_asked(failed: pd.DataFrame) -> list[str]:
     return [status for status in dict.fromkeys(failed["status"]) if status not in REPEATED]
 
 
-def _describe_spread(cases: pd.DataFrame) -> Iterator[Notice]:
+def _describe_spread(cases: pd.DataFrame, quieter: str) -> Iterator[Notice]:
     if wide := int(find_wide(cases).sum()):
         several = int((cases["repeats"] > 1).sum())
         yield Notice(
             "Spread",
             f"The times of {wide:,} of the {several:,} cases with repeats spread by more than "
             f"±{100 * STEADY:.0f} %; these cases are marked noisy.",
-            QUIETER,
+            quieter,
         )
 
 
-def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
+def _describe_drift(sweep: str, machine: str, found: Sequence[Drift], quieter: str) -> Notice:
     order = list(Steadiness)
     worst = min(found, key=lambda drift: (order.index(drift.steadiness), -abs(drift.change)))
     moments = len({drift.started_at for drift in found})
@@ -128,7 +127,7 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift]) -> Notice:
         f"({write_moment(worst.started_at)}), took "
         f"{longer if float(percent) else 'as long as'} {worst.against}"
     )
-    mend = QUIETER
+    mend = quieter
     if worst.steadiness is Steadiness.STEADY:
         mend = ""
     elif worst.steadiness is Steadiness.DRIFTED:

@@ -237,8 +237,21 @@ def _name_longer(r: Columns, whole: str = "--epochs") -> str:
     return " or ".join(filter(None, [larger and f"a larger {larger}", smaller]))
 
 
-def _measure_longer(before: str, after: str) -> Callable[[Columns], str]:
-    return lambda r: f"{before} {_name_longer(r)}{after}"
+def _measure_longer(before: str, after: str, repeats: bool = False) -> Callable[[Columns], str]:
+    return lambda r: f"{before} {_name_longer(r)}{', or ' + _repeat(r) if repeats else ''}{after}"
+
+
+def name_repeats(most: float) -> str:
+    """More repeats than the ``most`` that a case has, so that they tell how far runs spread."""
+    return f"--repeats {2 * int(most) + 1 if most >= 5 else 5} or more"
+
+
+def _repeat(r: Columns) -> str:
+    return name_repeats(r.repeat.max())
+
+
+def _close_others(r: Columns) -> str:
+    return f"Close other programs, or use {_repeat(r)}."
 
 
 def _lengthen_for_energy(r: Columns) -> str:
@@ -263,7 +276,7 @@ def _steady(r: Columns) -> str:
     if r.host_bound.all():
         return f"Use {_SPARE_HOST}."
     waiting = f", and {_SPARE_HOST} where a step waits for the host" if r.host_bound.any() else ""
-    return f"Close other programs, or use --repeats 5 or more{waiting}."
+    return f"{_close_others(r).removesuffix('.')}{waiting}."
 
 
 def _name_executor(text: str) -> Callable[[Columns], str]:
@@ -349,7 +362,7 @@ _ALL = (
     # a desktop, or who came after the epoch, computes nothing meanwhile
     Doubt("contended", "shared",
           "Another program used what was measured on",
-          "Close other programs, or use --repeats 5 or more.",
+          _close_others,
           lambda r: is_shared(r.neighbours_computing, r.other_cores), detail=_quote("neighbours")),
     Doubt("disturbed", "slowed by other lanes",
           f"The steps of a lane took more than {100 * INTERFERENCE:.0f} % longer while other "
@@ -375,7 +388,7 @@ _ALL = (
           lambda r: (~r.warmup_steady & known(r.warmup_steps)) | (r.step_noise > NOISY_STEPS)),
     Doubt("trend", "trend",
           "Speed changed between the first and the last quarter of the measured steps",
-          _measure_longer("Use", ", or --repeats 5 or more."),
+          _measure_longer("Use", ".", repeats=True),
           lambda r: reduce(or_, (trend.find(r) for trend in TRENDS)),
           detail=lambda r: "; ".join(filter(None, (trend.describe(r) for trend in TRENDS)))),
     Doubt("unknown", "epoch not known",
@@ -385,7 +398,7 @@ _ALL = (
           lambda r: r.missed | (_measure_error(r) > LEAST_KNOWN), detail=_describe_unknown_time),
     Doubt("warming", "warming",
           "The GPU was still warming up, and its clocks fall as it does",
-          _measure_longer("Use", ", or --repeats 5 or more."),
+          _measure_longer("Use", ".", repeats=True),
           WARMING.find, fatal=False, detail=WARMING.describe),
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "

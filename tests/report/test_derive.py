@@ -350,6 +350,17 @@ def test_an_epoch_that_is_hardly_known_has_no_interval(
     assert shown == ["epoch_time_high_s" in values and not told]
 
 
+def test_more_repeats_are_advised_than_there_are(tmp_path: Path) -> None:
+    noisy = {"step_time_median_s": 0.05, "step_time_mad_s": 0.005, "measured_steps": 40}
+    for there, advised in ((1, 5), (4, 5), (5, 11), (11, 23)):
+        rows = [ran(FP32, 10 + 2 * (i % 2), repeat=i, **noisy) for i in range(1, there + 1)]
+        frame = summaries.read([sweep_of(tmp_path / str(there), rows)])
+        notices = warn(frame, summaries.summarize(summaries.latest(frame)))
+        told = [notice.remedy for notice in notices if "--repeats" in notice.remedy]
+        assert len(told) == (1 if there == 1 else 2)
+        assert all(f"--repeats {advised} or more" in remedy for remedy in told)
+
+
 def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: Path) -> None:
     """Kernels take what they take, however much of an epoch is measured; in another sweep or
     another environment nobody knows. Noise is then the host's: no other program is to blame."""
