@@ -93,8 +93,10 @@ class Cards(Report):
     def warnings(self) -> tuple[Notice, ...]:
         failed = [sweep for sweep in self.sweeps if any(self.faults[sweep.name])]
         told = "; ".join(f"{sweep.name}: {self.faults[sweep.name]}" for sweep in failed) + "."
-        command = shlex.join([*VALIDATE, *map(name_folder, failed)])
-        mend = f"{command} says what they are."
+        # a line of the screen has room for one folder, and is cut at a comma
+        more = f", and so for {len(failed) - 1} more" if len(failed) > 1 else ""
+        command = shlex.join([*VALIDATE, *map(name_folder, failed[:1])])
+        mend = f"{command} tells{more}."
         known = not any(self.faults[sweep.name].new for sweep in failed)
         label = "Known faults" if known else "Faults"
         return (*([Notice(label, told, mend)] if failed else []), *super().warnings)

@@ -300,6 +300,8 @@ def _against_fp32(row: Row, timed: Sequence[Row]) -> str:
         said += _tell_saved(row.memory_saved)
     if not same and said:
         return f"{said} (that fp32 case is left out here)"
+    if not fp32 and any(is_number(one.speedup) for one in timed):
+        return "; the fp32 cases are left out here"
     if not same:
         return _against_other_fp32(row, fp32, ["batch_size", *settings])
     sure = [one for one in same if one.trusted]
