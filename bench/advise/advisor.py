@@ -60,10 +60,11 @@ def find_advice(asked: Question, until: float) -> Answer:
         scale = read_scale(session.out, now)
         said = {"loss_scale": scale} if scale else {}
         settings = list_settings(now, levers, {**said, **axes}, inputs)
+        asked_for = axes.get("precision", ())
         left_out = {
             str(value): why
             for value in levers.get("precision", ())
-            if (why := refuse(replace(now, precision=str(value)), now, inputs))
+            if (why := refuse(replace(now, precision=str(value)), now, inputs, asked_for))
         }
         loop = session.open_loop()
         comparable, _ = read_past(loop, settings)

@@ -101,7 +101,7 @@ def list_settings(
     inputs: Inputs,
 ) -> list[Case]:
     """All combinations of levers that go together and fit the data, the present setting first; what
-    this machine cannot run, or only emulates, is left out unless it is the present one.
+    this machine cannot run, or only emulates, is left out unless it is asked for.
 
     Args:
         given: the values of axes that flags say, and of the loss scale that a map does.
@@ -113,7 +113,7 @@ def list_settings(
             inputs.check_batches(setting)
         except UsageError:
             continue
-        if not refuse(setting, now, inputs):
+        if not refuse(setting, now, inputs, given.get("precision", ())):
             kept[setting] = None
     return list(kept)
 
@@ -142,12 +142,16 @@ def read_scale(folder: Path, now: Case) -> list[Value]:
     return [use for case in cases if case.precision == "fp16" and (use := find_window(case).use)]
 
 
-def refuse(setting: Case, now: Case, inputs: Inputs) -> str:
-    """Why a setting is not tried on this machine; empty where it may be."""
+def refuse(setting: Case, now: Case, inputs: Inputs, asked: Sequence[Value]) -> str:
+    """Why a setting is not tried on this machine; empty where it may be. A precision that would be
+    emulated is tried where flags ask for it."""
     if setting.precision == now.precision:
         return ""
-    platform = inputs.platforms[setting.device]
-    return inputs.refuse(setting) or platform.find_emulation(PRECISIONS[setting.precision])
+    why = inputs.refuse(setting)
+    if why or setting.precision in asked:
+        return why
+    emulated = inputs.platforms[setting.device].find_emulation(PRECISIONS[setting.precision])
+    return emulated and f"{emulated}; --precision {now.precision} {setting.precision} tries it"
 
 
 def expect(settings: Sequence[Case], inputs: Inputs) -> list[float]:
