@@ -218,6 +218,16 @@ def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
     )
 
 
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add ``-o``, for `write_document`."""
+    help = "write there instead of on the terminal"
+    parser.add_argument("-o", "--output", metavar="FILE", help=help, type=_parse_output)
+
+
+def _parse_output(text: str) -> Path | None:
+    return None if text == "-" else Path(text)
+
+
 @contextmanager
 def writable(flag: str, path: Path) -> Iterator[None]:
     """Write to a path that a flag gave. Raises UsageError: it cannot be written."""

@@ -168,7 +168,8 @@ def test_a_document_has_the_conditions_the_words_and_the_tables(
          "precision or --axis loss_scale or --axis batch_size or --axis compile"),
         (["--from", "fp16", "--to", "fp16"], "give two different values"),
         (["--axis", "precision", "fp16"], "give a name and two values, as in --axis precision"),
-        (["--axis", "precision", "fp16", "fp32", "--to", "fp16"], "give a name and two values"),
+        (["--axis", "precision", "fp16", "fp32", "--to", "fp16"], "has both values; leave out "
+         "--from, --to"),
         (["--where", "batch_size=64"], "no case has it; there is 128, 256"),
         (["--format", "html"], "--format 'html'"),
         (["--axis", "loss_scale"], "no two profiled cases differ in loss_scale alone"),

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from bench.errors import UsageError, choose
-from bench.flags import Parser, command, describe, write_document
+from bench.flags import Parser, add_output, command, describe, write_document
 from bench.processes import leave
 
 FORMATS = {
@@ -34,7 +34,7 @@ def build_parser() -> Parser:
     add("folders", nargs="*", type=Path, metavar="FOLDER",
         help="sweeps' folders or records files (default: all under results/)")  # fmt: skip
     add("--format", default="text", metavar="FORMAT", help="text, md or html (default: text)")
-    add("-o", "--output", type=Path, metavar="FILE", help="write there instead of on the terminal")
+    add_output(parser)
     add("--price", type=Path, metavar="FILE",
         help='what an hour of each card costs: lines such as "H100" = 2.49, and unit = "EUR"; adds '
         "images per unit of money")  # fmt: skip

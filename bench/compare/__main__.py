@@ -24,7 +24,7 @@ from bench.compare.side import read_side
 from bench.compare.tables import Margins
 from bench.compare.values import explain_one_sweep, parse_axis, take_values
 from bench.errors import UsageError, choose
-from bench.flags import Parser, command, parse_percent, writable
+from bench.flags import Parser, add_output, command, parse_percent, writable
 from bench.limits import MIN_REPEATS
 from bench.processes import leave
 from bench.study.metrics import METRICS
@@ -75,7 +75,7 @@ def build_parser() -> Parser:
         "energy and test error, as far as measured)",
     )
     add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
-    add("-o", "--output", type=Path, metavar="FILE", help="write to a file, not to the terminal")
+    add_output(parser)
     add(
         "--fail-on",
         action="append",

@@ -90,9 +90,11 @@ def _summarize(case: ScaleCase, window: Window) -> Iterator[str]:
         if window.low < window.high
         else f"of those tried only the scale {write_scale(window.low)} is"
     )
+    lost = write_share(case.lost(window.low))
+    most = "" if "<" in lost else "at most "
     yield (
-        f"{span} safe: no overflow {tell_seen(case)}, and at most "
-        f"{write_share(case.lost(window.low))} of the gradient values are flushed to zero"
+        f"{span} safe: no overflow {tell_seen(case)}, and {most}{lost} of the gradient values are "
+        "flushed to zero"
     )
     narrow = "; the window is narrow, so prefer a dynamic scale" if window.narrow else ""
     yield f"Use {write_scale(window.use)}{narrow}" if window.needed else "No loss scale is needed"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError, choose
-from bench.flags import Parser, add_filters, command, writable, write_document
+from bench.flags import Parser, add_filters, add_output, command, writable, write_document
 from bench.processes import leave
 from bench.report.terminal import show, watch
 
@@ -39,7 +39,7 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder or records file")
     add("--format", default="text", metavar="FORMAT", help="see below (default: text)")
-    add("-o", "--output", type=Path, metavar="FILE", help="write there instead of on the terminal")
+    add_output(parser)
     add("--figures", type=Path, metavar="DIR", help="also write each figure there, as SVG and PNG")
     add(
         "--reference",

@@ -44,21 +44,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def show(scales: ScaleMap) -> None:
-    """Print the tables and the sentences, as wide as the terminal or COLUMNS."""
+    """Print the answer, then the tables, as wide as the terminal or COLUMNS."""
     from bench.render.text import draw_table, draw_text, open_console
 
     console = open_console()
-    for table in SCALES.lay_out(tell_scale_map(scales)):
-        draw_table(table, console)
-        console.print()
     on = [
         f"Dataset: {case.dataset}. Device: {case.device}. Gradients: {case.way.value}."
         for case in scales.cases
     ]
     files = ", ".join((SUMMARY, FIGURE, PICTURE, GRADIENTS, TRAININGS))
-    said = summarize_scale_map(scales).splitlines()
-    for line in (*dict.fromkeys(on), *said, f"In {scales.folder}: {files}."):
+    for line in (*summarize_scale_map(scales).splitlines(), *dict.fromkeys(on)):
         draw_text(line, console)
+    for table in SCALES.lay_out(tell_scale_map(scales)):
+        console.print()
+        draw_table(table, console)
+    console.print()
+    draw_text(f"In {scales.folder}: {files}.", console)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.case import AXES, format_value, parse_value
 from bench.errors import UsageError, choose
-from bench.flags import Parser, add_filters, command, write_document
+from bench.flags import Parser, add_filters, add_output, command, write_document
 from bench.processes import leave
 
 
@@ -38,7 +38,7 @@ def build_parser() -> Parser:
     add_filters(parser, "batch_size=512")
     add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
     add("--full", action="store_true", help="print all rows and evidence, as the other formats do")
-    add("-o", "--output", type=Path, metavar="FILE", help="write to a file, not to the terminal")
+    add_output(parser)
     return parser
 
 
@@ -63,7 +63,9 @@ def _read_ends(axis: str, options: argparse.Namespace) -> dict[str, str | None]:
     value or more than two, they are given twice, or are the same."""
     name, *values = options.axis
     texts = values or [options.before, options.after]
-    if values and (len(values) != 2 or options.before or options.after):
+    if len(values) == 2 and (options.before or options.after):
+        raise UsageError(f"--axis {' '.join(options.axis)} has both values; leave out --from, --to")
+    if values and len(values) != 2:
         raise UsageError(
             f"--axis {' '.join(options.axis)}: give a name and two values, as in --axis precision "
             f"fp16 bf16-amp, or --axis {name} with --from and --to"

@@ -125,3 +125,12 @@ def test_a_baseline_that_is_left_out_still_counts(report: Run) -> None:
     # of the fastest there was none, and of others there is, outside the filter
     said = " ".join(report(lab, "--where", "precision=fp16", "batch_size=512")[1].split())
     assert "images/s); the fp32 cases are left out here" in said
+
+
+def test_a_dash_is_the_terminal(
+    report: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = report(str(REFERENCE), "--format", "html", "-o", "-")[1]
+    assert page.startswith("<!doctype html>")
+    assert list(tmp_path.iterdir()) == []
