@@ -191,6 +191,18 @@ def test_a_dry_run_refuses_a_precision_that_a_cpu_cannot_run(capsys: Capture) ->
     assert "--precision fp8: fp8 needs an NVIDIA GPU" in capsys.readouterr().err
 
 
+def test_a_dry_run_of_a_preset_names_what_will_have_no_time(
+    capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(preflight, "read_cpu_flags", lambda: frozenset({"avx2", "avx512_bf16"}))
+    monkeypatch.setenv("BENCH_YARDSTICK_S", "0")
+    assert sweep.main(["--preset", "precision", "--device", "cpu", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "note: tf32 will have no time here: tf32 needs an NVIDIA GPU of Ampere or later" in said
+    assert "note: fp16, fp16-amp will have no time here: this CPU has no fp16 arithmetic" in said
+    assert "note: bf16" not in said
+
+
 def test_a_folder_without_a_name_is_named_after_what_made_its_figures_up(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from bench.doctor.judgement import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment.asking import ProcessAnswer, ask, with_inputs
 from bench.environment.device import Platform
+from bench.environment.host import CPU_FLAGS, read_cpu_flags
 from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
@@ -249,6 +250,28 @@ def refuse_precisions(
         platform = platforms.get(case.device)
         if platform and (reason := platform.refuse(PRECISIONS[case.precision])):
             raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
+
+
+def foresee_cpu() -> Platform:
+    """This CPU, as far as it is known without torch."""
+    flags = read_cpu_flags()
+    halves = (not flags or bool(flags & having) for having in CPU_FLAGS.values())
+    return Platform(Environment(), *halves)
+
+
+def foretell_unsupported(cases: Sequence[Case], given: Collection[str]) -> Iterator[str]:
+    """A line for each reason why cases will have no time on this CPU, although a preset has them;
+    ``given`` are the axes that were given as flags."""
+    cpu, refused = foresee_cpu(), dict[str, dict[str, None]]()
+    for name in dict.fromkeys(case.precision for case in cases if case.device == "cpu"):
+        precision = PRECISIONS[name]
+        reason = cpu.refuse(precision)
+        if not reason and "precision" not in given and (reason := cpu.discourage(precision)):
+            reason += "; --precision measures it anyway"
+        if reason:
+            refused.setdefault(reason, {})[name] = None
+    for reason, names in refused.items():
+        yield f"note: {', '.join(names)} will have no time here: {reason}"
 
 
 def _refuse_places(

@@ -29,7 +29,9 @@ from bench.sweep.folder import refuse_other_origin, refuse_other_seeds
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (
+    foresee_cpu,
     foretell_download,
+    foretell_unsupported,
     list_notes,
     refuse_precisions,
     try_models,
@@ -47,8 +49,7 @@ def preview(plan: Plan, options: Options) -> int:
     try_folders(options)
     beside = try_lanes(plan, options)
     if options.trains:  # what a GPU can do only torch knows
-        cpu = Platform(Environment())
-        refuse_precisions([*plan.cases, *plan.unsized], {"cpu": cpu}, options.axes)
+        refuse_precisions([*plan.cases, *plan.unsized], {"cpu": foresee_cpu()}, options.axes)
     plan = plan.settle(try_models(plan, options).settle)
     if options.out:
         runs = plan_runs(plan.cases, options.repeats)
@@ -56,6 +57,7 @@ def preview(plan: Plan, options: Options) -> int:
     warnings, pass_s = foresee_emulation(plan.cases, options)
     if options.trains:
         cases = [*plan.cases, *plan.unsized]
+        warnings += foretell_unsupported(cases, options.axes)
         warnings += list_notes(cases, options.data_dir, beside)
         if EXECUTORS[options.executor].here:
             warnings += foretell_download(cases, options.data_dir)
