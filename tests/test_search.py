@@ -332,6 +332,7 @@ def test_a_dry_run_says_which_trials_and_how_many_epochs(tmp_path: Path, capsys:
         "rungs: after 1 and 3 of 9 epochs, by test_accuracy, about one in 3 goes on; "
         "12 to 108 epochs in all"
     )
+    assert not any("--lr" in line for line in lines), "rates that are drawn, nobody gave"
     real = [word for word in FAKE if word not in ("--executor", "fake")]
     assert search.main([*real, *RANGE, "--dry-run", "--memory-limit", "9000GiB"]) == 2
     assert "--memory-limit 9000GiB is above the " in capsys.readouterr().err

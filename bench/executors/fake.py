@@ -14,10 +14,13 @@ from typing import Any
 
 from bench.axis import Value
 from bench.case import AXES, Case, parse_value
+from bench.data import SYNTHETIC, DatasetInfo, find_layout
+from bench.data.sources import CLASSES
+from bench.data.synthetic import IMAGES
 from bench.environment.asking import DeviceAnswer, ProcessAnswer
 from bench.environment.host import describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
-from bench.executors import Executor, Job, Lane, Listener, Settings, Stopping
+from bench.executors import Executor, Images, Job, Lane, Listener, Settings, Stopping
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.text import parse_bytes
 
@@ -128,6 +131,12 @@ class FakeExecutor(Executor):
     def examine(self, lane: Lane, devices: Sequence[str], *_: Any, **__: Any) -> ProcessAnswer:
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
         return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
+
+    def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
+        if images.name == SYNTHETIC or find_layout(images.data_dir):
+            return super().prepare(lane, images)
+        # nothing is downloaded for figures that are made up
+        return DatasetInfo(images.name, "", IMAGES["train"], IMAGES["test"], CLASSES, "", "")
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
         if stopping():

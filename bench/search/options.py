@@ -21,7 +21,7 @@ from bench.origin import EXECUTORS
 from bench.precision import PRECISIONS
 from bench.preset import Preset
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
-from bench.sweep.preflight import try_models
+from bench.sweep.preflight import foretell_download, try_models
 from bench.sweep.preview import describe_plan, try_folders, try_lanes
 
 EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
@@ -98,6 +98,8 @@ def describe_search(asked: Search) -> Iterator[str]:
         f"{halving.reduction} goes on; {trials * halving.rungs[0]} to "
         f"{trials * halving.epochs} epochs in all"
     )
+    if asked.options.trains:
+        yield from foretell_download(drawn.trials, asked.options.data_dir)
 
 
 def _draw(

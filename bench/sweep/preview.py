@@ -181,7 +181,7 @@ def _name_sources(plan: Plan, options: Options) -> list[str]:
             continue
         keys = {name, MICRO_BATCH} if name == "accumulate" else {name}
         texts = list(dict.fromkeys(filter(None, values)))
-        if given & {*map(axis_flag, keys)}:
+        if given & {*map(axis_flag, keys)} and keys & options.axes.keys():
             source = "from flags"
         elif any(keys & grid.keys() for grid in preset.grids) and name not in options.axes:
             source = named

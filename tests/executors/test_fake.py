@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pytest_for_tests import Patch
 
 from bench.case import Case
 from bench.errors import UsageError
-from bench.executors import Job, Settings, build_executor
+from bench.executors import Images, Job, Lane, Settings, build_executor
 from bench.executors.fake import ANSWERS, FakeExecutor
 from bench.origin import EXECUTORS
 from bench.record import MEASURED, Outcome, Status
@@ -25,6 +27,12 @@ def test_it_answers_ok_with_figures_that_follow_from_the_batch_size(monkeypatch:
     assert small.measurement.epoch_time_s > large.measurement.epoch_time_s  # type: ignore[operator]
     assert small.measurement.images_per_s == 50_000 / small.measurement.epoch_time_s  # type: ignore[operator]
     assert answer(Case(batch_size=64, seed=3)).measurement == small.measurement
+
+
+def test_it_downloads_nothing(tmp_path: Path) -> None:
+    found = FakeExecutor(Settings()).prepare(Lane(), Images("cifar10", tmp_path / "data"))
+    assert (found.train_images, found.test_images, found.fingerprint) == (50_000, 10_000, "")
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("status", list(Status))
