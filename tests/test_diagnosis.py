@@ -730,6 +730,15 @@ def test_changes_add_up_to_the_difference_and_reasons_to_the_steps(
     assert all(describe(found))
 
 
+def test_what_is_possible_is_said_not_to_be_known_without_the_machine_s_rates() -> None:
+    relu16 = make_row(Kind.ELEMENTWISE, "relu", 0.8, bytes=4e9, **FP16)
+    assert "At most" in " ".join(describe(compare([RELU32], [relu16])))
+    for rates in (Rates(), replace(RATES, copy=None)):
+        said = " ".join(describe(compare([RELU32], [relu16], rates=rates)))
+        assert "At most" not in said
+        assert "How much is possible is not known, since rates of this machine are missing" in said
+
+
 @given(steps(("float32",)), steps(("float16",)))
 def test_no_bound_is_below_what_was_measured(before: Step, after: Step) -> None:
     a, b = make_side("fp32", before), make_side("fp16", after)

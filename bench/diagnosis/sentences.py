@@ -227,6 +227,11 @@ def _tell(found: Explanation, beside: bool) -> Iterator[str]:
             f"measured on this machine {b.name}'s work takes {write_ms(most.least_s)} ms, "
             f"{write_percent(most.memory)} of it memory traffic."
         )
+    elif not (b.step.rates.products and b.step.rates.copy):
+        yield (
+            "How much is possible is not known, since rates of this machine are missing: "
+            "python -m bench.doctor tells what disturbs them."
+        )
     # those of the first few that matter
     main = [
         reason
