@@ -829,6 +829,20 @@ def test_the_doctor_tells_rates_beside_the_data_sheet(rated: Machine) -> None:
     assert told["rate float8 could not be measured: no kernel"] is Level.NOTE
 
 
+def test_the_doctor_says_of_each_precision_what_it_expects_or_why_not(rated: Machine) -> None:
+    def judge_model(machine: Machine) -> list[str]:
+        return [f.what.removeprefix("dpn92, batch size 512, ") for f in judge(machine)
+                if f.topic == "expected"]  # fmt: skip
+
+    fp16, bf16 = judge_model(rated)
+    assert fp16.startswith("fp16: about 2.4× over fp32")
+    assert bf16 == "bf16: not counted: out of memory"
+    rates = {"rate_float32": 5e13, "rate_copy": 4e12}
+    unrated = replace(rated, yardsticks={"cuda": Yardstick(rates)})
+    unknown = "fp16: not estimated, because a rate that it needs was not measured"
+    assert judge_model(unrated) == [unknown, bf16]
+
+
 COLLAPSE = Collapse(3.4e8, 9.5e10, 2)
 
 

@@ -417,8 +417,10 @@ def _judge_expectations(m: Machine) -> Iterator[Remark]:
     for one in m.counted:
         what = f"not counted: {one.error}" if one.error else ""
         base, step = steps.get((one.model, BASE)), steps.get((one.model, one.precision))
-        if one.precision != BASE and base and step and (found := expect(base, step)):
-            what = describe_expectation(found, BASE)
+        if one.precision != BASE and not what:
+            found = expect(base, step) if base and step else None
+            unknown = "not estimated, because a rate that it needs was not measured"
+            what = describe_expectation(found, BASE) if found else unknown
         if what:
             name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
             yield _fine("expected", f"{name}: {what}", numbers=False)
