@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from bench.axis import Value
@@ -133,9 +134,10 @@ class FakeExecutor(Executor):
         return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        if images.name == SYNTHETIC or find_layout(images.data_dir):
+        folder = images.data_dir or Path("data")
+        if images.name == SYNTHETIC or images.url or folder.is_file() or find_layout(folder):
             return super().prepare(lane, images)
-        # nothing is downloaded for figures that are made up
+        # nothing is downloaded for figures that are made up, unless --data-url asks for it
         return DatasetInfo(images.name, "", IMAGES["train"], IMAGES["test"], CLASSES, "", "")
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:

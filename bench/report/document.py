@@ -130,6 +130,8 @@ class Report(Material):
             made = f"{count(len(self.probes), 'probe')} of {count(len(self.searches), 'setting')}"
             confirmed = f"the largest batch size is confirmed for {known or 'none'}"
             return f"{made}; {confirmed}. No case was timed."
+        if not len(self.records):
+            return "No run has ended here yet; --watch shows each that does."
         ends = zip(self.cases["status"], self.cases["inferred"], strict=True)
         counts = Counter(outcome(str(status), inferred=bool(guess)) for status, guess in ends)
         ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))

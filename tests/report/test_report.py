@@ -134,3 +134,10 @@ def test_a_dash_is_the_terminal(
     page = report(str(REFERENCE), "--format", "html", "-o", "-")[1]
     assert page.startswith("<!doctype html>")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_whose_first_run_has_not_ended_is_said_to_be_one(
+    report: Run, tmp_path: Path
+) -> None:
+    folder = write_sweep(tmp_path / "sweep", [])
+    assert "No run has ended here yet; --watch shows each that does." in report(str(folder))[1]
