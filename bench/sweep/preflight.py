@@ -259,14 +259,13 @@ def foresee_cpu() -> Platform:
     return Platform(Environment(), *halves)
 
 
-def foretell_unsupported(cases: Sequence[Case], given: Collection[str]) -> Iterator[str]:
-    """A line for each reason why cases will have no time on this CPU, although a preset has them;
-    ``given`` are the axes that were given as flags."""
+def foretell_unsupported(cases: Sequence[Case]) -> Iterator[str]:
+    """A line for each reason why cases of precisions that no flag asks for have no time here, of
+    those on this CPU."""
     cpu, refused = foresee_cpu(), dict[str, dict[str, None]]()
     for name in dict.fromkeys(case.precision for case in cases if case.device == "cpu"):
-        precision = PRECISIONS[name]
-        reason = cpu.refuse(precision)
-        if not reason and "precision" not in given and (reason := cpu.discourage(precision)):
+        reason = cpu.refuse(PRECISIONS[name])
+        if not reason and (reason := cpu.discourage(PRECISIONS[name])):
             reason += "; --precision measures it anyway"
         if reason:
             refused.setdefault(reason, {})[name] = None

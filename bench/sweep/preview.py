@@ -57,7 +57,8 @@ def preview(plan: Plan, options: Options) -> int:
     warnings, pass_s = foresee_emulation(plan.cases, options)
     if options.trains:
         cases = [*plan.cases, *plan.unsized]
-        warnings += foretell_unsupported(cases, options.axes)
+        if "precision" not in options.axes:
+            warnings += foretell_unsupported(cases)
         warnings += list_notes(cases, options.data_dir, beside)
         if EXECUTORS[options.executor].here:
             warnings += foretell_download(cases, options.data_dir)
