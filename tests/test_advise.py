@@ -677,6 +677,12 @@ def test_a_wrong_word_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_number_of_workers_is_something_to_choose(tmp_path: Path) -> None:
+    fixed = ["--precision", "fp32", "--compile", "off", "--batch-size", "64", "--budget", "1m"]
+    run_fake = [*FAKE, *FIXED, *fixed, "--loader", "torch", "--out", str(tmp_path / "out")]
+    assert main(run_fake) in (0, 3)
+
+
 def test_a_budget_is_a_time() -> None:
     assert [parse_budget("--budget", text) for text in ("90s", "10m", "1.5 h")] == [90, 600, 5400]
     with pytest.raises(UsageError, match="--budget"):

@@ -396,11 +396,11 @@ def test_as_many_repeats_are_advised_as_decide(
 
     a = write("a", runs(CASE, [20, 20.6, 19.6, 21, 19.2]))
     said = advise("b", [21.5, 21, 21.9, 20.6, 22])
-    found = re.search(r"Next: about --repeats (\d+) decide what is not certain\.", said)
+    found = re.search(r"Next: --repeats (\d+) may decide what is not certain\.", said)
     assert found
     assert 7 <= int(found[1]) <= 50
     said = advise("c", [20.3, 23, 18, 21.9, 20])
-    assert "varies too much for 50 repeats to decide it; measure on an idle machine" in said
+    assert "Next: 50 repeats would not decide what is not certain; measure on an idle" in said
 
 
 def test_a_suggested_comparison_is_one_that_can_be_made(
@@ -423,6 +423,11 @@ def test_a_suggested_comparison_is_one_that_can_be_made(
     said = explain("elsewhere", model_source="a", gpu="NVIDIA H200")
     assert "to compare their devices, sweep both with the same lr" in said
     assert "--axis" not in said
+    # but of a GPU and a CPU the device is an axis
+    cpu = runs(replace(CASE, device="cpu"), BASE, environment=replace(HERE, cpu="Z"))
+    cuda = write("cuda", runs(replace(CASE, device="cuda"), BASE, environment=CARD))
+    assert main([cuda, write("cpu", cpu)]) == 0
+    assert "--axis device cuda cpu" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

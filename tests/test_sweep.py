@@ -178,6 +178,9 @@ def test_a_dry_run_says_what_a_start_would_download(
     monkeypatch.chdir(tmp_path)
     assert sweep.main(real) == 0
     assert note.format("data") in capsys.readouterr().out
+    (tmp_path / "file").touch()
+    assert sweep.main([*real, "--data-dir", str(tmp_path / "file")]) == 2
+    assert "is a file; give the folder that holds it" in capsys.readouterr().err
     (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
     (tmp_path / "data" / "cifar-10-batches-py" / "test_batch").touch()
     for asked in (real, [*flags, "--dataset", "synthetic"]):

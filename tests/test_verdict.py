@@ -670,7 +670,7 @@ def test_a_loss_2_percent_below_that_of_guessing_is_learnt(loss: float, nothing:
 
 def test_so_many_repeats_as_are_foretold_decide() -> None:
     """Of 200 pairs of sides that differ by 5 % against a margin of 2 %, with noise of 5 %: five
-    repeats seldom decide, and those that are foretold of five mostly do."""
+    repeats seldom decide, and twice those that are foretold of five mostly do."""
     rng = np.random.default_rng(7)
 
     def measure(repeats: int) -> Ratio:

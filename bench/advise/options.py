@@ -94,7 +94,8 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Questi
     if options.lanes not in (None, 1) or options.quiet:
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
     several = [name for name, values in axes.items() if len(values) > 1]
-    if not several and axes.keys() >= {*LEVERS[now.device], "batch_size"}:
+    tried = {*LEVERS[now.device], "batch_size", *(["workers"] if now.loader == "torch" else [])}
+    if not several and axes.keys() >= tried:
         raise UsageError(
             "flags fix all that bench.advise tries; leave one out, or give it several values, such "
             "as --batch-size 64 128"

@@ -115,10 +115,10 @@ def advise(comparison: Comparison, margin: float) -> str:
     )
     if needed > max(MOST_REPEATS, most):
         return (
-            f"Next: what is not certain varies too much for {MOST_REPEATS} repeats to decide it; "
-            "measure on an idle machine, or more of an epoch, or give a larger --margin."
+            f"Next: {MOST_REPEATS} repeats would not decide what is not certain; measure on an "
+            "idle machine, or give a larger --margin."
         )
-    return f"Next: about --repeats {max(math.ceil(needed), most + 2)} decide what is not certain."
+    return f"Next: --repeats {max(math.ceil(needed), most + 2)} may decide what is not certain."
 
 
 def _is_short(finding: MetricPair, seeded: bool) -> bool:

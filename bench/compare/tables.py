@@ -180,8 +180,8 @@ def _metric_table(
 def _gather(said: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     """The remarks of each row; those that every row has become a note, which is wider."""
     common = [text for text in said[0] if all(text in each for each in said)]
-    of = "All cases: " if len(said) > 1 else ""
-    notes = [f"{capitalize(of + '; '.join(common))}."] if common else []
+    of = "All cases" if len(said) > 1 else "Remarks"
+    notes = [f"{of}: {'; '.join(common)}."] if common else []
     return ["; ".join(text for text in each if text not in common) for each in said], notes
 
 

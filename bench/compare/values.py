@@ -109,7 +109,8 @@ def explain_unmatched(comparison: Comparison) -> str:
     ]
     why = f"they share no value of {', '.join(parted)}" if parted else "no combination is shared"
     devices = [set(s.environment("gpu") or s.environment("cpu")) for s in (one, two)]
-    if parted and all(devices) and not devices[0] & devices[1]:
+    asked = comparison.axis or "device" in parted
+    if parted and not asked and all(devices) and not devices[0] & devices[1]:
         # two values on two machines would be a comparison of neither
         return f"{why}; to compare their devices, sweep both with the same {', '.join(parted)}"
     command = "" if comparison.axis else suggest(one, two, parted)

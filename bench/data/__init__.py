@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -41,6 +42,8 @@ FORMAT = 1
 KEPT = 12
 """Entries of the cache, those used last. Each is 184 MB as of CIFAR-10, and every path that images
 are read from has its own: without a limit, 420 test runs and clones of one day left 69 GB."""
+
+DAY_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def prepare(
     Entries of the cache are keyed by the path, size and modification time of every file read, and
     appear whole or not at all, so that two sweeps may prepare the same dataset at once. One that
     was truncated, or that somebody wrote to, is made again. Beyond the ``KEPT`` entries that were
-    used last, they are removed.
+    used last, those that were not used for a day are removed.
 
     Raises UsageError for an unknown name, a file that cannot be read or is not what its name
     promises, a download that fails and a cache that cannot be written.
@@ -239,11 +242,11 @@ def _store(source: Source, name: str, folder: Path, progress: Progress | None) -
         folder.parent.mkdir(parents=True, exist_ok=True)
         # The lock spares a second sweep the decoding and lets the holder clear what a killed one
         # left behind; that readers see whole entries only is the rename's doing.
-        with FileLock(folder.with_name("decoding.lock")):
+        with FileLock(f"{folder}.lock"):
             with suppress(UsageError):
                 return verify(folder)
             partial = folder.with_name(folder.name + ".partial")
-            for leftover in (folder, *folder.parent.glob("*.partial")):
+            for leftover in (partial, folder):
                 rmtree(leftover, ignore_errors=True)
             partial.mkdir()
             try:
@@ -252,15 +255,25 @@ def _store(source: Source, name: str, folder: Path, progress: Progress | None) -
                 sync_folder(folder.parent)
             finally:
                 rmtree(partial, ignore_errors=True)
-            entries = [meta.parent for meta in folder.parent.glob("*/meta.json")]
-            for old in sorted(entries, key=lambda entry: entry.stat().st_mtime)[:-KEPT]:
-                rmtree(old, ignore_errors=True)
+        _remove_unused(folder)
     except OSError as error:
         raise UsageError(
             f"cannot write the decoded images to {folder.parent} ({one_line(error)}); "
             "point XDG_CACHE_HOME at a folder with 400 MB free"
         ) from error
     return load(folder).info
+
+
+def _remove_unused(new: Path) -> None:
+    """Remove the entries that were not among the `KEPT` used last, nor used for a day: the next
+    case of a sweep that runs may need one."""
+    used = {}
+    for meta in new.parent.glob("*/meta.json"):
+        with suppress(OSError):  # another process removes them too
+            used[meta.parent] = meta.parent.stat().st_mtime
+    for entry in sorted(used.keys() - {new}, key=used.__getitem__)[: -(KEPT - 1)]:
+        if used[entry] < time.time() - DAY_S:
+            rmtree(entry, ignore_errors=True)
 
 
 def decode(source: Source, name: str, folder: Path, progress: Progress | None) -> None:

@@ -419,7 +419,8 @@ def _judge_expectations(m: Machine) -> Iterator[Remark]:
         base, step = steps.get((one.model, BASE)), steps.get((one.model, one.precision))
         if one.precision != BASE and not what:
             found = expect(base, step) if base and step else None
-            unknown = "not estimated, because a rate that it needs was not measured"
+            lacking = "a rate that it needs was not measured" if base else f"{BASE} was not counted"
+            unknown = f"not estimated, because {lacking}"
             what = describe_expectation(found, BASE) if found else unknown
         if what:
             name = f"{one.model}, batch size {one.batch_size}, {one.precision}"

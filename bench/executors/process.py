@@ -22,6 +22,7 @@ from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, enco
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
+_STACK = "most recent call first"  # as faulthandler begins one
 _DUMPED_S = 5.0  # the longest that stacks are waited for: on a busy machine 0.5 s was too short
 _LOG_BYTES = 1_000_000  # kept of each end of what a worker prints
 
@@ -95,11 +96,9 @@ class Worker:
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         stacks, until = "", time.monotonic() + _DUMPED_S
-        while time.monotonic() < until:
+        while _STACK not in stacks and time.monotonic() < until and self._process.poll() is None:
             time.sleep(0.5)
-            before, stacks = stacks, b"".join(self._recent).decode(errors="replace")
-            if stacks == before and (stacks or self._process.poll() is not None):
-                break
+            stacks = b"".join(self._recent).decode(errors="replace")
         # workers of a DataLoader inherit the handler; what has none is ended a little early
         children = list_children(self.pid)
         for child in children:

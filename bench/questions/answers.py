@@ -172,7 +172,8 @@ def _qualify(time: Estimate, compared: pd.DataFrame) -> Iterator[str]:
         yield f"case by case {slow} to {fast}"
     medians = dict(zip(compared["cell"], compared["epoch_time_s"], strict=True))
     by_medians = geometric_mean(medians[a] / medians[b] for a, b in time.cells)
-    if not 1 / UNEVEN <= by_medians / (speed.value or math.nan) <= UNEVEN:
+    assert speed.value is not None
+    if not 1 / UNEVEN <= by_medians / speed.value <= UNEVEN:
         yield f"by medians {write_ratio(by_medians)}"
     trusted = {*compared.loc[doubts.trusted(compared), "cell"]}
     if not any(trusted.issuperset(pair) for pair in time.cells):

@@ -275,7 +275,7 @@ def _steady(r: Columns) -> str:
     """What makes step times vary less: those that wait for the host vary as it does."""
     if r.host_bound.all():
         return f"Use {_SPARE_HOST}."
-    waiting = f", and {_SPARE_HOST} where a step waits for the host" if r.host_bound.any() else ""
+    waiting = f"; where a step waits for the host, {_SPARE_HOST}" if r.host_bound.any() else ""
     return f"{_close_others(r).removesuffix('.')}{waiting}."
 
 

@@ -333,10 +333,12 @@ def warn_of_data(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
 
 
 def foretell_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
-    """A line where a start downloads the images."""
+    """A line where a start downloads the images. Raises UsageError: ``data_dir`` is a file."""
     names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
     if not names or find_layout(data_dir):
         return []
+    if data_dir and data_dir.is_file():
+        raise UsageError(f"--data-dir {data_dir} is a file; give the folder that holds it")
     return [
         f"note: {data_dir or 'data'} holds no images, so that a start downloads CIFAR-10 into it "
         "(170 MB); give --data-dir if you have them elsewhere"

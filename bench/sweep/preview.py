@@ -57,10 +57,10 @@ def preview(plan: Plan, options: Options) -> int:
     warnings, pass_s = foresee_emulation(plan.cases, options)
     if options.trains:
         cases = [*plan.cases, *plan.unsized]
-        if "precision" not in options.axes:
-            warnings += foretell_unsupported(cases)
         warnings += list_notes(cases, options.data_dir, beside)
         if EXECUTORS[options.executor].here:
+            if "precision" not in options.axes:
+                warnings += foretell_unsupported(cases)
             warnings += foretell_download(cases, options.data_dir)
     for line in [*describe_plan(plan, options, pass_s), *warnings]:
         print(line)

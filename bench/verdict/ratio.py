@@ -89,9 +89,9 @@ class Ratio:
         return self.low < 1 / (1 + margin) and self.high > 1 + margin
 
     def foretell(self, margin: float, repeats: int) -> float:
-        """About how many repeats a side decide, where ``repeats`` did not and later ones vary as
-        these: by then the interval, which narrows with their square root, ends where it reaches
-        across an end of the margin now. Infinite without an interval."""
+        """Repeats a side from which on it may be decided what ``repeats`` did not decide. The
+        interval narrows with the square root of their number, and these bring its end to that of
+        the margin: of sides that differ by more, half are then decided. Infinite without one."""
         if not (self.value and self.low and self.high):
             return math.inf
         reach = math.log(self.high / self.low) / 2

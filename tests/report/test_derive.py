@@ -383,7 +383,7 @@ def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: P
     assert "(down to 60 %)" in waiting.warn(frame[1:2])
     assert "programs" not in noisy.advise(frame[:2])
     assert "--cuda-graphs on" in noisy.advise(frame[:2])
-    assert "where a step waits for the host" in noisy.advise(frame[1:3])
+    assert "; where a step waits for the host, a larger" in noisy.advise(frame[1:3])
     assert "host" not in noisy.advise(frame[3:])
 
 
