@@ -651,16 +651,7 @@ def test_a_precision_that_would_be_emulated_is_tried_where_it_is_asked_for(
         ),
         (["--lanes", "2"], "--lanes: bench.advise measures one case at a time"),
         (
-            [
-                "--precision",
-                "fp32",
-                "--compile",
-                "off",
-                "--channels-last",
-                "off",
-                "--batch-size",
-                "64",
-            ],
+            ["--precision=fp32", "--compile=off", "--channels-last=off", "--batch-size=64"],
             "flags fix all that bench.advise tries; leave one out, or give it several values",
         ),
         (["--margin", "1"], "--margin '1'"),

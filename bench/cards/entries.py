@@ -270,11 +270,9 @@ def _list_entries(
             frame = frame[frame[name] == getattr(usual, name)]
         plain += list(iterate(frame))
     held = {*cases["precision"]}
-    fastest = [
-        (best["fp32"], row) for name, row in best.items() if name != "fp32" and "fp32" in best
-    ]
-    over_fp32 = {row.precision: ratio for (_, row), ratio
-                 in zip(fastest, _judge(fastest, found.times), strict=True)}  # fmt: skip
+    others = [name for name in best if name != "fp32" and "fp32" in best]
+    judged = _judge([(best["fp32"], best[name]) for name in others], found.times)
+    over_fp32 = dict(zip(others, judged, strict=True))
     for precision in (name for name in PRECISIONS if name in held):
         bases = [base for base in BASELINES if (base, precision) in over]
         yield Entry(

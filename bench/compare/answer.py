@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
 from bench.compare.comparison import Comparison, MetricPair
-from bench.compare.conditions import CONDITIONS
 from bench.compare.tables import Margins, list_differences, write_spoilt
 from bench.compare.values import explain_unmatched, list_left_out
 from bench.limits import MIN_REPEATS
@@ -106,13 +105,15 @@ def advise(comparison: Comparison, margin: float) -> str:
         )
     if few:
         return f"Next: a loss needs {MIN_SEEDS} seeds a side; run both with --repeats {MIN_SEEDS}."
-    unsure = [finding for _, finding, verdict in known if verdict is Verdict.AMBIGUOUS]
+    unsure = [
+        (finding.ratio, min(len(finding.a), len(finding.b)))
+        for _, finding, verdict in known
+        if verdict is Verdict.AMBIGUOUS
+    ]
     if not unsure:
         return ""
-    most = max(min(len(finding.a), len(finding.b)) for finding in unsure)
-    needed = max(
-        finding.ratio.foretell(margin, min(len(finding.a), len(finding.b))) for finding in unsure
-    )
+    most = max(repeats for _, repeats in unsure)
+    needed = max(ratio.foretell(margin, repeats) for ratio, repeats in unsure)
     if needed > max(MOST_REPEATS, most):
         return (
             f"Next: {MOST_REPEATS} repeats would not decide what is not certain; measure on an "
@@ -214,9 +215,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
         return
     cases = count(len(matched), "case")
     yield f"{both}: {cases} in both, {_write_common(comparison)}."
-    told_below = {condition.label for condition in CONDITIONS if condition.spoils}
-    every = list_differences(comparison, mandatory=True)
-    told = [one for one in every if one[0] not in told_below]
+    told = list_differences(comparison, mandatory=True)
     yield from (f"! {said}" for said in _warn_of_differences(comparison, told))
     yield from conclude(comparison, margins.verdict)
     if said := advise(comparison, margins.verdict):

@@ -85,13 +85,14 @@ def list_differences(
     comparison: Comparison, mandatory: bool = False
 ) -> Iterator[tuple[str, str, str, bool]]:
     """What differed in what ran the sides and while they ran: what, on A and on B, and whether it
-    must agree; or of what ran them only that."""
+    must agree; or of what ran them only that, and not what `write_spoilt` tells."""
     for name, agree, a, b in comparison.environment():
         if agree or not mandatory:
             yield name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, agree
     for condition, *both in comparison.differing_conditions():
-        of_a, of_b = (_write_summary(condition, of) for of in both)
-        yield condition.label, of_a, of_b, False
+        if not (mandatory and condition.spoils):
+            of_a, of_b = (_write_summary(condition, of) for of in both)
+            yield condition.label, of_a, of_b, False
 
 
 def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:

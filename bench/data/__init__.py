@@ -207,14 +207,19 @@ def _write_meta(file: Path, meta: dict[str, Any]) -> None:
 
 
 def _find(folder: Path, url: str | None, progress: Progress | None, archive: Archive) -> Source:
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--data-dir {folder} is a file; give the folder that holds it")
+    refuse_file(folder)
     source = detect(folder, archive)
     if source is None:
         download.fetch(url or archive.url, folder / archive.name, archive.md5, progress=progress)
         source = detect(folder, archive)
     assert source is not None, f"{folder / archive.name} is one of {LAYOUTS}"
     return source
+
+
+def refuse_file(data_dir: Path) -> None:
+    """Raises UsageError: images are to be had from a file, or downloaded into one."""
+    if data_dir.exists() and not data_dir.is_dir():
+        raise UsageError(f"--data-dir {data_dir} is a file; give the folder that holds it")
 
 
 def find_cache() -> Path:

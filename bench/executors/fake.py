@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.axis import Value
 from bench.case import AXES, Case, parse_value
-from bench.data import SYNTHETIC, DatasetInfo, find_layout
+from bench.data import SYNTHETIC, DatasetInfo, find_layout, refuse_file
 from bench.data.sources import CLASSES
 from bench.data.synthetic import IMAGES
 from bench.environment.asking import DeviceAnswer, ProcessAnswer
@@ -134,9 +134,9 @@ class FakeExecutor(Executor):
         return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        folder = images.data_dir or Path("data")
-        if images.name == SYNTHETIC or images.url or folder.is_file() or find_layout(folder):
+        if images.name == SYNTHETIC or images.url or find_layout(images.data_dir):
             return super().prepare(lane, images)
+        refuse_file(images.data_dir or Path("data"))
         # nothing is downloaded for figures that are made up, unless --data-url asks for it
         return DatasetInfo(images.name, "", IMAGES["train"], IMAGES["test"], CLASSES, "", "")
 

@@ -276,7 +276,7 @@ def _steady(r: Columns) -> str:
     if r.host_bound.all():
         return f"Use {_SPARE_HOST}."
     waiting = f"; where a step waits for the host, {_SPARE_HOST}" if r.host_bound.any() else ""
-    return f"{_close_others(r).removesuffix('.')}{waiting}."
+    return f"Close other programs, or use {_repeat(r)}{waiting}."
 
 
 def _name_executor(text: str) -> Callable[[Columns], str]:

@@ -11,7 +11,14 @@ from pathlib import Path
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import Case, format_value, telling_axes
 from bench.cores import usable_cpus
-from bench.data import SYNTHETIC, DatasetInfo, count_classes, count_images, find_layout
+from bench.data import (
+    SYNTHETIC,
+    DatasetInfo,
+    count_classes,
+    count_images,
+    find_layout,
+    refuse_file,
+)
 from bench.data.progress import progress_bar
 from bench.diagnosis.prediction import predict_seconds
 from bench.diagnosis.rates import take_rates
@@ -337,10 +344,10 @@ def foretell_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]
     names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
     if not names or find_layout(data_dir):
         return []
-    if data_dir and data_dir.is_file():
-        raise UsageError(f"--data-dir {data_dir} is a file; give the folder that holds it")
+    folder = data_dir or Path("data")
+    refuse_file(folder)
     return [
-        f"note: {data_dir or 'data'} holds no images, so that a start downloads CIFAR-10 into it "
+        f"note: {folder} holds no images, so that a start downloads CIFAR-10 into it "
         "(170 MB); give --data-dir if you have them elsewhere"
     ]
 
