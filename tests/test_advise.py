@@ -668,10 +668,18 @@ def test_a_wrong_word_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_number_of_workers_is_something_to_choose(tmp_path: Path) -> None:
-    fixed = ["--precision", "fp32", "--compile", "off", "--batch-size", "64", "--budget", "1m"]
-    run_fake = [*FAKE, *FIXED, *fixed, "--loader", "torch", "--out", str(tmp_path / "out")]
-    assert main(run_fake) in (0, 3)
+def test_the_number_of_workers_is_something_to_choose_unless_a_flag_fixes_it(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    fixed = ["--precision=fp32", "--compile=off", "--batch-size=64", "--budget=1m"]
+    words = [*FAKE, *FIXED, *fixed, "--loader", "torch"]
+    assert main([*words, "--out", str(tmp_path / "out")]) in (0, 3)
+    assert read_records(tmp_path / "out")["workers"].nunique() > 1
+    assert main([*words, "--workers", "0", "--out", str(tmp_path / "fixed")]) == 2
+    assert "flags fix all that bench.advise tries" in capsys.readouterr().err
+    two = [word for word in words if "precision" not in word] + ["--precision", "fp32", "bf16"]
+    assert main([*two, "--workers", "0", "--out", str(tmp_path / "two")]) in (0, 3)
+    assert {*read_records(tmp_path / "two")["workers"]} == {0}
 
 
 def test_a_budget_is_a_time() -> None:

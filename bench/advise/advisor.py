@@ -14,12 +14,12 @@ from bench.advise.belief import guess
 from bench.advise.options import Question
 from bench.advise.policy import Budget, choose
 from bench.advise.space import (
-    LEVERS,
     expect,
     expect_start,
     find_room,
     list_levers,
     list_settings,
+    name_levers,
     read_scale,
     refuse,
 )
@@ -52,7 +52,7 @@ def find_advice(asked: Question, until: float) -> Answer:
         inputs = session.inputs
         now = strip(inputs.settle(asked.now))
         items = inputs.data(now).train_images
-        fixed = {n: v for n, v in axes.items() if n in (*LEVERS[now.device], "batch_size")}
+        fixed = {name: axes[name] for name in name_levers(now) if name in axes}
         fixed |= {name: values for name, values in axes.items() if len(values) > 1}
         if asked.goal == "memory":  # of which the smallest batch takes least
             fixed.setdefault("batch_size", [now.batch_size])

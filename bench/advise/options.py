@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from bench.advise.answer import Answer
-from bench.advise.space import LEVERS
+from bench.advise.space import LEVERS, name_levers
 from bench.advise.standing import GOALS, PRICED, strip
 from bench.axis import Value
 from bench.case import Case, list_absent, parse_value
@@ -94,8 +94,7 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Questi
     if options.lanes not in (None, 1) or options.quiet:
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
     several = [name for name, values in axes.items() if len(values) > 1]
-    tried = {*LEVERS[now.device], "batch_size", *(["workers"] if now.loader == "torch" else [])}
-    if not several and axes.keys() >= tried:
+    if not several and axes.keys() >= set(name_levers(now)):
         raise UsageError(
             "flags fix all that bench.advise tries; leave one out, or give it several values, such "
             "as --batch-size 64 128"

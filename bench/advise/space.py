@@ -68,6 +68,11 @@ def find_room(now: Case, inputs: Inputs) -> float:
     return card or psutil.virtual_memory().available / 2
 
 
+def name_levers(now: Case) -> list[str]:
+    """The axes of which values are tried where no flag fixes them."""
+    return [*LEVERS[now.device], "batch_size", *(["workers"] if now.loader == "torch" else [])]
+
+
 def list_levers(
     now: Case, given: Mapping[str, Sequence[Value]], items: int
 ) -> dict[str, list[Value]]:
@@ -84,7 +89,7 @@ def list_levers(
         sizes.append(sizes[-1] * 2)
     smaller = [now.batch_size >> n for n in range(1, 8) if now.batch_size >> n >= least]
     tried["batch_size"] = [*sizes, *smaller]
-    if now.loader == "torch":
+    if "workers" in name_levers(now):
         tried["workers"] = sorted(
             {0, 1, 2, 4, 8, len(usable_cpus())} & {*range(len(usable_cpus()) + 1)}
         )
