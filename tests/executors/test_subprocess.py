@@ -248,6 +248,43 @@ def test_a_worker_that_cannot_even_start_in_time(data: DatasetInfo, tmp_path: Pa
 # -------------------------------------------------- what the parent does, with a scripted worker
 
 
+PRINTS = """
+import faulthandler, signal, sys, time
+faulthandler.register(signal.SIGUSR1)
+print("there", flush=True)
+while True:
+    print(".", flush=True)
+    time.sleep(0.1)
+"""
+LATE = """
+import faulthandler, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: (time.sleep(1.5), faulthandler.dump_traceback()))
+print("there", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("code", [PRINTS, LATE], ids=["one that prints", "one that is late"])
+def test_the_stacks_of_a_worker_are_waited_for(code: str) -> None:
+    class Launched(Servers):
+        def launch(self, environment: Mapping[str, str]) -> Any:
+            pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            command = [sys.executable, "-c", code]
+            made = subprocess.Popen(
+                command, stderr=subprocess.STDOUT, start_new_session=True, **pipe
+            )  # type: ignore[call-overload]
+            return made, "", os.open(os.devnull, os.O_RDONLY)
+
+    worker = process.Worker(Job(Case(device="cpu"), ""), {}, servers=Launched(cold=True))
+    try:
+        while b"there" not in b"".join(worker._recent):
+            time.sleep(0.05)
+        assert "most recent call first" in worker.dump_stacks()
+    finally:
+        worker.end(patiently=False)
+
+
 class Script:
     """A worker that says what it is told to, one script a try."""
 
