@@ -40,7 +40,7 @@ class Worker:
         seat: Seat | None = None,
         servers: Servers | None = None,
     ) -> None:
-        self._recent = deque[bytes](maxlen=16)  # of what it printed
+        self._recent = bytearray()  # the end of what it printed
         started = time.monotonic()
         with hold_to(job.lane.cores):
             environment = {**os.environ, **job.lane.variables, **variables}
@@ -98,7 +98,7 @@ class Worker:
         stacks, until = "", time.monotonic() + _DUMPED_S
         while _STACK not in stacks and time.monotonic() < until and self._process.poll() is None:
             time.sleep(0.5)
-            stacks = b"".join(self._recent).decode(errors="replace")
+            stacks = self._recent.decode(errors="replace")
         # workers of a DataLoader inherit the handler; what has none is ended a little early
         children = list_children(self.pid)
         for child in children:
@@ -158,15 +158,16 @@ def start_warm(
             log.join(_GRACE_S)
 
 
-def _keep_log(stream: IO[bytes], path: Path | None, recent: deque[bytes]) -> None:
-    """Keep the first and the last megabyte of what a worker prints, however much it is, and all of
-    it in ``recent``. A log that cannot be written does not stop the reading, because the worker
-    would then wait for ever."""
+def _keep_log(stream: IO[bytes], path: Path | None, recent: bytearray) -> None:
+    """Keep the first and the last megabyte of what a worker prints, the last in ``recent`` too.
+
+    A log that cannot be written does not stop the reading: the worker would wait for ever."""
     head, tail, kept, left_out = 0, deque[bytes](), 0, 0
     with stream, ExitStack() as opened:
         log: IO[bytes] | None = None
         while data := os.read(stream.fileno(), 1 << 16):
-            recent.append(data)
+            recent += data
+            del recent[:-_LOG_BYTES]
             if head < _LOG_BYTES:
                 head += len(data)
                 with suppress(OSError):

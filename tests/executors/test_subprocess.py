@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -254,7 +253,7 @@ faulthandler.register(signal.SIGUSR1)
 print("there", flush=True)
 while True:
     print(".", flush=True)
-    time.sleep(0.1)
+    time.sleep(0.001)
 """
 LATE = """
 import faulthandler, signal, sys, time
@@ -278,7 +277,7 @@ def test_the_stacks_of_a_worker_are_waited_for(code: str) -> None:
 
     worker = process.Worker(Job(Case(device="cpu"), ""), {}, servers=Launched(cold=True))
     try:
-        while b"there" not in b"".join(worker._recent):
+        while b"there" not in worker._recent:
             time.sleep(0.05)
         assert "most recent call first" in worker.dump_stacks()
     finally:
@@ -552,7 +551,7 @@ def keep(path: Path | None, *parts: bytes) -> None:
     read, write = os.pipe()
     with os.fdopen(write, "wb", 0) as writer:
         stream = os.fdopen(read, "rb", 0)
-        thread = threading.Thread(target=process._keep_log, args=(stream, path, deque()))
+        thread = threading.Thread(target=process._keep_log, args=(stream, path, bytearray()))
         thread.start()
         for part in parts:
             writer.write(part)
