@@ -153,14 +153,14 @@ class Case:
         "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)",
         since=3, follows="precision", applies=(_need("apex", "is trained by apex"),), order=str)
     fp8_recipe: str = _later("tensorwise", one_of(FP8_RECIPES),
-        "how torchao scales what fp8 rounds; bench.sweep --list describes them",
+        "how torchao scales tensors in fp8; bench.sweep --list describes them",
         follows="precision", applies=(_need("float8", "rounds to fp8"),),
         order=list(FP8_RECIPES).index)
     batch_size: int = describe_axis(128, parse_batch_size,
         "items (images) per step of the optimizer", common=True, named=True,
         affects=(LEARNING, FIT, FIRST))
     accumulate: int = _later(1, parse_whole("a number of micro-batches"),
-        "micro-batches that a batch is computed in, their gradients summed",
+        "micro-batches that a batch is divided into; their gradients are summed",
         affects=(DRAWS, FIT, WORK, FIRST), beside={"parallel": ("dp",), "cuda_graphs": (True,)},
         conflicts=(Conflict(  # pytorch issue 169545
             lambda case: case.accumulate > 1 and case.compile in OWN_GRAPHS and not _on_cpu(case),
@@ -178,14 +178,14 @@ class Case:
         common=True, affects=(LEARNING, RATE), follows="optimizer",
         fill=lambda case: default_lr(case.optimizer))
     optimizer: str = _later("sgd", one_of([*OPTIMIZERS, OWN]),
-        "what steps the weights, of bench.sweep --list (sgd, or a --workload's own)", common=True,
+        "one of bench.sweep --list (default: sgd, or a --workload's own)", common=True,
         affects=(LEARNING, RATE, FIT, WORK), conflicts=(
             Conflict(lambda case: case.optimizer == OWN and case.workload == IMAGES,
                 f"--optimizer {OWN} is that of a --workload; give one, or leave it out"),
             Conflict(lambda case: case.optimizer != "sgd" and PRECISIONS[case.precision].apex,
                 "--precision {case.precision} trains with SGD only; give --optimizer sgd")))
     lr_scaling: str = _learning("none", one_of(LR_SCALINGS),
-        "multiply the learning rate by batch size over --base-batch, or by its root")
+        "multiply the learning rate by batch size over --base-batch, or by its square root")
     base_batch: int = _learning(128, parse_whole("a batch size"),
         "batch size that the learning rate is given for", follows="lr_scaling",
         applies=(_IS_SCALED,))
@@ -193,7 +193,7 @@ class Case:
         "steps, or percent of all steps, over which the learning rate rises to its value",
         order=lambda text: (text.endswith("%"), float(text.removesuffix("%"))))
     schedule: str = _learning("constant", one_of(SCHEDULES),
-        "how the learning rate goes on; bench.sweep --list describes them",
+        "learning-rate schedule; bench.sweep --list describes them",
         conflicts=(Conflict(lambda case: case.schedule == "onecycle" and case.lr_warmup != "0",
             "--schedule onecycle has its own warm-up; leave out --lr-warmup"),))
     epochs: int = _learning(1, parse_whole("a number of epochs"), "epochs to train, each measured",
@@ -210,20 +210,20 @@ class Case:
     evaluate: bool = _measuring(False, parse_switch,
         "measure loss and accuracy on the test images too")
     checkpoint: bool = _later(False, parse_switch,
-        "measure what a checkpoint takes and whether training goes on from it bit for bit; with "
+        "measure what a checkpoint costs and whether training resumes from it bit for bit; with "
         "several --epochs, keep the last and the best", affects=(), anchored=False,
         beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,)},
         absent=_HOW_MUCH | {"search": "a trial that was interrupted begins anew"})
     profile: bool = _measuring(False, parse_switch,
-        "see by a few steps under torch's profiler where their time goes", since=4, quiet=True,
-        common=True,
+        "run a few more steps under torch's profiler, to see where their time goes", since=4,
+        quiet=True, common=True,
         beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,), "device": OTHERS},
         absent=_FEW_STEPS | _HOW_MUCH
         | {"search": "bench.sweep profiles the settings that were found"})
     cudnn_benchmark: bool = describe_axis(False, parse_switch,
         "let cuDNN time its algorithms during warm-up", affects=(FIT, PROOF), prepares="autotuning")
     compile: str = describe_axis("off", parse_compile,
-        "torch.compile the network during warm-up, in a mode of bench.sweep --list", quiet=True,
+        "mode of torch.compile; bench.sweep --list describes them", quiet=True,
         switch=True, common=True, affects=(FIT, PROOF, KERNELS), order=list(COMPILES).index,
         anchored=False, prepares="compiling", beside={"parallel": ("dp",)})
     cuda_graphs: bool = describe_axis(False, parse_switch,
@@ -247,10 +247,10 @@ class Case:
         "describes them",
         affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST), baseline=True, absent=_FEW_STEPS)
     start: str | None = _later(None, parse_start,
-        "file of the weights to start from, .safetensors or of torch.save (default: none)",
+        "file of weights to start from, .safetensors or written by torch.save (default: none)",
         affects=(LEARNING, PROOF, WORK, FIRST), baseline=True, absent=_FEW_STEPS)
     workload: str = _later(IMAGES, parse_workload,
-        "what to train, package.module:factory; it brings its network, data and loss (default: "
+        "what to train, package.module:factory, with its own network, data and loss (default: "
         "--model on the images of --dataset)", common=True,
         affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
     input: str | None = _synthetic(None, parse_input,
@@ -261,8 +261,7 @@ class Case:
         "where batches are made: on the device from data that stay there, or by torch's DataLoader "
         "on the CPU", follows="", applies=(), affects=(DRAWS, FIT, WORK))
     workers: int = _loading(0, parse_whole("a number of workers", least=0),
-        "processes of --loader torch; 0 loads within the training process, as torch does by "
-        "default")
+        "worker processes of --loader torch; 0, torch's default, loads in the training process")
     pin_memory: bool = _loading(False, parse_switch,
         "with --loader torch, copy batches to the GPU from page-locked memory, without waiting",
         affects=(FIT, WORK), beside={"device": ("mps",)},
@@ -289,7 +288,7 @@ class Case:
         "GPUs (on a CPU, processes) that train together; --batch-size is that of each",
         applies=(_TRAINS_TOGETHER,), affects=(LEARNING, FIT, PROOF, WORK, FIRST), kept=True)
     grad_compression: str = _parallel("none", one_of(GRAD_COMPRESSIONS),
-        "with --parallel ddp, the number format that gradients are exchanged in (default: their "
+        "with --parallel ddp, the number format in which gradients are exchanged (default: their "
         "own)", baseline=True, affects=(FIT, PROOF, WORK, RECIPE))
     bucket_mb: int = _parallel(25, parse_whole("a size of buckets"),
         "with --parallel ddp, MiB of gradients that are exchanged at once")
@@ -301,8 +300,8 @@ class Case:
     seed: int = describe_axis(0, parse_seed, "seed of weights, order and augmentation", affects=(),
         spread=True)
     device: str = describe_axis("cuda", one_of(DEVICES),
-        "where to train: cuda, AMD's too, mps, xpu or cpu; only NVIDIA's were seen on hardware yet "
-        "(default: cuda if there is a GPU)", common=True, plain=True)
+        "where to train: cuda, mps, xpu or cpu (default: cuda if there is a GPU); only NVIDIA's "
+        "GPUs have been tested yet", common=True, plain=True)
     # fmt: on
 
     @cached_property

@@ -60,7 +60,7 @@ def build_parser() -> Parser:
     add("--step", "N", f"{largest} ({STEP})", whole, STEP)
     free = "recommend a batch size that leaves this share of memory free"
     add("--margin", "P%", f"{free} ({100 * MARGIN:g}%%)", _parse_margin, MARGIN)
-    runs = "make N probes of each search at most; the same command goes on (default: as needed)"
+    runs = "make at most N probes per search; the same command continues (default: as needed)"
     add("--probes", "N", runs, whole)
     group.add_argument("--json", action="store_true", help="print JSON on standard output")
     names = {device: " ".join(known) for device, known in PRECISIONS.items()}

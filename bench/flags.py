@@ -220,7 +220,7 @@ def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add ``-o``, for `write_document`."""
-    help = "write there instead of on the terminal (-)"
+    help = "file to write (default: -, the terminal)"
     parser.add_argument("-o", "--output", metavar="FILE", help=help, type=_parse_output)
 
 

@@ -26,7 +26,7 @@ EXECUTORS: dict[str, Kind] = {
         "bench.executors.ray.executor:RayExecutor", "on the nodes of a Ray cluster", here=False
     ),
     "fake": Kind(
-        "bench.executors.fake:FakeExecutor", "makes figures up, to try the harness", trains=False
+        "bench.executors.fake:FakeExecutor", "makes up figures, to try the harness", trains=False
     ),
 }
 

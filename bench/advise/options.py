@@ -53,17 +53,19 @@ def build_parser(docstring: str | None) -> Parser:
     usual = "default: precision=fp32,batch_size=128, where flags allow them"
     add("--now", "AXIS=VALUE,…", f"the setting that you use now ({usual})", default="")
     goals = {goal: goal for goal in GOALS}
-    small = f"what is to be small: {', '.join(GOALS)} ({GOALS[0]})"
+    small = f"what to minimise: {', '.join(GOALS)} ({GOALS[0]})"
     add("--for", "GOAL", small, partial(choose, right=goals), GOALS[0], "goal")
-    costs = "what an hour of this machine costs, in any currency; the answer has images for it"
+    costs = "price of an hour of this machine, in any currency, to show images per unit of it"
     above = partial(parse_number, right="a number above 0, such as 2.49")
     add("--price", "P", costs, above)
-    as_good = f"a training loss within this is as good ({MARGIN.replace('%', '%%')})"
+    as_good = (
+        f"a training loss that is higher by less counts as equal ({MARGIN.replace('%', '%%')})"
+    )
     add("--margin", "P%", as_good, _parse_margin, MARGIN)
     add("--format", "FORMAT", "text or json (text)", partial(choose, right=FORMATS), "text")
     add_axes(
         parser,
-        "one value fixes a setting, several are the ones to be tried; without a flag, "
+        "one value fixes a setting, several are tried; without a flag, "
         + ", ".join(dict.fromkeys(name for levers in LEVERS.values() for name in levers))
         + " and batch_size are tried",
     )

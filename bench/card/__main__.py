@@ -37,7 +37,13 @@ def build_parser() -> Parser:
     add = parser.add_argument
     minutes = os.environ.get(MINUTES) or "9"
     add("--minutes", metavar="N", default=minutes, help=f"time for all of it (${MINUTES}, or 9)")
-    add("--out", type=Path, default=Path("results"), metavar="DIR", help="where its folder goes")
+    add(
+        "--out",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder to create its folder in",
+    )
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     part = "part of the epoch that each case measures (0.2; 1 is the whole epoch)"
     add("--fraction", metavar="F", help=part)

@@ -1,9 +1,9 @@
 """`python -m bench.cards`: compare all cards that were measured.
 
-What each precision takes at one setting that all have and at each card's own fastest, what it gains
-over fp32 and tf32 and why, and which card is faster, as `bench.compare` judges it. Folders of
-another network, recipe, torch or version of the harness stand apart, with the reason; so does the
-card published in 2019.
+It shows the time of each precision at a setting that all cards have and at each card's own fastest,
+the speed-up over fp32 and tf32 and its reasons, and which card is faster, as `bench.compare` judges
+it. Folders of another network, recipe, torch or version of the harness are listed separately, with
+the reason; so is the card published in 2019.
 """
 
 from __future__ import annotations

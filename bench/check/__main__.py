@@ -50,7 +50,12 @@ def build_parser() -> Parser:
     add("--skip", nargs="+", default=[], metavar="CHECK", help="leave these checks out")
     add("--data-dir", metavar="DIR", type=Path, help="where CIFAR-10 is (./data)")
     add("--data-url", metavar="URL", help="a mirror of the CIFAR-10 archive")
-    add("--out", metavar="DIR", type=Path, help="results/check- and the time by default")
+    add(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="folder of the results (default: results/check-TIME)",
+    )
     add("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,

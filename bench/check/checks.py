@@ -95,7 +95,7 @@ CHECKS: dict[str, Check] = {
         ),
         Check(
             "initial-loss",
-            "before training the loss is that of guessing, ln(classes)",
+            "before training, the loss is that of guessing, ln(classes)",
             "A loss many times larger is summed instead of averaged, or the last layer starts too "
             "large. A smaller one means that the labels leak in, or that the weights are trained "
             "already: for those, add --skip initial-loss first-steps.",
@@ -108,13 +108,13 @@ CHECKS: dict[str, Check] = {
         ),
         Check(
             "own-pixels",
-            "what comes of a sample depends on its own pixels only (evaluation mode)",
+            "the output for a sample depends on its own pixels only (evaluation mode)",
             "The network mixes the samples of a batch: look for a view or reshape where permute "
             "or flatten(1) is meant, or a mean over dimension 0.",
         ),
         Check(
             "overfit",
-            "a network can learn one batch of 32 by heart",
+            "the network can memorise one batch of 32",
             "Something keeps it from learning at all: a learning rate that is too large or too "
             "small (--lr), gradients that do not arrive, a network that is too small.",
         ),
@@ -126,7 +126,7 @@ CHECKS: dict[str, Check] = {
         ),
         Check(
             "baseline",
-            "it learns from the images, not from the labels' shares alone",
+            "it learns from the images, not only from the frequency of labels",
             "With every image blank it learns as well: the labels do not belong to the images "
             "(see batch.png), or the images do not reach the network. A network that only starts "
             "slowly needs more --steps. Where the data are random there is nothing to learn: add "
@@ -134,7 +134,7 @@ CHECKS: dict[str, Check] = {
         ),
         Check(
             "seed",
-            "a seed gives the same steps again",
+            "the same seed gives the same steps",
             "Something draws random numbers that --seed does not reach: numpy's, or a generator "
             "of the model's own. Seed it in the model's factory.",
         ),

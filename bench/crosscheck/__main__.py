@@ -4,8 +4,7 @@ One case is measured by the harness and by a bare loop, in turn, each in fresh p
 and a separate memory poller share no code with the harness, except what is trained: the network's
 definition, or the workload's network, batches and loss. The ratios of seconds, of the memory of
 tensors, and of the GPU memory outside torch's allocator must be within 1 % of 1. What the allocator
-holds without using it is left out: it depends on the order in which tensors came and went, not on
-the work.
+holds without using it is left out: it depends on the order of allocations, not on the work.
 
 With --overhead the loop is one of the harness's own parts, for any case: the same network, images,
 warm-up and steps, but no sampler, events, step clock or records. The last line printed is the ratio

@@ -1,4 +1,7 @@
-"""`python -m bench.export SWEEP --to TRACKER`: give records to an experiment tracker."""
+"""`python -m bench.export SWEEP --to TRACKER`: give records to an experiment tracker.
+
+A record that was exported before is left as it is.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def build_parser() -> Parser:
     lines = "\n".join(f"  {name:13}{kind.help}" for name, kind in TRACKERS.items())
     parser = Parser(
         prog="python -m bench.export",
-        description=describe(__doc__) + " A record that is\nthere already is left as it is.",
+        description=describe(__doc__),
         epilog=f"trackers:\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,7 +1,7 @@
 """`python -m bench.merge FOLDER … --out FOLDER`: join the folders of shards, lanes or machines.
 
-Each record stands in the joined folder once, whichever folders and however often they are joined.
-What the sweeps planned and no folder has is named.
+Each record appears once in the joined folder, however often folders are joined. Planned runs that
+no folder has are listed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.merge",
         description=describe(__doc__),
-        epilog="It returns 1 where a shard is not among the folders, or a planned run has no final "
-        "row. Folders that were joined before need not be given again.",
+        epilog="Return code 1: a shard is missing, or a planned run has no final row. Folders that "
+        "were already joined need not be given again.",
     )
     add = parser.add_argument
     add("folders", nargs="+", metavar="FOLDER", type=Path, help="a sweep's folder")

@@ -22,7 +22,7 @@ FORMATS = {
     "md": ("bench.render.markdown", "all tables to paste"),
     "latex": ("bench.render.latex", "all tables for a paper (booktabs)"),
     "html": ("bench.report.html", "one self-contained page with figures"),
-    "csv": ("bench.report.csvfile", "a row a case, every derived number, SI units"),
+    "csv": ("bench.report.csvfile", "one row per case, every derived number, SI units"),
     "json": ("bench.report.jsonfile", "the same, with tables and warnings"),
 }
 """Each a module whose ``render(report)`` returns the document as text."""
@@ -49,7 +49,7 @@ def build_parser() -> Parser:
     add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
     add("--full", action="store_true", help="print all tables and notes, not a screen of 40 lines")
-    add("--watch", action="store_true", help="redraw as the sweep goes on, until Ctrl-C")
+    add("--watch", action="store_true", help="redraw while the sweep runs, until Ctrl-C")
     return parser
 
 

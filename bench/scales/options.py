@@ -116,7 +116,7 @@ def build_parser() -> Parser:
     add("--dataset", metavar="NAME", help=images)
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     add("--allow-shared", action="store_true", help="run on a GPU that others use")
-    out = "folder to write the map to (results/scales- and the time)"
+    out = "folder to write the map to (default: results/scales-TIME)"
     add("--out", type=Path, metavar="DIR", help=out)
     add("--show", type=Path, metavar="DIR", help="show the map of a folder, and end")
     return parser

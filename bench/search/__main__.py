@@ -1,4 +1,4 @@
-"""`python -m bench.search`: find the best settings for training, the poorer trials ended early.
+"""`python -m bench.search`: find the best settings for training, ending poorer trials early.
 
 Trials are cases of several epochs, drawn over learning rate, loss scale, batch size or any other
 axis, and run like those of a sweep. After some epochs the poorer ones end, by ASHA; see

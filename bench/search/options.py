@@ -137,10 +137,10 @@ def build_parser(docstring: str | None) -> Parser:
     add("--samples", "N", f"trials to make ({SAMPLES})", several, SAMPLES)
     by = f"what trials are compared by: {', '.join(METRICS)} ({METRIC})"
     add("--metric", "NAME", by, default=METRIC)
-    add("--grace", "E", f"epochs that every trial is given ({GRACE})", default=str(GRACE))
-    share = f"of the trials compared, about one in R goes on, R times as long ({REDUCTION})"
+    add("--grace", "E", f"epochs that every trial trains ({GRACE})", default=str(GRACE))
+    share = f"about one in R of the compared trials continues, R times as long ({REDUCTION})"
     add("--reduction", "R", share, partial(parse_whole, least=2, most=1000), REDUCTION)
-    limit = "begin no trial after so many seconds; the same command goes on (no limit)"
+    limit = "start no trial after S seconds; the same command continues (no limit)"
     above = partial(parse_number, right="a number of seconds above 0")
     add("--time-limit", "S", limit, above, math.inf)
     group.add_argument("--dry-run", action="store_true", help="print the trials and their epochs")

@@ -95,8 +95,8 @@ def build_parser() -> Parser:
     add_flag(what, "--preset", "NAME", "a named grid of cases, see --list")
     add_flag(what, "--config", "FILE", "your own grid of cases, a TOML file", _read_path)
     repeats = (
-        f"fresh processes per case (default: 1; {CHEAP_REPEATS} where a --fraction up to "
-        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS} are given, as far as the repeats take "
+        f"fresh processes per case (default: 1, or {CHEAP_REPEATS} with a --fraction up to "
+        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS}, if the repeats take "
         f"at most {REPEATS_S / 60:g} minutes)"
     )
     add_flag(what, "--repeats", "N", repeats, partial(parse_whole, least=1))
@@ -111,7 +111,7 @@ def build_parser() -> Parser:
         "of powers of two, 32..1024, or auto, the largest that fits in memory less a margin, or "
         "32..auto",
     )
-    most = Rare("compute each batch in as few micro-batches as hold at most M images each")
+    most = Rare("divide each batch into as few micro-batches as possible of at most M images")
     add_flag(what, "--micro-batch", "M", most)
     how = add_running(parser)
     _add_switch(how, "--no-skip", Rare("run batch sizes above one that ran out of memory"))
@@ -143,7 +143,7 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         metavar="STATUS",
         type=lambda text: choose("--retry", text, {str(status): status for status in Status}),
         default=[],
-        help="run cases that ended like this again",
+        help="run cases with these outcomes again",
     )
     phase = Rare("seconds a phase of a case may take (3600)")
     add("--timeout", "S", phase, partial(_parse_seconds, least=0.001), 3600.0, "timeout_s")
@@ -155,8 +155,8 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         how,
         "--cold",
         Rare(
-            "start each worker as a new Python (default: fork it from a process that has imported "
-            "torch, which takes seconds less)"
+            "start each worker as a new Python process (default: fork it from one that has "
+            "imported torch, which takes seconds less)"
         ),
     )
     lanes = (

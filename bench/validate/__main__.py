@@ -29,8 +29,8 @@ def build_parser() -> Parser:
         description="Check folders of results before they are shared: that they can be read, were "
         "measured by known code in one environment, are complete, and hold no figure that their "
         "steps, their work, the data sheet of the card or the images contradict.",
-        epilog=f"A line 'check: reason' in a folder's {KNOWN_FAULTS} keeps a fault that is known: "
-        "it is printed, and does not count. Return code 1: a check failed. 2: a wrong flag.",
+        epilog=f"A line 'check: reason' in a folder's {KNOWN_FAULTS} accepts a known fault: it "
+        "is printed and does not count. Return code 1: a check failed. 2: a wrong flag.",
     )
     add = parser.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="a sweep's folder or records file")

@@ -30,7 +30,7 @@ def build_parser() -> Parser:
         nargs="+",
         default=["precision"],
         metavar=("NAME", "A B"),
-        help="what the two cases differ in, and its two values, such as --axis precision fp16 "
+        help="the setting that differs, and its two values, such as --axis precision fp16 "
         "bf16-amp (default: precision, each against fp32)",
     )
     add("--from", dest="before", metavar="A", help="its value before (default: each; fp32)")
