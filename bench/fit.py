@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
         print(line, file=sys.stderr if given.json else sys.stdout)
     print_walls(walls, given.step, options.executor, given.json)
     if session.stopped or any(wall.ending is None for wall in walls.values()):
-        print(f"not finished; to go on: {session.resume}", file=sys.stderr)
+        print(f"not finished; to continue: {session.resume}", file=sys.stderr)
     if session.stopped:
         return 128 + session.stopped
     found = any(wall.largest is not None for wall in walls.values())

@@ -59,7 +59,7 @@ def _expect(kind: type, value: Any) -> Any:
 
 def _choose(options: tuple[Any, ...], value: Any) -> Any:
     if value not in options:
-        raise ValueError(f"{value!r} is none of {', '.join(options)}")
+        raise ValueError(f"{value!r} is not one of {', '.join(options)}")
     return value
 
 

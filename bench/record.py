@@ -380,7 +380,7 @@ class Environment:
 class Step:
     """One row of a learning curve: a training step, or a run of steps a log reported together."""
 
-    step: int = column("from 0; goes on over the epochs")
+    step: int = column("from 0; continues across epochs")
     images: int = column("images since the row before")
     loss: float | None = column("mean cross-entropy; empty if not finite")
     correct: int | None = column("how many of them were predicted right")

@@ -531,7 +531,7 @@ def test_doubts_are_of_the_runs_that_were_compared(tmp_path: Path, capsys: Captu
     plain = (rows["precision"] == "fp32") & (rows["until"] == "0.01")
     compared = rows["record_id"][plain].tolist()
     runs = len(compared)
-    said = f"Doubted of the {runs} runs that were compared"
+    said = f"Doubts about the {runs} runs that were compared"
     assert f"{said}: {runs} not measured; python -m bench.report {tmp_path} says" in told
 
     lines = read_csv(tmp_path / "records.csv", dtype=str, keep_default_na=False)

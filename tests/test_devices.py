@@ -350,7 +350,7 @@ def test_what_amd_smi_does_not_tell_is_none_with_its_reason() -> None:
     assert known == (None, None, None, 749.0)
     assert gpu.why("energy_j") == "amdsmi: AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported"
     assert gpu.why("sm_clock_mhz") == "amdsmi: AMDSMI_STATUS_BUSY - Device busy"
-    assert "does not count what holds its clocks back" in gpu.why("throttle")
+    assert "does not report why its clocks are reduced" in gpu.why("throttle")
     counts = Counter(fake.asked)
     assert (counts["amdsmi_get_energy_count"], counts["amdsmi_get_clock_info"]) == (1, 4)
     assert counts["amdsmi_get_gpu_metrics_info"] == 1
@@ -418,8 +418,8 @@ def arc(monkeypatch: Patch) -> None:
 # names, GiB, and why they are not read
 GPUS = {
     "cuda": ("AMD Instinct MI300X", 191.7, "amdsmi is not installed: pip install"),
-    "mps": ("Apple M3 Max", 48.0, "of an Apple GPU powermetrics"),
-    "xpu": ("Intel(R) Arc(TM) B580 Graphics", 11.3, "of an Intel GPU nothing"),
+    "mps": ("Apple M3 Max", 48.0, "on an Apple GPU only powermetrics"),
+    "xpu": ("Intel(R) Arc(TM) B580 Graphics", 11.3, "on an Intel GPU no supported"),
 }
 
 

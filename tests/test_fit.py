@@ -168,7 +168,7 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     said = capsys.readouterr().err.splitlines()
     assert any(f"batch size {largest} trains, the search has not ended (" in line for line in said)
     command = join_flags(FAKE, LIMIT, ["--out", str(tmp_path / "cut")])
-    assert said[-1] == f"not finished; to go on: python -m bench.fit {shlex.join(command)}"
+    assert said[-1] == f"not finished; to continue: python -m bench.fit {shlex.join(command)}"
     table = fit.tabulate(dict(read_walls(read_records(tmp_path / "cut"))), 8)
     assert table.rows[0][-1].text == "not confirmed: the search has not ended"
     assert not table.notes
@@ -193,7 +193,7 @@ def test_so_many_probes_then_the_largest_so_far_and_the_command_that_goes_on(
     assert f"fp32: batch size {largest} trains" in said.err
     assert "the search has not ended (3 probes)" in said.err
     *_, last = said.err.splitlines()
-    assert last.startswith("not finished; to go on: python -m bench.fit ")
+    assert last.startswith("not finished; to continue: python -m bench.fit ")
     goes_on = shlex.split(last.partition("bench.fit ")[2])
     assert goes_on == [*flags, "--out", str(out.relative_to(tmp_path))]
     assert fit.main(goes_on) == 0, "it was found within three more"
@@ -296,7 +296,7 @@ def test_a_search_that_has_not_ended_is_gone_on_with(
     memory(LINE)
     run_fit(tmp_path, *LIMIT, "--precision", "fp32", "--probes", "2", rc=1)
     report = build(read_sweeps([tmp_path]))
-    assert report.next_step.why == "go on with the search for the largest batch"
+    assert report.next_step.why == "continue the search for the largest batch"
     asked = shlex.split(report.next_step.command)
     assert asked[:3] == ["python", "-m", "bench.fit"]
     assert "--probes" not in asked

@@ -370,8 +370,8 @@ class TestProcesses:
     @pytest.mark.parametrize(
         ("compute", "why"),
         [
-            ([(os.getpid(), None)], "the driver does not tell a process's memory"),
-            ([(os.getpid(), 0)], "the driver does not tell a process's memory"),
+            ([(os.getpid(), None)], "the driver does not report a process's memory"),
+            ([(os.getpid(), 0)], "the driver does not report a process's memory"),
             ([], "the card did not list it"),
         ],
     )

@@ -492,7 +492,7 @@ def test_without_any_lane_the_sweep_ends_and_says_so(
     assert "warning: no lane is left" in said
     command = ["python", "-m", "bench.sweep", *FP32, "4", "8", "16", "--out", str(out)]
     assert said.endswith(
-        f"\nnot finished: 1 run done, 2 runs left; to go on: {shlex.join(command)}\n"
+        f"\nnot finished: 1 run done, 2 runs left; to continue: {shlex.join(command)}\n"
     )
     monkeypatch.undo()
     again = run(out, "4", "8", "16")[2:]
@@ -508,9 +508,9 @@ def test_a_search_without_any_lane_says_how_to_go_on(
     flags = [*FAKE, "--precision", "fp32", "--memory-limit", "1GiB", "--out", str(out)]
     assert fit.main(flags) == 1
     said = capsys.readouterr().err
-    assert f"not finished; to go on: python -m bench.fit {shlex.join(flags)}" in said
+    assert f"not finished; to continue: python -m bench.fit {shlex.join(flags)}" in said
     assert sweep.main([*flags, "--batch-size", "auto"]) == 1
-    assert "not finished: 0 runs done, the search for 1 largest batch left; to go on: " in (
+    assert "not finished: 0 runs done, the search for 1 largest batch left; to continue: " in (
         capsys.readouterr().err
     )
 

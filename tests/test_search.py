@@ -484,7 +484,9 @@ def test_no_trial_begins_after_the_time_limit(
         patch.setattr(FakeExecutor, "run", take_long)
         patch.setattr(trials, "monotonic", lambda: clock[0])
         assert len(run(tmp_path, *RANGE, "--time-limit", "100")) == 3
-    assert "9 trials left; to go on: python -m bench.search --executor" in capsys.readouterr().err
+    assert (
+        "9 trials left; to continue: python -m bench.search --executor" in capsys.readouterr().err
+    )
     assert len(run(tmp_path, *RANGE)) == 12
 
 

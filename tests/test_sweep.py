@@ -642,7 +642,7 @@ def test_stopped_once_it_ends_cleanly_and_goes_on_later(out: Path, capsys: Captu
     frame = read_records(out)
     *_, last = errors.splitlines()
     done = int((frame["status"] == "ok").sum())
-    assert last.startswith(f"stopped: {done} runs done, {400 - done} runs left; to go on: ")
+    assert last.startswith(f"stopped: {done} runs done, {400 - done} runs left; to continue: ")
     assert shlex.split(last)[-2:] == ["--out", str(out)]
     assert 2 <= len(frame) < 400
     assert set(frame["status"][:-1]) == {"ok"}

@@ -280,7 +280,7 @@ def test_a_known_fault_is_printed_with_its_reason_and_does_not_count(
     (copy / "known-faults.txt").unlink()
     assert main([str(copy)]) == 1
     said = capsys.readouterr().out
-    assert "FAULT  code         the code is that of a commit, not edited" in said
+    assert "FAULT  code         the code is a commit's, unedited" in said
     assert "measured by 970e2a2a9d30+dirty" in said
     assert said.endswith("1 of 21 checks failed.\n")
 

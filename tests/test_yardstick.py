@@ -526,7 +526,7 @@ def test_the_next_sweep_takes_the_rates_of_this_one(
     said = capsys.readouterr().err
     assert said.count("measuring what the CPU can do now") == len(asked) == 1
     words = " ".join(said.split())
-    assert re.search(r"as measured \d+ min ago; python -m bench.doctor measures it anew", words)
+    assert re.search(r"as measured \d+ min ago; python -m bench.doctor measures it again", words)
     (one,), (other,) = read_rows(tmp_path / "a"), read_rows(tmp_path / "b")
     names = ("rate_float32", "rate_copy", "call_time_s", "rate_tries", "rates_at")
     assert [one[name] for name in names] == [other[name] for name in names]

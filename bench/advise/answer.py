@@ -198,8 +198,8 @@ class Answer:
         ratio = self.standing.compare(best) if best not in (None, self.now) else Ratio(1.0)
         if best is None or ratio.value is None or ratio.value >= 1:
             if others == 1:
-                return "the one other setting measured is not seen to be better"
-            return f"none of the {others:,} other settings measured is seen to be better"
+                return "the one other setting measured is not shown to be better"
+            return f"none of the {others:,} other settings measured is shown to be better"
         shown = ratio.invert()
         gain = f"{_digits(shown.value or 1.0)}{_interval(shown, _digits)}"
         which = f"best of the {others:,} other settings" if others > 1 else "one other setting"
@@ -236,7 +236,7 @@ class Answer:
         compared = len(self._list_compared(advised))
         runs = f"{count(compared, 'run')} that {'was' if compared == 1 else 'were'} compared"
         report = shlex.join(["python", "-m", "bench.report", str(self.folder)])
-        return f"Doubted of the {runs}: {said}; {report} says what helps."
+        return f"Doubts about the {runs}: {said}; {report} says what helps."
 
     def _count_doubts(self, advised: Case) -> dict[str, int]:
         compared = self._list_compared(advised)

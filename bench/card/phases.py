@@ -276,7 +276,7 @@ def _find_walls(limited: bool) -> Run:
         if ended.returncode == 2:
             return ended.conclude(State.FAILED)
         if ended.stopped:
-            return ended.conclude(ended.stopped, "goes on from its probes")
+            return ended.conclude(ended.stopped, "continues from its probes")
         walls = ended.read_answer()
         if walls is None:
             return ended.conclude(State.FAILED)

@@ -176,7 +176,7 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     else:
         yield f"no case in both: {explain_unmatched(comparison)}"
     if not any(list_differences(comparison)):
-        yield "no recorded difference in what ran them"
+        yield "no recorded difference in their environments"
     if spoilt := list(write_spoilt(comparison, matched)):
         yield (
             f"warning: do not rely on these times: {'; '.join(spoilt)}. Close other "

@@ -100,7 +100,7 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
     lacks = Counter(r.lack for r in ratios if r.judge(gate.margin) is Verdict.NONE)
     if wide := sum(r.rules_out_nothing(gate.margin) for r in ratios):
         limit = write_percent(gate.margin)
-        lacks[f"the interval reaches beyond {limit} both ways; more repeats would tell"] = wide
+        lacks[f"the interval reaches beyond {limit} both ways; more repeats would decide"] = wide
     why = dict(lacks.most_common())
     if not ratios:
         columns = [m.name for m in comparison.metrics if gate.word in (m.lower, m.higher)]

@@ -61,7 +61,7 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
     names = comparison.names
     if differing := list(list_differences(comparison)):
         rows = ((*told, "yes" * agree) for *told, agree in differing)
-        yield _tabulate("Differences in what ran them", ("what", *names, "must agree"), rows)
+        yield _tabulate("Differences in their environments", ("what", *names, "must agree"), rows)
     outcomes = [
         (comparison.label(match), a.ended, b.ended, comparison.change(match))
         for match, (a, b) in ((match, comparison.ends(match)) for match in comparison.matched)

@@ -203,7 +203,7 @@ def _tell(found: Explanation, beside: bool) -> Iterator[str]:
     )
     if ratio.low is not None and ratio.high is not None and ratio.low < 1 < ratio.high:
         yield (
-            "The repeats do not tell which is faster: close other programs, or use --repeats 5 or "
+            "The repeats do not show which is faster: close other programs, or use --repeats 5 or "
             "more."
         )
     if a.format == Arithmetic.FLOAT32 and a.step.arithmetic == Arithmetic.TFLOAT32:

@@ -127,12 +127,11 @@ def doubt_rates(yardstick: Yardstick, gpu: str | None) -> Iterator[tuple[str, st
         if share < FAR:
             yield (
                 f"{RATES[column]} reach {100 * share:.0f} % of the data sheet's, {best}",
-                "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER says what holds the card back",
+                "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER shows what slows the card down",
             )
         else:
             yield (
-                f"{RATES[column]} would be above the data sheet's, {best}: nothing is held against "
-                "that rate",
+                f"{RATES[column]} would be above the data sheet's, {best}: that rate is not used",
                 "nvidia-smi -q -d CLOCK shows a clock above the boost of the data sheet; if there "
                 "is none, measure again",
             )

@@ -151,7 +151,7 @@ class Amdsmi(LibraryCard):
         found = amdsmi.amdsmi_get_gpu_metrics_info(card)
         now = {name: found[name] for name in _RESIDENCIES if found.get(name, "N/A") != "N/A"}
         if not now:
-            raise LookupError("this GPU does not count what holds its clocks back")
+            raise LookupError("this GPU does not report why its clocks are reduced")
         before, self._counted = self._counted, now
         grown = [_RESIDENCIES[name] for name in now if now[name] > before.get(name, now[name])]
         return tuple(dict.fromkeys(grown)) if before else None

@@ -125,7 +125,7 @@ class LibraryCard(Device):
         if mine and len(sizes) == len(mine):
             return sum(sizes), others
         self._fails["process_bytes"] = (
-            "the driver does not tell a process's memory" if mine else "the card did not list it"
+            "the driver does not report a process's memory" if mine else "the card did not list it"
         )
         return None, others
 

@@ -350,7 +350,7 @@ class Monitor:
 
         for effect, note in (
             ("capped", "power-capped during the epoch"),
-            ("set", "clocks were held by a setting"),
+            ("set", "clocks were limited by a setting"),
             ("unknown", "throttled for a reason this version does not know"),
         ):
             if those(effect):

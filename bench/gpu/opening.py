@@ -11,8 +11,8 @@ from bench.gpu.kinds import read_build
 from bench.gpu.nvml import Nvml, NvmlMissingError
 
 _READERLESS = {
-    "mps": "of an Apple GPU powermetrics alone tells that, to root",
-    "xpu": "of an Intel GPU nothing that is asked tells that",
+    "mps": "on an Apple GPU only powermetrics can read that, as root",
+    "xpu": "on an Intel GPU no supported library reads that",
 }
 
 UNREAD = "memory in use, power, clocks, temperature and other processes of the GPU are not read"

@@ -337,7 +337,7 @@ def _tell_growth(found: Material) -> Iterator[Sheet]:
     if any(growth.miss > ROUGH or not growth.holds for _, growth in rows):
         notes.append(
             f"Where the line misses by more than {100 * ROUGH:.0f} %, or where what was measured "
-            "of the largest batch contradicts it, memory is no line (algorithms and allocators "
+            "of the largest batch contradicts it, memory is not a line (algorithms and allocators "
             "change with the batch size), and nothing is predicted; python -m bench.fit measures "
             "the largest batch."
         )

@@ -325,7 +325,7 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
     if again:
         return
     yield (
-        f"Efficiency is the speed-up over the number of {what}. An epoch is as long as that of the "
+        f"Efficiency is the speed-up over the number of {what}. An epoch takes as long as in the "
         "slowest process."
     )
     if rows[0].device == "cpu":
@@ -335,12 +335,12 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
         )
     if any(not math.isnan(row.exposed_s) for row in rows):
         yield (
-            "Exposed communication is what the exchange of gradients adds to a step: a step with "
-            "it less one without, measured after the epoch, ± half of its 95 % interval within a "
-            "run, or of the range of the runs where that is wider. Not above noise: none at all is "
-            "within that. What goes on beside the backward pass adds nothing. "
-            "On the wire: what a ring all-reduce sends from each, 2 (N - 1) / N of the gradients, "
-            "over the time of a step."
+            "Exposed communication is the time that the exchange of gradients adds to a step: a "
+            "step with it minus one without, measured after the epoch, ± half of its 95 % "
+            "interval within a run, or of the range of the runs where that is wider. Not above "
+            "noise: zero is within this. An exchange during the backward pass adds nothing. On "
+            "the wire: the bytes that each process sends in a ring all-reduce, 2 (N - 1) / N of "
+            "the gradients, over the time of a step."
         )
     links = {
         point.gpus: kinds
@@ -351,8 +351,8 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
     if len({tuple(kinds) for kinds in links.values()}) > 1:
         doubt = DOUBTS["unlike_links"]
         yield (
-            f"The GPUs of different numbers are not linked alike ({name_links(links)}), so that a "
-            f"drop may be that of a slower link. {doubt.fix}"
+            f"Runs with different numbers of GPUs use different links ({name_links(links)}), so a "
+            f"slower link may explain a drop. {doubt.fix}"
         )
     if any(row.parallel in AXES["parallel"].legacy for row in rows):
         yield "dp is torch's DataParallel, which torch itself advises against; use --parallel ddp."

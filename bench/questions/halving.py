@@ -178,18 +178,18 @@ def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) ->
         Column("rung", "rung (epochs)", "after which trials were compared", lambda rung: rung),
         Column("reached", "reached", "trials that trained as long",
                lambda rung: sum(len(trial.curve) >= rung for trial in trials)),
-        Column("went_on", "went on", "of them", lambda rung: len(list_values(rung, on=True))),
+        Column("went_on", "continued", "of them", lambda rung: len(list_values(rung, on=True))),
         metric("best", f"best {quantity.title}", "of those that reached it", lambda rung: take(
             pick, [*list_values(rung, on=True), *list_values(rung, on=False)])),
-        metric("worst_on", "worst that went on", "of those that went on",
+        metric("worst_on", "worst that continued", "of those that continued",
                lambda rung: take(drop, list_values(rung, on=True))),
         metric("best_ended", "best that ended", "of those that were ended there",
                lambda rung: take(pick, list_values(rung, on=False))),
     ]  # fmt: skip
     note = (
-        f"A trial goes on where it is no worse than the best {100 / halving.reduction:.3g} % of "
-        "those that came to the rung before it; the first always does. So the worst that went on "
-        "may be worse than the best that ended later."
+        f"A trial continues if it is within the best {100 / halving.reduction:.3g} % of "
+        "the trials that reached the rung before it; the first always continues. So the worst "
+        "that continued may be worse than the best that ended later."
     )
     rungs = halving.rungs if trials else ()
     yield Sheet("What the rungs decided", columns, rungs, [note], empty=())

@@ -105,7 +105,7 @@ def _suggest(
     drawn = drawn if _runs(drawn, SEARCH) else []
     yield "search by measuring, instead of making figures up", _change(sweep, drawn, others)
     words = _change(sweep, fit, ["--probes"]) if going else []
-    yield "go on with the search for the largest batch", words
+    yield "continue the search for the largest batch", words
     yield "time training at the batch sizes that were found", change(auto, **auto)
     whole = not (sweep.plan and sweep.plan.shard)
     cut = cases[cases["status"].isin(list(REPEATED))]
@@ -125,7 +125,7 @@ def _suggest(
     most = max(5, 2 * int(cases["repeats"].max()) + 1) if len(unsure) else 0
     words = (_choose_command(sweep, unsure) or last) if len(unsure) else []
     words = _change(sweep, words, OF_FIT, repeats=[str(most)])
-    yield "measure better what spreads, on an idle machine", words
+    yield "measure noisy cases better, on an idle machine", words
     profiled = set(cases.loc[cases["profiled_step_s"].notna(), "precision"])
     told = "fp32" in profiled and len(profiled) > 1
     yield "see where the time goes", [*WHY, name_folder(sweep)] if told else []

@@ -227,16 +227,15 @@ def _epoch_notes(rows: pd.DataFrame) -> Iterator[str]:
     if part:
         only = "Of some cases only" if _has_whole(rows) else "Only"
         yield (
-            f"{ESTIMATE} {only} {part} of an epoch was measured: what is marked {ESTIMATE} is "
-            "extrapolated to a whole one."
+            f"{ESTIMATE} {only} {part} of an epoch was measured: figures marked {ESTIMATE} are "
+            "extrapolated to a whole epoch."
         )
         rows = rows[rows["part"] < 1]
         if rows["train_loss"].notna().any():
             yield (
-                "Loss and accuracy are shown of whole epochs only: before, they tell of the first "
-                "steps, and a larger batch has taken fewer of them. A difference of loss is shown "
-                "where both sides are to learn alike, as two precisions are: after that part, at "
-                "equal steps."
+                "Loss and accuracy are shown for whole epochs only: in a part of an epoch, a "
+                "larger batch has taken fewer steps. A difference of loss is shown where both "
+                "sides should learn alike, such as two precisions, at equal steps."
             )
             yield DOUBTS["extrapolated"].advise(rows)
     elif (rows["kind"] == "published").all():

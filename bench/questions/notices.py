@@ -179,8 +179,8 @@ def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
     for sweep, told in mixed.items():
         if told:
             text = (
-                f"The rows of {sweep} differ in what ran them, and are compared only where this "
-                f"agrees: {'; '.join(told.values())}."
+                f"The rows of {sweep} were measured in different environments, and are compared "
+                f"only within one: {'; '.join(told.values())}."
             )
             yield Notice(label, text, "Use a new --out for each.")
     if across and len(mixed) > 1 and not any(mixed.values()):
@@ -188,7 +188,7 @@ def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
         said = [text for name, text in _differ(rows).items() if name != "gpu"]
         text = f"The sweeps differ in {'; '.join(said)}."
         judged = "python -m bench.compare judges two of them case by case."
-        mend = "Report what was made up apart." if mixed_origins else judged
+        mend = "Report made-up rows separately." if mixed_origins else judged
         yield from [Notice(label, text, mend)] if said else []
 
 

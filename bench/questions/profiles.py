@@ -145,7 +145,7 @@ def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
         operations = list(dict.fromkeys(timed.row.operation for _, timed in beyond))
         text = (
             f"The rates of {name_first(operations, 3)} would be above the data sheet of the card "
-            "and are left out: a cache holds what is moved, or the time is wrong."
+            "and are left out: the data come from a cache, or the time is wrong."
         )
         where = _count_cases([one for one, _ in beyond], len(divided))
         yield Notice("Beyond the data sheet", text, "Use a larger --batch-size.", where)

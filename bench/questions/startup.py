@@ -200,8 +200,8 @@ def _tell_parts(found: Material) -> Iterator[Sheet]:
         *(median_column(name, label, COLUMNS[name].help) for name, label in BESIDE.items()),
         median_column("all", "all of these", "the median of their sum"),
     ]  # fmt: skip
-    yield Sheet("Seconds of a run beside warm-up and training (median)", columns, rows)
+    yield Sheet("Seconds of a run apart from warm-up and training (median)", columns, rows)
 
 
 PRICES = Section("start-up", "When has compiling, autotuning or capturing paid off?", _tell_prices)
-PARTS = Section("beside", "What does a run take beside warm-up and training?", _tell_parts)
+PARTS = Section("beside", "How long does a run take apart from warm-up and training?", _tell_parts)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     trials, session = run_search(asked)
     measured = print_findings(session.out, trials.halving)
-    go_on = f"to go on: {session.resume}"
+    go_on = f"to continue: {session.resume}"
     if session.stopped:
         print(f"stopped; {go_on}", file=sys.stderr)
         return 128 + session.stopped

@@ -361,7 +361,7 @@ _ALL = (
           _meets("capped"), fatal=False),
     # a desktop, or who came after the epoch, computes nothing meanwhile
     Doubt("contended", "shared",
-          "Another program used what was measured on",
+          "Another program used the device or the cores of the run",
           _close_others,
           lambda r: is_shared(r.neighbours_computing, r.other_cores), detail=_quote("neighbours")),
     Doubt("disturbed", "slowed by other lanes",
@@ -377,8 +377,8 @@ _ALL = (
           "another --out.",
           lambda r: known(r.lane_spread), fatal=False, detail=_name_most("lane_spread")),
     Doubt("beside", "beside other lanes",
-          "Cases of one GPU ran beside other lanes, and those of several ran alone, so that "
-          "speed-ups over one may be too high",
+          "Cases on one GPU ran beside other lanes and cases on several GPUs ran alone, so "
+          "speed-ups over one GPU may be too high",
           "Use --lanes quiet with another --out: it runs one case at a time.",
           _is_beside_others, fatal=False),
     Doubt("noisy", "noisy",
@@ -392,7 +392,7 @@ _ALL = (
           lambda r: reduce(or_, (trend.find(r) for trend in TRENDS)),
           detail=lambda r: "; ".join(filter(None, (trend.describe(r) for trend in TRENDS)))),
     Doubt("unknown", "epoch not known",
-          "The measured steps are too few, or vary too much, to tell the time of an epoch as "
+          "The measured steps are too few, or vary too much, to know the time of an epoch as "
           f"well as --until asks, or within {100 * LEAST_KNOWN:.0f} %",
           _measure_longer("Use", ", or close other programs."),
           lambda r: r.missed | (_measure_error(r) > LEAST_KNOWN), detail=_describe_unknown_time),
@@ -402,8 +402,8 @@ _ALL = (
           WARMING.find, fatal=False, detail=WARMING.describe),
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
-          "for the host, so that these times say little of what it can do",
-          f"Use {_SPARE_HOST}; python -m bench.why tells what it waited for.",
+          "for the host, so these times say little about the GPU",
+          f"Use {_SPARE_HOST}; python -m bench.why shows what it waited for.",
           lambda r: r.busy_share < LEAST_BUSY, fatal=False,
           detail=lambda r: f"down to {100 * r.busy_share.min():.0f} %"),
     Doubt("few", "few steps",
@@ -450,9 +450,9 @@ _ALL = (
           _measure_longer("Use a smaller static --loss-scale, or", ": a dynamic scale settles."),
           _is_skipping, fatal=False),
     Doubt("inexact", "resume differs",
-          "Training that is resumed from a checkpoint does not go on bit for bit, although "
-          "the device repeats its steps",
-          "Keep what steps change in buffers of the network, draw random numbers from "
+          "Training resumed from a checkpoint is not the same bit for bit, although the device's "
+          "steps are deterministic",
+          "Keep state that steps change in buffers of the network, draw random numbers from "
           "torch's generators or the one that a workload is given, and run --checkpoint "
           "again.",
           lambda r: r.resume_difference != "", fatal=False, detail=_quote("resume_difference")),
@@ -469,8 +469,8 @@ _ALL = (
           lambda r: r.links.find(lambda links: len(list_links(links)) > 1), fatal=False,
           detail=_describe_links),
     Doubt("unnamed", "operations unnamed",
-          f"Operations that no kind of work names took more than {100 * MOST_UNNAMED:.0f} % "
-          "of a profiled step, so that what is said of its kinds is incomplete",
+          f"Operations of no known kind took more than {100 * MOST_UNNAMED:.0f} % "
+          "of a profiled step, so the breakdown by kind is incomplete",
           "The rows of the kind other in work.csv name them; --trace keeps what shows where "
           "they ran.",
           lambda r: r.unnamed_share > MOST_UNNAMED, fatal=False),
@@ -482,14 +482,13 @@ _ALL = (
           & (r.profiled_step_s > MOST_STRETCHED * r.step_time_median_s), fatal=False),
     Doubt("beyond", "beyond the data sheet",
           "More FLOP or bytes a second than the data sheet of the card allows, which are left "
-          "out: a cache holds what the network moves, or the times are wrong",
+          "out: the data come from a cache, or the times are wrong",
           "Use a larger --batch-size, and python -m bench.crosscheck --overhead to check the "
           "times.",
           _is_beyond, fatal=False),
     Doubt("wrong_rates", "machine's rates beyond the data sheet",
-          "A rate of the machine was measured above the data sheet of its card, and is left "
-          "out: nothing is held against it. The time is wrong, or the card's clock was above "
-          "the boost that the data sheet is for",
+          "A rate of the machine was measured above the data sheet of its card, and is not used. "
+          "The time is wrong, or the card's clock was above the boost that the data sheet is for",
           "nvidia-smi -q -d CLOCK shows such a clock; if there is none, run the same command "
           "with a new --out, which measures the rates again.",
           _has_wrong_rates, fatal=False),

@@ -199,7 +199,7 @@ _ALL = (
     Quantity("setup_time_s", "set-up", "s", "lower", "process start to the first step"),
     Quantity("warmup_time_s", "warm-up", "s", "lower", "steps thrown away before the epoch"),
     Quantity("checkpoint_bytes", "checkpoint", "MiB", "lower",
-             "file with all that training needs to go on", spread=False),  # its size repeats
+             "file with all that training needs to continue", spread=False),  # its size repeats
     Quantity("checkpoint_save_s", "save", "s", "lower",
              "saving a checkpoint, until the disk has it"),
     Quantity("checkpoint_share", "save, of an epoch", "%", "lower",

@@ -144,7 +144,7 @@ def conclude(session: Session, parts: Sequence[Part], grids: Sequence[Grid]) -> 
         what += [f"the search for {count(searches, 'largest batch')}"] * bool(searches)
         left = (
             f"{'stopped' if session.stopped else 'not finished'}: {count(done, 'run')} done, "
-            f"{' and '.join(what)} left; to go on: {session.resume}"
+            f"{' and '.join(what)} left; to continue: {session.resume}"
         )
     found = any(wall.largest is not None for _, wall in walls)
     measured = found or any(grid.measured for grid in grids)

@@ -36,7 +36,8 @@ the largest batch, the part of a sweep, the rules and trials of a search for the
 
 def refuse_unwritable(out: Path | None) -> None:
     """Refuse an --out that no folder can be made at, before anything costs time."""
-    place = (out or Path("results")).absolute()
+    out = out or Path("results")
+    place = out.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():

@@ -294,7 +294,7 @@ class Loop:
                 minutes = find_age(recalled.measured_at) / 60
                 self.display.say(
                     f"{title}: {said}, as measured {minutes:.0f} min ago; python -m bench.doctor "
-                    "measures it anew"
+                    "measures it again"
                 )
             if recalled.rates:
                 self.lanes[lane.name] = inputs.add_rates(device, recalled)
@@ -312,7 +312,7 @@ class Loop:
         self.say(f"note: {column} was not measured: {why}" for column, why in found.reasons.items())
         self.say(write_doubts(found, environment.gpu))
         if slower := describe_slowdown(found.rates, earlier):
-            fix = "python -m bench.doctor names what else uses it, or holds it back"
+            fix = "python -m bench.doctor names what else uses it, or slows it down"
             self.display.say(f"warning: {environment.gpu or environment.cpu} gives {slower}; {fix}")
         if not (slower or expected):
             keep(found, environment, seconds, lane.cores)

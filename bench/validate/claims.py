@@ -412,16 +412,18 @@ _PEAKS = ("peak_device_bytes", "peak_process_bytes", "peak_reserved_bytes", "pea
 
 CLAIMS = (
     Claim("rows", "every row beside the records belongs to one of them", find_orphans),
-    Claim("code", "the code is that of a commit, not edited", find_unknown_code, _RAN),
+    Claim("code", "the code is a commit's, unedited", find_unknown_code, _RAN),
     Claim("environment", "all rows are of one machine and one software", find_environments),
     Claim(
         "plan",
-        "everything that was planned ran, and none of it was cut off",
+        "every planned run ended, and none was cut off",
         find_gaps,
         _RAN,
     ),
     Claim("outcome", "status, reason and figures of a row agree", find_wrong_outcomes),
-    Claim("doubts", "what doubts are told by is there", _of_rows(find_emptied), _TIMED),
+    Claim(
+        "doubts", "the columns that doubts are found by are filled", _of_rows(find_emptied), _TIMED
+    ),
     Claim(
         "moments",
         "phases fit between start and end, and rows follow each other",
@@ -440,10 +442,10 @@ CLAIMS = (
     ),
     Claim("memory", "memory fits in memory", _of_rows(find_wrong_memory), _PEAKS),
     Claim("steps", "the steps add up to the row", _of_rows(find_wrong_steps), ("measured_steps",)),
-    Claim("epoch", "the epoch is what its steps tell", _of_rows(find_wrong_epochs), _TIMED),
+    Claim("epoch", "the epoch agrees with its steps", _of_rows(find_wrong_epochs), _TIMED),
     Claim(
         "learning",
-        "loss and accuracy are those of the steps",
+        "loss and accuracy agree with the steps",
         _of_rows(find_wrong_learning),
         ("train_loss",),
     ),

@@ -88,13 +88,13 @@ SKETCHES: tuple[Sketch, ...] = (
     Sketch(
         "waterfall", "Which kinds of work make one step shorter than the other?",
         "From one step time to the other",
-        "By kind of work, what changed most first; the parts add up to the difference. A tick is "
+        "By kind of work, the largest change first; the parts add up to the difference. A tick is "
         "where a part would end at the rates measured on this machine.",
         frames.CHANGE, _each_pair(frames.take_waterfall), drawing.draw_waterfall, baseline=False,
     ),
     Sketch(
         "roofline", "How near is each kind of work to the limits of this machine?",
-        "Kinds of work under what this machine was measured to do",
+        "Kinds of work against the measured rates of this machine",
         "Higher is faster, and the line is the limit: a large copy on the slope, a large matrix "
         "product on the level. A larger point takes more of its step; lines join a kind of work "
         "before and after. What has no FLOP stands in the grey strip, as far below the slope as "
@@ -126,8 +126,8 @@ SKETCHES: tuple[Sketch, ...] = (
             frames.CARD: "A cross on the line of the card marks a batch that ran out of memory.",
             frames.LIMIT: "A cross on the line of the memory limit marks a batch that ran out of "
             "memory.",
-            frames.LINE: "Where memory is a line, it goes on dashed to batch sizes that did not "
-            "run, up to where it is predicted to end.",
+            frames.LINE: "Where memory grows linearly, a dashed line continues to batch "
+            "sizes that did not run, up to the predicted limit.",
         },
     ),
     Sketch(
@@ -138,8 +138,8 @@ SKETCHES: tuple[Sketch, ...] = (
     ),
     Sketch(
         "gpu-scaling", "How much faster are several GPUs than one?", "Speed-up over one GPU",
-        "Higher is better. Of weak scaling the batch of each GPU stays, of strong scaling that of "
-        "all together; on a CPU they are processes.",
+        "Higher is better. Weak scaling keeps the batch per GPU, strong scaling the total batch; "
+        "on a CPU, processes take the place of GPUs.",
         frames.WIDER, frames.take_scaling, drawing.draw_scaling, baseline=False,
     ),
     Sketch(
