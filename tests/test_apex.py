@@ -43,6 +43,7 @@ from bench.sweep.__main__ import main as sweep
 from bench.training.building import make_training
 from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
+from bench.work import Kind
 
 WAYS = [("2018", None), ("2019", None), ("today", None), *(("2019", level) for level in OPT_LEVELS)]
 """A generation, and the opt level where it is amp that trains."""
@@ -369,13 +370,14 @@ def test_a_sweep_goes_on_without_apex(tmp_path: Path, monkeypatch: Patch, capsys
 def test_a_worker_trains_with_what_is_installed(
     generation: str | None, data: DatasetInfo, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Through a real process, to the row: which interface trained, and the scale of each step."""
+    """Through a real process, to the row: which interface trained, the scale of each step, and the
+    work and the profile of a step."""
     if generation:
         place = str(install(tmp_path, generation))
         monkeypatch.setenv("PYTHONPATH", place, prepend=os.pathsep)
     case = Case(
         "training_for_tests:small", "synthetic", precision="fp16-apex", loss_scale=128.0,
-        batch_size=64, fraction=0.01, device="cpu",
+        batch_size=64, fraction=0.01, profile=True, device="cpu",
     )  # fmt: skip
     executor = SubprocessExecutor(Settings(timeout_s=300, allow_shared=True))
     job = Job(case, data.folder, None, tmp_path / "log")
@@ -389,3 +391,6 @@ def test_a_worker_trains_with_what_is_installed(
     assert outcome.measurement.arithmetic == "float16"
     assert outcome.measurement.overflow_steps == 0
     assert {step.loss_scale for step in outcome.steps} == {128.0}
+    assert outcome.measurement.step_bytes
+    assert outcome.measurement.profiled_steps
+    assert Kind.OPTIMIZER in {row.kind for row in outcome.work}

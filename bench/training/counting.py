@@ -306,13 +306,14 @@ Inside = Callable[[Kind | None], AbstractContextManager[Any]]
 @contextmanager
 def mark_parts(training: Training, inside: Inside) -> Iterator[None]:
     """Have the parts of each step run inside of ``inside(part)``, until this ends."""
+    scale, optimizer = (getattr(training, name, None) for name in ("loss_scale", "optimizer"))
     places: list[tuple[Any, str, Kind | None]] = [
         (training, "compute_loss", Kind.LOSS),
         (training, "_run", None),
         (training, "update", Kind.OPTIMIZER),
-        (training.loss_scale, "scale", Kind.LOSS_SCALING),
-        (training.loss_scale, "step", Kind.LOSS_SCALING),
-        (training.optimizer, "step", Kind.OPTIMIZER),
+        (scale, "scale", Kind.LOSS_SCALING),
+        (scale, "step", Kind.LOSS_SCALING),
+        (optimizer, "step", Kind.OPTIMIZER),
     ]
     places = [place for place in places if hasattr(place[0], place[1])]  # apex has its own
     with ExitStack() as stack:
