@@ -1,1 +1,1 @@
-"""One command, one answer: what to train with on this machine."""
+"""A search for the best training setting of this machine, by one command."""

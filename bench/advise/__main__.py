@@ -20,8 +20,8 @@ from bench.processes import leave
 def main(argv: Sequence[str]) -> int:
     """Find the setting to train with.
 
-    Returns 0 with an answer; 3 without one; 1 where the disk is full; 2 for a usage error; 130 or
-    143 where it was stopped.
+    Return 0 with an answer; 3 without one; 1 if the disk is full; 2 for a usage error; 130 or 143
+    if it was stopped by a signal.
     """
     began = monotonic()
     asked = parse_arguments(argv, __doc__)

@@ -1,4 +1,4 @@
-"""The search for advice: as a source of runs for a lane, in a folder that may hold earlier ones."""
+"""The search for advice, as a source of runs for a lane; its folder may hold earlier runs."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MIN_STEPS = 6
-"""Steps below which nothing is said of their spread."""
+"""Steps below which no error of their mean is computed."""
 
 
 def find_advice(asked: Question, until: float) -> Answer:
-    """Search until a time.monotonic(), and say what was found."""
+    """Search until ``until``, by `time.monotonic`, and return what was found."""
     axes, alike = asked.options.axes, "which may need different settings"
     with start_session(asked.options, [asked.now], alike=alike) as session:
         inputs = session.inputs
@@ -54,7 +54,7 @@ def find_advice(asked: Question, until: float) -> Answer:
         items = inputs.data(now).train_images
         fixed = {name: axes[name] for name in name_levers(now) if name in axes}
         fixed |= {name: values for name, values in axes.items() if len(values) > 1}
-        if asked.goal == "memory":  # of which the smallest batch takes least
+        if asked.goal == "memory":  # the smallest batch takes least
             fixed.setdefault("batch_size", [now.batch_size])
         levers = list_levers(now, fixed, items)
         scale = read_scale(session.out, now)
@@ -87,10 +87,10 @@ def find_advice(asked: Question, until: float) -> Answer:
 
 
 class Advisor:
-    """Deals out what `bench.advise.policy.choose` asks for, one run at a time.
+    """Source of runs: hands out what `bench.advise.policy.choose` asks for, one run at a time.
 
     Args:
-        settings: those that may be chosen, the present one first.
+        settings: the candidates, the present setting first.
         frame: the rows of the folder that new ones can be compared with.
         until: the time.monotonic() at which the budget ends.
     """
@@ -110,13 +110,13 @@ class Advisor:
         self.known = self._read(frame)
         self._open: Trial | None = None
         self._begun = False
-        self._chosen: list[Trial | None] = []  # what is next, once it is asked for
+        self._chosen: list[Trial | None] = []  # the next trial, once `_choose` has found it
         self._made: Space | None = None
         self.standing = Standing(self.known, self.space)
 
     @property
     def space(self) -> Space:
-        """What may be chosen, with what is expected of it by now: more, once rates are measured."""
+        """The candidates and what is expected of them, which improves once rates are measured."""
         settings, inputs, exact = self._settings, self.loop.inputs, self._asked.goal == "memory"
         now, prior = settings[0], expect(settings, inputs)
         if not prior and now.device == "cuda":
@@ -143,14 +143,14 @@ class Advisor:
         return self._open is None and self._choose() is not None
 
     def _choose(self) -> Trial | None:
-        """What is next: asked for twice a run, by `left` and `take`, and found once."""
+        """Return the next trial; cached, as `left` and `take` both ask for it in each run."""
         if not self._chosen:
             budget = Budget(self._asked.budget_s, self._until - monotonic())
             self._chosen = [choose(self.standing, budget)]
         return self._chosen[0]
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
-        # by these rates the length of the first run is told
+        # measures the rates that predict the length of the first run
         self.loop.rate(lane, self._settings[0].device)
         if self._open is not None or (trial := self._choose()) is None:
             return None
@@ -163,7 +163,7 @@ class Advisor:
         return Ticket((*run, False), self._attempts[run])
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
-        """Learn from a run; one that was lost is made again, but not for ever."""
+        """Learn from a run. A lost run is repeated, as often as `Losses` allows."""
         trial, self._open = self._open, None
         assert trial is not None
         lost = record.status is Status.LOST and self._losses.allow(trial, outcome)
@@ -174,7 +174,7 @@ class Advisor:
         self.loop.display.say(f"    {describe_progress(self.standing, self._until - monotonic())}")
 
     def _read(self, frame: pd.DataFrame) -> list[Result]:
-        """What earlier runs showed of the settings that may be chosen."""
+        """Return the results of earlier runs of the candidate settings."""
         allowed, found = set(self._settings), []
         rows = keep_latest(frame[find_repeats(frame)])
         again = REPEATED | set(self.loop.options.retry)
@@ -216,10 +216,10 @@ class Advisor:
 
 
 def _find_error(number: Callable[[str], float | None]) -> float | None:
-    """Half of the 95 % interval of a row's mean step, by the larger of two spreads, each as that of
-    a normal distribution: the median absolute deviation, and how far the slowest twentieth begins.
-    None below six steps. The row's own interval is one for the rest of its epoch, drift included,
-    which settings that are measured one after the other share."""
+    """Return half the 95 % interval of a row's mean step, over the median step; None below
+    `MIN_STEPS`. The standard deviation is the larger estimate of two, for a normal distribution: by
+    the median absolute deviation and by the 95th percentile. The row's own interval is for the rest
+    of its epoch, with drift, which settings measured one after the other share."""
     names = ("step_time_mad_s", "step_time_p95_s", "step_time_median_s", "measured_steps")
     spread, slow, middle, steps = map(number, names)
     if spread is None or slow is None or not middle or not steps or steps < MIN_STEPS:

@@ -1,4 +1,4 @@
-"""What a search for advice came to: what to train with, how sure that is, what was not tried."""
+"""The answer of a search for advice: what to train with, how sure that is, what was not tried."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from bench.verdict.ratio import Ratio, Verdict
 from bench.workloads import IMAGES
 
 MORE = 2
-"""The budget that is proposed where one was too small, as a multiple of it."""
+"""Multiple of the budget to propose if the budget was too small."""
 
 _FIRST = ("precision", "batch_size")
 
 
 def name(setting: Case, now: Case) -> str:
-    """Name a setting by its precision, batch size and what else differs from the present one, but
-    for what follows from that by itself."""
+    """Name a setting by its precision, batch size and the other axes that differ from the present
+    setting, except those that merely follow from a changed axis."""
     changed = [axis for axis in AXES if getattr(setting, axis) != getattr(now, axis)]
     others = [
         axis
@@ -68,18 +68,18 @@ def _say(axis: str, value: Value) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known, and what it comes to."""
+    """The outcome of a search."""
 
     standing: Standing
     goal: str  # of `bench.advise.standing.GOALS`
-    tried: Mapping[str, Sequence[Value]]  # the values of each lever that were to be tried
-    left_out: Mapping[str, str]  # values of levers that were not, and why
-    command: str  # that goes on, with the budget that was given
-    budget_s: float  # that was given
+    tried: Mapping[str, Sequence[Value]]  # the candidate values of each lever
+    left_out: Mapping[str, str]  # values that are not candidates, and why
+    command: str  # continues the search, with the budget that was given
+    budget_s: float  # as given
     folder: Path | None = None  # where the runs are
-    price: float | None = None  # of an hour
-    items: int = 0  # of an epoch
-    stopped: int = 0  # the signal that did so before its budget was used; 0 for none
+    price: float | None = None  # per hour
+    items: int = 0  # per epoch
+    stopped: int = 0  # the signal that stopped it before the budget was used; 0 for none
 
     @property
     def now(self) -> Case:
@@ -87,7 +87,7 @@ class Answer:
 
     @property
     def advised(self) -> Case | None:
-        """The setting to train with; None where there is nothing to choose from."""
+        """The setting to train with; None if fewer than two settings were measured."""
         return self.standing.advised if len(self.standing.values) > 1 else None
 
     @cached_property
@@ -96,12 +96,12 @@ class Answer:
 
     @cached_property
     def pending(self) -> Trial | None:
-        """What another budget would be used for first; None where it would change nothing."""
+        """The first run that another budget would be used for; None if none would help."""
         return choose(self.standing, UNLIMITED)
 
     @property
     def next_command(self) -> str:
-        """The command that goes on, with the budget that it should have."""
+        """The command that continues the search, with the budget that it should have."""
         minutes = math.ceil(self.budget_s * (1 if self.stopped else MORE) / 60)
         python, flags = self.command.split()[:3], shlex.split(self.command)[3:]
         return shlex.join([*python, *join_flags(flags, ["--budget", f"{minutes}m"])])
@@ -109,7 +109,7 @@ class Answer:
     # ------------------------------------------------------------------ as sentences
 
     def write(self) -> Iterator[str]:
-        """The answer, a line a thought, the most important first."""
+        """Yield the lines of the answer, the most important first."""
         advised = self.advised
         if self._evidence and self.standing.known:
             yield from self._evidence.tell_origin()
@@ -185,14 +185,14 @@ class Answer:
         return f"about {said} (from {count(runs, 'run')} each) {end}"
 
     def _tell_baseline(self, advised: Case) -> str:
-        """The gain over the best fp32, where that is not the present setting."""
+        """Return the gain over the best fp32 setting; empty if that is the present setting."""
         plain = next((s for s in self.standing.allowed if s.precision == "fp32"), self.now)
         if advised.precision == "fp32" or plain == self.now:
             return ""
         return f"{self._tell_ratio(advised, plain)} the best fp32 ({name(plain, self.now)})"
 
     def _tell_others(self) -> str:
-        """Why none of the others is advised."""
+        """Explain why none of the other settings is advised."""
         others = len(self.standing.values) - 1
         best = self.standing.best
         ratio = self.standing.compare(best) if best not in (None, self.now) else Ratio(1.0)
@@ -223,8 +223,8 @@ class Answer:
             yield self._tell_doubts(advised)
 
     def _list_compared(self, advised: Case) -> list[Result]:
-        """The runs by which a setting is advised: its own, those of the present one, and those of
-        the best that is not certain to be better."""
+        """List the runs that the advice rests on: those of the advised setting, of the present one,
+        and of the best one, which may not be certain to be better."""
         settings = dict.fromkeys([advised, self.now, self.standing.best or advised])
         measured = [s for s in settings if s in self.standing.values]
         return [run for setting in measured for run in self.standing.list_fine(setting)]
@@ -283,7 +283,7 @@ class Answer:
         )
 
     def _tell_batch(self, advised: Case) -> str:
-        """That a batch size changes learning, which is not judged here."""
+        """Warn that another batch size changes learning, which is not judged here."""
         if advised.batch_size == self.now.batch_size:
             return ""
         given = split_flags(shlex.split(self.command)[3:])
@@ -297,7 +297,7 @@ class Answer:
         )
 
     def _tell_compiling(self, advised: Case) -> str:
-        """After how many epochs compiling has paid for itself, beside the same not compiled."""
+        """Say after how many epochs compiling pays off, compared with not compiling."""
         plain = [s for s in self.standing.values if list_changes(s, advised) == ["compile"]]
         plain = [s for s in plain if not s.compiled]
         if not advised.compiled or not plain:
@@ -307,13 +307,13 @@ class Answer:
         if gain <= 0 or starts[0] <= starts[1]:
             return ""
         later = write_seconds(starts[0] - starts[1])
-        if self.standing.find_lead(plain[0], advised) > 0:  # which may be no gain
+        if self.standing.find_lead(plain[0], advised) > 0:  # the gain is not certain
             return f"Compiling takes {later} at the start."
         pays = count(math.ceil((starts[0] - starts[1]) / gain), "epoch")
         return f"Compiling takes {later} at the start and pays after {pays}."
 
     def _list_unsure(self, advised: Case | None) -> Iterator[str]:
-        """What may be better still, and which changes were not compared by themselves."""
+        """Yield the settings that may be better still, and changes that were not compared alone."""
         if advised is None or advised not in self.standing.values:
             return
         rivals = self.standing.list_rivals(advised)
@@ -333,7 +333,7 @@ class Answer:
                 yield f"{_say(axis, getattr(advised, axis))} was not compared by itself"
 
     def _list_refused(self) -> dict[str, list[str]]:
-        """Settings that did not run, that are not to be relied on, and that learn worse."""
+        """Group the settings that did not run, are unreliable or learn worse, by a title."""
         said: dict[str, dict[str, list[str]]] = {}
         for result in self.standing.known:
             if result.status in RELIABLE and result.trial.setting not in self.standing.diverged:
@@ -360,7 +360,7 @@ class Answer:
         return found
 
     def _list_untried(self) -> Iterator[str]:
-        """Values of levers that no run had, with the reason, and how many combinations."""
+        """Yield lever values that no run had, with the reason, and how many combinations."""
         if not self.standing.known:
             return
         yield from (f"{what} ({why})" for what, why in self.left_out.items())
@@ -392,7 +392,7 @@ class Answer:
     # ------------------------------------------------------------------ as data
 
     def describe(self) -> dict[str, Any]:
-        """The same as JSON: times in s, ratios of what is to be small, shares as fractions."""
+        """Return it for JSON: times in s, ratios of what is minimised, shares as fractions."""
         advised, ratio, learning = self.advised, Ratio(), None
         both = self.now in self.standing.values and advised in self.standing.values
         if advised not in (None, self.now) and both:
@@ -443,12 +443,12 @@ def _interval(ratio: Ratio, write: Any) -> str:
 
 
 def describe_start(standing: Standing, trial: Trial, budget_s: float, timeout_s: float) -> str:
-    """A line before the first run of a start: how long it takes, as far as that is known, and what
-    bounds all of them."""
+    """Return a line for before the first run: how long it takes, if known, and what limits all
+    runs."""
     takes = write_seconds(standing.predict_s(trial))
     if any(result.time_s for result in standing.known):
         takes = f"about {takes}"
-    elif standing.space.epoch_s(trial.setting):  # by the machine's rates, which no step exceeds
+    elif standing.space.epoch_s(trial.setting):  # by the machine's rates: a lower bound
         takes += " or more"
     else:
         takes = f"its start and {WARMUP_STEPS + LEAST_STEPS} steps or more, of unknown length"
@@ -460,7 +460,7 @@ def describe_start(standing: Standing, trial: Trial, budget_s: float, timeout_s:
 
 
 def describe_progress(standing: Standing, left_s: float) -> str:
-    """A line after a run: what is believed now, and what is left of the budget."""
+    """Return a line for after a run: the best setting so far, and what is left of the budget."""
     said, now, best = [], standing.now, standing.best
     if best is not None and now in standing.values:
         gain = math.exp(standing.mean(now) - standing.mean(best))

@@ -1,10 +1,10 @@
-"""What is expected of settings that were not measured, by those that were.
+"""Predictions for settings that were not measured, from those that were.
 
-A Gaussian process over the logarithm of what is to be small, such as an epoch's time, with fixed
-parameters (C. E. Rasmussen, C. K. I. Williams, Gaussian Processes for Machine Learning, 2006,
-algorithm 2.1). Two settings are held to be alike as far as their levers are: each lever has an
-effect of its own, and each pair of levers one beyond these, so that a gain that only two together
-bring can be seen and is not excluded before.
+A Gaussian process over the logarithm of the quantity to minimise, such as an epoch's time, with
+fixed parameters (C. E. Rasmussen, C. K. I. Williams, Gaussian Processes for Machine Learning, 2006,
+algorithm 2.1). Settings are as similar as their levers: each lever has an effect of its own, and
+each pair of levers one beyond these, so that a gain that needs two levers together is not excluded
+in advance.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ EFFECTS = {
     "workers": 0.3,
     "cudnn_benchmark": 0.1,
 }
-"""About how large the effect of a lever is, as a standard deviation of the logarithm: of DPN-92 on
-an H100 and an H200, fp32 → fp16 gave 3.3×, compiling 1.6×, channels-last 0.8×, batch size 128 → 512
-1.1× in fp32 and 1.5× in fp16. For other levers, `OTHER`."""
+"""Prior standard deviation of each lever's effect on the logarithm; `OTHER` for the rest. For
+DPN-92 on an H100 and an H200, fp32 → fp16 gave 3.3×, compiling 1.6×, channels-last 0.8×, batch size
+128 → 512 1.1× in fp32 and 1.5× in fp16."""
 
 OTHER = 0.15
 
 TOGETHER = 0.5
-"""The effect of two levers beyond those of each, as a part of the smaller of the two."""
+"""Effect of two levers beyond their own effects, as a share of the smaller one."""
 
 OCTAVES = 2.0
-"""Batch sizes so many doublings apart are alike by 1/e."""
+"""Batch sizes this many doublings apart have a correlation of 1/e."""
 
 HALF = 0.7
-"""How alike precisions are that compute in 16 bits, in tf32 or in 8: all by the tensor cores."""
+"""Correlation of different precisions that use tensor cores: 16-bit and 8-bit formats, and tf32."""
 
 
 GUESSES = {"float16": -0.8, "bfloat16": -0.7, "float8": -0.7, "tfloat32": -0.5}
-"""What a precision is expected to do to the logarithm of a time on a card where nothing was
-counted: less than DPN-92 gained on an H100, -1.2, -1.0 and -0.65, as a smaller network does."""
+"""Expected effect of a precision on the logarithm of the time, on a card where nothing was counted:
+less than DPN-92 gained on an H100 (-1.2, -1.0 and -0.65), as smaller networks gain less."""
 
 OCTAVE = -0.05
-"""What twice the batch size is expected to do: nearly nothing in fp32, and more in 16 bits."""
+"""Expected effect of doubling the batch size: almost none in fp32, more in 16 bits."""
 
 COMPILED = -0.2
-"""What compiling is expected to do: DPN-92 in fp16 on an H200 gained -0.48."""
+"""Expected effect of compiling: DPN-92 in fp16 on an H200 gained -0.48."""
 
 
 ALL_LOADING, LEAST_TRAINING = 0.9, 0.05
-"""Shares of an epoch: from which loading hides the training, and what training takes at least."""
+"""Shares of an epoch: from which loading hides training, and the least that training takes."""
 
 
 def guess(setting: Case) -> float:
-    """The logarithm of a time on a GPU, but for a constant, where nothing is known of it."""
+    """Return a guess of the logarithm of a setting's time on a GPU, up to a constant."""
     precision = PRECISIONS[setting.precision].arithmetic
     return (
         GUESSES.get(precision, 0.0)
@@ -74,14 +74,14 @@ def guess(setting: Case) -> float:
 
 @dataclass(frozen=True)
 class Belief:
-    """Of each of some settings the expected logarithm and its standard deviation."""
+    """The expected logarithm of each setting, and its standard deviation."""
 
     mean: NDArray[np.float64]
     error: NDArray[np.float64]
 
     def expect_gain(self, best: float) -> NDArray[np.float64]:
-        """By how much each is expected to be below ``best``, those that are above counting 0:
-        D. R. Jones et al., Efficient global optimization, 1998, equation 15."""
+        """Return the expected improvement of each setting over ``best``, where a worse one counts
+        as 0 (D. R. Jones et al., Efficient global optimization, 1998, equation 15)."""
         import numpy as np
         from scipy.special import ndtr
 
@@ -95,17 +95,16 @@ class Belief:
 def add_loading(
     prior: Sequence[float], settings: Sequence[Case], time_s: float, loading_s: float
 ) -> list[float]:
-    """What is expected of settings once the first of them was measured with torch's loader, which
-    takes ``loading_s`` where nothing is trained, and its epoch ``time_s``.
+    """Return the prior with data loading added, once the first setting was measured with torch's
+    loader: its epoch takes ``time_s``, and an epoch of loading alone ``loading_s``.
 
-    Workers divide the loading and do it beside the training; without any, one comes after the
-    other.
+    Workers share the loading and overlap it with training; without workers, the two alternate.
     """
     workers = settings[0].workers
     alone_s = loading_s * max(1, workers)
     training_s = time_s - loading_s if workers == 0 else time_s
     if workers and loading_s > ALL_LOADING * time_s:
-        training_s = time_s / 2  # hidden behind the loading, so that it may be anything below
+        training_s = time_s / 2  # hidden by the loading, so it may take any shorter time
     found = []
     for setting, expected in zip(settings, prior, strict=True):
         step_s = max(training_s, LEAST_TRAINING * time_s) * math.exp(expected - prior[0])
@@ -115,7 +114,7 @@ def add_loading(
 
 
 def relate(settings: Sequence[Case]) -> NDArray[np.float64]:
-    """The covariance of the logarithms of settings, but for what all have in common; shape
+    """Return the covariance of the settings' logarithms, without what all have in common; shape
     (settings, settings)."""
     import numpy as np
 
@@ -137,19 +136,19 @@ def believe(
     prior: Sequence[float],
     seen: Mapping[int, tuple[float, float]],
 ) -> Belief:
-    """What to expect of settings, of which at least one was measured.
+    """Predict all settings, of which at least one was measured.
 
     Args:
         covariance: of `relate`, shape (settings, settings).
-        prior: the logarithm that is expected of each before anything was measured, but for a
-            constant; shape (settings,).
-        seen: by its place the logarithm that was measured, and its standard error.
+        prior: the logarithm expected of each before any measurement, up to a constant; shape
+            (settings,).
+        seen: the measured logarithm and its standard error, by the setting's index.
     """
     import numpy as np
 
     places, known = list(seen), np.array(list(seen.values()))
     expected = np.asarray(prior, dtype=float)
-    # what all have in common, such as how fast the machine is, is not known before
+    # what all have in common, such as the machine's speed, is unknown in advance
     common = 10.0**2
     among = covariance[np.ix_(places, places)] + common + np.diag(known[:, 1] ** 2)
     across = covariance[:, places] + common
@@ -160,11 +159,11 @@ def believe(
 
 
 def _compare(values: Sequence[object], axis: str) -> NDArray[np.float64]:
-    """How alike the values of a lever are, 0 to 1; shape (settings, settings)."""
+    """Return how similar the values of a lever are, 0 to 1; shape (settings, settings)."""
     import numpy as np
 
     alike: NDArray[np.float64]
-    # numbers by which work is divided: what counts is how many times as many
+    # counts that divide the work: their ratio matters, not their difference
     if axis in ("batch_size", "workers", "accumulate"):
         octave = np.log2(np.array([1 + float(str(v)) for v in values]))
         alike = np.exp(-np.abs(octave[:, None] - octave[None]) / OCTAVES)

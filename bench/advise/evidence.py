@@ -1,4 +1,4 @@
-"""What the rows of the runs say beyond their times: what limits a setting, which are doubted."""
+"""What the rows of runs show beyond their times: what limits a setting, which are doubted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from bench.study.summaries import read
 from bench.study.sweeps import Sweep, read_sweep
 
 MOST_PARTS, LEAST_PART = 3, 0.05
-"""Parts of a step that are named, and the least share of it that such a part has."""
+"""The most parts of a step to name, and the least share of the step for a part to be named."""
 
 _OF_SHORT_RUNS = ("trend", "unknown", "few")
-"""Doubts that runs of seconds have anyway; how much they differ is in what is said of them."""
+"""Doubts that runs of a few seconds always have; the answer shows their spread anyway."""
 
 
 class Evidence:
-    """The rows of ``results`` in a folder, and of no other runs that it holds."""
+    """The rows of ``results`` in a folder, without its other runs."""
 
     def __init__(self, folder: Path, results: Collection[Result]) -> None:
         self._folder, self._ids = folder, {result.record_id for result in results}
@@ -37,11 +37,11 @@ class Evidence:
         return replace(sweep, records=sweep.records[sweep.records["record_id"].isin(self._ids)])
 
     def tell_origin(self) -> Iterator[str]:
-        """What is said first where these rows were not measured."""
+        """Yield the sentences to print first if these rows were not measured."""
         return tell_origin(self._sweep.records["executor"])
 
     def tell_limits(self, setting: Case) -> str:
-        """Say what the steps of a setting spend most time on; empty where none was profiled."""
+        """Say what the steps of a setting spend most time on; empty if none was profiled."""
         rows = self._sweep.records
         rows = rows[rows["profile"] & rows["status"].isin(RELIABLE) & rows[STEP].notna()]
         work = dict(list(self._sweep.work.groupby("record_id", sort=False)))
@@ -59,8 +59,8 @@ class Evidence:
         return ""
 
     def count_doubts(self, results: Collection[Result]) -> dict[str, int]:
-        """How many of the runs have each doubt that keeps a case from being called the fastest, by
-        the remark that reports have beside a row."""
+        """Count the runs with each doubt that keeps a case from being called the fastest, by the
+        remark that reports show beside a row."""
         rows = read([self._sweep])
         rows = rows[rows["record_id"].isin({result.record_id for result in results})]
         fatal = [doubt for doubt in DOUBTS.values() if doubt.fatal]

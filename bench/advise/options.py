@@ -82,7 +82,7 @@ class Question:
     goal: str  # of `GOALS`
     budget_s: float
     margin: float
-    price: float | None  # of an hour
+    price: float | None  # per hour
     write: Callable[[Answer], str]
 
 
@@ -109,7 +109,7 @@ def _parse_margin(flag: str, text: str) -> float:
 
 
 def parse_budget(flag: str, text: str) -> float:
-    """Read ``90s``, ``10m`` or ``1h`` as s. Raises UsageError: it is no time above 0."""
+    """Parse ``90s``, ``10m`` or ``1h`` as s. Raises UsageError: it is not a time above 0."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)\s*(s|m|min|h)", text.strip())
     seconds = float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[found[2]] if found else 0.0
     if not seconds:
@@ -118,11 +118,10 @@ def parse_budget(flag: str, text: str) -> float:
 
 
 def _read_now(given: argparse.Namespace, axes: Mapping[str, Sequence[Value]]) -> Case:
-    """The setting that is used now, by ``--now`` and the values of axes that flags give. Raises
-    UsageError: an axis is unknown, a value is not one that it can take, or settings do not go
-    together."""
+    """Return the present setting, from ``--now`` and the values that flags give. Raises UsageError:
+    an axis is unknown, a value is invalid, or settings cannot be combined."""
     present: dict[str, Any] = {name: values[0] for name, values in axes.items()}
-    # of several that are to be tried, the default is the present one, if it is among them
+    # if a flag gives several values, the present one is the default, if it is among them
     usual = {name: getattr(Case, name) for name, values in axes.items() if len(values) > 1}
     present |= {name: value for name, value in usual.items() if value in axes[name]}
     for size in axes.get("batch_size", []):

@@ -1,9 +1,9 @@
-"""What to measure next, within a budget, to find the best setting; nothing here runs anything.
+"""The choice of the next measurement, within a budget; nothing here runs anything.
 
-In turn: the setting that is used now; what promises most for its seconds; the best with each of its
-changes taken back, so that only what gains something stays; repeats of what may be better still, of
-the best and of the one used now; seeds of these two, for learning. What is known is a list of
-results, so that a search goes on wherever its records end.
+In this order: the present setting; what promises most for its time; the best setting with each of
+its changes undone, so that only useful changes stay; repeats of the best, of the present setting
+and of what may be better still; seeds of the advised and the present setting, to compare learning.
+All state is a list of results, so a search can continue wherever its records end.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from bench.limits import MIN_REPEATS
 from bench.record import Status
 
 LEAST_PROMISE = 0.005
-"""No setting is tried of which less than this is expected: it could not be told from none."""
+"""Least expected gain for which a setting is tried; less could not be told from none."""
 
 MUCH = 0.1
-"""A setting of which so much is expected may use what is kept for the repeats of others."""
+"""Expected gain from which a setting may use the time reserved for repeats."""
 
 EXPLORE = 0.7
-"""The part of the budget that looking for a better setting may take; the rest is for repeats."""
+"""Share of the budget for looking for better settings; the rest is for repeats."""
 
 MOST_REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds: of the whole search, and what is left of them."""
+    """The total time of a search, and the time left, in s."""
 
     whole_s: float
     left_s: float
@@ -45,12 +45,12 @@ UNLIMITED = Budget(1e9, 1e9)
 
 
 def choose(standing: Standing, budget: Budget) -> Trial | None:
-    """The run to make next; None where nothing is left that fits the budget and would help."""
+    """Return the next run; None if no run that fits the budget would help."""
     looks = [r.status for r in standing.known if r.trial.setting == standing.now]
     if not looks or looks == [Status.INVALID]:
         return Trial(standing.now, Aim.LOOK, len(looks) + 1)
     if not standing.values and any(result.time_s for result in standing.known):
-        return None  # what is to be small is not measured here
+        return None  # the quantity to minimise is not measured here
     for decide in (_explore, _take_back, _tell_apart, _judge_learning):
         if trial := decide(standing, budget):
             return trial
@@ -58,11 +58,11 @@ def choose(standing: Standing, budget: Budget) -> Trial | None:
 
 
 def _explore(standing: Standing, budget: Budget) -> Trial | None:
-    """The setting of which most is expected for its seconds, if that is worth a run.
+    """Return the setting with the highest expected gain for its time, if that is worth a run.
 
-    Of the seconds the root counts: by gain over seconds (J. Snoek et al., Practical Bayesian
-    Optimization of Machine Learning Algorithms, 2012), what has to be compiled came last, and in
-    budgets of minutes never.
+    The gain is divided by the square root of the seconds. Divided by the seconds themselves (J.
+    Snoek et al., Practical Bayesian Optimization of Machine Learning Algorithms, 2012), compiled
+    settings came last, and in budgets of minutes never.
     """
     import numpy as np
 
@@ -85,7 +85,7 @@ def _explore(standing: Standing, budget: Budget) -> Trial | None:
 
 
 def _take_back(standing: Standing, budget: Budget) -> Trial | None:
-    """The best with one of its changes taken back, if that was not tried."""
+    """Return the best setting with one of its changes undone, if that was not tried."""
     best, now = standing.best, standing.now
     for axis in list_changes(best, now) if best else ():
         for setting in standing.space.settings:
@@ -101,7 +101,7 @@ def _take_back(standing: Standing, budget: Budget) -> Trial | None:
 
 
 def _tell_apart(standing: Standing, budget: Budget) -> Trial | None:
-    """A repeat of the one used now, of the best or of a rival of it, the one that ran least."""
+    """Return a repeat of the present setting, the best or a rival of it, whichever ran least."""
     best, now = standing.best, standing.now
     if best is None:
         return None
@@ -119,8 +119,8 @@ def _tell_apart(standing: Standing, budget: Budget) -> Trial | None:
 
 
 def _judge_learning(standing: Standing, budget: Budget) -> Trial | None:
-    """A seed of the advised setting's twin or of the present one, if there is time for all; once
-    that has begun, as long as there is time for the next, since fewer seeds would say nothing."""
+    """Return a seed of the advised setting's twin or of the present setting, if there is time for
+    all; once begun, if there is time for the next, since fewer would say nothing."""
     advised, now = standing.advised, standing.now
     if not standing.space.judged or advised is None or now not in standing.values:
         return None

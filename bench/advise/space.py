@@ -1,4 +1,4 @@
-"""The settings that advice chooses from, and what counts and rates expect of them."""
+"""The candidate settings of a search for advice, and what counts and rates predict for them."""
 
 from __future__ import annotations
 
@@ -33,33 +33,34 @@ LEVERS: dict[str, dict[str, Sequence[Value]]] = {
         "channels_last": (False, True),
     },
 }
-"""What is tried where no flag says otherwise: what people change without changing the network. Of
-fp16 with a static loss scale, its default. max-autotune takes minutes to compile."""
+"""Values that are tried by default: what people change without changing the network. fp16 has its
+default static loss scale. max-autotune is left out, as it takes minutes to compile."""
 
 LESS, MORE = 4, 32
-"""Batch sizes from the present one over this to it times this are tried, as far as they fit."""
+"""Batch sizes from the present one over ``LESS`` to ``MORE`` times it are tried, if they fit."""
 
 LEAST_STEPS = 8
-"""An epoch has at least so many steps; with fewer a larger batch would be all of the data."""
+"""Least steps of an epoch; with fewer, a larger batch would be all of the data."""
 
 TRUST = 0.6
-"""Of the logarithm of what the least times of operations expect, about so much was measured: of
-DPN-92 on an H100 they expect 6.6× of fp16, and 3.3× were measured."""
+"""Share of the predicted logarithm that was measured: for fp16, the least times of DPN-92's
+operations predict 6.6× on an H100, and 3.3× were measured."""
 
 
 STARTS = {"cuda": (10.0, 40.0), "cpu": (4.0, 20.0)}
-"""Seconds that a run takes beside its steps, and those that compiling adds, before any was seen: on
-an H100 starts took 9 to 13; to compile DPN-92 took 75 on an H200, and a smaller network less."""
+"""Expected seconds of a run beside its steps, and those that compiling adds: an H100 took 9 to 13 s
+to start; an H200 took 75 s to compile DPN-92, and less for a smaller network."""
 
 
 def expect_start(setting: Case) -> float:
-    """The seconds of a run beside its steps, before any was seen."""
+    """Return the expected seconds of a run beside its steps, before any run was seen."""
     start, compiling = STARTS[setting.device]
     return start + compiling * setting.compiled
 
 
 def find_room(now: Case, inputs: Inputs) -> float:
-    """Bytes that training may take: of the card, or of a CPU's memory half, as others need some."""
+    """Return the bytes that training may use: a limit, the card's memory, or half
+    of what a CPU has available, as other programs need some."""
     import psutil
 
     if now.memory_limit:
@@ -69,18 +70,18 @@ def find_room(now: Case, inputs: Inputs) -> float:
 
 
 def name_levers(now: Case) -> list[str]:
-    """The axes of which values are tried where no flag fixes them."""
+    """Return the axes whose values are tried if no flag fixes them."""
     return [*LEVERS[now.device], "batch_size", *(["workers"] if now.loader == "torch" else [])]
 
 
 def list_levers(
     now: Case, given: Mapping[str, Sequence[Value]], items: int
 ) -> dict[str, list[Value]]:
-    """The values of each lever that are to be tried, the present one first.
+    """Return the values of each lever to try, the present one first.
 
     Args:
-        given: those that flags say.
-        items: of an epoch of training data.
+        given: the values that flags give.
+        items: the number of training items of an epoch.
     """
     tried: dict[str, Sequence[Value]] = dict(LEVERS[now.device])
     least = max(1, now.batch_size // LESS)
@@ -105,11 +106,11 @@ def list_settings(
     given: Mapping[str, Sequence[Value]],
     inputs: Inputs,
 ) -> list[Case]:
-    """All combinations of levers that go together and fit the data, the present setting first; what
-    this machine cannot run, or only emulates, is left out unless it is asked for.
+    """List all combinations of levers that are valid and fit the data, the present setting first,
+    except those that `refuse` excludes on this machine.
 
     Args:
-        given: the values of axes that flags say, and of the loss scale that a map does.
+        given: the values of axes that flags give, and the loss scale from a scale map.
     """
     kept = {now: None}
     for values in product(*levers.values()):
@@ -126,8 +127,8 @@ def list_settings(
 def make_setting(
     now: Case, changes: Mapping[str, Value], given: Mapping[str, Sequence[Value]] = {}
 ) -> Case:
-    """The present setting with some levers changed, and what follows from each: as `grid` has it.
-    Raises UsageError: they do not go together."""
+    """Return the present setting with some levers changed, and the defaults that follow from them,
+    by `grid`. Raises UsageError: they cannot be combined."""
     fixed = {name: getattr(now, name) for name in AXES}
     if changes.get("precision", now.precision) != now.precision:
         for name in FOLLOWS["precision"]:
@@ -140,16 +141,16 @@ def make_setting(
 
 
 def read_scale(folder: Path, now: Case) -> list[Value]:
-    """The loss scale to use in fp16, where `bench.scales` left a map of the network in a folder;
-    none where it did not. Raises UsageError: it cannot be read."""
+    """Return the loss scale for fp16, as a list, from the network's map that `bench.scales` left in
+    a folder; empty if there is none. Raises UsageError: the map cannot be read."""
     found = read_scale_map(folder)
     cases = [case for case in found.cases if case.model == now.model] if found else []
     return [use for case in cases if case.precision == "fp16" and (use := find_window(case).use)]
 
 
 def refuse(setting: Case, now: Case, inputs: Inputs, asked: Sequence[Value]) -> str:
-    """Why a setting is not tried on this machine; empty where it may be. A precision that would be
-    emulated is tried where flags ask for it."""
+    """Return why a setting is not tried on this machine; empty if it may be tried. An emulated
+    precision is tried only if flags ask for it."""
     if setting.precision == now.precision:
         return ""
     why = inputs.refuse(setting)
@@ -160,8 +161,8 @@ def refuse(setting: Case, now: Case, inputs: Inputs, asked: Sequence[Value]) -> 
 
 
 def expect(settings: Sequence[Case], inputs: Inputs) -> list[float]:
-    """The logarithm of an epoch's time that counts and rates expect, but for a constant; shape of
-    ``settings``. Empty where the device or the network was not measured."""
+    """Return the logarithm of the epoch time that counts and rates predict for each of
+    ``settings``, up to a constant; empty if the device or the network was not measured."""
     found: dict[tuple[str, int], float | None] = {}
     for setting in settings:
         told = setting.precision, setting.batch_size

@@ -1,4 +1,4 @@
-"""What the runs of a search for advice have shown so far, and what that comes to."""
+"""The state of a search for advice: the results so far, and the conclusions from them."""
 
 from __future__ import annotations
 
@@ -35,64 +35,64 @@ if TYPE_CHECKING:
 PRICED = "images-per-price"
 
 GOALS = ("time", "memory", "energy", PRICED)
-"""What advice may be for: the time or energy of an epoch, the peak of memory, or what a price buys,
-which on one machine is best where the time is."""
+"""Goals of advice: the time or energy of an epoch, the peak memory, or the items for a price, which
+on one machine ranks settings as the time does."""
 
 
 class Aim(StrEnum):
     """Why a setting is run."""
 
-    LOOK = "look"  # about how fast it is
-    MEASURE = "measure"  # to tell it from others
+    LOOK = "look"  # for a rough time
+    MEASURE = "measure"  # to tell it from other settings
     LEARN = "learn"  # whether it learns as well
 
 
 LOOK_UNTIL, MEASURE_UNTIL = 0.05, 0.01
-"""How well a run is to know its epoch time, within the run."""
+"""Relative error of the epoch time, within the run, at which a run may end."""
 
 MOST_PART = {Aim.LOOK: 0.1, Aim.MEASURE: 0.25}
-"""Part of an epoch that such a run may take at most."""
+"""Largest part of an epoch that a run may take, by its aim."""
 
 MOST_S = {Aim.LOOK: 10.0, Aim.MEASURE: 20.0}
-"""Seconds of steps that such a run takes at most, as far as they can be told before: a tenth of an
-epoch of ResNet-18 at 224 pixels took two CPU cores 8 minutes."""
+"""Most seconds of steps that a run takes, by its aim, as far as they can be predicted: a tenth of
+an epoch of ResNet-18 at 224 pixels took two CPU cores 8 minutes."""
 
 LEAST_STEPS, WARMUP_STEPS = 8, 6
-"""Steps that a run measures however long they are, as of fewer than six an epoch has no interval;
-and those before them, where few are measured."""
+"""Steps that a run measures however long they take, as an epoch has no interval below six steps;
+and the warm-up steps before them, if few are measured."""
 
 LEARN_PART = 0.2
-"""Of an epoch, over which two settings are compared that are to learn alike step by step."""
+"""Part of an epoch over which two settings that should learn alike, step by step, are compared."""
 
 LEARN_SEEDS = 5
-"""So many seeds each, or none: to look after three and go on to five, as long as nothing is told,
-would call 8 % of what differs by the margin equivalent, and not 5 %."""
+"""Seeds per setting, all or none: looking after three and going on to five while undecided would
+call 8 % of settings that differ by the margin equivalent, instead of 5 %."""
 
 NOISE = 0.03
-"""Between two runs of one setting, as a standard deviation of the logarithm of a time or an energy,
-before any is known: that of a shared machine. An own card's is a third."""
+"""Prior standard deviation between runs of one setting, of the logarithm of a time or an energy:
+that of a shared machine. On a card of one's own it is a third."""
 
 ALIKE = 0.01
-"""Settings that differ by less are as good as each other; then the simpler one is the advice."""
+"""Settings that differ by less are equally good; then the simpler one is advised."""
 
 MOST_RIVALS = 4
-"""Settings beside the best that are told from it by repeats."""
+"""The most settings, beside the best, that are repeated to tell them from it."""
 
 FULL = 0.95
-"""Part of the memory there is that a batch may be expected to take."""
+"""Share of the available memory up to which a batch is expected to fit."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: of ``setting``, the how manyeth for this aim. The first that measures is profiled,
-    so that the answer can say what limits the setting."""
+    """One run of ``setting``. The first measuring run is profiled, so that the answer can say what
+    limits the setting."""
 
     setting: Case
     aim: Aim
     repeat: int = 1
 
     def make_case(self, fraction: float) -> Case:
-        """What runs, over so much of an epoch."""
+        """Return the case to run, over a fraction of an epoch."""
         if self.aim is Aim.LEARN:
             return replace(self.setting, fraction=fraction)
         until = LOOK_UNTIL if self.aim is Aim.LOOK else MEASURE_UNTIL
@@ -103,7 +103,7 @@ class Trial:
 
 
 def read_trial(case: Case, repeat: int) -> Trial:
-    """What a run was for, that this search or another command made."""
+    """Return the trial that a run was, whether this search or another command made it."""
     setting = strip(case)
     if case.until is None and case.steps is None and case.fraction == LEARN_PART:
         return Trial(setting, Aim.LEARN, repeat)
@@ -113,52 +113,52 @@ def read_trial(case: Case, repeat: int) -> Trial:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run; None is what is not known."""
+    """The outcome of a run; None means not known."""
 
     trial: Trial
     status: Status
-    took_s: float  # wall time with everything
-    start_s: float = 0.0  # of this, set-up and warm-up, in which networks are compiled
-    trained_s: float = 0.0  # of this, the steps that were measured
+    took_s: float  # wall time of the whole run
+    start_s: float = 0.0  # part of it: set-up and warm-up, with compilation
+    trained_s: float = 0.0  # part of it: the measured steps
     time_s: float | None = None  # of an epoch
-    error: float | None = None  # half of the 95 % interval of its mean step, as a share
-    value: float | None = None  # what is to be small: time, memory or energy
-    used_bytes: float | None = None  # the peak of memory
-    room_bytes: float | None = None  # of this, what counts against the memory there is
-    loading_s: float | None = None  # what torch's loader takes for an epoch, nothing trained
+    error: float | None = None  # half the 95 % interval of the mean step, relative
+    value: float | None = None  # the quantity to minimise: time, memory or energy
+    used_bytes: float | None = None  # peak memory
+    room_bytes: float | None = None  # peak that counts against the available memory
+    loading_s: float | None = None  # an epoch of torch's loader alone, without training
     seed: int = 0
-    loss: float | None = None  # over what it trained
+    loss: float | None = None  # training loss over its part of an epoch
     reason: str = ""  # why it ended as it did, unless it is ok
     record_id: str = ""  # of its row; empty where it has none
 
 
 def list_changes(setting: Case, other: Case) -> list[str]:
-    """The axes in which a setting differs from another, less what follows from others of them."""
+    """List the axes in which two settings differ, except those that follow from others."""
     axes = [name for name in AXES if getattr(setting, name) != getattr(other, name)]
     return [name for name in axes if AXES[name].follows not in axes]
 
 
 def strip(case: Case) -> Case:
-    """The setting that a case measures."""
+    """Return the setting that a case measures, without how it was measured."""
     return replace(case, **{name: getattr(Case, name) for name in SAME_QUESTION})
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may be chosen from. ``prior`` is the logarithm of what is to be small that counts and
-    rates expect of each of ``settings``, but for a constant. ``start_s`` says how long a run takes
-    beside its steps, and ``epoch_s`` how long an epoch takes, before any was seen."""
+    """The candidate settings. ``prior`` is the logarithm of the quantity to minimise that counts
+    and rates predict for each of ``settings``, up to a constant. ``start_s`` predicts the seconds
+    of a run beside its steps, and ``epoch_s`` those of an epoch, before any run was seen."""
 
     now: Case  # the setting that is used now
-    settings: Sequence[Case]  # those that may be chosen, the present one among them
+    settings: Sequence[Case]  # the candidates, the present one among them
     prior: Sequence[float]
-    room_bytes: float | None = None  # the memory there is; None where it is not known
-    judged: bool = True  # whether learning is to be compared
-    margin: float = 0.01  # by which a loss may be higher, as a share
-    noise: float = NOISE  # 0 of what repeats itself exactly, as a peak of memory does
+    room_bytes: float | None = None  # available memory; None if not known
+    judged: bool = True  # whether to compare learning
+    margin: float = 0.01  # relative, by which a loss may be higher
+    noise: float = NOISE  # 0 for what repeats exactly, such as peak memory
     start_s: Callable[[Case], float] = lambda case: 10.0
-    epoch_s: Callable[[Case], float | None] = lambda case: None  # None where it is not known
-    items: int = 0  # of an epoch; 0 where that is not known
+    epoch_s: Callable[[Case], float | None] = lambda case: None  # None if not known
+    items: int = 0  # per epoch; 0 if not known
 
     @cached_property
     def places(self) -> dict[Case, int]:
@@ -170,7 +170,7 @@ class Space:
 
 
 class Standing:
-    """What the results so far have shown."""
+    """The conclusions from the results so far."""
 
     def __init__(self, known: Sequence[Result], space: Space) -> None:
         self.known, self.space, self.now = known, space, space.now
@@ -185,31 +185,31 @@ class Standing:
         self.tried = {result.trial.setting for result in known}
         self.diverged = {r.trial.setting for r in known if r.status is Status.DIVERGED}
 
-    # ------------------------------------------------------------------ how good each is
+    # ------------------------------------------------------------------ values and noise
 
     def _divide(self, setting: Case) -> tuple[list[Result], list[Result]]:
-        """The runs of a setting that only looked, and the others."""
+        """Return the looks at a setting, and its other runs."""
         runs = [r for r in self._timed.get(setting, ()) if r.value]
         looks = [r for r in runs if r.trial.aim is Aim.LOOK]
         return looks, [r for r in runs if r.trial.aim is not Aim.LOOK]
 
     def list_fine(self, setting: Case) -> list[Result]:
-        """The runs of a setting that count: those that only looked do where there is no other."""
+        """List the runs that a setting is judged by; looks only if there are no other runs."""
         looks, fine = self._divide(setting)
         return fine or looks
 
     @cached_property
     def values(self) -> dict[Case, list[float]]:
-        """The logarithms of what is to be small, of each setting that may be chosen; of one whose
-        loss became inf or NaN only where it is the present one."""
+        """The logarithms of the quantity to minimise, by candidate setting. A setting whose loss
+        became inf or NaN is left out, unless it is the present one."""
         kept = [s for s in self._timed if s == self.now or s not in self.diverged]
         runs = {s: self.list_fine(s) for s in kept if s in self.space.places}
         return {setting: _list_logs(held) for setting, held in runs.items() if held}
 
     @cached_property
     def _offset(self) -> float | None:
-        """By how much looks read more than measurements of the same settings, as a logarithm; None
-        where fewer than two settings have both. What all share is no noise."""
+        """How much higher looks read than measurements of the same settings, as a logarithm; None
+        if fewer than two settings have both. A common offset is not noise."""
         apart = [
             fmean(_list_logs(looks)) - fmean(_list_logs(fine))
             for looks, fine in map(self._divide, self.values)
@@ -219,8 +219,8 @@ class Standing:
 
     @cached_property
     def _repeated(self) -> list[list[float]]:
-        """The logarithms of settings that ran more than once, those that only looked among them:
-        what says how much runs differ."""
+        """The logarithms of each setting that ran more than once, looks included and corrected by
+        `_offset`: they show how much runs differ."""
         found = []
         for looks, fine in map(self._divide, self.values):
             logs = [log - (self._offset or 0.0) for log in _list_logs(looks)] + _list_logs(fine)
@@ -229,19 +229,19 @@ class Standing:
 
     @cached_property
     def _freedom(self) -> int:
-        """Degrees of freedom of `noise`, two of them those of `Space.noise`."""
+        """Degrees of freedom of `noise`, two of them from `Space.noise`."""
         fitted = self._offset is not None
         return 2 + sum(len(logs) - 1 for logs in self._repeated) - fitted
 
     @cached_property
     def noise(self) -> float:
-        """The spread of the logarithm between runs of one setting, pooled with `Space.noise`."""
+        """Standard deviation of the logarithm within a setting, pooled with `Space.noise`."""
         total = 2 * self.space.noise**2
         total += sum(variance(logs) * (len(logs) - 1) for logs in self._repeated)
         return math.sqrt(total / self._freedom) + 1e-6
 
     def error(self, setting: Case) -> float:
-        """The standard error of the mean logarithm of a setting that was measured."""
+        """Return the standard error of a measured setting's mean logarithm."""
         runs = self.list_fine(setting)
         within = median([r.error or 0.0 for r in runs]) / 2 if self.space.noise else 0.0
         return max(self.noise, within) / math.sqrt(len(runs))
@@ -258,59 +258,59 @@ class Standing:
         return believe(self.space.covariance, prior, seen)
 
     def mean(self, setting: Case) -> float:
-        """The logarithm of a setting that was measured, as `believe` has it: with few noisy runs,
-        the others that share its levers have their say, and the luckiest does not win by luck."""
+        """Return a measured setting's logarithm by `believe`: with few noisy runs, others that
+        share its levers count too, so that the luckiest does not win by chance."""
         return float(self.belief.mean[self.space.places[setting]])
 
     @cached_property
     def allowed(self) -> list[Case]:
-        """The settings that were measured and were not seen to learn worse, best first."""
+        """The measured settings that were not seen to learn worse, best first."""
         return sorted((s for s in self.values if s not in self.rejected), key=self.mean)
 
     @cached_property
     def best(self) -> Case | None:
-        """The best of these; of those that are as good within `ALIKE`, the one that changes least,
-        which is the present one if it is among them."""
+        """The best of `allowed`. Among those that are as good within `ALIKE`, it is the one that
+        changes least: the present one, if it is among them."""
         return self._choose_simplest(self.allowed) if self.allowed else None
 
     def _choose_simplest(self, settings: Sequence[Case]) -> Case:
-        """Of settings, best first, the one that changes least among those as good as the best."""
+        """Return the setting that changes least of those as good as the first, the best."""
         least = self.mean(settings[0])
         alike = [s for s in settings if self.mean(s) - least <= ALIKE]
         return min(alike, key=lambda s: (len(list_changes(s, self.now)), self.mean(s)))
 
     def list_rivals(self, setting: Case) -> list[Case]:
-        """Those that may be better than a setting by more than `ALIKE`, most likely first."""
+        """List the settings that may be better by more than `ALIKE`, the likeliest first."""
         leads = {s: self.find_lead(s, setting) for s in self.allowed if s != setting}
         return sorted((s for s, lead in leads.items() if lead > ALIKE), key=lambda s: -leads[s])
 
     def find_lead(self, setting: Case, other: Case) -> float:
-        """By how much the logarithm of a setting may be below that of another, at most."""
+        """Return how far, at most, the logarithm of ``setting`` may be below that of ``other``."""
         both = math.hypot(self.error(setting), self.error(other))
         return self.mean(other) - self.mean(setting) + find_quantile(self._freedom) * both
 
-    # ------------------------------------------------------------------ what that comes to
+    # ------------------------------------------------------------------ ratios and advice
 
     @cached_property
     def _ratios(self) -> dict[Case, Ratio]:
-        """What each setting needs over what the present one does: one family, as the best of them
-        all is chosen by it."""
+        """The ratio of each other setting's needs to those of the present one, judged as one
+        family, since the best of all is chosen by it."""
         others = [s for s in self.values if s != self.now]
         logs = self.values
         family = [([*map(math.exp, logs[self.now])], [*map(math.exp, logs[s])]) for s in others]
         return dict(zip(others, compare(family, deterministic=not self.space.noise), strict=True))
 
     def compare(self, setting: Case, other: Case | None = None) -> Ratio:
-        """What a setting needs over what another does, by default the present one."""
+        """Return the ratio of a setting's needs to those of another, by default the present one."""
         if other in (None, self.now):
             return self._ratios[setting]
         pair = [[*map(math.exp, self.values[s])] for s in (other or self.now, setting)]
         return compare([(pair[0], pair[1])], deterministic=not self.space.noise)[0]
 
     def judge(self, setting: Case) -> Verdict:
-        """Whether a setting is better than the present one: LOWER. Without an interval, it is where
-        its lead is more than the luck of the best of so many that were measured, by Student's t:
-        how much runs differ is told by few of them."""
+        """Return whether a setting is better than the present one: LOWER. If the ratio has no
+        interval, its lead must exceed the luck of the best of all measured settings, by Student's
+        t, as few runs show how much runs differ."""
         ratio = self.compare(setting)
         if ratio.low is not None:
             return ratio.judge(STEADY)
@@ -322,18 +322,18 @@ class Standing:
 
     @cached_property
     def advised(self) -> Case | None:
-        """The setting to train with: the present one, unless others are seen to be better; then the
-        best of these, which another that was measured less may still surpass."""
+        """The setting to train with: the best of those that are seen to be better than the present
+        one, if any, else the present one. A setting that was measured less may still be better."""
         if self.best is None or self.best == self.now or self.now not in self.values:
             return self.best
         others = [s for s in self.allowed if s != self.now]
         better = [s for s in others if self.judge(s) is Verdict.LOWER]
         return self._choose_simplest(better) if better else self.now
 
-    # ------------------------------------------------------------------ what fits
+    # ------------------------------------------------------------------ memory
 
     def fits(self, setting: Case) -> bool:
-        """Whether a batch should fit: below all that did not, and on the line of memory."""
+        """Return whether a batch should fit: below all failures and by the memory line."""
         here, size = self._sharing.get(_share_memory(setting), []), setting.batch_size
         uncompiled = replace(setting, compile=Case.compile, cuda_graphs=False)
         plain = self._sharing.get(_share_memory(uncompiled), [])
@@ -349,14 +349,14 @@ class Standing:
             return True
         if line := fit_line(list(points.items())):
             return line.predict(size) <= FULL * room
-        # of one batch size it is not known how much of it is fixed: a third of it mostly is
+        # with one batch size the fixed part is not known: it is mostly a third
         (known, used), *_ = points.items()
         return used * (1 + 2 / 3 * (size / known - 1)) <= FULL * room
 
-    # ------------------------------------------------------------------ what it costs, in s
+    # ------------------------------------------------------------------ cost, in s
 
     def predict_s(self, trial: Trial) -> float:
-        """About how long a run takes with everything."""
+        """Return the predicted wall time of a whole run."""
         runs = self._timed.get(trial.setting, [])
         if again := [r.took_s for r in runs if r.trial.aim is trial.aim]:
             return median(again)
@@ -369,12 +369,12 @@ class Standing:
         return beside + WARMUP_STEPS * step_s + trained_s
 
     def _find_share(self, setting: Case) -> float:
-        """The part of an epoch that a step takes; 0 where that is not known."""
+        """Return the part of an epoch that a step takes; 0 if not known."""
         return setting.batch_size / (self.space.items or math.inf)
 
     def find_case(self, trial: Trial) -> Case:
-        """What runs for a trial: of an epoch so much as takes `MOST_S` by the setting's first run,
-        so that repeats measure as much of it, and `LEAST_STEPS`."""
+        """Return the case to run for a trial: the part of an epoch that takes `MOST_S` by the
+        setting's first run, and at least `LEAST_STEPS`, so that repeats measure the same part."""
         if trial.aim is Aim.LEARN:
             return trial.make_case(LEARN_PART)
         runs, most = self._timed.get(trial.setting), MOST_PART[trial.aim]
@@ -382,14 +382,14 @@ class Standing:
         least = LEAST_STEPS * self._find_share(trial.setting)
         if epoch_s:
             most = min(most, MOST_S[trial.aim] / epoch_s)
-        elif least:  # nothing is known of a network that cannot be counted
+        elif least:  # nothing is known: the network cannot be counted
             most = least
         part = min(1.0, max(least, most))
         return trial.make_case(float(f"{part:.2g}"))
 
     @cached_property
     def _beside(self) -> dict[str, float]:
-        """Seconds of a run beside its steps, by how its network was compiled."""
+        """Median seconds of a run beside its steps, by compile mode."""
         beside: dict[str, list[float]] = {}
         for setting, runs in self._timed.items():
             seconds = beside.setdefault(setting.compile, [])
@@ -403,24 +403,24 @@ class Standing:
         return median(times) if times else 0.0
 
     def find_start(self, setting: Case) -> float:
-        """Set-up and warm-up of the first run of a setting, in which it was compiled."""
+        """Return the seconds of set-up and warm-up of a setting's first run, which compiled it."""
         return next((r.start_s for r in self._timed.get(setting, ()) if r.start_s), 0.0)
 
     # ------------------------------------------------------------------ learning
 
     def find_twin(self, setting: Case) -> Case:
-        """What is compared in learning for a setting: it at the present batch size, as a larger
-        batch takes fewer steps, and learns another way."""
+        """Return the setting to compare in learning: ``setting`` at the present batch size, as a
+        larger batch takes fewer steps and learns differently."""
         return replace(setting, batch_size=self.now.batch_size)
 
     def count_seeds(self, setting: Case) -> int:
-        """How many seeds were tried of a setting's twin."""
+        """Count the seeds that were tried of a setting's twin."""
         trials = (r.trial for r in self.known if r.trial.aim is Aim.LEARN)
         return sum(trial.setting == self.find_twin(setting) for trial in trials)
 
     def judge_learning(self, setting: Case) -> Equivalence:
-        """Whether a setting's twin learns as well as the present setting, by `LEARN_SEEDS` that
-        both ran."""
+        """Return whether a setting's twin learns as well as the present setting, by `LEARN_SEEDS`
+        seeds that both ran."""
         twin = self.find_twin(setting)
         if twin in self._learnt:
             return self._learnt[twin]
@@ -451,6 +451,6 @@ def _list_logs(runs: Sequence[Result]) -> list[float]:
 
 
 def _share_memory(setting: Case) -> tuple[object, ...]:
-    """What settings agree in that take about as much memory at the same batch size: at least as
-    much as those without graphs, which keep buffers of their own."""
+    """Return a key that settings share which take about as much memory at the same batch size. CUDA
+    graphs keep buffers of their own, so settings without them take at most as much."""
     return setting.precision, setting.accumulate, setting.compile, setting.cuda_graphs

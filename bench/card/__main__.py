@@ -56,10 +56,10 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Show everything.
+    """Run the phases.
 
-    Returns 0 where nothing failed, though time may have cut some of it; 1 where something failed or
-    speaks against the numbers; 2 for a usage error; 130 or 143 where it was stopped.
+    Return 0 if nothing failed, even if time was too short for some of it; 1 if something failed or
+    casts doubt on the numbers; 2 for a usage error; 130 or 143 if it was stopped by a signal.
     """
     begun = time.monotonic()
     given = build_parser().parse(argv)

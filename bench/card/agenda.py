@@ -1,4 +1,4 @@
-"""In which order the phases of a card have their turns, and how they are given them in time."""
+"""The order in which the phases of a card run, and the time that each of them gets."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ AGENDA = (
     *("autotune", "crosscheck", "graphs", "apex", "wall-limit", "scales", "tests", "wall"),
     *("overhead", "profiles", "ddp"),
 )
-"""Turns in order of priority.
+"""Phases in order of priority; "tests" has two turns.
 
 An H200 took 8 s for the doctor, 98 for the nine cases of 2019 with their profiles, 39 for the other
-precisions, and 66 for whole epochs of two cases with their accuracy (2026-11-26). Two more repeats
-of three cases are planned with 60 s, tests that train in one process with 60, compiled and
-autotuned cases with 80, the cross-check with 45. What no card has shown yet comes first in the
-second call.
+precisions, and 66 for whole epochs of two cases with their accuracy (2026-11-26). Planned are 60 s
+for two more repeats of three cases, 60 for tests that train in one process, 80 for compiled and
+autotuned cases, and 45 for the cross-check. What no card has shown yet comes first in the second
+call.
 """
 
 SHARES = {"tests": 0.12, "wall-limit": 0.4}
-"""Of the whole time, what the first turns of phases may take at most; others may take all of it."""
+"""The largest share of the total time for the first turn of a phase; other phases may take all."""
 
 CLOSING_S, CLOSING_REHEARSAL_S = 20.0, 12.0
-"""Kept at the end to stop what runs, write the report and fold the logs."""
+"""Seconds kept at the end to stop what runs, write the report and fold the logs."""
 
 
 def run_agenda(
     card: Card, scale: Scale, children: Children, begun: float, end: float, only: Sequence[str] = ()
 ) -> None:
-    """Give each phase of ``only``, or all, its turn by priority; the state is written after each.
-    The time is from ``begun`` to ``end``, by time.monotonic(); the report is made after that."""
+    """Run each phase of ``only``, or all, by priority, between ``begun`` and ``end`` by
+    time.monotonic(), and write the state after each. The report is made after that."""
     for turn, name in enumerate(AGENDA):
         if children.stopped or (only and name not in only):
             continue
-        if card.finished(name) and name != "doctor":  # a machine may have changed since
+        if card.finished(name) and name != "doctor":  # the machine may have changed since
             continue
         phase, now = PHASES[name], time.monotonic()
         before = card.phases.get(name, Entry(State.CUT))
@@ -51,7 +51,7 @@ def run_agenda(
         if left < needs:
             reason = f"needs about {needs:.0f} s, {max(0, left):.0f} s were left"
             line = f"{before.line}; {reason}" if before.line else reason
-            # what failed before has not been mended by there being no time now
+            # a lack of time now does not mend an earlier failure
             entry = Entry(before.state, before.seconds, line=line)
         else:
             say(f"{name}: {phase.what}")
@@ -62,7 +62,7 @@ def run_agenda(
 
 
 def run_phase(phase: Phase, card: Card, scale: Scale, children: Children) -> Entry:
-    """Run a phase; a fault in it is its outcome, and the others go on."""
+    """Run a phase; an exception in it becomes its outcome, and the others go on."""
     if phase.absent and scale.device == "cpu":
         return Entry(State.ABSENT, line=phase.absent)
     try:
@@ -73,7 +73,7 @@ def run_phase(phase: Phase, card: Card, scale: Scale, children: Children) -> Ent
 
 
 def close(card: Card, children: Children, until: float) -> Entry:
-    """Write the report, and of a card that is to be published the README, in time for ``until``."""
+    """Write the report, and for a card to be published the README, in time for ``until``."""
     children.closing, children.until = True, until
     started = time.monotonic()
     report = write_report(card, children)

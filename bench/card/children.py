@@ -1,4 +1,4 @@
-"""The child processes of a card: one at a time, shown, logged and ended in time."""
+"""The child processes of a card: one at a time, shown, logged and stopped in time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s and prints it
 
 @dataclass(frozen=True)
 class Ended:
-    """A child process that has ended, by itself, or ``stopped`` because time was up or the user
-    asked for it; ``last`` is the last line that it said."""
+    """A child process that has ended. ``stopped`` is None if it ended by itself, else why it was
+    stopped: time was up, or the user asked for it. ``last`` is the last line that it printed."""
 
     returncode: int
     stopped: State | None
@@ -38,7 +38,7 @@ class Ended:
         return Entry(state, returncode=self.returncode, line=line or self.last)
 
     def read_answer(self) -> Any:
-        """The JSON that it printed; None where it printed none."""
+        """Return the JSON that it printed; None if it printed none."""
         try:
             return json.loads(self.stdout)
         except ValueError:
@@ -46,25 +46,25 @@ class Ended:
 
 
 def build_environment() -> dict[str, str]:
-    """That of the children: this process's, in which they find this harness."""
+    """Return the environment of children: this process's, with this harness on the path."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": paths}
 
 
 @dataclass
 class Children:
-    """Runs one child at a time: shows and logs what it prints, and stops it at ``until``, by
-    time.monotonic(). A context manager that turns the first Ctrl-C or SIGTERM into a clean stop of
-    the child, and the second into an immediate end. ``variables`` are set for each of them."""
+    """Runner of one child process at a time: shows and logs its output, and stops it at ``until``,
+    by time.monotonic(). A context manager that turns the first Ctrl-C or SIGTERM into a clean stop
+    of the child, and the second into an immediate end. ``variables`` are set for every child."""
 
     log: Path
     variables: Mapping[str, str] = field(default_factory=dict)
     until: float = float("inf")
     closing: bool = False
-    """The report is made even where the user has asked for an end; asking again ends that too."""
+    """Whether the report is made, which a first request to stop does not end, but a second does."""
 
     asked: Callable[[], int] = lambda: 0
-    """The number of the signal that the user stopped it by; 0 before."""
+    """Returns the number of the signal by which the user stopped it; 0 if none."""
 
     _child: subprocess.Popen[str] | None = None
     _signals: ExitStack = field(default_factory=ExitStack)
@@ -87,9 +87,9 @@ class Children:
         quiet: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> Ended:
-        """Run Python; SIGINT at the end of the time, or once ``enough()`` is true. The standard
-        output of a ``quiet`` one is an answer, not to be shown. ``variables`` are set for it."""
-        # a folder that is shared tells its commands, and not where this clone is
+        """Run Python; send SIGINT when time is up or ``enough()`` is true. If ``quiet``, standard
+        output is an answer and not shown. ``variables`` are set for this child."""
+        # the log of a shared folder shows the commands, but not where this clone is
         arguments = [text.removeprefix(f"{ROOT}{os.sep}") for text in arguments]
         kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
         with self.log.open("a", encoding="utf-8") as log:
@@ -103,7 +103,7 @@ class Children:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                # of its own, so that Ctrl-C comes to the child from here alone
+                # its own, so that Ctrl-C reaches the child only through this class
                 start_new_session=True,
             )
             pumps = []
@@ -122,7 +122,7 @@ class Children:
         return Ended(child.returncode, stopped, "".join(kept["stdout"]), last)
 
     def _wait(self, child: subprocess.Popen[str], enough: Callable[[], bool]) -> bool:
-        """Wait for the child, asking it and then making it end; whether it was asked to."""
+        """Wait for the child, ask it to stop and then kill it; return whether it was asked."""
         asked = 0.0
         while child.poll() is None:
             with suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
-"""A card's folder: which one a run goes on in, what is known of each phase, and its limits.
+"""A card's folder: which one a run continues, what is known of each phase, and its limits.
 
 A folder is flat and small, so that it can be sent and committed as it is: at most `MOST_FILES`
-files of at most `MOST_BYTES` each, with plain names. While a run is under way there is also
-``logs/``; `tidy` folds what matters of it into `LOG`.
+files of at most `MOST_BYTES` each, with plain names. During a run it also has ``logs/``; `tidy`
+folds the important parts into `LOG`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ STATE, CHECKS, LOG, PAGE = "card.json", "checks.json", "log.txt", "report.html"
 FIGURE, LOCK = "images-per-s.png", ".card.lock"
 FILES = (STATE, RECORDS, STEPS, WORK, RANKS, CONFIG, CHECKS, LOG, PAGE, FIGURE)
 MAP_FILES = (MAP, GRADIENTS, TRAININGS)
-"""Of `bench.scales`; they are kept within `CHECKS`."""
+"""Files of `bench.scales`, which are kept within `CHECKS`."""
 
 DERIVED = (PAGE, FIGURE)
-"""Made from the records: what can be left out of a folder that is too large."""
+"""Files made from the records, which a folder that is too large can do without."""
 
 MOST_FILES = len(FILES)
 MOST_BYTES = 16 * 2**20
@@ -49,12 +49,12 @@ class State(StrEnum):
 
     DONE = "done"
     DOUBTFUL = "doubtful"
-    """It has run, and what it found speaks against the numbers."""
+    """It has run, and its result casts doubt on the numbers."""
     CUT = "cut"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
     ABSENT = "absent"
-    """This version of the harness, or this machine, has no such thing."""
+    """This version of the harness, or this machine, does not support it."""
 
     @property
     def finished(self) -> bool:
@@ -64,7 +64,7 @@ class State(StrEnum):
 
 @dataclass
 class Entry:
-    """What came of a phase: its state, all the seconds it took, its return code and one line."""
+    """The outcome of a phase: its state, total seconds, return code and a line about it."""
 
     state: State
     seconds: float = 0.0
@@ -74,9 +74,9 @@ class Entry:
 
 @dataclass
 class Card:
-    """All that is known of a folder: `STATE`, read and written here alone. ``identity`` is what
-    measurements of one folder must share: the columns that `bench.sweep` compares, the dataset and
-    the fraction."""
+    """The state of a folder, from the file `STATE`, which only this class reads and writes.
+    ``identity`` is what all measurements of a folder must share: the columns that `bench.sweep`
+    compares, the dataset and the fraction."""
 
     folder: Path
     rehearsal: bool
@@ -97,7 +97,7 @@ class Card:
 
     @classmethod
     def read(cls, folder: Path) -> Card:
-        """Read a folder's state. Raises UsageError: there is none, or not one of this version."""
+        """Read a folder's state. Raises UsageError: it is missing or not of this version."""
         try:
             values = json.loads((folder / STATE).read_text())
             if values.pop("version") != VERSION:
@@ -115,7 +115,7 @@ class Card:
         return all(p in self.phases and self.phases[p].state is State.DONE for p in phases)
 
     def read_checks(self) -> dict[str, Any]:
-        """What the checks answered, by their names; nothing where that cannot be read."""
+        """Return the answers of the checks, by their names; empty if they cannot be read."""
         try:
             checks: dict[str, Any] = json.loads((self.folder / CHECKS).read_text())
         except (OSError, ValueError):
@@ -129,7 +129,7 @@ class Card:
 
 
 def read_cards(parent: Path) -> list[Card]:
-    """The cards in the folders of ``parent``, the newest first; unreadable ones are left out."""
+    """Return the cards in the folders of ``parent``, the newest first, except unreadable ones."""
     cards = []
     for file in parent.glob(f"*/{STATE}"):
         with suppress(UsageError):
@@ -140,8 +140,8 @@ def read_cards(parent: Path) -> list[Card]:
 def choose_card(
     parent: Path, name: str, identity: Mapping[str, Any], *, rehearsal: bool, new: bool = False
 ) -> tuple[Card, str]:
-    """The newest card of the same identity that is not complete, or a new one called ``name``; and
-    what there is to say about older ones, empty if nothing."""
+    """Return the card to use and a remark on older ones, or "". Unless ``new``, it is the newest of
+    the same identity, preferably an incomplete one; if there is none, a new one called ``name``."""
     cards = [card for card in read_cards(parent) if card.rehearsal == rehearsal]
     same = [card for card in cards if card.identity == dict(identity)]
     remark = ""
@@ -166,7 +166,7 @@ def choose_card(
 
 
 def fold_map(card: Card) -> None:
-    """Keep the files of a loss-scale map in `CHECKS`, and take them and its pages away."""
+    """Move the files of a loss-scale map into `CHECKS`, and delete its pages."""
     texts = {name: (card.folder / name).read_text(encoding="utf-8") for name in MAP_FILES}
     card.write_checks("scales", texts)
     for file in card.folder.glob("scales.*"):
@@ -183,8 +183,8 @@ def unfold_map(card: Card) -> None:
 
 
 def tidy(folder: Path) -> list[str]:
-    """Leave only what the limits allow; fold the logs of failed cases into `LOG`. Nothing measured
-    is ever taken away: where that breaks a limit, a line says so."""
+    """Delete what the limits do not allow, and fold the logs of failed cases into `LOG`.
+    Measurements are never deleted; return a line for each limit that is broken."""
     with (folder / LOG).open("a", encoding="utf-8") as log:
         for file in _list_loose_ends(folder):
             log.write(f"\n== {file.relative_to(folder)} ==\n{_tail(file, _TAIL_BYTES)}\n")
@@ -200,7 +200,7 @@ def tidy(folder: Path) -> list[str]:
 
 
 def check_limits(folder: Path) -> list[str]:
-    """Take derived files over the limit away; one line for each limit that still does not hold."""
+    """Delete derived files above the limit; return a line for each limit that is still broken."""
     for name in DERIVED:
         if (folder / name).is_file() and (folder / name).stat().st_size > MOST_BYTES:
             (folder / name).unlink()
@@ -219,7 +219,7 @@ def check_limits(folder: Path) -> list[str]:
 
 
 def _list_loose_ends(folder: Path) -> Iterator[Path]:
-    """What is not to be lost with the logs: failed cases' own, and torn lines."""
+    """Yield the files to keep from the logs: those of failed cases, and torn lines."""
     logs: set[str] = set()
     with suppress(UsageError):
         frame = read_records(folder)

@@ -1,7 +1,7 @@
-"""The phases of a card: what each runs, and what it needs.
+"""The phases of a card: what each runs, and the time that it needs.
 
 A case of 2019 that may end early takes an H200 6 to 17 s with its profile, 4 to 9 s of them beside
-training. A slower card fits fewer cases in, and says so.
+training. A slower card completes fewer cases, and reports that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bench.wall.search import ANSWERED, STEP, Ending
 GPU_TESTS = "tests/gpu"
 
 FAILURES = (Status.ERROR, Status.KILLED, Status.TIMEOUT)
-"""Outcomes of a case that make its phase a failed one, and are tried again next time."""
+"""Outcomes of a case that make its phase fail, and are tried again next time."""
 
 
 Run = Callable[[Card, Scale, Children], Entry]
@@ -45,9 +45,9 @@ Run = Callable[[Card, Scale, Children], Entry]
 
 @dataclass(frozen=True)
 class Phase:
-    """One thing to show. ``needs_s`` is the shortest time worth starting it with: the first case of
-    a sweep, all of what cannot be divided; ``rehearsal_s`` the same on a CPU, where ``absent`` says
-    what one lacks for it."""
+    """One part of a card. ``needs_s`` is the shortest time worth starting it with: the first case
+    of a sweep, or all of what cannot be divided. ``rehearsal_s`` is the same on a CPU, and
+    ``absent`` says what a CPU lacks for it."""
 
     what: str
     needs_s: float
@@ -62,12 +62,12 @@ def _sweep(
     whole: bool = False,
     until: bool = True,
 ) -> Run:
-    """A phase that is a sweep, told these flags, its ``own`` of the scale, and the scale's: of
-    ``whole`` epochs to evaluate, of others whether it may end as soon as its time is known."""
+    """Return a phase that sweeps with these flags, its ``own`` and the scale's. ``whole`` epochs
+    are evaluated; with ``until``, others may end as soon as their time is known."""
 
     def run(card: Card, scale: Scale, children: Children) -> Entry:
         part = f"--fraction {scale.whole if whole else scale.fraction:g}"
-        # once, though a sweep repeats a part of an epoch by itself: the phase repeats comes last
+        # a sweep would repeat parts of an epoch by itself; a later --repeats overrides this one
         texts = ("--repeats 1", flags, own(scale), scale.sweep, part)
         ending = "--evaluate" if whole else f"--until {scale.until}" if until else ""
         arguments = join_flags(*(text.split() for text in (*texts, ending)), scale.place)
@@ -76,7 +76,7 @@ def _sweep(
             return Entry(State.DONE, line=before.line)
         command = ["-m", "bench.sweep", *arguments, "--out", str(card.folder)]
         command += ["--retry", *map(str, FAILURES)] if before.failed else []
-        # its report is of what is there so far; this card's own comes at the end
+        # quiet, as its report is of the cases so far; the card's own comes at the end
         ended = children.run(command, watch_time(card.folder / RECORDS, children), quiet=True)
         after = count_runs(card.folder, arguments)
         if ended.returncode == 2:
@@ -90,9 +90,9 @@ def _sweep(
 
 
 def watch_time(records: Path, children: Children) -> Callable[[], bool]:
-    """Whether the case under way would probably not end in time: the longest so far decides. It is
-    asked again and again, and says so just after a case has ended, so that the next one is not
-    begun in vain."""
+    """Return a function that says whether the next case would probably not end in time, judged by
+    the longest so far. It is polled, and says so just after a case has ended, so that no case is
+    started in vain."""
 
     def count_lines() -> int:
         return records.read_bytes().count(b"\n") if records.exists() else 0
@@ -112,7 +112,7 @@ def watch_time(records: Path, children: Children) -> Callable[[], bool]:
 
 @dataclass(frozen=True)
 class _Tally:
-    """How many runs of a sweep have no outcome yet, how many failed, and one line of all."""
+    """The runs of a sweep without an outcome, the failed ones, and one line about all."""
 
     left: int
     failed: int
@@ -143,8 +143,8 @@ CUT_LINE = "stopped: it did not end in time"
 def _ask(
     name: str, flags: Callable[[Card, Scale], Sequence[str]], describe: Callable[[Any, int], str]
 ) -> Run:
-    """A phase whose command prints JSON, which is kept; what was cut leaves nothing half done.
-    ``describe`` says the answer in a line, by it and the return code."""
+    """Return a phase whose command prints JSON, which is kept; a command that was stopped leaves
+    nothing. ``describe`` writes a line about the answer, from it and the return code."""
 
     def run(card: Card, scale: Scale, children: Children) -> Entry:
         ended = children.run([*flags(card, scale), "--json"], quiet=True)
@@ -217,7 +217,7 @@ def _tests(card: Card, scale: Scale, children: Children) -> Entry:
         return ended.conclude(State.FAILED, f"no test was collected: {ended.last}")
     counts = Counter(outcome or "not run" for outcome in card.tests.values())
     line = ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
-    # on a card, tests that all skip have shown nothing
+    # on a GPU, tests that were all skipped have shown nothing
     nothing = scale.device == "cuda" and not counts["passed"]
     failed = [test.rpartition("::")[2] for test, said in card.tests.items() if said == "failed"]
     if failed:
@@ -244,7 +244,7 @@ def write_report(card: Card, children: Children) -> Entry:
 
 
 def write_readme(children: Children) -> None:
-    """Have the README's table made anew, from the newest card; `tests/test_readme.py` makes it."""
+    """Update the README's table from the newest card, by `tests/test_readme.py`."""
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["tests/test_readme.py", "-k", "test_measured_parts_are_current"]
     ended = children.run(command, variables={"UPDATE_README": "1"})
@@ -257,7 +257,7 @@ def _map_scales(card: Card, scale: Scale, children: Children) -> Entry:
     ended = children.run([*command, *scale.place], quiet=True)
     if ended.stopped or ended.returncode:
         for file in (*card.folder.glob("scales.*"), *(card.folder / n for n in MAP_FILES)):
-            file.unlink(missing_ok=True)  # one that lacks cases would be refused next time
+            file.unlink(missing_ok=True)  # an incomplete map would be refused next time
     if ended.stopped:
         return ended.conclude(ended.stopped, CUT_LINE)
     found = read_scale_map(card.folder) if ended.returncode == 0 else None
@@ -304,7 +304,7 @@ def _apex(card: Card, scale: Scale, children: Children) -> Entry:
         choose_interface(find_apex(), None)
     except UnsupportedError as error:
         return Entry(State.ABSENT, line=f"could not run: {error}")
-    # apex trains with SGD only, so that the fp16 beside it is not that of the other phases
+    # apex trains with SGD only, so fp16 is measured again, unlike in the other phases
     flags = "--precision fp16-apex fp16 --optimizer sgd --batch-size 256 --loss-scale 128"
     return _sweep(flags)(card, scale, children)
 

@@ -16,7 +16,7 @@ from bench.record import COMPARABLE
 
 @dataclass(frozen=True)
 class Scale:
-    """How much each phase measures, and of what. Fields of text are flags, the shell's way."""
+    """How much each phase measures, and of what. Text fields are flags, as in a shell."""
 
     device: str
     dataset: str
@@ -33,14 +33,14 @@ class Scale:
         "--model dpn92 --precision fp16 fp16-amp --scales 1 128 2^16 2^24 "
         "--train 1 128 2^16 2^24 dynamic"
     )
-    # the optimizer of the presets: its state is the larger one
+    # the presets' optimizer, which has the larger state
     walls: str = "--model dpn92 --precision fp32 fp16 bf16-amp --optimizer adamw"
     limit: str = "21GiB"
     profiles: str = "--precision tf32 bf16-amp"
     compiled: str = "--precision fp16 --loss-scale 128"
     repeated: str = "--precision fp32 fp16 bf16-amp --loss-scale 128"
     until: str = "1%"
-    """How well the epoch time of a case is to be known, which ends a part of an epoch early."""
+    """Relative error of a case's epoch time at which a part of an epoch ends early."""
 
     @property
     def images(self) -> list[str]:
@@ -48,13 +48,13 @@ class Scale:
 
     @property
     def place(self) -> list[str]:
-        """What all that trains on the card is told."""
+        """The flags of every command that trains on the card."""
         shared = ["--allow-shared"] if self.allow_shared else []
         return ["--device", self.device, "--dataset", self.dataset, *self.images, *shared]
 
 
 def rehearse(fraction: float | None) -> Scale:
-    """The scale of a CPU: a small network, synthetic images, four steps a case."""
+    """Return the scale of a CPU: a small network, synthetic images, four steps a case."""
     return Scale(
         device="cpu",
         dataset="synthetic",
@@ -63,7 +63,7 @@ def rehearse(fraction: float | None) -> Scale:
         whole=0.001,
         repeats=2,
         pairs=1,
-        # fp16 is emulated on most CPUs: of dpn-small a step took 9 s at batch size 32
+        # fp16 is emulated on most CPUs: a step of dpn-small took 9 s at batch size 32
         sweep="--model dpn-small --batch-size 8",
         check="--model dpn-small --batch-size 8 --precision fp32",
         map="--model dpn-small --batch-size 8 --at 1 --steps 2 --scales 1 128 2^24 --train 128",
@@ -76,7 +76,7 @@ def rehearse(fraction: float | None) -> Scale:
 
 
 def choose_scale(data_dir: Path | None, fraction: float | None) -> Scale:
-    """A card's scale: CIFAR-10 where it is found, and no download, which may take minutes."""
+    """Return a card's scale: CIFAR-10 if it is found, as a download may take minutes."""
     folder = (data_dir or Path("data")).absolute()
     found = folder.is_dir() and detect(folder) is not None
     if data_dir and not found:
@@ -88,7 +88,7 @@ def choose_scale(data_dir: Path | None, fraction: float | None) -> Scale:
 
 def prepare_ahead(scale: Scale) -> threading.Thread:
     """Decode the images while the doctor measures: the first sweep on an H200's machine waited 5 s
-    for it. What is wrong with them is for that sweep to say."""
+    for it. Errors are left for that sweep to report."""
 
     def run() -> None:
         with suppress(UsageError):

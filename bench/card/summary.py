@@ -45,7 +45,7 @@ def summarize(
 
 
 def _tell_how_to_contribute(card: Card) -> Iterator[str]:
-    """Two lines that add the folder to a clone of the project, and what it gives away."""
+    """Yield commands that add the folder to a clone of the project, and what it discloses."""
     from bench.store.reader import read_records
     from bench.validate.evidence import list_given_away
 

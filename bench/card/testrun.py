@@ -1,8 +1,8 @@
 """A pytest plugin: run tests up to a given time, write each outcome, continue next time.
 
-`python -m pytest -p bench.card.testrun --card-until T --card-outcomes FILE`. Tests are the unit:
-none is started that would probably not end in time. FILE holds a JSON line with what was collected,
-then one for each test that ended; those that FILE holds as passed or skipped are not run again.
+`python -m pytest -p bench.card.testrun --card-until T --card-outcomes FILE`. No test is started
+that would probably not end in time. FILE has a JSON line with the collected tests, then one for
+each test that ended; tests that passed or were skipped are not run again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 LEAST_S = 5.0
-"""A test is taken to need this long, or as long as the longest so far."""
+"""The assumed time of a test, unless the longest so far took longer."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +38,7 @@ class _Keeper:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Leave out what has passed; put first what costs least and shows most."""
+        """Leave out tests that are done; put first those that cost least and show most."""
         outcomes = read_outcomes(self._file)
         done = [item for item in items if outcomes.get(item.nodeid) in ("passed", "skipped")]
         with self._file.open("a") as file:
@@ -55,7 +55,7 @@ class _Keeper:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Stop after this test where the next would probably not end in time."""
+        """Stop after this test if the next would probably not end in time."""
         start = time.monotonic()
         result = yield
         now = time.monotonic()
@@ -66,7 +66,7 @@ class _Keeper:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Finish undisturbed: the card ends at the same moment what does not end by itself."""
+        """Finish undisturbed: at the same time the card stops sessions that have not ended."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -76,7 +76,7 @@ class _Keeper:
 
 
 def read_outcomes(file: Path) -> dict[str, str]:
-    """Each collected test's outcome, empty where it has not been run; a later one counts."""
+    """Return the last outcome of each collected test; empty if it has not run."""
     collected: dict[str, str] = {}
     outcomes: dict[str, str] = {}
     lines = file.read_text().splitlines() if file.exists() else []

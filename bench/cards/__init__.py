@@ -1,1 +1,1 @@
-"""All cards beside each other: what people measured, grouped by what may be compared."""
+"""A comparison of all measured cards, grouped by what may be compared."""

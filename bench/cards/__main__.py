@@ -23,7 +23,7 @@ FORMATS = {
     "md": "bench.render.markdown",
     "html": "bench.report.html",
 }
-"""Each a module whose ``render(document)`` returns it as text."""
+"""Modules whose ``render(document)`` returns it as text."""
 
 RESULTS = Path("results")
 
@@ -44,7 +44,7 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Compare cards; returns 0, or 2 for a usage error."""
+    """Compare cards; return 0, or 2 for a usage error."""
     given = build_parser().parse(argv)
     module = choose("--format", given.format, FORMATS)
     from bench.cards.document import build
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     also = [REFERENCE] if REFERENCE.is_file() else []
     if given.folders:
         sweeps = read_sweeps([*given.folders, *also])
-    else:  # nobody named them: one that cannot be read stops no other
+    else:  # of all under results/, unreadable ones are left out
         files = [file.resolve() for file in list_results(RESULTS)]
         sweeps = read_sweeps([*files, *also], partial(print, "left out:", file=sys.stderr))
         if not {sweep.file for sweep in sweeps} & {*files}:

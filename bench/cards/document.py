@@ -39,12 +39,12 @@ from bench.validate.judgement import FAULT, KNOWN, validate
 from bench.verdict.ratio import Verdict
 
 MOST_CARDS = 4
-"""Cards of a group that are said in sentences."""
+"""The most cards of a group that sentences name."""
 
 
 @dataclass(frozen=True)
 class Cards(Report):
-    """What was found of cards; ``prices`` of an hour of them, where they are known."""
+    """A report on cards; ``prices`` are per hour, if known."""
 
     prices: Prices | None = None
 
@@ -86,7 +86,7 @@ class Cards(Report):
 
     @cached_property
     def faults(self) -> Mapping[str, Faults]:
-        """What `bench.validate` finds of each sweep."""
+        """What `bench.validate` finds, by sweep."""
         return {sweep.name: _find_faults(sweep) for sweep in self.sweeps}
 
     @cached_property
@@ -103,7 +103,7 @@ class Cards(Report):
 
     @cached_property
     def _notices(self) -> list[Notice]:
-        # what of a plan has no row, `bench.validate` says; what ran a card stands above its rows
+        # `bench.validate` says what was planned and has no row; headings say what ran a card
         return warn(self.records, self.cases, self.everything, across=False)
 
     @cached_property
@@ -122,7 +122,7 @@ def _find_faults(sweep: Sweep) -> Faults:
 
 
 def _tell_group(group: Group, below: Sequence[str]) -> str:
-    """Its fastest case, and how much faster it is than the other cards, in a sentence."""
+    """Say which case of a group is fastest, and how much faster it is than other cards."""
     entry = max(group.entries, key=rate_card)
     best = entry.best
     assert best is not None
@@ -132,7 +132,7 @@ def _tell_group(group: Group, below: Sequence[str]) -> str:
     card = f"{entry.card} has the lowest time: " if len(group.cards) > 1 else "Lowest time: "
     told = f"{card}{shown} an epoch, in {entry.precision} ({setup})"
     if best.doubted:
-        own = remarks(best, below)  # none where what all share is said below
+        own = remarks(best, below)  # empty if all share it, as that is said below
         told += ", but every case has a warning" + (f" (this one: {own})" if own else "")
     if speed := speed_at_best(entry):
         told += f", {speed.text} times as fast as fp32 at its fastest"

@@ -1,7 +1,7 @@
-"""What each card does in each precision: at one setting that all have, and at its own fastest.
+"""The results of each card in each precision: at a common setting, and at its own fastest.
 
-Cards are compared only within a group: of the same network, data and recipe, of one torch major and
-of one version of the code that measures.
+Cards are compared only within a group: with the same network, data and recipe, the same torch major
+version and the same version of the code that measures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.study.axes import find_default, keep_main, name_axis, name_setting, n
 from bench.verdict.ratio import Ratio, compare
 
 BASELINES = ("fp32", "tf32")
-"""What each precision is compared with, on the same card."""
+"""The precisions with which each one is compared, on the same card."""
 
 RECIPE = (
     *(
@@ -39,7 +39,7 @@ RECIPE = (
     ),
     *list_affecting(Trait.RECIPE),
 )
-"""Axes in which cards that are compared agree: what is trained, and how it learns."""
+"""Axes in which compared cards agree: what is trained, and how it learns."""
 
 LEVERS = tuple(
     name
@@ -48,10 +48,10 @@ LEVERS = tuple(
     and axis.follows != "precision"
     and not axis.spread
 )
-"""Axes that make a step faster or slower, and leave the recipe as it is."""
+"""Axes that change the speed of a step, but not the recipe."""
 
 DATA = {"dataset_fingerprint": "images", "train_images": "number of images", **MODEL_PARTS}
-"""Columns in which cards that are compared agree, as far as they know them, and what each is of."""
+"""Columns in which compared cards agree, as far as they are known, and what each describes."""
 
 CODE = 7  # digits of a hash that are shown
 
@@ -64,20 +64,20 @@ class Entry:
     precision: str
     setting: Row  # a case at the batch size and levers at which its group is compared
     equal: Row | None  # its own case there, if it has one
-    base: Mapping[str, Row]  # of `BASELINES`, the cases of this card there that it is compared with
-    over: Mapping[str, Ratio]  # by their precision, how many times as fast it is
-    # its fastest case at any batch size and with any of `LEVERS`, one without a fatal doubt if
-    # there is any; None where none was timed
+    base: Mapping[str, Row]  # this card's cases there that it is compared with, by precision
+    over: Mapping[str, Ratio]  # how many times as fast it is, by the same precisions
+    # its fastest case at any batch size and with any of `LEVERS`, without a fatal doubt if there is
+    # such a case; None if none was timed
     best: Row | None
-    fp32: Row | None  # the same of this card in fp32
-    over_fp32: Ratio | None  # how many times as fast the one is as the other
-    bounds: Bounds  # between which batch sizes its memory ends, with the levers of the setting
+    fp32: Row | None  # the same for fp32 on this card
+    over_fp32: Ratio | None  # how many times as fast ``best`` is as ``fp32``
+    bounds: Bounds  # the largest batch that fits, the smallest that fails
     why: Explanation | None  # why it is not faster, from a profile at its largest batch size
 
 
 class Duel(NamedTuple):
-    """A card against a slower one in a precision, at a setting that both have: how many times as
-    fast it is there."""
+    """A card compared with a slower one in a precision, at a setting that both have; ``speed`` is
+    how many times as fast it is."""
 
     precision: str
     fast: Row
@@ -87,13 +87,13 @@ class Duel(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Cards that may be compared, the fastest first; ``traits`` are what they agree on, by what
-    that is called."""
+    """Cards that may be compared, the fastest first; ``traits`` are what they share, by its
+    name."""
 
     traits: Mapping[str, str]
     entries: Sequence[Entry]
     duels: Sequence[Duel]
-    of_card: Mapping[str, Row]  # any case of each card, for what ran it
+    of_card: Mapping[str, Row]  # any case of each card, to say what ran it
 
     @property
     def setting(self) -> Row:
@@ -104,7 +104,7 @@ class Group:
         return list(dict.fromkeys(entry.card for entry in self.entries))
 
     def tell_apart(self, other: Group) -> list[str]:
-        """In what it differs from another: ``lr 0.1, not 0.01``."""
+        """List how it differs from another group: ``lr 0.1, not 0.01``."""
         told: list[str] = []
         unknown: list[str] = []
         for name, value in self.traits.items():
@@ -117,8 +117,8 @@ class Group:
 
 
 def find_groups(found: Material) -> list[Group]:
-    """The cards of some sweeps in groups that may be compared: measured before published before
-    fake, then those with a sound time, and those of most cards and precisions first."""
+    """Group cards that may be compared. Measured groups come first, then published, unknown and
+    fake ones; in each, those with a sound time, then with most cards and precisions."""
     cases = _describe_cases(found.cases)
     cards = cases[["sweep", "machine", "card"]].drop_duplicates(["sweep", "machine"])
     probes = found.probes.merge(cards, on=["sweep", "machine"])
@@ -137,8 +137,8 @@ def find_groups(found: Material) -> list[Group]:
 
 
 def _describe_cases(cases: pd.DataFrame) -> pd.DataFrame:
-    """The cases with their ``card`` and what groups are told by; a row that did not get to know
-    what it was of takes that of its folder, where there it is one."""
+    """Return the cases with their ``card`` and the columns that define groups. A missing value is
+    filled in if its folder has only one."""
     where = number_groups(cases, ["sweep", "machine", "model", "dataset", "input", "classes"])
     filled = {}
     for name in ("gpu_uuid", "torch", "code", *DATA):
@@ -150,15 +150,15 @@ def _describe_cases(cases: pd.DataFrame) -> pd.DataFrame:
     return cases.assign(
         card=_name_cards(cases),
         torch_major=cases["torch"].str.partition(".")[0],
-        # two that do not know their code may have any
+        # unknown code may differ between sweeps
         measured_by=cases["code"].mask(cases["code"] == "", "unknown (" + cases["sweep"] + ")"),
         doubted=~doubts.trusted(cases),
     )
 
 
 def _name_cards(cases: pd.DataFrame) -> list[str]:
-    """The card of each case, for people. Folders of one physical GPU are one card, and so are GPUs
-    of one name in a folder, as in its report; of others of one name each has its folder's too."""
+    """Return the name of each case's card. One physical GPU is one card, and so are GPUs of one
+    name in a folder, as in its report; other cards of one name get their folder's name appended."""
     owner = cases["gpu_uuid"].mask(cases["gpu_uuid"] == "", cases["sweep"])
     held: dict[str, dict[str, str]] = {}
     for machine, one, sweep in zip(cases["machine"], owner, cases["sweep"], strict=True):
@@ -178,7 +178,7 @@ def _make_group(found: Material, cases: pd.DataFrame, probes: pd.DataFrame) -> G
     traits[""] = LABELS.get(first.kind, first.kind)
     for name in RECIPE:
         probes = probes[probes[name] == getattr(first, name)]
-    # of one card the first is taken: without a doubt, of most of an epoch, of most repeats
+    # a card's first case is used: without doubts, with most of an epoch and most repeats
     timed = cases[cases["status"].isin(RELIABLE)].sort_values(
         ["doubted", "part", "repeats", "seed", "started_at"],
         ascending=[True, False, False, True, False],
@@ -200,14 +200,14 @@ def _make_group(found: Material, cases: pd.DataFrame, probes: pd.DataFrame) -> G
 
 
 def rate_card(entry: Entry) -> tuple[bool, float]:
-    """What a card is ranked by: images a second at its fastest, with doubts last."""
+    """Return the sort key of a card: images per second at its fastest; doubted ones come last."""
     best = entry.best
     return (False, 0.0) if best is None else (not best.doubted, float(best.images_per_s))
 
 
 def _choose_setting(timed: pd.DataFrame) -> pd.DataFrame:
-    """The cases at the batch size and levers that most cards have; of several such settings the one
-    with most precisions without doubts, then the plainest, then the largest batch."""
+    """Return the cases at the batch size and levers that most cards have. Of several settings
+    choose the one with most undoubted precisions, then the plainest, then the largest batch."""
 
     def rate(part: pd.DataFrame) -> tuple[int, ...]:
         sure = part[~part["doubted"]]
@@ -220,21 +220,21 @@ def _choose_setting(timed: pd.DataFrame) -> pd.DataFrame:
 
 
 def list_levers(row: Row, usual: Row | None = None) -> list[str]:
-    """The levers of a case that are not at their defaults, or not as in a ``usual`` case."""
+    """List the levers of a case that are not at their defaults, or not as in a ``usual`` case."""
     return name_unusual(row, {
         name: getattr(usual, name) if usual else find_default(name) for name in LEVERS
     })  # fmt: skip
 
 
 def name_precision(row: Row) -> str:
-    """The precision of a case, and what belongs to it where that is not its default."""
+    """Name the precision of a case, with those of its options that are not at their defaults."""
     usual = {name: find_default(name) for name in FOLLOWS["precision"]}
     usual["loss_scale"] = format_value(PRECISIONS[row.precision].default_loss_scale)
     return " · ".join([row.precision, *name_unusual(row, usual)])
 
 
 def name_unusual(row: Row, usual: Mapping[str, Value]) -> list[str]:
-    """The axes in which a case differs, each with its value."""
+    """List the axes in which a case differs from ``usual``, each with its value."""
     return [
         name_setting(name, name_value(name, getattr(row, name), {}))
         for name, value in usual.items()
@@ -251,7 +251,7 @@ def _list_entries(
     setting: pd.DataFrame,
     probes: pd.DataFrame,
 ) -> Iterator[Entry]:
-    """A card's precisions; its cases, those with a time, those of them at the setting."""
+    """Yield a card's entries; ``timed`` cases have a time, ``setting`` are those at the setting."""
     equal = {row.precision: row for row in iterate(setting.drop_duplicates("precision"))}
     alone = timed.drop_duplicates(["precision", "batch_size", *LEVERS])
     alone = alone.sort_values(["doubted", "epoch_time_s"], kind="stable")
@@ -291,16 +291,16 @@ def _list_entries(
 
 
 def _judge(pairs: Sequence[tuple[Row, Row]], times: Mapping[int, Sequence[float]]) -> list[Ratio]:
-    """How many times as fast the second case of each pair is, judged as one family."""
+    """Return how many times as fast the second case of each pair is, judged as one family."""
     return [ratio.invert() for ratio in compare([(times[a.cell], times[b.cell]) for a, b in pairs])]
 
 
 def _judge_duels(
     cards: Sequence[str], timed: pd.DataFrame, usual: Row, times: Mapping[int, Sequence[float]]
 ) -> list[Duel]:
-    """Each card against each slower one in each precision, all judged as one family: at the setting
-    of the group, or else at the plainest and largest that both have; of equal parts of an epoch, if
-    they measured any, and of as many repeats as both have."""
+    """Compare each card with each slower one in each precision, judged as one family: at the
+    group's setting, or else at the plainest and largest that both have; with equal parts of an
+    epoch, if there are any, and with most repeats of both."""
     lines: dict[tuple[str, str], dict[tuple[object, ...], list[Row]]] = {}
     for row in iterate(timed):
         key = tuple(getattr(row, name) for name in ("batch_size", *LEVERS))

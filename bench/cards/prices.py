@@ -1,4 +1,4 @@
-"""What an hour of a card costs, from a file of the user's."""
+"""Prices per hour of cards, from a file of the user's."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 from bench.errors import UsageError, nearest
 
 UNIT = "unit"
-"""The key that names the money; all others are cards."""
+"""The key of the currency; all others are cards."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of an hour, by the name of a card or a part of it; ``unit`` is the money's."""
+    """Prices per hour, by the name of a card or a part of it; ``unit`` is the currency."""
 
     unit: str
     of_hour: Mapping[str, float]
 
     def find(self, card: str) -> float | None:
-        """The price of an hour of a card: by the longest name that is a part of its own, in whole
-        words: A10 is not an A100."""
+        """Return the price per hour of a card, or None: by the longest name that is a part of the
+        card's name, in whole words, so that A10 does not match an A100."""
         held = [name for name in self.of_hour if _is_named(name, card)]
         return self.of_hour[max(held, key=len)] if held else None
 
@@ -32,8 +32,8 @@ class Prices:
 def read_prices(file: Path, cards: Iterable[str]) -> Prices:
     """Read lines such as ``"H100 80GB" = 2.49`` (TOML), and ``unit = "EUR"``.
 
-    Raises UsageError: the file cannot be read, a price is no number above 0, or a name is no part
-    of that of any of ``cards``.
+    Raises UsageError: the file cannot be read, a price is not a number above 0, or a name matches
+    none of ``cards``.
     """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))

@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from bench.cards.document import Cards
 
 MOST_ROWS = 400
-"""Rows of one table; more would not be read."""
+"""The most rows of a table; more would not be read."""
 
 CSV = "python -m bench.report FOLDERS --format csv"
 FEWER = "name fewer folders"
 
 
 class Faults(NamedTuple):
-    """The checks of `bench.validate` that a folder fails: by ``new`` faults, or ones that are
-    ``known`` and kept."""
+    """The failed checks of a folder by `bench.validate`: ``new`` faults, or ``known`` ones that are
+    kept."""
 
     new: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
@@ -61,17 +61,17 @@ class Faults(NamedTuple):
 
 
 def name_group(found: Cards, group: Group) -> str:
-    """The cards of a group: ``1. NVIDIA H100 80GB HBM3 and 2 more``."""
+    """Return a group's number and cards: ``1. NVIDIA H100 80GB HBM3 and 2 more``."""
     return f"{found.groups.index(group) + 1}. {name_first(group.cards, 1)}"
 
 
 def name_setup(group: Group) -> str:
-    """At which setting the cards of a group are compared."""
+    """Return the setting at which the cards of a group are compared."""
     return ", ".join([f"batch size {group.setting.batch_size}", *list_levers(group.setting)])
 
 
 def _describe_group(found: Cards, group: Group) -> list[str]:
-    """What its cards trained and at which setting; why they are not to be compared with others."""
+    """Describe what a group trained, its setting, and why it is apart from the first group."""
     setting = group.setting
     usual = {name: find_default(name) for name in RECIPE if name not in ("model", "dataset")}
     what = ", ".join([f"{setting.model} on {setting.dataset}", *name_unusual(setting, usual)])
@@ -80,33 +80,33 @@ def _describe_group(found: Cards, group: Group) -> list[str]:
 
 
 def _describe_card(row: Row) -> str:
-    """What ran on a card, and at which power: ``torch 2.11.0+cu130, driver 580.1, 700 W``."""
+    """Describe what ran on a card, and its power: ``torch 2.11.0+cu130, driver 580.1, 700 W``."""
     power = row.power_limit_w
     said = [f"{name} {value}" for name in ("torch", "driver") if (value := getattr(row, name))]
     return ", ".join([*said, *([f"{power:.0f} W"] if power == power else [])])
 
 
 def write_speed(speed: Ratio, *rows: Row) -> str:
-    """A speed over another with its interval, where repeats give one: ``1.91 (1.90–1.92)``."""
+    """Write a ratio of speeds, with its interval if repeats give one: ``1.91 (1.90–1.92)``."""
     ends = write_ends((speed.low, speed.high), write_ratio)
     return f"{mark_part(*rows)}{write_ratio(speed.value or 0)}" + (f" ({ends})" if ends else "")
 
 
 def speed_at_best(entry: Entry) -> Cell | None:
-    """Its fastest epoch against the fastest of fp32 on the card."""
+    """Return the speed of its fastest epoch over that of the card's fastest fp32 epoch."""
     if entry.over_fp32 is None or entry.over_fp32.value is None:
         return None
     return number_cell(entry.over_fp32.value, write_ratio, bool(mark_part(entry.best, entry.fp32)))
 
 
 def tell_remarks(found: Cards, row: Row) -> str:
-    """What to know before believing a case, of its folder too."""
+    """Return what to know before believing a case, including faults of its folder."""
     faulty = "faults of its folder" if found.faults[row.sweep].new else ""
     return ", ".join(filter(None, [remarks(row, found.below), faulty]))
 
 
 def _of(take: Callable[[Entry], Row | None], column: Column[Any]) -> Column[Entry]:
-    """A column of the case that ``take`` finds; nothing where there is none."""
+    """Return a column of the case that ``take`` finds; empty if there is none."""
 
     def say(entry: Entry) -> Said:
         row = take(entry)
@@ -202,7 +202,7 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
 
 
 def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
-    """The rows of each card, under its name; the first of a group says what that is."""
+    """Yield a heading and rows for each card; a group's first heading describes the group."""
     for number, group in enumerate(found.groups, 1):
         about = _describe_group(found, group)
         for card, entries in groupby(group.entries, lambda entry: entry.card):

@@ -96,8 +96,8 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Compare two sweeps, or two values of an axis; 1 if a --fail-on found something or could not
-    judge any case."""
+    """Compare two sweeps, or two values of an axis. Return 1 if a --fail-on found something or
+    could not judge any case."""
     options = _parse(argv)
     from bench.compare.documents import FORMATS
 
@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
     given, unknown = parser.parse_known_args(argv)
-    # argparse takes an optional positional only next to the one before: not in A --margin 5% B
+    # argparse takes an optional positional only right after the previous: not in A --margin 5% B
     if given.b is None and len(unknown) == 1 and not unknown[0].startswith("-"):
         given.b = Path(unknown[0])
         return given

@@ -1,4 +1,4 @@
-"""What a comparison comes to: a sentence a metric, and what to know before believing it."""
+"""The conclusions of a comparison: a sentence per metric, with warnings and advice."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bench.verdict.ratio import Verdict
 from bench.verdict.seeds import MIN_SEEDS
 
 MOST_REPEATS = 50
-"""More than these are not advised: they take a day, and a machine drifts meanwhile."""
+"""Most repeats that are advised: more take a day, in which a machine drifts."""
 
 
 def warn_of_origin(comparison: Comparison) -> Iterator[str]:
-    """What is said first where neither side was measured."""
+    """Yield the opening lines if neither side was measured."""
     both = (comparison.a, comparison.b)
     return tell_origin(executor for side in both for executor in side.environment("executor"))
 
 
 def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
-    """A sentence on each metric that was measured on both sides, and on what failed anew."""
+    """Yield a sentence per metric measured on both sides, and per kind of changed outcome."""
     for metric, findings in comparison.metrics.items():
         known = [finding for finding in findings if finding.a and finding.b]
         if known:
@@ -64,7 +64,7 @@ def _sum_up(metric: Metric, findings: Sequence[MetricPair], margin: float) -> st
 
 
 def _write_size(metric: Metric, findings: Sequence[MetricPair]) -> str:
-    """The ratios of some cases, as the metric is shown: of one, its interval too."""
+    """Write the range of the cases' ratios as displayed; for one case, with its interval."""
     ratios = [metric.show(finding.ratio) for finding in findings]
     values = [ratio.value for ratio in ratios if ratio.value is not None]
     if not values:
@@ -78,19 +78,19 @@ def _write_size(metric: Metric, findings: Sequence[MetricPair]) -> str:
 
 
 def _write_digits(value: float) -> str:
-    # zeros too: by them a ratio of 1.00 is told from one of 1
+    # keep trailing zeros: they show the precision of a ratio such as 1.00
     return f"{value:#.3g}".rstrip(".")
 
 
 def advise(comparison: Comparison, margin: float) -> str:
-    """What would give the verdicts that are missing; empty where none are."""
+    """Return how to get the missing verdicts; empty if none is missing."""
     known = [
         (metric.seeded, finding, finding.ratio.judge(margin))
         for metric, findings in comparison.metrics.items()
         for finding in findings
         if finding.a and finding.b
     ]
-    # where there are enough and yet no verdict, more of them give none
+    # if there are enough repeats but no verdict, more of them do not help
     few = [
         (seeded, finding)
         for seeded, finding, verdict in known
@@ -123,7 +123,7 @@ def advise(comparison: Comparison, margin: float) -> str:
 
 
 def _is_short(finding: MetricPair, seeded: bool) -> bool:
-    """Whether a side has fewer repeats, or seeds where these count, than a verdict needs."""
+    """Return whether a side has fewer repeats, or seeds if ``seeded``, than a verdict needs."""
     if not seeded:
         return min(len(finding.a), len(finding.b)) < MIN_REPEATS
     a, b = finding.seeded
@@ -131,7 +131,7 @@ def _is_short(finding: MetricPair, seeded: bool) -> bool:
 
 
 def _share_seeds(finding: MetricPair) -> bool:
-    """Whether a side has repeats enough, of fewer seeds."""
+    """Return whether a side has enough repeats, but of too few seeds."""
     return any(
         len(seeds) < MIN_SEEDS <= len(readings)
         for seeds, readings in zip(finding.seeded, (finding.a, finding.b), strict=True)
@@ -139,7 +139,7 @@ def _share_seeds(finding: MetricPair) -> bool:
 
 
 def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:
-    """All that is said before the tables: the verdicts, what is compared, and how to read it."""
+    """Yield all lines before the tables: the verdicts, what is compared, and how to read it."""
     yield from warn_of_origin(comparison)
     told = list_differences(comparison, mandatory=True)
     yield from _warn_of_differences(comparison, [one for one in told if one[-1]])  # a table has all
@@ -150,7 +150,7 @@ def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:
 def _warn_of_differences(
     comparison: Comparison, told: Iterable[tuple[str, str, str, bool]]
 ) -> Iterator[str]:
-    """What differs beside what is asked: a verdict may be of that."""
+    """Warn of other differences between the sides, which may explain a verdict."""
     one, two = comparison.names
     differing = [f"{name} ({of_a} in {one}, {of_b} in {two})" for name, of_a, of_b, _ in told]
     if differing and comparison.matched:
@@ -158,7 +158,7 @@ def _warn_of_differences(
 
 
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
-    """What is compared, and how to read it."""
+    """Yield what is compared, and how to read it."""
     for side, role in ((comparison.a, "baseline"), (comparison.b, "candidate")):
         cases, runs = comparison.count(side)
         said = f"{count(runs, 'run')} of {count(cases, 'case')}"
@@ -204,7 +204,7 @@ def _write_common(comparison: Comparison) -> str:
 
 
 def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
-    """What is compared, the verdicts, and what to know before believing them."""
+    """Yield the lines of the first screen: what is compared, the verdicts, advice and warnings."""
     a, b = comparison.a, comparison.b
     paths = "" if a.path == b.path else f" ({a.path}) and {b.title} ({b.path})"
     both = f"{a.title}{paths}" if paths else f"{a.title} and {b.title} in {a.path}"

@@ -1,4 +1,4 @@
-"""Two sides, matched case by case, and what the repeats of each side say about every metric."""
+"""Two sides, matched case by case, and the comparison of their repeats for every metric."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bench.verdict.seeds import GUESSING, Seeded, average_seeds, compare_seeds, 
 
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
-    """Time, loss, energy, the first measure of memory and the test error that both sides have."""
+    """Return time, loss, energy, and the first measure of memory and test error of both sides."""
 
     def have(column: str) -> bool:
         return all(side.records[column].notna().any() for side in (a, b))
@@ -40,7 +40,7 @@ def choose_metrics(a: Side, b: Side) -> list[Metric]:
 
 @dataclass(frozen=True)
 class MetricPair:
-    """One metric of one match on both sides: seed and value of each repeat."""
+    """One metric of one match: the seed and value of each repeat of both sides, and their ratio."""
 
     match: Match
     a: Readings
@@ -49,7 +49,7 @@ class MetricPair:
 
     @property
     def compared(self) -> tuple[Readings, Readings]:
-        """Of both sides what the ratio is of: where seeds are compared, those that both ran."""
+        """The readings that the ratio compares: if seeds are paired, those that both sides ran."""
         if not self.ratio.pairs:
             return self.a, self.b
         shared = {seed for seed, _ in self.a} & {seed for seed, _ in self.b}
@@ -70,24 +70,24 @@ def group_seeds(readings: Readings) -> dict[int, list[float]]:
 
 @dataclass(frozen=True)
 class KindChange:
-    """A kind of work, or a wait, that takes longer or less long in B than in A."""
+    """A kind of work, or a wait, that takes a different time in B than in A."""
 
     match: Match
     change: Change  # of the mean step
     step_s: float  # the whole step of A
-    p: float | None  # that it is by chance, by Holm over all kinds; None with too few repeats
+    p: float | None  # p-value of no change, by Holm over all kinds; None with too few repeats
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that is found about two sides, before it is judged against a margin."""
+    """The comparison of two sides, before it is judged against a margin."""
 
     a: Side
     b: Side
     matches: Matches
     metrics: dict[Metric, list[MetricPair]]
-    axis: str = ""  # whose two values are the sides; empty where two sweeps are compared
-    kinds: Sequence[KindChange] | None = None  # of ``--why``; None where that was not asked
+    axis: str = ""  # the axis whose two values are the sides; empty for two sweeps
+    kinds: Sequence[KindChange] | None = None  # of ``--why``; None without it
 
     @property
     def names(self) -> tuple[str, str]:
@@ -95,7 +95,7 @@ class Comparison:
 
     @property
     def free(self) -> tuple[str, ...]:
-        """The axes in which matched cases may differ, but for how much was measured."""
+        """The axes in which matched cases may differ, besides how much was measured."""
         return free_axes(self.axis)
 
     @property
@@ -104,28 +104,28 @@ class Comparison:
         return self.matches.pairs
 
     def ends(self, match: Match) -> tuple[Ran, Ran]:
-        """The case as either side ran it."""
+        """Return a matched case as run by A and by B."""
         return self.a.ran[match.a], self.b.ran[match.b]
 
     def alone(self, side: Side) -> Mapping[int, Told]:
-        """Cells on one side alone, with what tells those of one case apart."""
+        """Return the unmatched cells of a side, with the environment that tells them apart."""
         return self.matches.alone[0 if side is self.a else 1]
 
     def list_cells(self, side: Side) -> list[int]:
-        """The cells of a side that were matched or are alone: not those that others stand for."""
+        """Return the matched and unmatched cells of a side, not those that others represent."""
         matched = [match.a if side is self.a else match.b for match in self.matched]
         return [*matched, *self.alone(side)]
 
     def count(self, side: Side) -> tuple[int, int]:
-        """How many cases of a side these are, and how many runs."""
+        """Return the number of cases (`list_cells`) and of runs of a side."""
         cells = self.list_cells(side)
         return len(cells), sum(len(side.ran[cell].runs) for cell in cells)
 
     def environment(self) -> Iterator[tuple[str, bool, list[str], list[str]]]:
-        """What ran them and differs: column, whether it must agree, A's and B's values. Those that
-        must agree come first, also where each side mixes the same values. Two models or two
-        datasets differ on purpose."""
-        told = {condition.column for condition in CONDITIONS}  # with what they may vary by
+        """Yield the environment columns that differ: column, whether it must agree, A's and B's
+        values. Those that must agree come first, and are also included if each side mixes the same
+        values. Two models or two datasets differ on purpose."""
+        told = {condition.column for condition in CONDITIONS}  # compared with a tolerance
         every = [f.name for f in fields(Environment) if f.name not in told]
         names = [name for name in every if not self.is_asked(name)]
         for name in sorted(names, key=lambda name: name not in COMPARABLE):
@@ -134,12 +134,12 @@ class Comparison:
                 yield name, name in COMPARABLE and self.axis not in COMPARABLE[name], a, b
 
     def is_asked(self, name: str) -> bool:
-        """Whether an environment column says nothing but the value of the compared axis."""
+        """Return whether an environment column depends on the compared axis."""
         return self.axis != "device" and self.axis in COMPARABLE.get(name, ())
 
     @cached_property
     def conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
-        """What was read while the matched cases ran, on A and B, where a side knows it."""
+        """Conditions while the matched cases ran, summarized for A and B, if either has values."""
         both = ((c, self._summarize(c, self.matched)) for c in CONDITIONS)
         return [(c, a, b) for c, (a, b) in both if a is not None or b is not None]
 
@@ -149,14 +149,14 @@ class Comparison:
         return [condition.summarize(known) for known in sides]
 
     def differing_conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
-        """Those that differ by so much that it is told."""
+        """Return the conditions that differ by enough to be reported."""
         return [(c, a, b) for c, a, b in self.conditions if c.differs(a, b)]
 
     def spoilt(
         self, matches: Sequence[Match], beside: bool = False
     ) -> list[tuple[Side, Condition, Count]]:
-        """What makes the times of some matches unreliable, and in how many of a side's runs; or
-        also what is told ``beside`` times that are reliable."""
+        """Return the conditions that make the times of these matches unreliable, with the number of
+        runs of each side; with ``beside``, also those reported beside reliable times."""
         wanted = [c for c in CONDITIONS if c.spoils or (beside and c.beside)]
         found = [(c, self._summarize(c, matches)) for c in wanted]
         return [
@@ -167,7 +167,7 @@ class Comparison:
         ]
 
     def change(self, match: Match) -> str:
-        """How a matched case's outcome changed: broken, fixed, changed, or empty for not."""
+        """Return how a match's outcome changed: broken, fixed or changed; empty if it did not."""
         one, two = self.ends(match)
         both = list(zip(one.severities, two.severities, strict=True))
         if any(after > before for before, after in both):
@@ -187,7 +187,7 @@ class Comparison:
         return " · ".join([self.ask(case).label(self.telling), *where])
 
     def ask(self, case: Case) -> Case:
-        """The case with the defaults of the axes in which matched cases may differ."""
+        """Return the case with the defaults of the axes in which matched cases may differ."""
         return _neutralize(case, self.free)
 
     @cached_property
@@ -199,14 +199,14 @@ class Comparison:
         names = [name for name in telling_axes(whole) if name not in self.free]
         if len(whole) == len(cases):
             return names
-        # how it was measured names a case only where the sides measured one in several ways
+        # how it was measured names a case only if one was measured in several ways
         return [*names, *(n for n in SAME_QUESTION if len({getattr(c, n) for c in cases}) > 1)]
 
     def judge_equivalence(
         self, metric: Metric, margin: float
     ) -> list[tuple[MetricPair, Equivalence]]:
-        """Whether B's loss or error is equivalent to A's, of each case that has it on both sides.
-        The cases are one family. Empty for a metric that does not depend on the seed."""
+        """Test each case with a ratio for equivalence of B's loss or error to A's, as one family.
+        Empty for a metric that does not depend on the seed."""
         findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
         judged = judge_equivalences([f.seeded for f in findings], margin, self.names)
         return [
@@ -215,7 +215,7 @@ class Comparison:
         ]
 
     def guessing(self, match: Match) -> list[bool]:
-        """Whether a side's training loss is still that of guessing; of the sides that have one."""
+        """Return for each side with a training loss whether it is still that of guessing."""
         return [
             learnt_nothing(average_seeds(group_seeds(read)), end.case.classes)
             for end in self.ends(match)
@@ -229,9 +229,8 @@ def _neutralize(case: Case, names: Sequence[str]) -> Case:
 
 
 def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comparison:
-    """Compare two sides, of sweeps or of values of an axis; the cases of a metric are one family.
-    Cases may have been measured on different parts of an epoch; metrics that depend on that are
-    then not compared."""
+    """Compare two sweeps, or two values of an axis; the cases of a metric are one family. For cases
+    measured on different parts of an epoch, metrics that depend on that are not compared."""
     comparison = Comparison(a, b, match_cases(a.cells, b.cells, axis), {}, axis)
     for metric in metrics:
         found = []
@@ -263,7 +262,7 @@ def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
     learnt = metric.seeded and comparison.axis in list_affecting(Trait.LEARNING)
     if known and learnt and one.share == two.share < 1:
         return "less than an epoch does not show what it does to learning; use --fraction 1"
-    # times are of an epoch or a step, memory is a peak; all else is of the measured steps
+    # times are per epoch or step, memory is a peak; all other metrics are of the measured steps
     of_part = metric.seeded or metric is METRICS["energy_j"]
     if one.share == two.share or not known or not of_part:
         return ""
@@ -277,16 +276,16 @@ def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
 
 
 def refuse_made_up(a: Side, b: Side) -> None:
-    """Refuse to compare what was made up with what was measured. Raises UsageError."""
+    """Refuse to compare made-up rows with measured ones. Raises UsageError: they are mixed."""
     sides = ((f"{side.path} has", side.environment("executor")) for side in (a, b))
     having = ((who, executor) for who, executors in sides for executor in executors)
     refuse_mixture(having, "compare measured with measured")
 
 
 def find_other_models(comparison: Comparison) -> dict[str, list[str]]:
-    """What differs in networks of the same name: unknown ones do not. Two models are different
-    networks on purpose, so are those for two shapes of images, and two files to start from are two
-    files."""
+    """Return by model name the parts in which matched networks of that name differ. Unknown parts
+    do not differ, and parts that depend on the compared axis differ on purpose, as between two
+    models, image shapes or starting weights."""
     sides, changed = (comparison.a, comparison.b), dict[str, dict[str, None]]()
     names = [name for name in MODEL_PARTS if not comparison.is_asked(name)]
     columns = [[dict(side.cells[name]) for name in names] for side in sides]
@@ -299,7 +298,7 @@ def find_other_models(comparison: Comparison) -> dict[str, list[str]]:
 
 
 def refuse_other_models(comparison: Comparison) -> None:
-    """Raises UsageError: networks of one name differ (`find_other_models`)."""
+    """Refuse to compare different networks. Raises UsageError: `find_other_models` found some."""
     if changed := find_other_models(comparison):
         found = (f"{model} changed in {', '.join(what)}" for model, what in changed.items())
         which = make_printable("; ".join(found))

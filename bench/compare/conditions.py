@@ -1,8 +1,8 @@
 """The conditions under which runs were measured, and when two sides differ in them.
 
-What ran a case is in `bench.record.Environment` and is compared cell by cell. What was read while
-it ran varies from run to run. For each such column, this module says how the runs of a side are
-summarized, and from which difference on it is reported.
+Hardware and software are in `bench.record.Environment` and are compared cell by cell. Readings
+during a run vary from run to run. For each such column, this module defines how the runs of a side
+are summarized, and the smallest difference that is reported.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, SLOWED
 
 DOUBTED = ("trend", "host_bound")
-"""Columns that are added to the records, as `bench.study.doubts.DOUBTS` has them: whether an epoch
-ended otherwise than it began, and whether the GPU waited for the host."""
+"""Doubts (`bench.study.doubts.DOUBTS`) that are added to the records as columns: whether speed
+changed within the epoch, and whether the GPU waited for the host."""
 
 
 class Summary(StrEnum):
-    MEDIAN = "median"  # of the cases' medians, so that a case with many repeats weighs as others
+    MEDIAN = "median"  # of the cases' medians, so that all cases have equal weight
     SET = "set"
-    COUNT = "count"  # of the runs in which it happened
+    COUNT = "count"  # of runs in which it happened
 
 
 @dataclass(frozen=True)
 class Count:
-    """In how many of how many runs something happened."""
+    """The number of ``runs``, out of ``of``, in which something happened."""
 
     runs: int
     of: int
 
 
 Summarized = float | tuple[float | str, ...] | Count | None
-"""The summary of a side's runs; None where no run has a value."""
+"""The summary of a side's runs; None if no run has a value."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What was read from the machine during a run, and how the two sides are compared. Medians are
-    reported whose ratio less 1 is above ``least``, counts whose shares of the runs differ by more;
-    sets where they differ at all."""
+    """A reading from the machine during a run, and how the two sides are compared. Medians are
+    reported if their ratio minus 1 is above ``least``, counts if their shares of the runs differ by
+    more than it, sets if they differ at all."""
 
     name: str  # in JSON
-    label: str  # for people; of a count, what happened to a run
+    label: str  # displayed; for a count, what happened to a run
     column: str  # of the records, or one of `DOUBTED`
     summary: Summary = Summary.COUNT
     unit: str = ""
     least: float = 0.0
-    happened: Callable[[Any], bool] = bool  # of a count, by such a cell of a run
-    known: str = ""  # a column that is empty where this was not read; by default this one
+    happened: Callable[[Any], bool] = bool  # for a count: whether a cell of a run counts
+    known: str = ""  # a column that is empty if this was not read; by default ``column``
     spoils: bool = False  # times measured under it are unreliable
-    beside: bool = False  # told beside the times of a case; what spoils them is too
-    both: bool = False  # reported only where both sides know it
+    beside: bool = False  # reported beside the times of a case, as are all that spoil them
+    both: bool = False  # reported only if both sides have it
 
     def summarize(self, cases: Sequence[Sequence[Any]]) -> Summarized:
-        """Summarize one side: a list of cells for each case, from the runs that have a value."""
+        """Summarize one side, given for each case the cells of the runs that have a value."""
         cells = [cell for case in cases for cell in case]
         if not cells:
             return None
@@ -70,7 +70,7 @@ class Condition:
         return Count(sum(map(self.happened, cells)), len(cells))
 
     def differs(self, a: Summarized, b: Summarized) -> bool:
-        """Whether two sides differ by so much that it is reported; unknown differs from known."""
+        """Return whether two sides differ by enough to be reported; unknown differs from known."""
         if a is None or b is None:
             return a is not b and not self.both
         if isinstance(a, Count) and isinstance(b, Count):
@@ -100,7 +100,7 @@ CONDITIONS: tuple[Condition, ...] = (
     # cards step their clocks by 15 MHz, 1 % of an SM clock of 1.5 GHz
     _median("sm_clock", "SM clock", "sm_clock_mhz", "MHz", 0.02),
     _median("memory_clock", "memory clock", "memory_clock_mhz", "MHz", 0.02),
-    # a card near its limit touches it in some runs and not in others
+    # a card near its limit reaches it in some runs and not in others
     Condition("power_capped", "at the power limit", "throttle_during", least=0.25,
               happened=_names("capped")),
     _spoiling("throttled", "throttled", "throttle_during", happened=_names("slowed")),

@@ -23,13 +23,13 @@ from bench.study.metrics import Metric
 from bench.study.pairs import Match
 from bench.text import count, make_printable, say_left_out
 
-UNLIMITED = 10_000  # columns of all tables in full, where they go to a file or a pipe
+UNLIMITED = 10_000  # width in characters of full tables that go to a file or a pipe
 
 
 def render_text(
     comparison: Comparison, margins: Margins, results: Sequence[Result], full: bool = False
 ) -> str:
-    """The verdict, what to doubt and the first table on one screen; ``full`` for all there is."""
+    """Render verdicts, warnings and the first table on one screen, or with ``full`` everything."""
     width = shutil.get_terminal_size((UNLIMITED if full else WIDTH, 0)).columns
     tables = list(tabulate(comparison, margins))
     said = describe if full else open_screen
@@ -39,7 +39,7 @@ def render_text(
             lines += ["", *_draw(table, width)]
         return "\n".join(lines) + "\n"
     wanted = [table for table in tables if table.level is Level.TABLE]
-    if shown := wanted[-1] if wanted else None:  # the kinds of work, where they are asked for
+    if shown := wanted[-1] if wanted else None:  # the kinds of work with --why
         rows, cut = len(shown.rows), shown
         while len(drawn := _draw(cut, width)) + len(lines) + 3 > LINES and rows > 1:
             rows -= 1
@@ -65,7 +65,7 @@ def _draw(table: Table, width: int) -> list[str]:
 def render_markdown(
     comparison: Comparison, margins: Margins, results: Sequence[Result], full: bool = True
 ) -> str:
-    """The comparison as GitHub-flavoured Markdown, to paste: the verdict, then all tables."""
+    """Render GitHub-flavoured Markdown, to paste: the verdicts, then all tables."""
     from bench.render.markdown import escape, table_lines
 
     said = list(describe(comparison, margins))
@@ -81,7 +81,7 @@ def render_markdown(
 def render_json(
     comparison: Comparison, margins: Margins, results: Sequence[Result], full: bool = True
 ) -> str:
-    """The comparison with all raw values, for machines; SI units."""
+    """Render JSON with all raw values, in SI units."""
     a, b, margin = comparison.a, comparison.b, margins.verdict
     document = {
         "axis": comparison.axis or None,

@@ -1,4 +1,4 @@
-"""Findings for which ``--fail-on`` returns 1."""
+"""Gates: findings for which ``--fail-on`` returns 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTCOME_FINDINGS = {
     "missing": "a case is in A and not in B",
     "unjudged": "a case was measured on both sides and has no verdict",
 }
-"""What --fail-on accepts besides the verdicts on metrics."""
+"""Words that --fail-on accepts besides the verdicts on metrics."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ def _find(comparison: Comparison, gate: Gate) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a gate: what it found, and how many verdicts it checked, one for each case and
-    metric; of a gate on outcomes, how many cases."""
+    """The result of a gate: its findings, and how many verdicts it checked (one for each case and
+    metric), or for a gate on outcomes, how many cases."""
 
     gate: Gate
     failures: list[str]  # one line each
     judged: int
     unjudged: int  # measured, without a verdict or with an interval that rules nothing out
-    why: dict[str, int]  # the reasons of these and how often each occurred, most frequent first
+    why: dict[str, int]  # the count of each reason for these, most frequent first
 
     @property
     def passed(self) -> bool:
@@ -83,7 +83,7 @@ class Result:
 
 
 def pass_gate(comparison: Comparison, gate: Gate) -> Result:
-    """Check a gate, and count how much it could check."""
+    """Check a gate, and count what it could judge."""
     failures = list(_find(comparison, gate))
     if gate.word in OUTCOME_FINDINGS:
         checked = len(comparison.matched)
@@ -111,7 +111,7 @@ def pass_gate(comparison: Comparison, gate: Gate) -> Result:
 
 
 def describe_result(result: Result) -> Iterator[str]:
-    """Lines about a gate that failed, or that could not judge all cases."""
+    """Yield lines on a gate that failed, or that could not judge all cases."""
     for line in result.failures:
         yield f"fail: {result.gate.text}: {make_printable(line)}"
     reasons = [f"{lack} ({n} times)" if n > 1 else lack for lack, n in result.why.items()]

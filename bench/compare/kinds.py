@@ -1,4 +1,4 @@
-"""Which kind of work changed between two sweeps, where both hold profiles of a case."""
+"""Kinds of work that changed between two sweeps with profiles of the same cases."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bench.verdict.ratio import compare
 
 
 def find_kinds(comparison: Comparison) -> list[KindChange]:
-    """The kinds of work that changed beyond noise, case by case, those that changed most first. A
-    change is told from `STEADY` of A's step on; where both sides have enough profiled repeats, it
-    must also differ beyond chance. Otherwise no repeat of one side may lie among the other's.
-    Raises UsageError: no case has a profile on both sides, or two values of an axis are
-    compared."""
+    """Return the kinds of work that changed beyond noise, by case, the largest change first.
+
+    A change must exceed the share `STEADY` of A's step. With enough profiled repeats on both sides,
+    it must also be significant; otherwise the ranges of the two sides must not overlap. Raises
+    UsageError: no case has a profile on both sides, or two values of an axis are compared."""
     if comparison.axis:
         raise UsageError(
             f"--why is for two sweeps; python -m bench.why {comparison.a.path} --axis "
@@ -40,7 +40,7 @@ def find_kinds(comparison: Comparison) -> list[KindChange]:
     kinds = []
     for (match, step_s, change, (before, after)), ratio in zip(found, ratios, strict=True):
         apart = max(before) < min(after) or max(after) < min(before)
-        # a ratio without interval has too few repeats
+        # a ratio without an interval has too few repeats
         beyond_noise = apart if ratio.low is None else ratio.differs
         if beyond_noise and abs(change.change_s) > STEADY * step_s:
             kinds.append(KindChange(match, change, step_s, ratio.p_adjusted))
@@ -49,7 +49,7 @@ def find_kinds(comparison: Comparison) -> list[KindChange]:
 
 
 def _divide_runs(side: Side) -> dict[int, list[Breakdown]]:
-    """Each profiled repeat of each case of a side, its step divided."""
+    """Return by cell the breakdowns of the steps of its profiled repeats."""
     work = dict(list(read_work(side.path).groupby("record_id", sort=False)))
     told = (side.records[name].tolist() for name in ("cell", "record_id", "status"))
     found: dict[int, list[Breakdown]] = {}
@@ -66,9 +66,9 @@ def _divide_runs(side: Side) -> dict[int, list[Breakdown]]:
 def _list_changes(
     a: list[Breakdown], b: list[Breakdown]
 ) -> Iterator[tuple[float, Change, tuple[list[float], list[float]]]]:
-    """The mean step of A, each part of the step with its mean times, and the time of each repeat.
-    Of next to nothing no ratio says anything: a repeat that hardly waited is held to wait for a
-    third of what is told at all."""
+    """Yield for each part of the step: A's mean step in s, the change of the mean times, and the
+    times of all repeats on both sides. Very short times are raised to a third of the reporting
+    threshold: the ratio of two near-zero times means nothing."""
     step_s = fmean(one.step_s for one in a)
     for name in dict.fromkeys(part.name for one in (*a, *b) for part in one.parts):
         before, after = ([one.find_time(name) for one in side] for side in (a, b))

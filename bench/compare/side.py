@@ -1,4 +1,4 @@
-"""One side of a comparison: a sweep, or the part of one that has one value of an axis."""
+"""One side of a comparison: a sweep, or its cases with one value of an axis."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Readings = list[tuple[int, float]]  # seed and value of each repeat
 
 @dataclass(frozen=True)
 class Part:
-    """How much of an epoch a side measured of a case."""
+    """The part of an epoch that a side measured of a case."""
 
     share: float  # of an epoch: at most the case's fraction
-    steps: int | None  # those that ``--steps`` allowed, where they are what made it less
-    known: bool  # false for steps none of which was measured; ``share`` is then the fraction
+    steps: int | None  # the limit of ``--steps``, if it reduced the share
+    known: bool  # false with ``--steps`` if no step was measured; ``share`` is then the fraction
 
     def __str__(self) -> str:
-        """As it was asked for: ``fraction 0.25`` or ``20 steps``."""
+        """Return the part as it was requested: ``fraction 0.25`` or ``20 steps``."""
         return f"fraction {self.share:.3g}" if self.steps is None else f"{self.steps} steps"
 
 
@@ -48,10 +48,10 @@ class Ran:
     side: str  # its name
     case: Case
     part: Part
-    runs: list[Mapping[Any, Any]]  # its records, of the columns that are asked for
+    runs: list[Mapping[Any, Any]]  # its records, with the columns that are needed
 
     def readings(self, metric: Metric) -> Readings:
-        """Seed and value of each repeat that has one."""
+        """Return seed and value of each usable repeat that has a value."""
         counted = RELIABLE if metric.diverged else {Status.OK}
         return [
             (int(run["run_seed"]), metric.read(value))
@@ -60,7 +60,7 @@ class Ran:
         ]
 
     def know(self, condition: Condition) -> list[Any]:
-        """What the runs that were measured and are used know of a condition."""
+        """Return the cells of a condition in the usable runs that have it."""
         used = [run for run in self.runs if run["status"] in RELIABLE]
         told = ((run[condition.column], run[condition.known or condition.column]) for run in used)
         return [cell for cell, known in told if known == known]
@@ -71,12 +71,12 @@ class Ran:
 
     @property
     def ended(self) -> str:
-        """How its runs ended: ``ok ×4, oom``."""
+        """The outcomes of its runs: ``ok ×4, oom``."""
         return ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in self.outcomes.items())
 
     @property
     def severities(self) -> tuple[int, int]:
-        """Of its runs the best and the worst: 0 is ok, 1 diverged, 2 not to be used."""
+        """The best and the worst of its runs: 0 is ok, 1 diverged, 2 unusable."""
         order = {Status.OK: 0, Status.DIVERGED: 1}
         found = [order.get(run["status"], 2) for run in self.runs]
         return min(found), max(found)
@@ -86,11 +86,11 @@ class Ran:
 class Side:
     """One side: the latest attempt at each of its runs, without sentinels."""
 
-    name: str  # what tables call it: A, B, or a value of an axis, such as ``on``
-    title: str  # what lines call it that stand alone, such as ``compile default``
+    name: str  # in tables: A, B, or a value of an axis, such as ``on``
+    title: str  # in sentences, such as ``compile default``
     path: Path
     records: pd.DataFrame  # with a ``cell``, a number for each case in each environment
-    cases: list[Case]  # that of each record
+    cases: list[Case]  # the case of each record
 
     @cached_property
     def ran(self) -> dict[int, Ran]:
@@ -105,7 +105,7 @@ class Side:
             if case.steps is None or run["measured_steps"] == run["measured_steps"]
         }
         found: dict[int, Ran] = {}
-        for case, run in both:  # those of one case measure the same part
+        for case, run in both:  # all runs of one case measure the same part
             steps = case.steps if run["part"] < case.fraction else None
             part = Part(run["part"], steps, case in known)
             found.setdefault(run["cell"], Ran(self.name, case, part, [])).runs.append(run)
@@ -119,13 +119,13 @@ class Side:
         return first.assign(known=[self.ran[cell].part.known for cell in first.index])
 
     def environment(self, name: str) -> list[str]:
-        """The distinct values of an environment column; none where all are empty."""
-        values = dict.fromkeys(self.records[name].tolist())  # as many calls as columns: no pandas
+        """Return the distinct values of an environment column, without empty ones."""
+        values = dict.fromkeys(self.records[name].tolist())  # called for every column: no pandas
         known = (value for value in values if value == value and value != "")
         return [f"{value:.0f}" if isinstance(value, float) else str(value) for value in known]
 
     def mixes(self, name: str) -> bool:
-        """Whether runs on one device, of one dataset or one model disagree on what must agree."""
+        """Return whether runs on one device, dataset or model differ where they must agree."""
         if name not in COMPARABLE or self.records[name].nunique() < 2:
             return False
         cells = self.records[[name, *COMPARABLE[name]]]
@@ -134,7 +134,7 @@ class Side:
 
 
 def read_side(name: str, path: Path) -> Side:
-    """Read one side. Raises UsageError: it has no records, or they cannot be read."""
+    """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
     every = mend_ends(read_records(path), records_file(path))
     records = keep_cases(every)
     if len(every) and not len(records):
@@ -146,7 +146,7 @@ def read_side(name: str, path: Path) -> Side:
     for column in DOUBTED:
         records[column] = DOUBTS[column].find(Columns(records))
     records["part"] = measure_part(records)
-    # what a run did not get to know of what ran it is its case's
+    # a run that ended before reading its environment takes that of its case
     filled = fill_unknown(records, number_groups(records, AXES))
     records = records.assign(**{name: filled[name] for name in COMPARABLE})
     records["cell"] = number_groups(records, [*AXES, *COMPARABLE])

@@ -25,14 +25,14 @@ from bench.verdict.ratio import Verdict
 
 @dataclass(frozen=True)
 class Margins:
-    """Which difference matters, as fractions: of the verdicts, and of equivalence."""
+    """The smallest differences that matter, as fractions: for verdicts and for equivalence."""
 
     verdict: float
     equivalence: float
 
 
 _KEEP = {"p": 2, "runs": 3, "95 % interval": 6}
-"""What goes first where a page is too narrow; see `Head`."""
+"""Priorities of columns: the lowest is left out first if a page is too narrow; see `Head`."""
 
 
 def _tabulate(
@@ -43,8 +43,8 @@ def _tabulate(
     numbers: Sequence[str] = (),
     level: Level = Level.DETAIL,
 ) -> Table:
-    """A table of texts; of its columns those in ``numbers`` stand to the right, and remarks stand
-    where there are any."""
+    """Make a table of texts. Columns in ``numbers`` are right-aligned; a column of remarks is left
+    out if all are empty."""
     rows = [*rows]
     if "remarks" in labels and not any(row[-1] for row in rows):
         labels, rows = labels[:-1], [row[:-1] for row in rows]
@@ -57,7 +57,7 @@ def _tabulate(
 
 
 def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
-    """All tables, in reading order: what ran the sides comes first."""
+    """Yield all tables in reading order; differences between the sides come first."""
     names = comparison.names
     if differing := list(list_differences(comparison)):
         rows = ((*told, "yes" * agree) for *told, agree in differing)
@@ -84,8 +84,9 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
 def list_differences(
     comparison: Comparison, mandatory: bool = False
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """What differed in what ran the sides and while they ran: what, on A and on B, and whether it
-    must agree; or of what ran them only that, and not what `write_spoilt` tells."""
+    """Yield the differences in environment and conditions: name, A's and B's values, and whether
+    they must agree. With ``mandatory``, only environment columns that must agree, and no conditions
+    that `write_spoilt` reports."""
     for name, agree, a, b in comparison.environment():
         if agree or not mandatory:
             yield name, " or ".join(a) or NOTHING, " or ".join(b) or NOTHING, agree
@@ -137,7 +138,7 @@ def _write_summary(condition: Condition, value: Summarized) -> str:
 def write_spoilt(
     comparison: Comparison, matches: Sequence[Match], beside: bool = False
 ) -> Iterator[str]:
-    """Each thing that `Comparison.spoilt` finds, once, with the runs of either side."""
+    """Yield each condition of `Comparison.spoilt` once, with the runs of either side."""
     counts: dict[str, dict[str, Count]] = {}
     for side, condition, held in comparison.spoilt(matches, beside):
         counts.setdefault(condition.label, {})[side.name] = held
@@ -179,7 +180,7 @@ def _metric_table(
 
 
 def _gather(said: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """The remarks of each row; those that every row has become a note, which is wider."""
+    """Return the remarks of each row, and a note with the remarks that all rows share."""
     common = [text for text in said[0] if all(text in each for each in said)]
     of = "All cases" if len(said) > 1 else "Remarks"
     notes = [f"{of}: {'; '.join(common)}."] if common else []
@@ -247,7 +248,7 @@ def _write_mean(readings: Sequence[tuple[int, float]], metric: Metric) -> str:
 
 
 def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Iterator[str]:
-    """What kind of runs a finding is of: of part of an epoch, of synthetic images, not measured."""
+    """Yield what limits a match's runs: a part of an epoch, synthetic images, not measured."""
     if min(end.part.share for end in comparison.ends(match)) < 1:
         yield _write_parts(comparison, metric, match)
     for kind, said in {"synthetic": "synthetic", **LABELS}.items():
@@ -263,7 +264,7 @@ def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Itera
 def remarks(
     comparison: Comparison, metric: Metric, finding: MetricPair, margin: float
 ) -> Iterator[str]:
-    """What a reader must know about a finding before relying on it."""
+    """Yield what a reader must know about a finding before relying on it."""
     match = finding.match
     yield from describe_runs(comparison, metric, match)
     for end, values in zip(comparison.ends(match), (finding.a, finding.b), strict=True):

@@ -1,4 +1,4 @@
-"""Two values of one axis as the two sides of a comparison, and what can be compared."""
+"""Two values of one axis as the sides of a comparison, and suggestions of what to compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.study.pairs import match
 
 def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
     """Read the name of an axis and no values or two. Raises UsageError: the axis is unknown, there
-    are not two values, or one cannot be of this axis."""
+    are not two different values, or one is invalid for the axis."""
     name, *values = texts
     name = parse_name("--axis", name, list(AXES))
     if len(values) not in (0, 2):
@@ -34,9 +34,9 @@ def parse_axis(texts: Sequence[str]) -> tuple[str, list[Value]]:
 
 
 def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> tuple[Side, Side]:
-    """Take one value of ``axis`` from each sweep, or both from ``a``; they need not be given where
-    there is no other choice. Raises UsageError: a sweep has no case of a value, or the values have
-    to be given."""
+    """Take one value of ``axis`` from each sweep, or both from ``a``; ``values`` may be empty if
+    there is only one choice. Raises UsageError: a sweep has no case with a value, or the values
+    must be given."""
     sweeps = [a, b] if b else [a]
     held = [list_values(side, axis) for side in sweeps]
     if not values:
@@ -59,7 +59,7 @@ def take_values(a: Side, b: Side | None, axis: str, values: Sequence[Value]) -> 
 
 
 def list_values(side: Side, axis: str) -> list[Value]:
-    """The values of an axis in a sweep, in order; without that of cases it does not apply to."""
+    """Return the values of an axis in a sweep, in order, from cases to which it applies."""
     values = dict.fromkeys(getattr(case, axis) for case in side.cases if AXES[axis].holds(case))
     return list(values)
 
@@ -83,7 +83,7 @@ def _take(side: Side, axis: str, value: Value) -> Side:
 
 
 def list_left_out(comparison: Comparison, side: Side, name: str) -> tuple[list[str], list[str]]:
-    """The values of an axis that are compared on a side, and those that are not."""
+    """Return the values of an axis that are compared on a side, and those that are not."""
     compared = (side.ran[cell].case for cell in comparison.list_cells(side))
     used, every = (
         list(dict.fromkeys(format_value(getattr(case, name)) or "none" for case in cases))
@@ -93,7 +93,7 @@ def list_left_out(comparison: Comparison, side: Side, name: str) -> tuple[list[s
 
 
 def explain_unmatched(comparison: Comparison) -> str:
-    """Why no case is in both sides, with the command that compares them where there is one."""
+    """Return why no case is on both sides, with a command that compares the values, if any."""
     one, two = comparison.a, comparison.b
     a, b = ({comparison.ask(s.ran[c].case) for c in comparison.alone(s)} for s in (one, two))
     if a & b:
@@ -111,14 +111,14 @@ def explain_unmatched(comparison: Comparison) -> str:
     devices = [set(s.environment("gpu") or s.environment("cpu")) for s in (one, two)]
     asked = comparison.axis or "device" in parted
     if parted and not asked and all(devices) and not devices[0] & devices[1]:
-        # two values on two machines would be a comparison of neither
+        # two values on two machines: neither the values nor the machines would be compared
         return f"{why}; to compare their devices, sweep both with the same {', '.join(parted)}"
     command = "" if comparison.axis else suggest(one, two, parted)
     return f"{why}; to compare these values: {command}" if command else why
 
 
 def suggest(a: Side, b: Side, axes: Iterable[str]) -> str:
-    """The command that compares two values of one of ``axes``, one a sweep; empty for none."""
+    """Return a command that compares a value of one of ``axes`` per sweep; empty if none works."""
     for axis in axes:
         pairs = product(list_values(a, axis), list_values(b, axis))
         for one, two in islice(pairs, 16):
@@ -136,7 +136,7 @@ def _write_flag(axis: str, one: Value, two: Value) -> str:
 
 
 def explain_one_sweep(side: Side) -> str:
-    """What can be compared where one sweep is given and no axis."""
+    """Return the error for one sweep without an axis: what can be compared."""
     varying = {axis: values for axis in AXES if len(values := list_values(side, axis)) > 1}
     if not varying:
         return f"{side.path}: name a second sweep to compare with; nothing varies within this one"

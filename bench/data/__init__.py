@@ -1,6 +1,6 @@
 """CIFAR-10, real or synthetic, as uint8 arrays on disk that every worker maps into memory.
 
-``prepare`` runs once per sweep and decodes a dataset into a cache; ``load`` opens what it wrote.
+``prepare`` runs once per sweep and decodes a dataset into a cache; ``load`` opens the result.
 ``bench.data.batches`` moves the arrays to the device. Nothing else here imports torch.
 """
 
@@ -36,25 +36,25 @@ DATASETS: dict[str, str] = {
     "CIFAR-10",
 }
 
-# Part of the cache key: raise it whenever the same source files would decode to something else.
+# Part of the cache key: increase it whenever the same source files decode to something else.
 FORMAT = 1
 
 KEPT = 12
-"""Entries of the cache, those used last. Each is 184 MB as of CIFAR-10, and every path that images
-are read from has its own: without a limit, 420 test runs and clones of one day left 69 GB."""
+"""Number of most recently used cache entries to keep. One of CIFAR-10 takes 184 MB, and each source
+path has its own: without a limit, 420 test runs and clones of one day left 69 GB."""
 
 DAY_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What was decoded: every record carries it.
+    """Description of a decoded dataset, part of every record.
 
     ``fingerprint`` is the first 16 hex digits of the SHA-256 over the bytes of train images,
     train labels, test images and test labels, in that order: images as uint8 (N, C, H, W), labels
-    as uint8 or, of more than 256 classes, uint16. ``train_images`` are those of an epoch.
-    ``source`` is the layout the images were read from, ``folder`` where the arrays are.
-    ``distinct`` is how many training images there are where an epoch visits each several times.
+    as uint8 or, with more than 256 classes, uint16. ``train_images`` is the number per epoch.
+    ``source`` is the layout that the images were read from, ``folder`` the place of the arrays.
+    ``distinct`` is the number of different training images if an epoch repeats them.
     """
 
     name: str
@@ -70,8 +70,8 @@ class DatasetInfo:
 @dataclass(frozen=True)
 class Dataset:
     """Read-only arrays mapped from disk: images uint8 (N, C, H, W), RGB; labels (N,). The test
-    arrays have N = 0 where the source holds no test images. CIFAR-10 is (N, 3, 32, 32). Large
-    synthetic images may be fewer than an epoch has."""
+    arrays have N = 0 if the source holds no test images. CIFAR-10 is (N, 3, 32, 32). Large
+    synthetic images may be fewer than the images of an epoch."""
 
     info: DatasetInfo
     train_images: NDArray[np.uint8]
@@ -91,21 +91,21 @@ def prepare(
     input: str | None = None,
     classes: int | None = None,
 ) -> DatasetInfo:
-    """Decode the dataset ``name`` into the cache unless it is there, and say what it is.
+    """Decode the dataset ``name`` into the cache unless it is there, and return its description.
 
-    ``data_dir`` (``./data`` when None) holds the images, or is the parent of the folder that does;
-    where it holds none of the layouts, the canonical archive is downloaded into it from ``url`` or
-    the canonical address. ``cache_dir`` is ``$XDG_CACHE_HOME/gpu-precision-bench`` when None
-    (``~/.cache`` where the variable is not set). ``input``, such as ``3x224x224``, and ``classes``
-    are those of synthetic images, where they are not to be CIFAR-10's.
+    ``data_dir`` (``./data`` when None) or one of its sub-folders holds the images; if it has none
+    of the layouts, the canonical archive is downloaded into it from ``url`` or the canonical
+    address. ``cache_dir`` is ``$XDG_CACHE_HOME/gpu-precision-bench`` when None (``~/.cache`` if the
+    variable is not set). ``input``, such as ``3x224x224``, and ``classes`` describe synthetic
+    images; the defaults are CIFAR-10's.
 
-    Entries of the cache are keyed by the path, size and modification time of every file read, and
-    appear whole or not at all, so that two sweeps may prepare the same dataset at once. One that
-    was truncated, or that somebody wrote to, is made again. Beyond the ``KEPT`` entries that were
-    used last, those that were not used for a day are removed.
+    Cache entries are keyed by the path, size and modification time of every file read, and appear
+    atomically, so that two sweeps may prepare the same dataset at once. A truncated or modified
+    entry is made again. Beyond the ``KEPT`` most recently used entries, those that were not used
+    for a day are removed.
 
-    Raises UsageError for an unknown name, a file that cannot be read or is not what its name
-    promises, a download that fails and a cache that cannot be written.
+    Raises UsageError for an unknown name, an unreadable or invalid file, a download that fails and
+    a cache that cannot be written.
     """
     if name not in DATASETS:
         raise UsageError(f"unknown dataset {name!r}; {nearest(name, list(DATASETS))}")
@@ -122,26 +122,26 @@ def prepare(
 
 
 def find_layout(data_dir: Path | None) -> str | None:
-    """The layout of the images in ``data_dir`` (``./data`` when None); None where there are none.
-    Nothing is decoded."""
+    """Return the layout of the images in ``data_dir`` (``./data`` when None), or None if there are
+    none. Nothing is decoded."""
     source = _look(data_dir)
     return None if source is None else source.layout
 
 
 def count_classes(name: str, data_dir: Path | None) -> int:
-    """Classes of the dataset ``name``: CIFAR-10's 10, or those of the user's own class folders."""
+    """Return the number of classes of the dataset ``name``: 10, or the number of class folders."""
     source = None if name == SYNTHETIC else _look(data_dir)
     return CLASSES if source is None else source.classes
 
 
 def count_images(name: str, data_dir: Path | None) -> int | None:
-    """Training images of an epoch of the dataset ``name``; None where only decoding would tell."""
+    """Return the training images per epoch of dataset ``name``; None if only decoding can tell."""
     source = None if name == SYNTHETIC else _look(data_dir)
     with suppress(OSError, ValueError, KeyError, UsageError):
         if source is not None:  # decoded before?
             meta = (find_cache() / f"{name}-{_key(source)}" / "meta.json").read_text("utf-8")
             return int(json.loads(meta)["train_images"])
-    # synthetic images are as many as CIFAR-10's, which are downloaded where there are none
+    # an epoch of synthetic images has as many as CIFAR-10, which is downloaded if there is none
     canonical = source is None or source.layout in (CIFAR10.folder, CIFAR10.name)
     return synthetic.IMAGES["train"] if canonical else None
 
@@ -152,8 +152,8 @@ def _look(data_dir: Path | None) -> Source | None:
 
 
 def load(folder: str | Path) -> Dataset:
-    """Open what ``prepare`` wrote to ``folder`` (``DatasetInfo.folder``), mapped, not read. Raises
-    UsageError where the folder does not hold a whole dataset."""
+    """Open the dataset that ``prepare`` wrote to ``folder`` (``DatasetInfo.folder``), mapped, not
+    read. Raises UsageError: the folder does not hold a whole dataset."""
     import numpy as np
 
     folder = Path(folder)
@@ -166,7 +166,7 @@ def load(folder: str | Path) -> Dataset:
         raise UsageError(
             f"{folder} does not hold a prepared dataset ({one_line(error)}); prepare it again"
         ) from error
-    with suppress(OSError):  # used now, as `_store` reads it; another user's cache is read only
+    with suppress(OSError):  # used now, for `_remove_unused`; another user's cache is read-only
         os.utime(folder)
     return Dataset(info, *arrays)
 
@@ -175,17 +175,17 @@ _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def verify(folder: Path) -> DatasetInfo:
-    """What ``prepare`` wrote to ``folder``, if it is still that. The arrays are read (184 MB of
-    CIFAR-10 in 0.15 s) only where one was written to since they were last known to be right, as
-    their times of modification say. Raises UsageError where the folder does not hold a whole
-    dataset, or not the one it held."""
+    """Check the dataset that ``prepare`` wrote to ``folder``, and return its description. The
+    arrays are read (184 MB of CIFAR-10 in 0.15 s) only if the modification time of one has changed
+    since the last check. Raises UsageError: the folder does not hold a whole dataset, or another
+    one than was decoded."""
     dataset = load(folder)
     file = folder / "meta.json"
     meta, written = json.loads(file.read_text(encoding="utf-8")), _look_when_written(folder)
     if meta.get("written") != written:
         if hash_arrays(dataset) != dataset.info.fingerprint:
             raise UsageError(f"{folder} holds other images than were decoded; prepare it again")
-        with suppress(OSError):  # another user's cache can be read, and that is enough
+        with suppress(OSError):  # another user's cache may be read-only, which is enough
             _write_meta(file, {**meta, "written": written})
     return dataset.info
 
@@ -217,13 +217,13 @@ def _find(folder: Path, url: str | None, progress: Progress | None, archive: Arc
 
 
 def refuse_file(data_dir: Path) -> None:
-    """Raises UsageError: images are to be had from a file, or downloaded into one."""
+    """Refuse a file as the folder of images. Raises UsageError: ``data_dir`` is a file."""
     if data_dir.exists() and not data_dir.is_dir():
         raise UsageError(f"--data-dir {data_dir} is a file; give the folder that holds it")
 
 
 def find_cache() -> Path:
-    """The folder of what is made once for a user: of decoded images, and what devices can do."""
+    """Return the user's cache folder, for decoded images and measured device capabilities."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-precision-bench"
 
 
@@ -245,8 +245,8 @@ def _store(source: Source, name: str, folder: Path, progress: Progress | None) -
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # The lock spares a second sweep the decoding and lets the holder clear what a killed one
-        # left behind; that readers see whole entries only is the rename's doing.
+        # With the lock, a second sweep need not decode, and the holder may remove what a killed one
+        # left; the rename makes sure that readers see only whole entries.
         with FileLock(f"{folder}.lock"):
             with suppress(UsageError):
                 return verify(folder)
@@ -270,8 +270,8 @@ def _store(source: Source, name: str, folder: Path, progress: Progress | None) -
 
 
 def _remove_unused(new: Path) -> None:
-    """Remove the entries that were not among the `KEPT` used last, nor used for a day: the next
-    case of a sweep that runs may need one."""
+    """Remove entries that are not among the `KEPT` most recently used ones and were not used for a
+    day; newer ones may be needed by the next case of a running sweep."""
     used = {}
     for meta in new.parent.glob("*/meta.json"):
         with suppress(OSError):  # another process removes them too
@@ -299,14 +299,14 @@ def decode(source: Source, name: str, folder: Path, progress: Progress | None) -
                 number += len(chunk_labels)
                 if progress is not None:
                     progress(f"decoding {split} images", number, None)
-            # numpy pads the header for exactly this: the first axis may grow in place.
+            # numpy pads the header so that the first axis can grow in place.
             file.seek(0)
             _write_header(file, number, *source.shape)
         every = np.concatenate(labels)
         np.save(folder / f"{split}_labels.npy", every)
         digest.update(every.data)
         counts[split] = number
-    for array in _ARRAYS:  # else a power cut could leave a whole folder of files that hold nothing
+    for array in _ARRAYS:  # without it a power cut could leave a folder with empty files
         with (folder / f"{array}.npy").open("rb") as file:
             os.fsync(file.fileno())
     rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Batches made where the images live: on the device, from uint8, without a step's wait for it."""
+"""Batches made on the device that holds the uint8 images, without waiting for it in a step."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
     Batch = tuple[torch.Tensor, torch.Tensor]
 
-# Per channel, of pixels in 0..1: the constants pytorch-cifar normalises with.
+# Per channel, for pixels in 0..1: the normalisation constants of pytorch-cifar.
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2023, 0.1994, 0.2010)
-PADDING = 4  # zero pixels on each side before the crop, as there
+PADDING = 4  # zero pixels on each side before the crop, as in pytorch-cifar
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A batch of ``size`` items in micro-batches, each made when it is asked for. Where several
-    processes share a batch, ``size`` is what one of them has, which may be none, and ``whole`` what
-    all have together."""
+    """A batch of ``size`` items in micro-batches, each made on demand. If several processes share a
+    batch, ``size`` is the number of items of one process, which may be 0, and ``whole`` that of
+    all."""
 
     size: int
     parts: Iterator[Any]
@@ -35,7 +35,7 @@ class Divided:
 
 @dataclass(frozen=True)
 class Share:
-    """Which items of a batch one of several processes takes: as many as the others, or one more.
+    """The part of a batch for one of several processes; sizes differ by at most one item.
 
     >>> [Share(rank, 3).cut(range(10, 17)) for rank in range(3)]
     [range(10, 13), range(13, 15), range(15, 17)]
@@ -45,15 +45,15 @@ class Share:
     of: int = 1
 
     def cut(self, items: range) -> range:
-        """Its own of ``items``; the shares of all processes make them up, in order."""
+        """Return this process's part of ``items``; the parts of all processes are consecutive."""
         each, more = divmod(len(items), self.of)
         first = items.start + self.rank * each + min(self.rank, more)
         return range(first, first + each + (self.rank < more))
 
 
 def count_items(batch: Any) -> int:
-    """Items of a batch: of a `Divided` its size, else its first tensor's first dimension. Raises
-    ValueError: it holds no tensor, or one without dimensions first."""
+    """Return the number of items: the size of a `Divided` batch, else the first tensor's first
+    dimension. Raises ValueError: there is no tensor, or the first one has no dimensions."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
@@ -66,15 +66,14 @@ def count_items(batch: Any) -> int:
 
 
 def count_whole(batch: Any) -> int:
-    """Items of a batch, those of other processes included."""
+    """Return the number of items of a batch in all processes."""
     if isinstance(batch, Divided) and batch.whole is not None:
         return batch.whole
     return count_items(batch)
 
 
 class Making(TypedDict):
-    """How batches are made: of how many items, in micro-batches of how many, where, and from which
-    seed."""
+    """Arguments for making batches: sizes of batch and micro-batch, device and seed."""
 
     batch_size: int
     micro_batch: int
@@ -89,15 +88,15 @@ class Supply(Protocol):
 
     @property
     def samples(self) -> int:
-        """Items of the data."""
+        """Number of items in an epoch."""
 
     def __len__(self) -> int:
-        """Steps in an epoch; the last batch may be smaller."""
+        """Return the steps per epoch; the last batch may be smaller."""
 
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` of them, each of
+        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` batches, each of
         at most ``size`` items, by default ``batch_size``."""
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
@@ -105,8 +104,8 @@ class Supply(Protocol):
 
 
 def stream(batches: Supply, first: int = 0) -> Iterator[Any]:
-    """Whole batches without end, each in one piece, epoch after epoch, from the epoch ``first``;
-    ``batches`` makes none in micro-batches."""
+    """Yield full batches endlessly, each in one piece, epoch by epoch from epoch ``first``;
+    ``batches`` must not divide them into micro-batches."""
     whole = batches.samples // batches.batch_size
     for index in count(first):
         for batch in batches.divide(index, steps=whole):
@@ -114,11 +113,11 @@ def stream(batches: Supply, first: int = 0) -> Iterator[Any]:
 
 
 class Planned:
-    """What the harness's own kinds of `Supply` have in common."""
+    """Base class of the harness's own kinds of `Supply`."""
 
     share = Share()
-    """What of each batch `divide` makes here; of `MadeBatches` others than the first draw their
-    own items."""
+    """The part of each batch that `divide` makes in this process. With `MadeBatches`, processes
+    other than the first draw their own items."""
 
     batch_size: int
     micro_batch: int
@@ -128,7 +127,7 @@ class Planned:
         return -(-self.samples // self.batch_size)
 
     def plan(self, steps: int | None, size: int | None) -> Iterator[tuple[range, int]]:
-        """Which items each of `plan_steps` has here, and how many all processes have of it."""
+        """Yield the items of this process, and the number of all, for each step of `plan_steps`."""
         for items in plan_steps(self.samples, self.batch_size, steps, size):
             yield self.share.cut(items), len(items)
 
@@ -136,11 +135,11 @@ class Planned:
 class Batches(Planned):
     """One split's batches: x float32 (B, C, H, W), normalised and contiguous; y int64 (B,).
 
-    ``images`` uint8 (N, C, H, W) and ``labels`` (N,) go to ``device`` once and stay there.
-    With ``augment``, which is for CIFAR's shape, training batches are cropped at random from the
-    padded image and flipped with probability 1/2. The order and every draw depend on ``seed`` and
-    the epoch alone, not on the batch size; CPU and CUDA generators draw differently from the same
-    seed. Where an epoch has more ``samples`` than there are images, each is visited several times.
+    ``images`` uint8 (N, C, H, W) and ``labels`` (N,) are copied to ``device`` once and stay there.
+    With ``augment``, which is for CIFAR's shape, training images are cropped at random from the
+    padded image and flipped with probability 1/2. Order and augmentation depend only on ``seed``
+    and epoch, not on the batch size; CPU and CUDA generators draw differently from the same seed.
+    If an epoch has more ``samples`` than there are images, each image is used several times.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class Batches(Planned):
         self.seed = seed
         self.augment = augment
         self.samples = samples or len(images)
-        # torch.tensor copies: from_numpy would warn of, and then write to, a read-only map
+        # torch.tensor copies: from_numpy would warn about a read-only map, and write to it
         self.images = torch.tensor(images, device=device)
         self.labels = torch.tensor(labels, device=device, dtype=torch.int64)
         self.mean, self.scale = normalisation(device, images.shape[1])
@@ -170,11 +169,11 @@ class Batches(Planned):
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the batches of epoch ``index`` in its random order, the same every time, at most
-        ``steps`` of them, in micro-batches, each (x, y), or only the first ``size`` images of each.
+        """Yield the batches of epoch ``index``, in a random order that is the same every time, at
+        most ``steps`` of them, in micro-batches (x, y), or only the first ``size`` images of each.
 
-        A micro-batch is made when it is asked for, so that only one stands in float32 on the
-        device. The last one of a batch may be smaller, and a smaller last batch has fewer of them.
+        Micro-batches are made on demand, so that only one is in float32 on the device. The last one
+        of a batch may be smaller, and a smaller last batch has fewer of them.
         """
         n, micro, device = self.samples, self.micro_batch, self.images.device
         order, corners, flips = draw(n, len(self.images), self.seed, index, device)
@@ -193,7 +192,7 @@ class Batches(Planned):
             yield Divided(len(own), make(own.start, own.stop), whole)
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """Yield every image once, in order and as it is, ``batch_size`` at a time."""
+        """Yield every image once, in order and not augmented, ``batch_size`` at a time."""
         size = batch_size or self.batch_size
         for start in range(0, len(self.images), size):
             batch = slice(start, start + size)
@@ -207,7 +206,7 @@ class Batches(Planned):
 def plan_steps(
     samples: int, batch_size: int, steps: int | None = None, size: int | None = None
 ) -> Iterator[range]:
-    """Which items of an epoch each step takes, of the first ``steps`` of it, or only the first
+    """Yield the items of each step of an epoch, of at most ``steps`` steps, and at most the first
     ``size`` items of each batch.
 
     >>> list(plan_steps(10, 4)), list(plan_steps(10, 4, steps=2, size=3))
@@ -218,8 +217,8 @@ def plan_steps(
 
 
 def normalisation(device: torch.device | str, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a pixel from 0 to 255 is lowered by, then multiplied with: float32 (channels, 1, 1). Of
-    other than three channels, those of CIFAR-10 take turns."""
+    """Return what to subtract from a pixel of 0 to 255, and the factor to multiply it by then, both
+    float32 (channels, 1, 1). If there are not three channels, CIFAR-10's values are cycled."""
     import torch
 
     mean, std = (list(islice(cycle(x), channels)) for x in (MEAN, STD))
@@ -230,13 +229,14 @@ def normalisation(device: torch.device | str, channels: int) -> tuple[torch.Tens
 def draw(
     n: int, images: int, seed: int, index: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is random in epoch ``index``, ``n`` of so many images, on ``device``, by a generator of
-    its own: the order, int64 (n,), and of each image in it the corner of its crop, int64 (2, n)
-    from 0 to twice `PADDING`, and whether it is flipped, bool (n,)."""
+    """Draw the random numbers of epoch ``index`` with ``n`` items out of ``images`` images, on
+    ``device``, from a generator of its own. Return the order, int64 (n,), and for each item in it
+    the corner of its crop, int64 (2, n) from 0 to 2 `PADDING`, and whether to flip it, bool (n,).
+    """
     import torch
 
     generator = torch.Generator(device).manual_seed(mix(seed, index))
-    # A whole epoch's draws at once cost a few kernels, whatever the batch size
+    # Drawing for a whole epoch at once takes a few kernels, whatever the batch size
     order = torch.randperm(n, generator=generator, device=device)
     if n > images:
         order.remainder_(images)
@@ -245,11 +245,11 @@ def draw(
 
 
 class _Augmentation:
-    """Crop each image of a batch where its corner is, then mirror those to be flipped.
+    """Crops each image of a batch at its corner, and flips those to be flipped.
 
-    Of the formulations tried, on 2 CPU threads, batch 128, normalised: this 0.76 ms; images kept
-    padded on the device 0.95 (and 56 % more memory); one gather by computed addresses 1.3; padding
-    each batch anew 1.2. Without augmentation a batch takes 0.18 ms.
+    Times of alternatives, on 2 CPU threads, batch size 128, with normalisation: this 0.76 ms;
+    images kept padded on the device 0.95 ms (and 56 % more memory); one gather by computed
+    addresses 1.3 ms; padding each batch anew 1.2 ms. Without augmentation: 0.18 ms.
     """
 
     def __init__(self, batch_size: int, device: torch.device) -> None:
@@ -272,12 +272,12 @@ class _Augmentation:
 
 @dataclass
 class MadeBatches(Planned):
-    """Batches that a function makes anew, from a generator or from a place in the data.
+    """Batches made by a function, from a generator or from a position in the data.
 
-    ``make`` gives the batch of so many items on a device from a generator, which is seeded by
-    ``seed``, epoch, step and micro-batch: each of these changes what is drawn. ``make_in_order``
-    gives that from an item on; without it `evaluation` draws its batches as well. Raises
-    UsageError: a batch has another number of items than was asked for.
+    ``make(size, device, generator)`` makes a batch; the generator is seeded by ``seed``, epoch,
+    step and micro-batch. ``make_in_order(size, device, first)`` makes the batch from item ``first``
+    on for `evaluation`, which without it draws its batches too. Raises UsageError: a batch has
+    another number of items than requested.
     """
 
     make: Callable[[int, torch.device, torch.Generator], Any]
@@ -319,8 +319,8 @@ class MadeBatches(Planned):
 
 
 class Counted:
-    """A user's own `Supply`, the items of its batches and micro-batches counted as they come.
-    Raises UsageError: what it yields is not divided as it should be."""
+    """Wraps a user's own `Supply`, and counts the items of its batches and micro-batches. Raises
+    UsageError: a batch or micro-batch has a wrong number of items, or is not a `Divided`."""
 
     def __init__(self, supply: Supply, micro_batch: int) -> None:
         self._supply, self._micro_batch = supply, micro_batch
@@ -373,7 +373,7 @@ class Counted:
 
 
 def _check(batch: Any, size: int) -> Any:
-    # shapes are known on the host: this does not wait for the device
+    # shapes are known on the host, so this does not wait for the device
     if (made := count_items(batch)) != size:
         raise UsageError(
             f"the workload made a batch of {made} items where {size} were asked for; make_batch "
@@ -383,7 +383,7 @@ def _check(batch: Any, size: int) -> Any:
 
 
 def mix(*numbers: int) -> int:
-    """One generator seed per seed and epoch: torch's CPU generator reads only its low 32 bits."""
+    """Hash numbers to one seed of 32 bits: torch's CPU generator reads only its low 32 bits."""
     import numpy as np
 
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

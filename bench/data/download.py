@@ -1,4 +1,4 @@
-"""Fetch the canonical archive: resumed, retried, checked, and one clear error where that fails."""
+"""Download of the canonical archive: resumed, retried, checked; one clear error if it fails."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
 def fetch(url: str, path: Path, md5: str, *, progress: Progress | None = None) -> None:
-    """Download ``url`` to ``path`` unless it is there; the file appears once its sum is ``md5``.
+    """Download ``url`` to ``path`` unless it exists; the file appears once its sum is ``md5``.
 
-    What has arrived is kept in ``path`` + ``.part`` and resumed by the next attempt or the next
-    run, from the start where the server cannot resume. A second process waits for the first.
+    A partial download is kept in ``path`` + ``.part`` and resumed by the next attempt or run, or
+    restarted if the server cannot resume. A second process waits for the first.
 
-    Raises UsageError, naming both remedies, where the download fails for good, or a package for it
-    is not installed; and where the sum is another, after deleting what came.
+    Raises UsageError, with `REMEDIES`: the download fails for good, a package for it is not
+    installed, or the sum differs; the download is then deleted.
     """
     from http.client import HTTPException
 
@@ -80,7 +80,7 @@ def fetch(url: str, path: Path, md5: str, *, progress: Progress | None = None) -
 
 
 def _transfer(url: str, part: Path, progress: Progress | None) -> None:
-    """Bring ``part`` to its full length, going on from where it ends. One attempt."""
+    """Make one attempt to complete ``part``, continuing from its end."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -92,7 +92,7 @@ def _transfer(url: str, part: Path, progress: Progress | None) -> None:
     except HTTPError as error:
         if error.code != 416:
             raise
-        # Nothing lies beyond the end of the part: it is whole, or it is not this file's.
+        # The server has nothing beyond the end of the part: it is whole, or of another file.
         if error.headers.get("Content-Range", "") != f"bytes */{have}":
             part.unlink()
             raise ConnectionError(f"the server has no byte {have:,}") from error
@@ -114,13 +114,13 @@ def _receive(
             have += len(block)
             if progress is not None:
                 progress(what, have, total)
-    # http.client ends a short body as it ends a whole one
+    # http.client does not raise an error for a short body
     if total is not None and have < total:
         raise ConnectionError(f"the server sent {have:,} of {total:,} bytes")
 
 
 def _passes(error: BaseException) -> bool:
-    """Whether a failure may be a passing one: of the network or a busy server, not of the disk."""
+    """Return whether a failure may be temporary: of the network or a busy server, not the disk."""
     import ssl
     from http.client import HTTPException
     from urllib.error import HTTPError, URLError

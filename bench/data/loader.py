@@ -1,13 +1,13 @@
-"""Batches that torch's DataLoader makes on the CPU, item by item, as most training scripts do.
+"""Batches made by torch's DataLoader on the CPU, item by item, as in most training scripts.
 
-The images, their order and their augmentation are those of `bench.data.batches`: all draws of an
-epoch are made as there, on the device, and reach the DataLoader through its batch sampler, as the
-keys of its dataset. So the dataset holds no state of an epoch, and it makes no difference to what
-is trained how many workers there are, how they are started, and whether they outlive an epoch.
+The images, their order and their augmentation are the same as in `bench.data.batches`: all random
+numbers of an epoch are drawn in the same way, on the device, and reach the DataLoader through its
+batch sampler, as the keys of its dataset. So the dataset holds no state of an epoch, and the number
+of workers, their start method and their lifetime do not affect what is trained.
 
-Workers are started as Python starts processes by default (up to 3.13 on Linux, by a fork), because
-that is what a user's DataLoader does. A fork copies one thread of the training process: that is
-safe because a dataset computes on the CPU, and torch gives each worker one thread to do so.
+Workers are started by Python's default method (up to 3.13 on Linux, by a fork), as in a user's
+DataLoader. A fork copies one thread of the training process: this is safe because a dataset
+computes on the CPU, and torch gives each worker one thread for it.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 Key = Any
-"""What a dataset is asked for an item with: a number, or whatever else it understands."""
+"""Key of an item in a dataset: a number, or any other key that the dataset supports."""
 
 
 _DIES_S = 10.0
-"""How long a worker whose pipe is broken is waited for; it was seen to take milliseconds."""
+"""Time to wait for the end of a worker whose pipe is broken; it was seen to take milliseconds."""
 
 
 class Dataset(Protocol):
-    """A map-style dataset, as torch has it: an item for each key."""
+    """A map-style dataset, as in torch: an item for each key."""
 
     def __getitem__(self, key: Key) -> Any:
-        """The item of a key: what torch's ``default_collate`` makes a batch of."""
+        """Return the item of a key, which torch's ``default_collate`` must support."""
 
     def __len__(self) -> int:
-        """How many items there are."""
+        """Return the number of items."""
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How a DataLoader works: its arguments, by the names of the axes."""
+    """Arguments of a DataLoader, by the names of the axes."""
 
     workers: int = 0
     pin_memory: bool = False
@@ -74,9 +74,9 @@ class LoadedBatches(Planned):
     """A `bench.data.batches.Supply` of batches made by a DataLoader and copied to the device.
 
     Each batch of the DataLoader is a micro-batch. Its workers end with the epoch, unless they are
-    persistent; an epoch of which only a part is taken is ended by `close`, or by the next one.
-    ``draw`` gives the keys of an epoch's items, in order, as many as ``samples``, by default as
-    there are items; ``in_order`` are those of all items, for `evaluation`.
+    persistent; an epoch that is not read to its end is ended by `close` or by the next epoch.
+    ``draw`` returns the keys of the items of an epoch, in order; there are ``samples`` of them, by
+    default the number of items. ``in_order`` are the keys of all items, for `evaluation`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LoadedBatches(Planned):
     ) -> None:
         self.batch_size, self.samples = making["batch_size"], samples or len(dataset)
         self.first_batch_s: float | None = None
-        """Seconds from the start of the last epoch begun to its first batch; None before it."""
+        """Seconds from the start of the latest epoch to its first batch; None until then."""
         self._dataset, self._draw, self._in_order = dataset, draw, in_order
         self.micro_batch, self._seed = making["micro_batch"], making["seed"]
         self._device, self._loading = making["device"], loading
@@ -104,12 +104,11 @@ class LoadedBatches(Planned):
     def divide(
         self, index: int = 0, steps: int | None = None, size: int | None = None
     ) -> Iterator[Divided]:
-        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` of them, or only
-        the first ``size`` items of each.
+        """Yield the batches of epoch ``index`` in micro-batches, at most ``steps`` batches, and at
+        most the first ``size`` items of each.
 
-        The workers go on to make the whole epoch, also where only some steps of it are taken: they
-        shall be as busy in these as in an epoch. Each batch is to be taken before the next epoch
-        begins.
+        The workers make the whole epoch even if only some steps are taken, so that they are as busy
+        as in a whole epoch. Each batch must be taken before the next epoch begins.
         """
         self._begun, self.first_batch_s = perf_counter(), None
         if self._loading.persistent_workers:
@@ -119,7 +118,7 @@ class LoadedBatches(Planned):
         self._plan.batches = self._list_batches(self._draw(index), size)
         if self._loader is None:
             self._loader = self._build()
-        # from its own generator: torch's, which the network draws from, stays as it is
+        # with its own generator: torch's global one, which the network uses, does not change
         self._loader.generator.manual_seed(mix(self._seed, index))  # type: ignore[union-attr]
         self._batches = iter(self._loader)
         epoch = self._epoch
@@ -127,7 +126,7 @@ class LoadedBatches(Planned):
             yield Divided(len(own), self._take(-(-len(own) // self.micro_batch), epoch), whole)
         ended = steps is None or steps >= len(self)
         if ended and epoch == self._epoch and self._batches is not None:
-            next(self._batches, None)  # its workers end, as where a script's epoch ends
+            next(self._batches, None)  # its workers end, as at the end of a script's epoch
 
     def evaluation(self, batch_size: int | None = None) -> Iterator[Any]:
         from torch.utils.data import default_collate
@@ -138,7 +137,7 @@ class LoadedBatches(Planned):
             yield self._move(default_collate([self._dataset[key] for key in keys]))
 
     def close(self) -> None:
-        # torch ends them with the last reference, but an exception that a worker raised keeps one
+        # torch ends the workers with the last reference, but an exception raised by one keeps one
         if end := getattr(self._batches, "_shutdown_workers", None):
             end()
         self._batches = self._loader = None
@@ -159,7 +158,7 @@ class LoadedBatches(Planned):
             given = {
                 "prefetch_factor": how.prefetch,
                 "persistent_workers": how.persistent_workers,
-                # a worker that hangs when the process is killed would stay for ever
+                # a worker that hangs when the process is killed would never end
                 "worker_init_fn": partial(_start_worker, os.getpid()),
             }
         return DataLoader(
@@ -182,21 +181,21 @@ class LoadedBatches(Planned):
 
     @staticmethod
     def _load(batches: Iterator[Any]) -> Any:
-        """The next batch. Raises RuntimeError: a worker died by a signal, worded as torch's handler
-        of SIGCHLD words it. The pipe of a batch breaks before the worker can be waited for; torch
-        then raises what it met there (EOFError, ConnectionResetError), or names no signal."""
+        """Return the next batch. Raises RuntimeError: a worker was killed by a signal; the message
+        is that of torch's SIGCHLD handler. The worker's pipe breaks before it can be waited for, so
+        torch raises the pipe's error (EOFError, ConnectionResetError), or names no signal."""
         try:
             return next(batches)
         except (EOFError, OSError, RuntimeError) as error:
             said = str(error)
             if isinstance(error, RuntimeError) and "exited unexpectedly" not in said:
                 raise
-            if "in DataLoader worker process" in said:  # an error of the dataset's own
+            if "in DataLoader worker process" in said:  # an error raised by the dataset
                 raise
             workers = {each.sentinel: each for each in getattr(batches, "_workers", ())}
             for sentinel in wait(workers, _DIES_S):
                 worker = workers[sentinel]  # type: ignore[index]
-                worker.join(_DIES_S)  # its end of a pipe closes before it can be waited for
+                worker.join(_DIES_S)  # its pipe closes before its exit code is available
                 if (code := worker.exitcode) is not None and code < 0:
                     raise RuntimeError(
                         f"DataLoader worker (pid {worker.pid}) is killed by signal: "
@@ -205,11 +204,11 @@ class LoadedBatches(Planned):
             raise
 
     def _move(self, batch: Any) -> Any:
-        """Copy a batch to the device; from page-locked memory without waiting for it."""
+        """Copy a batch to the device; from page-locked memory without waiting for the copy."""
         from torch import Tensor
         from torch.utils._pytree import tree_map_only
 
-        # a batch of several parts is a tuple, as `Batches` has it, where items are tuples
+        # default_collate turns tuples into a list; `Batches` yields tuples
         batch = tuple(batch) if type(batch) is list else batch
         pinned = self._loading.pin_memory
         return tree_map_only(
@@ -218,7 +217,7 @@ class LoadedBatches(Planned):
 
 
 class _Plan:
-    """The keys of each batch of the epoch that is loaded next."""
+    """Batch sampler: yields the keys of each batch of the next epoch."""
 
     batches: Iterator[list[Key]]
 
@@ -232,7 +231,7 @@ def _start_worker(parent: int, number: int) -> None:
         die_with_parent(parent)
         return
 
-    # a fork server started it, the default from Python 3.14 on, and outlives the parent
+    # it was started by a fork server, Python's default from 3.14 on, which outlives the parent
     def end() -> None:
         wait([starter.sentinel])
         os._exit(1)
@@ -244,17 +243,17 @@ def _start_worker(parent: int, number: int) -> None:
 
 
 class Crops:
-    """Training images, each cropped where its key says, flipped or not, and normalised.
+    """Training images, cropped and flipped as the key says, and normalised.
 
-    An item is made by itself, as the transforms of a user's dataset do, and a batch by torch's
-    ``default_collate``, which in a worker writes it into shared memory at once. The key of an item
-    is its number, the row and column of its crop in the padded image, and whether it is flipped.
+    Items are made one by one, as by the transforms of a user's dataset, and batches by torch's
+    ``default_collate``, which in a worker writes directly into shared memory. The key of an item is
+    its number, the row and column of its crop in the padded image, and whether it is flipped.
     """
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.integer]) -> None:
         import torch
 
-        # torch.tensor copies: from_numpy would warn of a read-only map. Forked workers share it.
+        # torch.tensor copies: from_numpy warns about read-only maps. Forked workers share the copy.
         self.images = torch.tensor(images)
         self.labels: list[int] = labels.tolist()
         self.mean, self.scale = normalisation("cpu", self.images.shape[1])
@@ -283,7 +282,7 @@ def load_images(
     augment: bool = True,
     **making: Unpack[Making],
 ) -> LoadedBatches:
-    """The batches of `bench.data.batches.Batches` from the same arguments, by a DataLoader."""
+    """Return the batches of `bench.data.batches.Batches`, made by a DataLoader."""
     n = len(images)
 
     def list_keys(index: int) -> Sequence[Key]:
@@ -308,7 +307,7 @@ def _as_it_is(number: int) -> Key:
 
 
 def load_items(dataset: Dataset, *, loading: Loading, **making: Unpack[Making]) -> LoadedBatches:
-    """The batches of a user's dataset, each item once an epoch, in an order of its own."""
+    """Return the batches of a user's dataset, each item once per epoch, in random order."""
 
     def list_keys(index: int) -> Sequence[Key]:
         import torch
@@ -324,16 +323,16 @@ def load_items(dataset: Dataset, *, loading: Loading, **making: Unpack[Making]) 
 # --------------------------------------------------------------------------------- the loader alone
 
 ALONE_S = 2.0
-"""For how long the loader is measured without training, in s."""
+"""Time for which the loader is measured without training, in s."""
 
 
 def measure_rate(batches: LoadedBatches, workers: int, wait: Callable[[], None]) -> float | None:
-    """Items per second that the loader supplies to the device while nothing is trained; None where
+    """Return the items per second that the loader supplies to the device without training; None if
     no batch is left after the first of each worker.
 
-    The clock starts once every worker has supplied a batch, so that neither their start nor what
-    they prepared meanwhile counts; it stops after `ALONE_S`, or with the epoch. ``wait`` waits
-    until the device has all that was copied to it.
+    The clock starts when every worker has supplied a batch, so that neither their start nor the
+    batches prepared meanwhile count; it stops after `ALONE_S`, or with the epoch. ``wait`` waits
+    until all copies to the device are done.
     """
     supplied = (count_items(part) for divided in batches.divide() for part in divided.parts)
     try:

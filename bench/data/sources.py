@@ -1,6 +1,6 @@
-"""The layouts CIFAR-10 is found in on disk: which one a folder holds, and how each is decoded.
+"""Layouts of CIFAR-10 on disk: detection and decoding.
 
-Reading this module costs nothing; numpy, pyarrow and PIL are imported by what decodes.
+Importing this module is cheap; numpy, pyarrow and PIL are imported only for decoding.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
     # images (n, *shape) and their labels (n,)
     Chunk: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.unsignedinteger]]
-    # where it was found, for messages; the PNG or JPEG; its label
+    # its place, for messages; the PNG or JPEG; its label
     Encoded: TypeAlias = tuple[str, bytes, int]
 
-# Looked for in this order, each in --data-dir itself and then in its sub-folders by name.
+# Searched in this order, each in --data-dir itself and then in its sub-folders by name.
 LAYOUTS = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "parquet", "folders")
 
 Shape = tuple[int, int, int]  # of an image: channels, height and width
 SHAPE = (3, 32, 32)  # of CIFAR's images
-CLASSES = 10  # of CIFAR-10; class folders bring their own number
+CLASSES = 10  # of CIFAR-10; class folders may have another number
 
 
 @dataclass(frozen=True)
 class Archive:
-    """The canonical archive: where it is and what it holds, file by file, with md5 sums."""
+    """The canonical archive: its address and its files, with md5 sums."""
 
     name: str = "cifar-10-python.tar.gz"
     folder: str = "cifar-10-batches-py"
     url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-    # The sums are those torchvision publishes in torchvision.datasets.CIFAR10.
+    # The sums are those published in torchvision.datasets.CIFAR10.
     md5: str = "c58f30108f718f92721af3b95e74349a"
     train: dict[str, str] = field(
         default_factory=lambda: {
@@ -68,11 +68,11 @@ CIFAR10 = Archive()
 class Source:
     """One dataset on disk, found but not yet read.
 
-    ``files`` is every file that will be read: they key the cache, or where the images are made,
-    ``recipe`` does. ``read(split, scratch)`` yields the ``"train"`` or ``"test"`` images in chunks,
+    ``files`` are all files that will be read; they key the cache, or ``recipe`` does if the images
+    are generated. ``read(split, scratch)`` yields the ``"train"`` or ``"test"`` images in chunks,
     so that memory stays bounded; ``scratch`` is a folder it may create and fill, the same for both
-    splits. ``epoch`` is how many training images an epoch has at least: where there are fewer, it
-    visits them several times.
+    splits. ``epoch`` is the minimum number of training images per epoch: if there are fewer, they
+    are repeated.
     """
 
     layout: str
@@ -85,9 +85,9 @@ class Source:
 
 
 def detect(folder: Path, archive: Archive = CIFAR10) -> Source | None:
-    """Find a dataset in ``folder`` or one of its sub-folders, in the order of ``LAYOUTS``; None
-    where there is none. Class folders in a sub-folder must stand below ``train/``: any folder of
-    pictures would pass for a class otherwise."""
+    """Find a dataset in ``folder`` or one of its sub-folders, in the order of ``LAYOUTS``; return
+    None if there is none. Class folders in a sub-folder must be below ``train/``, since otherwise
+    any folder of pictures would be taken for a class."""
     places = [folder, *_folders(folder)]
     for place in places:
         if any((place / name).is_file() for name in [*archive.train, *archive.test]):
@@ -103,7 +103,7 @@ def detect(folder: Path, archive: Archive = CIFAR10) -> Source | None:
         if train_classes := _classes(place / "train"):
             return _class_folders(train_classes, _classes(place / "test"))
     direct = _classes(folder)
-    # One folder of pictures beside others is no dataset.
+    # A single folder of pictures is not a dataset.
     return _class_folders(direct, {}) if len(direct) > 1 else None
 
 
@@ -125,9 +125,9 @@ def _packed(path: Path, archive: Archive) -> Source:
 
 
 def unpack(path: Path, md5: str, folder: Path) -> None:
-    """Unpack the tar archive at ``path`` into ``folder``, once its sum is ``md5``. tarfile's
-    ``data`` filter refuses members that would land outside ``folder``, links out of it and devices.
-    Raises UsageError for those and for an archive that is not what it should be."""
+    """Unpack the tar archive at ``path`` into ``folder`` if its sum is ``md5``. tarfile's ``data``
+    filter refuses members that would land outside ``folder``, links out of it and devices. Raises
+    UsageError for those and for an invalid archive."""
     remedy = "delete it to download it again, or download it yourself"
     with _reading(path, remedy):
         file = path.open("rb")
@@ -141,7 +141,8 @@ def unpack(path: Path, md5: str, folder: Path) -> None:
 
 
 def check_md5(file: BufferedReader, md5: str, name: object, remedy: str) -> None:
-    """Raise UsageError unless the rest of ``file`` has the sum ``md5``; leave it at its start."""
+    """Check that the rest of ``file`` has the sum ``md5``, then seek to its start. Raises
+    UsageError: it has another sum."""
     found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     file.seek(0)
     if found != md5:
@@ -149,13 +150,13 @@ def check_md5(file: BufferedReader, md5: str, name: object, remedy: str) -> None
 
 
 class _Unpickler(pickle.Unpickler):
-    """Admits the three names a canonical batch holds, all of them a uint8 array's."""
+    """Allows only the three names that a canonical batch needs, for a uint8 array."""
 
     def find_class(self, module: str, name: str) -> Any:
         import numpy as np
 
         admitted = {
-            # numpy 2 moved the function; the array says where it is now
+            # numpy 2 moved the function; an array refers to its current place
             ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
             ("numpy", "ndarray"): np.ndarray,
             ("numpy", "dtype"): np.dtype,
@@ -182,7 +183,7 @@ def _read(folder: Path, archive: Archive, split: str) -> Iterator[Chunk]:
                     raise ValueError(f"{images.dtype} pixels, not uint8")
                 if not np.isin(labels, range(CLASSES)).all():
                     raise ValueError(f"labels outside 0 to {CLASSES - 1}")
-            except Exception as error:  # a pickle can fail in any way its opcodes can
+            except Exception as error:  # unpickling can raise any exception
                 raise UsageError(
                     f"{path} is not a CIFAR-10 batch ({one_line(error)}); {remedy}"
                 ) from error
@@ -249,7 +250,7 @@ def _class_folders(train: dict[str, list[Path]], test: dict[str, list[Path]]) ->
 
     def read(split: str, scratch: Path) -> Iterator[Chunk]:
         folders = train if split == "train" else test
-        # Classes in turn, so that the first n images of the split hold every class alike.
+        # Alternate the classes, so that the first n images of the split are balanced.
         turns = zip_longest(*([(path, labels[name]) for path in folders[name]] for name in folders))
         return _decode(_load(*image) for turn in turns for image in turn if image is not None)
 
@@ -258,7 +259,7 @@ def _class_folders(train: dict[str, list[Path]], test: dict[str, list[Path]]) ->
 
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
-    """The images of each sub-folder that holds any, by its name, in order of names."""
+    """Return the images of each sub-folder that holds any, by its name, sorted by name."""
     found = {
         place.name: [p for p in _entries(place) if p.suffix.lower() in (".png", ".jpg", ".jpeg")]
         for place in _folders(folder)
@@ -276,7 +277,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What ``folder`` holds by name, hidden entries apart; nothing where it cannot be listed."""
+    """Return the sorted entries of ``folder`` without hidden ones; empty if it is not readable."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -286,7 +287,7 @@ def _entries(folder: Path) -> list[Path]:
 # Decoding
 
 
-CHUNK = 1000  # images held decoded at a time: 3 MB
+CHUNK = 1000  # images decoded at a time: 3 MB
 
 
 def _decode(encoded: Iterable[Encoded]) -> Iterator[Chunk]:
@@ -294,7 +295,7 @@ def _decode(encoded: Iterable[Encoded]) -> Iterator[Chunk]:
 
     encoded = iter(encoded)
     while group := list(islice(encoded, CHUNK)):
-        # 50 to 200 µs an image here; two threads were slower: they pass the lock at every image
+        # 50 to 200 µs per image; two threads were slower: they exchange the GIL at every image
         pixels = b"".join(decode_pixels(data, where) for where, data, _ in group)
         images = np.frombuffer(pixels, np.uint8).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
         labels = np.array([label for *_, label in group], np.uint8)
@@ -302,7 +303,7 @@ def _decode(encoded: Iterable[Encoded]) -> Iterator[Chunk]:
 
 
 def decode_pixels(data: bytes, where: str) -> bytes:
-    """32 rows of 32 RGB values."""
+    """Decode a 32×32 RGB image to 32 rows of 32 RGB values. Raises UsageError: it is not one."""
     from io import BytesIO
 
     from PIL import Image
@@ -312,7 +313,7 @@ def decode_pixels(data: bytes, where: str) -> bytes:
             if image.size == (32, 32) and image.mode == "RGB":
                 return image.tobytes()
             width, height, mode = *image.size, image.mode
-    except Exception as error:  # broken images surface as OSError, SyntaxError, struct.error, …
+    except Exception as error:  # broken images raise OSError, SyntaxError, struct.error, …
         reason = f"is not a whole PNG or JPEG ({one_line(error)})"
         raise UsageError(f"{where} {reason}; expected: 32×32 RGB images") from error
     raise UsageError(f"{where} is {width}×{height} {mode}; expected: 32×32 RGB images")

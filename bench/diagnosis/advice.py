@@ -1,4 +1,4 @@
-"""What may mend a cause, with what was measured of it: in the same sweep, or by a reference."""
+"""Remedies for a cause, with the speed-up measured in the same sweep, or in a reference."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bench.precision import PRECISIONS
 
 @dataclass(frozen=True)
 class Option:
-    """A setting that may mend a cause."""
+    """A change of one axis that may remedy a cause."""
 
-    axis: str  # whose value it changes
-    flag: str  # as advice has it
-    better: Callable[[Value, Value], bool]  # whether a value may mend what B's value has
+    axis: str  # the axis that it changes
+    flag: str  # as advice shows it
+    better: Callable[[Value, Value], bool]  # whether the second value may remedy the first
 
 
 def _turn(to: bool) -> Callable[[Value, Value], bool]:
@@ -45,7 +45,7 @@ FP32 = Option("precision", "--precision fp32", lambda old, new: new == "fp32" !=
 HALF = Option("precision", "--precision fp16", lambda old, new: (old, new) == ("fp16-amp", "fp16"))
 
 CURES: dict[Cause, tuple[Option | str, ...]] = {
-    Cause.MEMORY: (COMPILE,),  # operations that are fused move less
+    Cause.MEMORY: (COMPILE,),  # fused operations move less
     Cause.BELOW_COPY: (),
     Cause.ARITHMETIC: (),
     Cause.PRODUCTS: (LARGER, TUNED),
@@ -62,18 +62,18 @@ CURES: dict[Cause, tuple[Option | str, ...]] = {
     Cause.LOADER: (WORKERS, ON_DEVICE),
     Cause.CLOCKS: (),
 }
-"""Every cause, and what may mend it: settings of this harness, or what else."""
+"""The remedies of every cause: options of this harness, or other advice."""
 
 _ABSENT_AXES: dict[str, Callable[[Case], bool]] = {
     "cudnn_benchmark": lambda case: case.device == "cpu",
     "cuda_graphs": lambda case: not go_together(replace(case, cuda_graphs=True, profile=False)),
 }
-"""Axes that mean nothing in some cases."""
+"""Axes that have no effect in some cases."""
 
 
 @dataclass(frozen=True)
 class Lever:
-    """What a change of one setting did in results/reference/h200-lab.csv, of seconds an epoch."""
+    """The effect of changing one setting in `REFERENCE`, as the two epoch times in s."""
 
     axis: str
     before: Value
@@ -95,19 +95,19 @@ LEVERS = (
     Lever("batch_size", 512, 2048, "fp32", 2048, (36.81, 35.65)),
     Lever("batch_size", 128, 2048, "fp32", 2048, (41.73, 35.65)),
 )
-"""All pairs of its cases that ended well and differ in one setting that an `Option` changes. But
-for the pair that differs in it, all were measured with ``--cudnn-benchmark on``."""
+"""All pairs of successful cases in `REFERENCE` that differ in one setting that an `Option` changes.
+All were measured with ``--cudnn-benchmark on``, except for the pair that differs in it."""
 
 
 def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Advice]:
-    """What may mend a cause in a case, with what was measured of it."""
+    """Yield remedies for a cause in a case, with the measured speed-ups."""
     for option in CURES[cause]:
         if isinstance(option, str):
             yield Advice(option)
             continue
         old = getattr(case, option.axis)
         absent = _ABSENT_AXES.get(option.axis, lambda _: False)(case)
-        # a number always has one that is larger or smaller
+        # a number can always be larger or smaller
         open_ = type(old) is int or any(option.better(old, value) for value in _VALUES)
         if AXES[option.axis].holds(case) and not absent and open_:
             tried = [
@@ -120,11 +120,11 @@ def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Adv
 
 
 _VALUES: tuple[Value, ...] = (True, False, None, "default", "device", "fp32", "fp16")
-"""Those that an option may have for better."""
+"""Values that an option may prefer."""
 
 
 def _find_lever(option: Option, case: Case) -> Advice | None:
-    """What the reference measured of an option, of the case most like this one."""
+    """Return what the reference measured for an option, for its case most similar to ``case``."""
     if (case.device, case.model) != ("cuda", REFERENCE_MODEL):
         return None
     others = {*list_affecting(Trait.KERNELS)} - {option.axis}

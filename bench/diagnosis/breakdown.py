@@ -1,12 +1,11 @@
 """The time of a step, divided among kinds of work and waits, and what limits each of them.
 
-A profiler slows a step down, so a step's time is always that of steps without it; the profile says
-only how it is divided. On a CPU operators and what is between them are stretched alike. On a GPU
-kernels take as long as ever, and what a step takes beyond them is idle; it is divided among the
-reasons to wait as the profile's own gaps are. Where kernels overlap, each instant belongs in equal
-parts to those that ran in it, as the profile has measured. A profile that has not (before schema 7)
-says only how much they overlapped in all: that is taken from the kinds that can overlap, and what
-comes of it is an estimate.
+A profiler slows a step down, so a step's time is always taken without it; the profile only says how
+to divide that time. On a CPU, operators and the gaps between them are scaled alike. On a GPU,
+kernels keep their times, and the rest of the step is idle; it is divided among kinds of waits in
+proportion to the profile's gaps. Where kernels overlap, each instant is shared equally among those
+that ran in it, as the profile measured. A profile before schema 7 has only their total overlap:
+this is subtracted from the kinds that can overlap, and the result is an estimate.
 """
 
 from __future__ import annotations
@@ -25,66 +24,67 @@ DOMINANT = 2 / 3  # share of a step from which one bound is its verdict
 LISTED = 0.1  # share of a step from which a bound is named in a mixed verdict
 
 FAR = 2.0
-"""Products that take this many times what their memory traffic takes are not limited by it."""
+"""Products that take longer than their memory traffic by this factor are not limited by it."""
 
 UNSEEN = 5e-4
-"""A time that is taken less by this share is no estimate: it is written to three digits. On an H100
-kernels of one stream touch by 1 to 6 µs a step, up to 0.035 % of the grouped convolutions' time."""
+"""A time reduced by less than this share is no estimate: it is written to three digits. On an H100
+kernels of one stream overlap by 1 to 6 µs a step, up to 0.035 % of the grouped convolutions'
+time."""
 
 OVERLAPPING = (
     {Kind.GROUPED},
     {Kind.GROUPED, Kind.CONVOLUTION, Kind.CONVOLUTION_1X1},
     set(Kind),
 )
-"""Kinds whose kernels may overlap, the likeliest first; the others only where these do not suffice.
-cuDNN starts fp32's grouped convolutions on several streams. On an H100 (cuDNN 9.19) the kernels of
-DPN-92 add up to 518 ms in 437 at batch size 512, and to 176 in 117 at 128; in tf32, fp16 and bf16
-none overlap, and normalisation, additions and all else take as long there as under fp32."""
+"""Sets of kinds whose kernels may overlap; each is used only if those before do not suffice. cuDNN
+runs fp32's grouped convolutions on several streams. On an H100 (cuDNN 9.19), the kernels of DPN-92
+add up to 518 ms within 437 ms at batch size 512, and to 176 within 117 at 128. In tf32, fp16 and
+bf16 none overlap, and normalisation, additions and the rest take as long as under fp32."""
 
 BOUNDS = {
     Wait.INPUT: Bound.LOADER,
     Wait.SYNCHRONISATION: Bound.SYNCHRONISATION,
     Wait.IDLE: Bound.LAUNCH,
 }
-"""What limits the time in which nothing was computed."""
+"""The bound of each kind of time in which nothing was computed."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Operations of a step, with the time that they have in a step that is not profiled. ``flops``
-    and ``traffic`` are the FLOP and bytes a second that they reached; None where none were counted,
-    and where it would be ``beyond`` the card's data sheet."""
+    """Operations, with their time in a step that is not profiled. ``flops`` and ``traffic`` are the
+    FLOP/s and bytes/s that they reached; None if not counted, or if ``beyond`` the card's data
+    sheet."""
 
     row: WorkRow
     time_s: float
-    bound: Bound | None  # what limits them; None where it is not known
-    estimated: bool = False  # this time is a share that no profile has measured
+    bound: Bound | None  # what limits them; None if not known
+    estimated: bool = False  # this time is a share that no profile measured
     flops: float | None = None
     traffic: float | None = None
     beyond: bool = False
-    layout_s: float = 0.0  # of it, in kernels that change the layout of what is multiplied
+    layout_s: float = 0.0  # part of it: kernels that change the layout of factors
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A step's time, divided; of operations and of parts those that took longest come first.
-    ``left_over_s`` is what the parts lack of the step: kernels that no operation launched; below 0
-    where kernels alone took longer than the step."""
+    """A step's time, divided; operations and parts are sorted, longest first. ``left_over_s`` is
+    the step's time less its parts: kernels that no operation launched. It is negative if kernels
+    alone took longer than the step."""
 
     step_s: float  # a median step, not profiled
     rows: tuple[Timed, ...]  # its operations
     parts: tuple[Part, ...]  # kinds of work and waits
     left_over_s: float
-    bounds: Mapping[Bound, float]  # shares of the step, largest first; not of what is not known
+    bounds: Mapping[Bound, float]  # known shares of the step, largest first
 
     @property
     def bound(self) -> Bound | None:
-        """What limits at least `DOMINANT` of the step; None where nothing does."""
+        """The bound of at least `DOMINANT` of the step; None if there is none."""
         return next((bound for bound, share in self.bounds.items() if share >= DOMINANT), None)
 
     @property
     def verdict(self) -> str:
-        """What limits the step, with figures; empty where that is not known."""
+        """The bounds of the step as text, with percentages; empty if not known."""
         mark = ESTIMATE if self.estimates else ""
         if (bound := self.bound) is not None:
             return f"{bound}-bound ({mark}{100 * self.bounds[bound]:.0f} %)"
@@ -101,7 +101,7 @@ class Breakdown:
         return {part.name for part in self.parts if part.estimated}
 
     def find_time(self, name: str) -> float:
-        """The time of a part in s; 0 where there is none of it."""
+        """Return the time of a part in s; 0 if there is no such part."""
         return sum(part.time_s for part in self.parts if part.name == name)
 
 
@@ -118,7 +118,7 @@ def divide(step: Step) -> Breakdown | None:
         for row in step.work
         if (own := row.time_s if row.exclusive_s is None else row.exclusive_s)
     )
-    # what a step takes beyond its kernels is divided as the profile's gaps are
+    # the time beyond the kernels is divided in proportion to the profile's gaps
     idle_s, known = max(step.step_s - busy, 0.0), profile.input_wait_s + profile.sync_wait_s
     gaps = max(profile.step_s - profile.busy_s, known)
     scale = idle_s / gaps if gaps > 0 else 0.0
@@ -141,8 +141,8 @@ def divide(step: Step) -> Breakdown | None:
 
 
 def _estimate_shares(work: Iterable[WorkRow], busy_s: float) -> dict[str, float]:
-    """What of each kind's time is its own, where a profile has only the sum of what overlapped. Any
-    kernel ran for ``busy_s``. Kinds whose time is all their own are not in it."""
+    """Estimate the exclusive share of each kind's time, for a profile with only the total overlap.
+    Some kernel was running for ``busy_s``. Kinds without overlap are left out."""
     times: dict[str, float] = {}
     for row in work:
         if row.time_s and row.exclusive_s is None:
@@ -178,8 +178,7 @@ def _time(row: WorkRow, time_s: float, share: float, step: Step) -> Timed:
 
 
 def _find_conversions(row: WorkRow) -> float:
-    """The share of a row's time that is in `CONVERSIONS`, of products; as far as kernels are
-    named."""
+    """Return the share of a product's time in `CONVERSIONS`, as far as its kernels are named."""
     if row.kind not in COMPUTING or not row.time_s:
         return 0.0
     named = read_kernels(row.kernels)
@@ -191,7 +190,7 @@ def _sum_kinds(step: Step, rows: tuple[Timed, ...]) -> Iterator[Part]:
     for kind in Kind:
         if not (timed := [one for one in rows if one.row.kind == kind]):
             continue
-        # what was counted but has no time is elsewhere: compilation put it into other kernels
+        # counted work without a time is in other kernels, into which compilation fused it
         counted = [one for one in timed if one.row.bytes is not None]
         work = [one.row for one in counted]
         floors = [find_floor(row, step.rates, step.arithmetic) for row in work]
@@ -210,7 +209,7 @@ def _sum_kinds(step: Step, rows: tuple[Timed, ...]) -> Iterator[Part]:
 
 
 def _list_bounds(timed: Timed) -> Iterator[tuple[Bound, float]]:
-    """What limits an operation, with its time; to change a layout moves bytes alone."""
+    """Yield what limits an operation, with its time; a change of layout only moves bytes."""
     if timed.bound is not None:
         yield timed.bound, timed.time_s - timed.layout_s
         if timed.layout_s:
@@ -225,11 +224,11 @@ def _sum(times: Iterable[tuple[Bound, float]]) -> dict[Bound, float]:
 
 
 def _find_bound(row: WorkRow, time_s: float, step: Step) -> Bound | None:
-    """What limits a row that takes ``time_s`` of the step. All that makes a batch is the loader's.
-    Products that take far longer than their memory traffic, and than their start, are limited by
-    how they compute, such as without tensor cores. What was not counted, as a kernel that
-    compilation made of several operations is not, goes by its time a call and by its kind. Of
-    recurrent layers torch does not tell the FLOP, so nothing is known of what limits them."""
+    """Return what limits a row that takes ``time_s`` of the step. Making a batch is limited by the
+    loader. Products that take far longer than their memory traffic and their start are limited by
+    how they compute, such as without tensor cores. Work that was not counted, such as a kernel that
+    compilation fused, is judged by its time per call and its kind. torch does not report the FLOP
+    of recurrent layers, so their bound is not known."""
     if row.kind == Kind.INPUT:
         return Bound.LOADER
     if row.kind == Kind.RECURRENT and not row.flop:

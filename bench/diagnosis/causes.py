@@ -1,9 +1,9 @@
-"""The time of a step, divided among causes: each operation and wait has one, or two.
+"""The time of a step, divided among causes: each operation and wait has one or more.
 
-What an operation takes at the machine's measured rates is its memory traffic or its arithmetic,
-whichever takes longer. What it takes beyond that has a cause of its own: a kernel below the rate of
-copies, products without tensor cores, and so on. Operations that need not be at all, such as casts,
-are wholly of their own cause.
+The time that an operation needs at the machine's measured rates is due to memory traffic or
+arithmetic, whichever takes longer. The time beyond that has a cause of its own: a kernel below the
+rate of copies, products without tensor cores, and so on. Operations that are pure overhead, such as
+casts, are entirely due to their own cause.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from bench.record import WorkRow, read_kernels
 from bench.work import Kind
 
 FASTER = 1.1
-"""A format whose products are faster than float32's by less than this is called emulated."""
+"""Speed-up over float32 products below which a format counts as emulated."""
 
 LOW = (Arithmetic.FLOAT16, Arithmetic.BFLOAT16, Arithmetic.FLOAT8)
 """Formats of fewer bits than float32."""
 
 OWN_FORMAT = (Kind.OPTIMIZER, Kind.COPY)
-"""Kinds that are in float32 for what they do, and not because autocast keeps them there."""
+"""Kinds that use float32 by design, not because autocast keeps them there."""
 
 
 PLAIN = (
     *("ffma", "simt", "sgemm", "scudnn", "_direct_kernel", "depthwise", "dgrad_engine"),
     *("wgrad_alg", "convolve_common_engine"),
 )
-"""Parts of the names of kernels of cuBLAS, cuDNN and torch that multiply without tensor cores; such
-a name may have a part of `TENSOR_CORES` too: cuBLAS's ``sm80_xmma_gemm_..._ffma_...``."""
+"""Parts of the names of kernels of cuBLAS, cuDNN and torch that multiply without tensor cores.
+These names may also have a part of `TENSOR_CORES`: cuBLAS's ``sm80_xmma_gemm_..._ffma_...``."""
 
 TENSOR_CORES = (
     *("h884", "s884", "h1688", "s1688", "i8816", "16816", "hmma", "xmma"),
     *("tensorop", "_tensor16", "wmma", "gmma", "nvjet", "flash_", "fmha"),
 )
-"""Parts of the names of kernels that use them: the first eight from NVIDIA's PyProf
-(pyprof/prof/tc.py), those of CUTLASS, and of cuBLAS and attention since Hopper."""
+"""Parts of the names of kernels that use tensor cores: the first eight from NVIDIA's PyProf
+(pyprof/prof/tc.py), the others from CUTLASS, and from cuBLAS and attention since Hopper."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a step's time that a cause has; ``timed`` is its operation, None for a wait."""
+    """A part of a step's time due to one cause; ``timed`` is its operation, None for a wait."""
 
     cause: Cause
     time_s: float
@@ -54,8 +54,8 @@ class Share:
 
 
 def find_shares(side: Side, clock: float = 1.0) -> Iterator[Share]:
-    """Divide a step's time among causes; what has none is left out. ``clock`` is its clock over
-    that of the side that it is held against, at most 1."""
+    """Divide a step's time among causes, leaving out time without a cause. ``clock`` is the step's
+    clock rate over that of the step it is compared with, at most 1."""
     for timed in side.breakdown.rows:
         for cause, time_s in _divide(timed, side, clock):
             yield Share(cause, time_s, timed)
@@ -118,8 +118,8 @@ def _find_whole(timed: Timed, side: Side) -> Cause | None:
 
 
 def _find_rates(row: WorkRow, step: Step) -> tuple[float, float]:
-    """The rates of float32, and of a row's format; 0 where one was not measured. Both are of
-    convolutions where the row is one and both were measured, else of products."""
+    """Return the rates of float32 and of a row's format; 0 if not measured. Both are rates of
+    convolutions if the row is one and both were measured, else of products."""
     name = name_arithmetic(row.format, step.arithmetic)
     own = step.rates.convolutions if row.kind in CONVOLUTIONS else {}
     rates = own if {Arithmetic.FLOAT32, name} <= own.keys() else step.rates.products
@@ -127,9 +127,9 @@ def _find_rates(row: WorkRow, step: Step) -> tuple[float, float]:
 
 
 def lacks_tensor_cores(timed: Timed, step: Step) -> bool:
-    """Whether products of a format that has tensor cores ran without them. Kernels' names tell it.
-    Where none was recorded, a rate below float32's does: a convolution on tensor cores may be as
-    slow, so that is the weaker sign."""
+    """Return whether products ran without the tensor cores that their format has. The names of
+    kernels decide. If none was recorded, a rate below float32's decides: weaker evidence, as a
+    convolution on tensor cores may be as slow."""
     usual, rate = _find_rates(timed.row, step)
     if step.device != "cuda" or not usual or rate < FASTER * usual:
         return False
@@ -138,8 +138,8 @@ def lacks_tensor_cores(timed: Timed, step: Step) -> bool:
 
 
 def find_tensor_cores(row: WorkRow) -> bool | None:
-    """Whether most of the time of a row's products is in kernels that use tensor cores; None where
-    no kernel's name tells it, or none was recorded."""
+    """Return whether a row's products spend most time in kernels with tensor cores; None if no name
+    of a kernel tells, or none was recorded."""
     using = plain = 0.0
     for kernel in read_kernels(row.kernels):
         name = kernel.name.lower()

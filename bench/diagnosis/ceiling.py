@@ -1,13 +1,12 @@
-"""The most that one step can gain on another, and whether the machine's measured rates bear it out.
+"""The most that one step can gain on another, and whether the machine's measured rates support it.
 
-No ratio of two least times is a bound: the step before takes longer than its least time. So what
-B can gain at most on A is A's time as it was measured over the least time of B's work.
+The ratio of two least times is not a bound, as step A takes longer than its least time. So the most
+that B can gain on A is A's measured time over the least time of B's work.
 
-That least time is none where an operation was faster than it. A few things do that honestly: what
-an operation reads may still be in a cache from the one before, though no more than a cache holds,
-and some algorithms do less than is counted (`SAVED`, `SURE`). Whatever is faster than these allow
-shows that the rates were measured too low, as beside another program: then nothing that rests on
-them is told.
+The least time is not valid if an operation was faster than it. A few things make that possible:
+inputs may still be in a cache, up to its size, and some algorithms do less work than is counted
+(`SAVED`, `SURE`). Anything faster than these allow shows that the rates were measured too low, for
+example beside another program: then nothing that depends on them is reported.
 """
 
 from __future__ import annotations
@@ -25,40 +24,40 @@ from bench.record import WorkRow
 from bench.work import Kind
 
 CACHE_BYTES = {"cuda": 128e6, "cpu": 512e6}
-"""More than the largest caches hold: 126 MB of a B200, 50 of an H100; 400 of a CPU."""
+"""More than the largest caches hold: 126 MB on a B200, 50 on an H100, 400 on a CPU."""
 
 CACHE_SPEED = 50
-"""No cache is more than so many times as fast as the memory behind it: all first-level caches of a
-server's CPU reach some 20 TB/s, its memory 0.4."""
+"""No cache is faster than the memory behind it by more than this factor: all first-level caches of
+a server's CPU reach some 20 TB/s, its memory 0.4."""
 
 SAVED = {Kind.CONVOLUTION: 8.0, Kind.GROUPED: 8.0, Kind.ATTENTION: 2.0}
-"""By how many times the FLOP that are counted may be more than those that are done. Winograd's
-F(4×4, 3×3) needs a quarter of a convolution's multiplications (Lavin and Gray 2015), Fourier's
-algorithm fewer with larger windows; causal attention is half of what is counted."""
+"""Factors by which the counted FLOP may exceed those that are done. Winograd's F(4×4, 3×3) needs a
+quarter of a convolution's multiplications (Lavin and Gray 2015), FFT algorithms fewer with larger
+windows; causal attention does half of what is counted."""
 
 SURE = (Kind.ELEMENTWISE, Kind.CAST, Kind.OPTIMIZER)
-"""Kinds that move no less than is counted, but for caches. Others may: batch norm reads its input
-twice, and a channel's second time from a cache; a loss reads only what its targets name."""
+"""Kinds that move at least the counted bytes, apart from caches. Others may move fewer: batch norm
+reads a channel twice, the second time from a cache; a loss reads only what its targets name."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The most that B can gain on A: what is meant wherever "at most" is said of a pair.
-    ``least_s`` is what B's counted work takes at the machine's measured rates. An operation that a
-    cache made faster than that has its own time in it."""
+    """The most that B can gain on A, which "at most" always means for a pair. ``least_s`` is the
+    time of B's counted work at the machine's measured rates; an operation that a cache made faster
+    has its measured time in it."""
 
-    speedup: float  # A's measured time over the least of B's
+    speedup: float  # A's measured time over B's least time
     least_s: float
-    memory: float  # the share of that time that is memory traffic
+    memory: float  # the share of memory traffic in that time
 
 
 def find_ceiling(
     before: Step, after: Step, compiled: bool, breakdown: Breakdown | None
 ) -> Ceiling | None:
-    """The most that the second step can gain on the first, of which only the time is looked at.
-    None where the work of the second was not counted, moves less than was as it is compiled, needs
-    a rate that was not measured, or took less time than that. Where `find_beaten` finds anything it
-    means nothing. ``breakdown`` is of the second; None without a profile."""
+    """Return the most that the second step can gain on the first, of which only the time is used.
+    None if the second is compiled (it moves less than was counted), or if its work was not counted,
+    needs a rate that was not measured, or took less than its least time. Not valid if `find_beaten`
+    finds anything. ``breakdown`` is of the second; None without a profile."""
     if compiled:
         return None
     times = {id(timed.row): timed.time_s for timed in breakdown.rows} if breakdown else {}
@@ -70,18 +69,18 @@ def find_ceiling(
 
 @dataclass(frozen=True)
 class Beaten:
-    """What was faster than the machine's measured rates allow."""
+    """Work that was faster than the machine's measured rates allow."""
 
-    rate: str  # the column of the one that was measured too low
+    rate: str  # the column of the rate that was measured too low
     measured: float  # FLOP/s or bytes/s
     reached: float  # at least
-    row: WorkRow | None  # the operation that did; None for a whole step
+    row: WorkRow | None  # the operation; None for a whole step
 
 
 def find_beaten(step: Step, compiled: bool) -> Beaten | None:
-    """What was most above the rates, by more than two measurements of one rate differ. What would
-    be above the card's data sheet, too, has a wrong time, and says nothing of the rates. A compiled
-    step is not looked at: what was counted of an operation may run in another's kernel."""
+    """Return the work that exceeds the rates most, by more than two measurements of one rate
+    differ. A time above the card's data sheet, too, is wrong and says nothing about the rates.
+    Compiled steps are skipped: counted work may run in another operation's kernel."""
     if compiled:
         return None
     held = [_hold([row], row.time_s, step, row) for row in step.work if row.time_s]
@@ -93,7 +92,7 @@ def find_beaten(step: Step, compiled: bool) -> Beaten | None:
 def _hold(
     rows: Sequence[WorkRow], time_s: float, step: Step, row: WorkRow | None = None
 ) -> Beaten | None:
-    """Hold the time of operations against what they take without fail, by the rate most at work."""
+    """Compare the time of operations with their least time, by the rate that dominates."""
     copy, least = step.rates.copy, dict[tuple[str, float], float]()
     peaks = {RATE_COLUMNS[format]: rate for format, rate in step.peaks.products.items()}
     if step.peaks.copy:
@@ -104,7 +103,7 @@ def _hold(
             continue
         computing, moving = times
         computing /= SAVED.get(Kind(one.kind), 1.0)
-        # a call more: those of a step that is scaled to fewer items are rounded
+        # one call more, as calls are rounded in a step that is scaled to fewer items
         cached = (one.calls + 1) * CACHE_BYTES[size_as(step.device)] / copy
         moving = max(moving - cached, moving / CACHE_SPEED) if one.kind in SURE else 0.0
         rate = (COPY, copy)

@@ -1,4 +1,4 @@
-"""Why one of two cases is faster or slower, and not faster still: what an explanation holds."""
+"""The parts of an explanation: why one of two cases is faster or slower, and not faster still."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.verdict.ratio import Ratio
 
 
 class Cause(Explained):
-    """What the time of a step goes to."""
+    """What the time of a step is spent on."""
 
     MEMORY = "memory", "memory traffic"
     BELOW_COPY = "below_copy", "memory-bound kernels below the rate of copies"
@@ -37,23 +37,21 @@ class Cause(Explained):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two cases of a pair. Times of the side before are scaled to as many items as the
-    other's step has."""
+    """One of the two cases of a pair. Times of A are scaled to the number of items in B's step."""
 
-    name: str  # what tells it from the other: ``fp32``, ``compile default``
+    name: str  # its difference from the other: ``fp32``, ``compile default``
     case: Case
     step: Step
     breakdown: Breakdown
-    format: str  # what the inputs of its products are rounded to, as `bench.precision.Arithmetic`
+    format: str  # what its products' inputs are rounded to, as `bench.precision.Arithmetic`
     times: tuple[float, ...] = ()  # the median step of each repeat, in s
-    sm_clock_mhz: float | None = None  # the median; None where it is not known
+    sm_clock_mhz: float | None = None  # the median; None if not known
     alloc_retries: int = 0  # allocations retried after freeing the cache
 
 
 @dataclass(frozen=True)
 class Change:
-    """A part of the way from A's step to B's: what both take for it, and whether that is an
-    estimate, of which some is no measured time."""
+    """The time of one part in A's step and in B's, and whether some of it is estimated."""
 
     name: str  # a `bench.work.Kind`, a `bench.diagnosis.step.Wait`, or `LEFT_OVER`
     before_s: float
@@ -75,12 +73,12 @@ LEFT_OVER = "left_over"  # the name of the change that no kind of work or wait e
 
 @dataclass(frozen=True)
 class Run:
-    """What ran for a part of a network's work: an operation, or a kernel of it."""
+    """An operation, or a kernel of it, that did a part of a network's work."""
 
     name: str
     row: WorkRow
     time_s: float
-    estimated: bool = False  # as `bench.diagnosis.breakdown.Timed` has it
+    estimated: bool = False  # as in `bench.diagnosis.breakdown.Timed`
 
 
 @dataclass(frozen=True)
@@ -93,17 +91,17 @@ class Swap:
 
 @dataclass(frozen=True)
 class Advice:
-    """A change that may mend a cause, and what was measured of it."""
+    """A change that may remedy a cause, and its measured effect."""
 
     what: str  # a flag with its value, or what to do
-    speedup: float | None = None  # time an item without over with it; None where nobody measured
+    speedup: float | None = None  # time per item without it over with it; None if not measured
     source: str = ""  # where that was measured: ``in this sweep``
-    case: str = ""  # of what, where that is another
+    case: str = ""  # the measured case, if it is another
 
 
 @dataclass(frozen=True)
 class Reason(Change):
-    """What a cause, its name, takes of both steps; the evidence is a sentence with B's figures."""
+    """The time of a cause in both steps; the evidence is a sentence with B's figures."""
 
     evidence: str = ""
     advice: tuple[Advice, ...] = ()
@@ -115,37 +113,37 @@ class Reason(Change):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why B is faster or slower than A, and not faster still. ``beaten`` is what was faster than
-    the machine's rates allow: these were measured too low, and nothing that rests on them is told,
-    neither a ceiling nor reasons. The changes add up to the difference of the steps, `LEFT_OVER` is
-    the last of them; the reasons, with ``unexplained_s``, add up to the steps. What changed most,
-    takes longest or matters most comes first."""
+    """Why B is faster or slower than A, and not faster still. If something ``beaten`` was faster
+    than the machine's rates allow, these were measured too low, and there is neither a ceiling nor
+    reasons. The changes add up to the difference of the steps, with `LEFT_OVER` last; the reasons
+    and ``unexplained_s`` add up to the steps. Changes, swaps and reasons are sorted, the largest
+    first."""
 
-    axis: str  # in which the two differ
+    axis: str  # the axis in which the two differ
     a: Side
     b: Side
-    items: int  # that both steps train on, or are scaled to
+    items: int  # per step, which both train on or are scaled to
     speedup: Ratio  # time of A over that of B, with the interval of the repeats
-    ceiling: Ceiling | None  # the most that B can gain; None where it is not known
+    ceiling: Ceiling | None  # the most that B can gain; None if not known
     beaten: Beaten | None
     changes: tuple[Change, ...]
     swaps: tuple[Swap, ...]
     reasons: tuple[Reason, ...]
-    unexplained_s: tuple[float, float]  # what is left of A's step, and of B's
-    about: str = ""  # what the two have in common, by which they are told from other pairs
+    unexplained_s: tuple[float, float]  # the rest of A's step, and of B's
+    about: str = ""  # what the two have in common, unlike other pairs
 
     @property
     def change_s(self) -> float:
-        """B's step less A's."""
+        """B's step time less A's."""
         return self.b.step.step_s - self.a.step.step_s
 
     @property
     def lost(self) -> bool:
-        """Whether B is slower by more than noise: then the question is what it lost by."""
+        """Whether B is slower by more than noise: then the reasons explain the loss."""
         return self.change_s > STEADY * self.a.step.step_s
 
     def share(self, reason: Reason) -> float:
-        """What a reason has of the answer: of what was lost, or else of B's step."""
+        """Return the share of a reason in the loss, if B lost, or else in B's step."""
         return reason.change_s / self.change_s if self.lost else reason.after_s / self.b.step.step_s
 
     def estimates(self, reason: Reason) -> bool:
@@ -153,4 +151,4 @@ class Explanation:
 
 
 Alternatives = Mapping[str, Mapping[Value, float]]
-"""Cases equal to B but for one axis, by that axis and its value: B's time an item over theirs."""
+"""B's time per item over that of cases that differ in one axis, by that axis and its value."""

@@ -1,9 +1,9 @@
-"""What is known of a step before anything runs, from counts and measured rates alone.
+"""Predictions for a step before anything runs, from counts and measured rates alone.
 
-How long a case takes at least: steps take longer than the least time of their operations, and the
-start of a process comes on top. And how much faster one step may be than another, were both to run
-at the machine's rates: a step before that falls further short of them gains more. What a pair can
-gain at most, once it has run, is `bench.diagnosis.ceiling`.
+`predict_seconds` returns the least time of a case, without the start of its process: real steps
+take longer than the least time of their operations. `expect` returns how much faster one step may
+be than another if both ran at the machine's rates; B gains more if A falls further short of them
+than B does. The most that a pair can gain, once it has run, is in `bench.diagnosis.ceiling`.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from bench.precision import PRECISIONS, Arithmetic
 from bench.record import WorkRow
 from bench.work import COMPUTING
 
-WARMUP_STEPS = 4  # `bench.training.timing.warm_up` runs no fewer of long steps
+WARMUP_STEPS = 4  # the fewest that `bench.training.timing.warm_up` runs
 
 
 def predict_seconds(
     case: Case, work: Sequence[WorkRow], rates: Rates, samples: int, tests: int = 0
 ) -> float | None:
-    """The s that warm-up, epochs and evaluations of a case take at least. ``work`` is of an item in
-    float32, as `bench.training.counting.sketch_work` has it; ``samples`` and ``tests`` are the
-    items of the training and the test data. None where the work is not known, a part of it frozen,
-    or a rate that it needs was not measured."""
+    """Return the least s that warm-up, epochs and evaluations of a case take. ``work`` is per item,
+    in float32, as from `bench.training.counting.sketch_work`; ``samples`` and ``tests`` are the
+    numbers of training and test items. None if the work is not known, a part of it is frozen, or a
+    rate that it needs was not measured."""
     step_s = predict_step(case, work, rates)
     if step_s is None:
         return None
     steps = math.ceil(case.fraction * math.ceil(samples / whole_batch(case)))
     steps = steps if case.steps is None else min(steps, case.steps)
-    # forward is a third of forward, gradients of inputs and gradients of weights
+    # forward is a third of a step; gradients of inputs and of weights are the rest
     tested = tests / case.batch_size / 3 if case.evaluate else 0.0
     return step_s * (WARMUP_STEPS + case.epochs * (steps + tested))
 
 
 def predict_step(case: Case, work: Sequence[WorkRow], rates: Rates) -> float | None:
-    """The s that a step of a case takes at least; as `predict_seconds`."""
+    """Return the least s that a step of a case takes; None as in `predict_seconds`."""
     if not work or case.freeze != NONE:
         return None
     ran, float32 = PRECISIONS[case.precision].arithmetic, PRECISIONS[case.precision].float32
-    if ran is Arithmetic.FLOAT8:  # in linear layers alone
+    if ran is Arithmetic.FLOAT8:  # only in linear layers
         ran = Arithmetic.BFLOAT16
     half = ran in (Arithmetic.FLOAT16, Arithmetic.BFLOAT16)
     total = 0.0
@@ -65,8 +65,8 @@ def predict_step(case: Case, work: Sequence[WorkRow], rates: Rates) -> float | N
 
 @dataclass(frozen=True)
 class Expectation:
-    """What step B may gain on step A, of which ``a`` and ``b`` are the floors. What is measured is
-    less where B falls further short of its own than A does, and more where A does."""
+    """The gain of step B on step A if both ran at their floors, ``a`` and ``b``. The measured gain
+    is lower if B falls further short of its floor than A does, and higher if A does."""
 
     a: Mapping[Bound, float]
     b: Mapping[Bound, float]
@@ -77,14 +77,14 @@ class Expectation:
 
 
 def expect(a: Step, b: Step) -> Expectation | None:
-    """What B may gain on A; ``step_s`` of neither is looked at. None as `find_step_floor`."""
+    """Return what B may gain on A, without using their ``step_s``. None as in `find_step_floor`."""
     before, after = find_step_floor(a), find_step_floor(b)
     return None if before is None or after is None else Expectation(before, after)
 
 
 def find_step_floor(step: Step) -> Mapping[Bound, float] | None:
-    """The least s of a step, by what limits it, of operations that run one by one, not compiled:
-    those of its work, or of starting its operations, if that takes longer. None as
+    """Return the least s of a step, by what limits it, for operations that run one by one, not
+    compiled: the time of their work, or of starting them, if that takes longer. None as in
     `bench.diagnosis.rates.floor_step`."""
     working = floor_step(step)
     if working is None:
@@ -95,7 +95,7 @@ def find_step_floor(step: Step) -> Mapping[Bound, float] | None:
 
 
 def describe_expectation(found: Expectation, base: str) -> str:
-    """In words, ``base`` for A: ``about 2.4× over fp32, were both to run at these rates: …``."""
+    """Describe it, with ``base`` for A: ``about 2.4× over fp32, were both to run at …``."""
     speedup = f"about {found.speedup:.1f}× over {base}, were both to run at these rates"
     before, after = (f.get(Bound.MEMORY, 0.0) / sum(f.values()) for f in (found.a, found.b))
     if Bound.LAUNCH in found.a:

@@ -1,8 +1,8 @@
 """Why one step is faster or slower than another, and not faster still.
 
 Each step's time is divided among causes (`bench.diagnosis.causes`), beside the most that the second
-can gain on the first (`bench.diagnosis.ceiling`). So what both steps go to, and what has no cause,
-adds up to them exactly.
+can gain on the first (`bench.diagnosis.ceiling`). The times of all causes, and time without a
+cause, add up to each step exactly.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from bench.limits import SLOWED, STEADY
 from bench.verdict.ratio import Ratio
 from bench.work import COMPUTING
 
-NOTABLE = 0.05  # share of a step from which a swapped operation is told
+NOTABLE = 0.05  # share of a step from which a swapped operation is listed
 
 IMPLEMENTATIONS = ("native", "cudnn", "miopen", "mkldnn", "flash", "efficient", "math")
-"""Words of torch's names of operations that say which library or algorithm does them."""
+"""Words in torch's names of operations for the library or algorithm that does them."""
 
 
 def explain(
@@ -45,7 +45,7 @@ def explain(
     alternatives: Alternatives | None = None,
     about: str = "",
 ) -> Explanation:
-    """Explain why B is faster or slower than A, by what else the sweep measured too."""
+    """Explain why B is faster or slower than A, by other measurements of the sweep too."""
     beaten = find_beaten(b.step, b.case.compiled) or find_beaten(a.step, a.case.compiled)
     before, after = a.step.step_s, b.step.step_s
     reasons, ceiling = list[Reason](), None
@@ -86,7 +86,7 @@ def _list_reasons(a: Side, b: Side, alternatives: Alternatives) -> Iterator[Reas
 
 
 def list_changes(a: Side, b: Side) -> Iterator[Change]:
-    """The kinds of work and waits, those that changed most first, and what is left over."""
+    """Yield the kinds of work and waits, those that changed most first, then what is left over."""
     names = dict.fromkeys(part.name for side in (a, b) for part in side.breakdown.parts)
     one, two = a.breakdown, b.breakdown
     found = [
@@ -98,9 +98,10 @@ def list_changes(a: Side, b: Side) -> Iterator[Change]:
 
 
 def find_swaps(a: Side, b: Side) -> list[Swap]:
-    """Work that another operation or kernel does in B, in much other time or at a lower rate. The
-    rate is that of memory traffic: half the bytes in the same time are a slower kernel. Products
-    have other kernels in each number format, so theirs are told only where B lost by them."""
+    """Find work that another operation or kernel does in B, with a clearly different time or a
+    lower rate. The rate is that of memory traffic: half the bytes in the same time mean a slower
+    kernel. Each number format has other kernels for products, so these are listed only if B lost
+    time by them."""
     ours, theirs = (_group(side.breakdown.rows) for side in (a, b))
     smaller = min(a.step.step_s, b.step.step_s)
     found = []
@@ -130,7 +131,7 @@ def _is_slowed(before: Run, after: Run) -> bool:
 
 
 def _group(rows: Sequence[Timed]) -> dict[tuple[str, str], list[Timed]]:
-    """Operations by kind and by name, whichever library does them."""
+    """Group operations by kind and name, whichever library does them."""
     groups: dict[tuple[str, str], list[Timed]] = {}
     for timed in rows:
         words = timed.row.operation.split("_")

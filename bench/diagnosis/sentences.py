@@ -1,5 +1,5 @@
-"""A diagnosis in words: what shows a cause in a step, and an explanation that can be pasted where
-the question was asked."""
+"""A diagnosis in sentences: the evidence of a cause in a step, and an explanation that can be
+pasted where the question was asked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bench.text import ESTIMATE, capitalize
 from bench.work import COMPUTING, Kind
 
 MOST_NAMED = 3  # operations that a sentence names
-FEWEST_MS = 1e-3  # what is below this many ms of a step is not told
+FEWEST_MS = 1e-3  # less than this many ms of a step is not mentioned
 
 GROUPED_KERNELS = (
     "by its list of engines cuDNN 9.24 has grouped fp16 kernels on tensor cores for 4, 8, 16 and "
@@ -36,9 +36,9 @@ GROUPED_KERNELS = (
 )
 """DPN has 3, 6, 12 and 24 channels a group."""
 
-TOLD = 3  # reasons, changes or swaps that the words name; the tables have all
-WORTH = 0.1  # share of the answer from which a reason is named in words, but for the first
-BUSY = 0.9  # a GPU that works for less than this share of a step is held up by its program
+TOLD = 3  # most reasons, changes or swaps to name in sentences; tables have all
+WORTH = 0.1  # share of the answer from which a reason after the first is named
+BUSY = 0.9  # a GPU that is busy for less than this share of a step waits for its program
 
 
 def write_ms(time_s: float, estimated: bool = False) -> str:
@@ -53,7 +53,7 @@ def write_ms(time_s: float, estimated: bool = False) -> str:
 
 
 def name_operation(row: WorkRow) -> str:
-    """Name an operation with what it is: a convolution by its kind too, a cast by its formats."""
+    """Name an operation; a convolution with its kind, a cast with its format."""
     if row.kind in CONVOLUTIONS:
         return f"{'grouped ' * (row.kind == Kind.GROUPED)}convolution {row.operation}"
     if row.kind == Kind.CAST:
@@ -62,14 +62,14 @@ def name_operation(row: WorkRow) -> str:
 
 
 def name_kernel(row: WorkRow) -> str:
-    """Name the kernel that takes longest, without namespaces; empty where none was recorded."""
+    """Name the kernel that takes longest, without namespaces; empty if none was recorded."""
     kernels = read_kernels(row.kernels)
     longest = max(kernels, key=lambda kernel: kernel.time_s).name if kernels else ""
     return re.sub(r"\w+::", "", longest)
 
 
 def write_run(run: Run) -> str:
-    """What ran, its time, and its rate: ``native_batch_norm (24.8 ms at 709 GB/s)``."""
+    """Write what ran, its time and its rate: ``native_batch_norm (24.8 ms at 709 GB/s)``."""
     computes = run.row.kind in COMPUTING
     rate = ""
     if amount := run.row.flop if computes else run.row.bytes:
@@ -79,7 +79,7 @@ def write_run(run: Run) -> str:
 
 
 def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
-    """The evidence of a cause in a side's step, a sentence; ``shares`` are those of the cause."""
+    """Return the evidence of a cause in a side's step as a sentence; ``shares`` are the cause's."""
     ranked = sorted(shares, key=lambda share: -share.time_s)
     said = "; ".join(filter(None, _show(cause, ranked, side, other)))
     return f"{said}." if said else ""
@@ -161,7 +161,7 @@ def _name_longest(shares: Sequence[Share]) -> str:
 
 
 def _name_rates(timed: Sequence[Timed], side: Side) -> str:
-    """What large products, or convolutions where these reach more, do in operations' formats."""
+    """Say what large products, or faster convolutions, reach in the operations' formats."""
     step, found = side.step, dict[str, dict[str, None]]()
     for one in timed:
         rates = find_rates(one.row.format, step.rates, step.arithmetic, one.row.kind)
@@ -174,7 +174,7 @@ def _name_rates(timed: Sequence[Timed], side: Side) -> str:
 
 
 def _name_speeds(timed: Sequence[Timed], like: str) -> str:
-    """The operations with the rates that they reached, of the unit of one."""
+    """Name the operations with the rates that they reached, in the unit of ``like``."""
     named = [
         f"{name_operation(one.row)} at {ESTIMATE * one.estimated}{write_rate(like, rate)}"
         for one in timed
@@ -184,8 +184,8 @@ def _name_speeds(timed: Sequence[Timed], like: str) -> str:
 
 
 def describe(found: Explanation, beside: bool = False) -> list[str]:
-    """A few sentences: the speed-up, what changed, what is possible, and where the time goes.
-    ``beside`` tables of reasons and of changes, their figures are left out."""
+    """Return a few sentences: the speed-up, what changed, what is possible, and where the time
+    goes. With ``beside``, figures that are in tables of reasons and of changes are left out."""
     return list(_tell(found, beside))
 
 
@@ -232,7 +232,7 @@ def _tell(found: Explanation, beside: bool) -> Iterator[str]:
             "How much is possible is not known, since rates of this machine are missing: "
             "python -m bench.doctor tells what disturbs them."
         )
-    # those of the first few that matter
+    # the first few that matter
     main = [
         reason
         for place, reason in enumerate(found.reasons[:TOLD])
@@ -264,7 +264,7 @@ def write_percent(share: float, estimated: bool = False) -> str:
 
 
 def write_host(side: Side) -> str:
-    """That a GPU had nothing to do for much of a step; empty where it had."""
+    """Say that a GPU was idle for much of a step; empty if it was not."""
     step_s = side.step.step_s
     busy_s = step_s - sum(side.breakdown.find_time(wait) for wait in Wait)
     if side.step.device != "cuda" or busy_s >= BUSY * step_s:
@@ -297,7 +297,7 @@ def _say_change(change: Change, whole: float) -> str:
 
 
 def write_beaten(beaten: Beaten) -> str:
-    """That the machine's rates were measured too low, and how to measure them again."""
+    """Say that the machine's rates were measured too low, and how to measure them again."""
     which = name_operation(beaten.row) if beaten.row else "a step"
     measured, reached = (write_rate(beaten.rate, r) for r in (beaten.measured, beaten.reached))
     return (
@@ -309,7 +309,7 @@ def write_beaten(beaten: Beaten) -> str:
 
 
 def _say_advice(advice: Collection[Advice]) -> Iterator[str]:
-    """What may mend the main reasons: by where it was measured, and what nobody measured."""
+    """Yield remedies for the main reasons: by where they were measured, then the untested ones."""
     for source in dict.fromkeys(one.source for one in advice if one.source):
         told = [one for one in advice if one.source == source]
         listed = ", ".join(_write_tried(one, one.speedup or 0.0) for one in told)

@@ -1,1 +1,1 @@
-"""One sweep's folder from several: those of its shards, lanes or machines."""
+"""Joining folders of a sweep's shards, lanes or machines into one."""

@@ -35,8 +35,7 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Join folders; returns 0, 1 where a shard or a run that was planned is missing, 2 for a usage
-    error."""
+    """Join folders. Return 0; 1 if a planned shard or run is missing; 2 for a usage error."""
     given = build_parser().parse(argv)
     before, union = join_folders(given.folders, given.out, given.mix)
     plans, new = read_plans(given.out), len(union.records) - len(before.records)

@@ -1,4 +1,4 @@
-"""What a joined folder lacks of what its sweeps planned, and what it has several times."""
+"""Planned runs that a joined folder lacks, and runs that it has several times."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from bench.store.runs import read_cases, read_history
 from bench.text import count
 
 _SHOWN = 10
-"""Runs that are named one by one of those that are missing."""
+"""Missing runs that are listed one by one."""
 
 
 def count_twice(union: Source) -> int:
-    """Runs that stand in several of the folders that were joined."""
+    """Count the runs that are in several of the joined folders."""
     cases = keep_cases(union.records)
     first = cases[cases["attempt"] == 1]
     return len(first) - len(keep_latest(first))
 
 
 def list_forgotten(before: Source, plans: Mapping[str, Plan], given: Iterable[Path]) -> list[str]:
-    """The folders, joined earlier and not ``given`` now, whose commands and environments were in a
-    configuration of the joined folder that cannot be read any more; their cases are in their
-    plans."""
+    """Return the folders that were joined earlier and are not ``given`` now, if the configuration
+    of the joined folder, with their commands and environments, cannot be read any more. Their plans
+    still have their cases."""
     if before.config or not len(before.records):
         return []
     return sorted(plans.keys() - {str(path.resolve()) for path in (*given, before.folder)})
 
 
 def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
-    """Say what the sweeps planned, by the folder of each, and ``union`` does not have, a line
-    each."""
+    """Yield a line on each shard or run of ``plans``, by folder, that ``union`` does not have."""
     shards = [parse_shard(plan.shard) for plan in plans.values() if plan.shard]
     for shard in list_lost_shards(shards):
         yield f"shard {shard}; run its command, and merge its folder"
     history, cut = read_history(union.records), union.records[find_truncated(union.records)]
     final = {run for run, past in history.items() if past.status not in REPEATED}
-    # what a search ended early it does not make again
+    # a search does not repeat the trials that it ended early
     repeats = map(int, cut["repeat"])
     truncated = {(case, n, False) for case, n in zip(read_cases(cut), repeats, strict=True)}
     for folder, plan in plans.items():

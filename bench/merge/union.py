@@ -1,6 +1,6 @@
-"""Folders that are joined into another, and whether they may be.
+"""Joining folders into another one, and checking that they may be joined.
 
-What the joined folder holds does not depend on when they came.
+The content of the joined folder does not depend on the order in which they are joined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SEVERAL = "several"
-"""What the configuration calls the preset of sweeps that had different ones."""
+"""The preset in the configuration if the sweeps had different ones."""
 
 _ORDER = ("finished_at", "started_at", "record_id")
 _PLACED = frozenset({"log", "schema"})  # cells that joining changes
@@ -41,9 +41,9 @@ _PLACED = frozenset({"log", "schema"})  # cells that joining changes
 
 @dataclass
 class Source:
-    """A folder that is joined: its tables as text, by file, its configuration, and typed records.
-    These were read before its other tables. A sweep writes a record last, so all rows of each
-    record are there, also where the sweep still runs."""
+    """A folder to join: its tables as text, by file, its configuration, and typed records. The
+    records are read before the other tables, and a sweep writes a record last: so all rows of each
+    record are there, even if the sweep still runs."""
 
     folder: Path
     tables: dict[str, pa.Table]
@@ -52,12 +52,12 @@ class Source:
 
 
 def join_folders(folders: Iterable[Path], out: Path, mix: bool) -> tuple[Source, Source]:
-    """Join folders, and what is in ``out`` already, into ``out``: as it was before, and the union.
-    Raises UsageError: they cannot be joined."""
+    """Join folders, and what is in ``out`` already, into ``out``. Return ``out`` as it was before,
+    and the union. Raises UsageError: they cannot be joined."""
     # out is joined in any case
     apart = {path.resolve(): path for path in folders if path.resolve() != out.resolve()}
     sources = [read_source(path) for path in apart.values()]
-    # first, so that nothing is made for what cannot be joined
+    # first, so that nothing is written for folders that cannot be joined
     refuse_schemas(sources)
     refuse_unlike(sources, mix)
     with writable("--out", out):
@@ -105,11 +105,11 @@ def refuse_schemas(sources: Sequence[Source]) -> None:
 
 
 def refuse_unlike(sources: Sequence[Source], mix: bool) -> None:
-    """Refuse records that could not be compared: rows that nothing measured beside measured ones,
-    and without ``mix`` another GPU, torch, network or data.
+    """Refuse records that are not comparable: made-up rows beside measured ones, and without
+    ``mix`` rows of another GPU, torch, network or data.
 
-    Rows agree on a column of `COMPARABLE` as far as they agree on the axes that it belongs to. What
-    a row did not get to know speaks against none.
+    Rows that agree on the axes of a column of `COMPARABLE` must agree on the column; unknown values
+    are not compared.
     """
     import pandas as pd
 
@@ -134,8 +134,8 @@ def refuse_unlike(sources: Sequence[Source], mix: bool) -> None:
 
 
 def claim(out: Path) -> None:
-    """Mark a folder as one that others are joined in, before anything else is written there. Raises
-    UsageError: a sweep is there that was not joined. Raises OSError: it cannot be written."""
+    """Mark a folder as a joined one, before anything else is written there. Raises UsageError: it
+    holds a sweep that was not joined there. Raises OSError: it cannot be written."""
     if (out / JOINED).exists():
         return
     if there := [name for name in (*TABLES, CONFIG) if (out / name).exists()]:
@@ -147,9 +147,8 @@ def claim(out: Path) -> None:
 
 
 def join_records(sources: Sequence[Source]) -> tuple[pa.Table, list[int]]:
-    """All records as text, each once, in the order in which they ended, and for each row the number
-    of the source that it is taken from: the first that has it. Raises UsageError: folders differ in
-    what they say of one record."""
+    """Return all records as text, each once, in the order in which they ended, and the number of
+    the source of each: the first that has it. Raises UsageError: folders differ in a record."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -179,8 +178,8 @@ def join_records(sources: Sequence[Source]) -> tuple[pa.Table, list[int]]:
 def join_beside(
     name: str, sources: Sequence[Source], records: pa.Table, owners: Sequence[int]
 ) -> pa.Table | None:
-    """The rows of another table that belong to ``records``, each record's from its own source; None
-    where no source has such a table."""
+    """Return the rows of another table for ``records``, each record's from its own source; None if
+    no source has such a table."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -203,9 +202,9 @@ def join_beside(
 def copy_logs(
     out: Path, sources: Sequence[Source], records: pa.Table, owners: Sequence[int]
 ) -> pa.Table:
-    """Copy what the workers of ``records`` printed, and their traces, under names of their own; the
-    records with the new names. Folders may have files of one name. What ``out`` has already stays.
-    Raises OSError: one cannot be copied."""
+    """Copy the logs and traces of ``records`` under unique names, because folders may have files of
+    the same name. Return the records with the new names. What ``out`` has already stays. Raises
+    OSError: a file cannot be copied."""
     import pyarrow as pa
 
     logs = records["log"].to_pylist()
@@ -229,8 +228,8 @@ def copy_logs(
 
 
 def join_configs(configs: Iterable[Mapping[str, Any]], planned: Iterable[Plan]) -> dict[str, Any]:
-    """One configuration: the commands of all, and the cases of all and of what else was
-    ``planned``, in an order that is always the same."""
+    """Return one configuration with the commands of all, and the cases of all and of ``planned``,
+    in a fixed order."""
     known = [config for config in configs if config]
     plans = [*map(Plan.of, known), *planned]
     presets = {str(c["preset"]) for c in known if "preset" in c}
@@ -253,7 +252,7 @@ def join_configs(configs: Iterable[Mapping[str, Any]], planned: Iterable[Plan]) 
 
 
 def _rank(value: Value) -> tuple[float, str]:
-    """Where a value of an axis goes among others: numbers by their size."""
+    """Return the sort key of a value of an axis: numbers by their size."""
     text = format_value(value)
     try:
         return float(text), ""
@@ -262,14 +261,14 @@ def _rank(value: Value) -> tuple[float, str]:
 
 
 def _join(configs: Sequence[Mapping[str, Any]], part: str) -> dict[str, Any]:
-    """One entry for each name; where they differ, always the same one."""
+    """Join the entries of a part by name; where they differ, always take the same one."""
     parts = [config[part] for config in configs if isinstance(config.get(part), dict)]
     names = sorted({name for told in parts for name in told})
     return {n: min((told[n] for told in parts if n in told), key=json.dumps) for n in names}
 
 
 def join_plans(sources: Sequence[Source]) -> dict[str, Plan]:
-    """What each folder's sweep planned: as the folder itself says now, where it is given."""
+    """Return the plan of each joined folder; of a source, the one that it has now."""
     plans = dict(chain.from_iterable(read_plans(s.folder).items() for s in reversed(sources)))
     own = ((s.folder, read_own_plan(s.folder, s.config)) for s in sources)
     return plans | {str(folder.resolve()): plan for folder, plan in own if plan}
@@ -278,9 +277,9 @@ def join_plans(sources: Sequence[Source]) -> dict[str, Plan]:
 def write_union(out: Path, sources: Sequence[Source]) -> Source:
     """Join ``sources`` into ``out``, whose own rows are the last of them if it has any.
 
-    Every file is replaced whole, the records last: an interrupt leaves the records as they were,
-    and the same command goes on from there. Raises UsageError: folders differ in what they say of
-    one record. Raises OSError: something cannot be written.
+    Every file is replaced as a whole, the records last: an interrupt leaves the records as they
+    were, and the same command resumes. Raises UsageError: folders differ in a cell of the same
+    record. Raises OSError: something cannot be written.
     """
     records, owners = join_records(sources)
     plans = join_plans(sources)

@@ -47,15 +47,15 @@ def is_factory(text: str) -> bool:
 
 
 def split_model(name: str) -> tuple[str, str]:
-    """The module and the factory of a model: ``("bench.models.dpn", "dpn92")`` of ``dpn92``; of a
-    network of timm the module is timm."""
+    """Return the module and the factory of a model: ``("bench.models.dpn", "dpn92")`` for
+    ``dpn92``; for a network of timm the module is timm."""
     module, _, factory = MODELS.get(name, name).partition(":")
     return module, factory
 
 
 def check_model(name: str, flag: str = "--model") -> None:
-    """Check that the module of a user's own model, given as ``flag``, is there, without importing
-    it. Raises UsageError: it is not."""
+    """Check that the module of a user's own model, given as ``flag``, exists, without importing it.
+    Raises UsageError: it does not."""
     from importlib.util import find_spec
 
     module, _ = split_model(name)
@@ -69,19 +69,19 @@ def check_model(name: str, flag: str = "--model") -> None:
 
 
 def build_model(name: str, classes: int = CLASSES, shape: Shape = SHAPE) -> nn.Module:
-    """Build the network ``name``: (N, *shape) float images, channels, height and width, to (N,
-    classes) logits.
+    """Build the network ``name``, which maps float images (N, *shape), ``shape`` being channels,
+    height and width, to logits (N, classes).
 
-    ``classes`` are those that the head of a built-in network, or of one of timm, is made for. A
-    user's own factory takes no arguments. Raises UsageError: the module cannot be imported, has no
-    such factory, or that factory does not return an ``nn.Module``.
+    ``classes`` is for the head of built-in networks and those of timm; a user's own factory takes
+    no arguments. Raises UsageError: the module cannot be imported, has no such factory, or the
+    factory does not return an ``nn.Module``.
     """
     from torch import nn
 
     if is_timm(name):
         return _build_timm(name, classes, shape)
     factory: Callable[..., object] = load_factory(name)
-    # not told its defaults, an entry of `MODELS` may be a function without arguments
+    # defaults are not passed, so that an entry of `MODELS` may be a function without arguments
     special = (classes, shape[0]) != (CLASSES, SHAPE[0])
     model = factory(classes, shape[0]) if name in MODELS and special else factory()
     if not isinstance(model, nn.Module):
@@ -94,7 +94,7 @@ def build_model(name: str, classes: int = CLASSES, shape: Shape = SHAPE) -> nn.M
 def _build_timm(name: str, classes: int, shape: Shape) -> nn.Module:
     try:
         import timm
-    except (ImportError, RuntimeError) as error:  # torchvision raises either for another torch
+    except (ImportError, RuntimeError) as error:  # torchvision raises both with a wrong torch
         why = " ".join(str(error).split())[:200]
         raise UsageError(
             f"--model {name!r}: timm cannot be imported ({why}); pip install timm, with the "
@@ -111,7 +111,7 @@ def _build_timm(name: str, classes: int, shape: Shape) -> nn.Module:
         make = partial(make, in_chans=shape[0])
     model: nn.Module
     try:
-        model = make(img_size=shape[1:])  # a vision transformer has a weight for each place
+        model = make(img_size=shape[1:])  # a vision transformer has weights for each position
     except TypeError as error:
         if "img_size" not in str(error):
             raise
@@ -120,7 +120,7 @@ def _build_timm(name: str, classes: int, shape: Shape) -> nn.Module:
 
 
 def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
-    """Import what ``name``, given as ``flag``, names. Raises UsageError: the module cannot be
+    """Import the factory ``name``, given as ``flag``. Raises UsageError: the module cannot be
     imported, or has no such function."""
     from importlib import import_module
 
@@ -130,7 +130,7 @@ def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
         module = import_module(module_name)
     except ImportError as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        # the user's module may be there and miss another
+        # the user's module may exist and import a missing one
         if missing and f"{module_name}.".startswith(f"{missing}."):
             raise UsageError(_no_module(name, missing, flag)) from error
         raise UsageError(f"{flag[2:]} {name!r} cannot be imported: {error}") from error
@@ -150,9 +150,9 @@ def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
 
 
 def _add_current_folder() -> None:
-    """Let modules of the current folder be imported, as ``python -m`` does by default. Under
-    `PYTHONSAFEPATH` or ``python -P`` it does not. The folder goes last, so that a file there cannot
-    replace a module of another package, which is what these two are for."""
+    """Make modules of the current folder importable, which ``python -m`` does by default but not
+    with `PYTHONSAFEPATH` or ``python -P``. The folder goes last, so that a file there cannot
+    replace another package's module, which these two options prevent."""
     if not {"", (here := str(Path.cwd()))} & set(sys.path):
         sys.path.append(here)
 

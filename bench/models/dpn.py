@@ -1,8 +1,8 @@
 """Dual Path Networks (Chen et al. 2017, arXiv:1707.01629) in their CIFAR form.
 
-The form the 2019 page trained: a 3×3 stem without pooling, four stages, 32 groups. Each block
-adds its first ``residual`` channels to the trunk (the residual path) and appends ``growth`` new
-ones to it (the dense path).
+This is the form trained for the 2019 page: a 3×3 stem without pooling, four stages, 32 groups. Each
+block adds its first ``residual`` channels to the trunk (the residual path) and appends ``growth``
+new ones to it (the dense path).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Stage:
 
 
 class DualPathBlock(nn.Module):
-    """1×1, grouped 3×3, 1×1; its output has ``growth`` more channels than its input. The first
-    block of a stage projects its input, so that both paths start afresh there."""
+    """1×1, grouped 3×3 and 1×1 convolutions; the output has ``growth`` more channels than the
+    input. The first block of a stage projects its input, so that both paths start anew there."""
 
     def __init__(
         self, channels: int, stage: Stage, *, stride: int, project: bool, groups: int
@@ -114,7 +114,7 @@ def dpn92(classes: int = 10, channels: int = 3) -> DPN:
 
 
 def dpn_small(classes: int = 10, channels: int = 3) -> DPN:
-    """The same block at a CPU's size: 155,850 parameters, 0.06 GFLOP per image."""
+    """A small DPN for CPUs: 155,850 parameters, 0.06 GFLOP per image forward and backward."""
     paths = ((16, 32, 4), (32, 64, 8), (64, 128, 8), (128, 256, 16))
     stages = tuple(Stage(1, *path) for path in paths)
     return DPN(stages, stem=16, groups=8, classes=classes, channels=channels)

@@ -1,7 +1,7 @@
-"""Freezing: which weights of a network ``--freeze`` leaves as they are.
+"""Freezing the weights of a network that ``--freeze`` names.
 
-One rule for BatchNorm: a layer whose weights are frozen runs in evaluation mode, so its running
-statistics stay too. The others go on as in any training.
+A BatchNorm layer whose weights are frozen runs in evaluation mode, so that its running statistics
+do not change either. Other layers train as usual.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FREEZES: dict[str, str] = {
     BATCHNORM: "all BatchNorm layers",
     "PATTERN": "layers or weights by name, such as layer1 or 'stages.*' or '*.bias'",
 }
-"""What can be frozen; of these and of patterns several may be given, separated by commas."""
+"""Values of ``--freeze``; several can be given, separated by commas, except `NONE`."""
 
-_SHOWN = 3  # names that an error shows
+_SHOWN = 3  # names shown in an error
 
 
 def parse_freeze(text: str) -> str:
-    """Check what is to be frozen, without knowing the network. Raises ValueError: it is neither
+    """Check a value of ``--freeze`` without knowing the network. Raises ValueError: it is neither
     `NONE` nor names separated by commas."""
     parts = [part.strip() for part in text.split(",")]
     if parts == [NONE]:
@@ -46,12 +46,12 @@ def parse_freeze(text: str) -> str:
 def freeze(
     model: nn.Module, setting: str, find_head: Callable[[nn.Module], nn.Module]
 ) -> list[nn.Module]:
-    """Freeze what ``setting``, of `parse_freeze`, names, and put BatchNorm layers that are frozen
-    in evaluation mode, which ``model.train()`` ends; these layers.
+    """Freeze the weights named by ``setting``, from `parse_freeze`; put frozen BatchNorm layers in
+    evaluation mode, which ``model.train()`` ends, and return these layers.
 
-    Weights under a pattern are those whose name it matches, or that are inside a layer whose name
-    it matches. Frozen weights require no gradient. What the network's own code has frozen stays so.
-    ``find_head`` gives the layer that `BACKBONE` leaves. Raises UsageError: a part of the setting
+    A pattern selects weights by their own name or by the name of a layer that contains them. Frozen
+    weights require no gradient. Weights frozen by the network's own code stay frozen. ``find_head``
+    returns the layer that `BACKBONE` leaves trainable. Raises UsageError: a part of the setting
     freezes nothing, or nothing is left to train.
     """
     if setting == NONE:
@@ -101,8 +101,9 @@ def _choose(
 
 
 def normalises_batches(model: nn.Module, still: Sequence[nn.Module] = ()) -> bool:
-    """Whether BatchNorm normalises by the batch itself, which then needs two items; but for layers
-    in evaluation mode, as `freeze` gives them. They use running statistics, if they keep any."""
+    """Return whether a BatchNorm layer normalises by the batch, which then needs two items. Layers
+    in evaluation mode (``still``, from `freeze`) use running statistics instead, if they have them.
+    """
     return any(
         layer not in still or getattr(layer, "running_mean", None) is None
         for layer in _list_batchnorm(model)

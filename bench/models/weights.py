@@ -1,4 +1,4 @@
-"""The weights that a training starts from: read from the file of ``--start``, and fitted."""
+"""Initial weights of a training: reading the file of ``--start`` and fitting it to the network."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which checkpoints keep the weights, beside the optimizer's state and others."""
+"""Keys under which checkpoints store the weights, beside the optimizer's state and others."""
 
 _TRAINING = "training"
-"""Key under which a checkpoint of a sweep keeps weights and optimizer, as `Training.state`."""
+"""Key under which a checkpoint of a sweep stores `Training.state`: weights and optimizer."""
 
 _PREFIXES = ("module.", "_orig_mod.")
-"""What DistributedDataParallel and torch.compile put before each name."""
+"""Prefixes that DistributedDataParallel and torch.compile add to each name."""
 
-_SHOWN = 3  # tensors that an error names
+_SHOWN = 3  # tensors named in an error
 
 _SAVE = "save the network's state_dict() alone, with torch.save or safetensors"
 
 
 def parse_start(text: str) -> str | None:
-    """Check the name of a file of weights, without reading it; None for ``none``. Raises
-    ValueError: it cannot be the name of a file."""
+    """Check the path of a file of weights, without reading it, and return it, or None for ``none``.
+    Raises ValueError: it cannot be the path of a file."""
     if text == "none":
         return None
     if not text.strip() or not text.isprintable():
@@ -39,7 +39,7 @@ def parse_start(text: str) -> str | None:
 
 
 def hash_weights(path: str) -> str:
-    """First 12 hex digits of the SHA-256 of a file. Raises UsageError: it cannot be read."""
+    """Return the first 12 hex digits of a file's SHA-256. Raises UsageError: it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             return file_digest(file, "sha256").hexdigest()[:12]
@@ -48,12 +48,13 @@ def hash_weights(path: str) -> str:
 
 
 def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:
-    """Read a file of weights on the CPU, without executing anything that it may contain.
+    """Read a file of weights to the CPU, without executing code that it may contain.
 
     Files whose name ends in ``.safetensors`` need that package. All others are read by torch with
     ``weights_only=True``: a state_dict, alone or as an entry of `_WRAPPERS`, or a checkpoint of a
-    sweep. A prefix of `_PREFIXES` that all names have is taken off, unless some are the network's
-    ``own`` with it. Raises UsageError: it cannot be read, or holds anything but weights.
+    sweep. A prefix of `_PREFIXES` that all names share is removed, unless the network's ``own``
+    names include one with it. Raises UsageError: it cannot be read, or holds other things than
+    weights.
     """
     import torch
 
@@ -95,7 +96,7 @@ def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:
 
 
 def _explain(error: Exception) -> str:
-    """Say in a few words why torch did not load a file; its own text has a page of advice."""
+    """Say briefly why torch did not load a file; its own message is a page of advice."""
     if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return (
             f"holds {found[1]}, which loading would execute; only weights are loaded, and nothing "
@@ -113,17 +114,17 @@ def _name_kind(value: object) -> str:
 def fit_weights(
     model: nn.Module, path: str, find_head: Callable[[nn.Module], nn.Module]
 ) -> tuple[dict[str, Tensor], str]:
-    """Read a file, and find what of it goes into ``model``, which may be on torch's meta device;
-    the weights to load, and a note for the reader where the head is not among them, else "".
+    """Read a file and select the weights that fit ``model``, which may be on torch's meta device.
+    Return these, and a note for the reader if the head is not among them, else "".
 
-    All names and shapes must be the network's own, except in the head: where that one differs, it
-    starts as it was built. A BatchNorm layer may lack ``num_batches_tracked``, as those saved
-    before torch 0.4.1 do; nothing is computed with it. Raises UsageError: as `read_weights`; or
-    they do not fit: the tensors and both shapes are named.
+    All names and shapes must match the network, except in the head: if it differs, it keeps its
+    initial weights. BatchNorm layers may lack ``num_batches_tracked``, as in files from before
+    torch 0.4.1; nothing is computed with it. Raises UsageError: as `read_weights`, or the weights
+    do not fit; the message names the tensors and both shapes.
     """
     import torch
 
-    state = model.state_dict(keep_vars=True)  # which hands out tied weights as one tensor
+    state = model.state_dict(keep_vars=True)  # returns tied weights as one tensor
     own = {name: t for name, t in state.items() if isinstance(t, torch.Tensor)}
     weights = read_weights(path, own)
     there = {id(own[name]) for name in weights if name in own}
@@ -160,8 +161,8 @@ def fit_weights(
 
 
 def load_weights(model: nn.Module, path: str, find_head: Callable[[nn.Module], nn.Module]) -> str:
-    """Load what of a file `fit_weights` finds into ``model``, which is on the CPU; its note for the
-    reader, or "". Raises UsageError: as `fit_weights`."""
+    """Load the weights that `fit_weights` selects into ``model``, which is on the CPU; return its
+    note. Raises UsageError: as `fit_weights`."""
     fitting, note = fit_weights(model, path, find_head)
     model.load_state_dict(fitting, strict=False)
     return note

@@ -1,4 +1,4 @@
-"""What a report says first: what each change does, the fastest case, the largest batch."""
+"""Opening sentences of a report: what each change does, the fastest case, the largest batch."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from bench.workloads import IMAGES, OWN
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_EFFECTS = 6  # changes that are said in a sentence
-UNEVEN = 1.1  # a mean over cases that differ by more than this is not said alone
+MOST_EFFECTS = 6  # most changes that the sentences name
+UNEVEN = 1.1  # a mean over cases that differ by more than this factor is given with their range
 
 _PLACE = (*summaries.SOURCE, "model", "dataset")
 
@@ -52,7 +52,8 @@ _NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
 
 
 def answer(found: Material) -> Iterator[Answer]:
-    """What changes do in all cases; per machine and workload the fastest and the largest batch."""
+    """Yield what changes do in all cases; per machine and workload the fastest and largest
+    batch."""
     summary = [
         *found.origin,
         *(_summarize_effects(found) if _has_switch(found) else ()),
@@ -103,7 +104,7 @@ def _tell_repeats(cases: pd.DataFrame) -> Iterator[str]:
 
 
 def _has_switch(found: Material) -> bool:
-    """Whether anything varies that `_summarize_effects` tells of: all effects may take seconds."""
+    """Return whether `_summarize_effects` has anything to say: to find effects may take seconds."""
     return "precision" in found.varying or any(
         "off" in map(format_value, set(found.cases[axis].tolist()))
         for axis in found.varying
@@ -112,7 +113,7 @@ def _has_switch(found: Material) -> bool:
 
 
 def _summarize_effects(found: Material) -> Iterator[str]:
-    """What precisions do, in a sentence, and what switches do; nothing if none was varied."""
+    """Yield one sentence on precisions and one on switches; none on what was not varied."""
     asked = [e for e in found.effects if e.time and (e.axis == "precision" or e.before == "off")]
     shown = asked[:MOST_EFFECTS]
     for precisions in (True, False):
@@ -133,8 +134,8 @@ def _summarize_effects(found: Material) -> Iterator[str]:
 
 
 def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) -> str:
-    """``fp16 trains 3.34 times as fast as fp32 (95 %: 3.20 to 3.47) with 38 % less memory``; or
-    ``fp16 3.34 times``, where a change before it ``said`` what it is compared with."""
+    """Return ``fp16 trains 3.34 times as fast as fp32 (95 %: 3.20 to 3.47) with 38 % less memory``;
+    only ``fp16 3.34 times`` if the text before it ``said`` the baseline."""
     time, mode = effect.time, "" if effect.after == "on" else f" {effect.after}"
     precision = effect.axis == "precision"
     change = effect.after if precision else f"with {name_axis(effect.axis)}{mode}"
@@ -156,8 +157,8 @@ def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) ->
 
 
 def _qualify(time: Estimate, compared: pd.DataFrame) -> Iterator[str]:
-    """How sure a mean speed is, and how far the cases that it is of differ: also by the medians
-    that stand in tables, which outliers among few repeats do not move."""
+    """Yield how certain a mean speed is and how far its cases differ; also the speed by the medians
+    in the tables, which few outliers do not move, if it is clearly another one."""
     verdict, speed = time.ratio.judge(STEADY), time.ratio.invert()
     uneven = time.highest > UNEVEN * time.lowest
     if time.mixed:
@@ -187,7 +188,7 @@ def _qualify(time: Estimate, compared: pd.DataFrame) -> Iterator[str]:
 
 
 def _tell_saved(saved: float, memory: str = " memory") -> str:
-    """``with 38 % less memory``; nothing where that is less than half a per cent."""
+    """Return ``with 38 % less memory``; empty if the change is below half a per cent."""
     if not is_number(saved) or abs(saved) < 0.005:
         return ""
     return f" with {100 * abs(saved):.0f} % {'less' if saved >= 0 else 'more'}{memory}"
@@ -206,13 +207,12 @@ def _tell_busy(row: Row) -> str:
 
 
 def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
-    """Name the lowest time of the cases of a network and dataset on a machine, and claim no more of
-    it than its runs allow."""
+    """Name the fastest case of a network and dataset on a machine, as far as its runs allow."""
     if (cases["kind"] == "fake").all():  # or there is none
         return
     timed = cases[cases["epoch_time_s"].notna()]
     timed = timed.assign(trusted=doubts.trusted(timed))
-    # of a setting measured in several ways, the run of the largest part, then of most repeats
+    # of a setting measured in several ways, keep the largest part of an epoch, then most repeats
     best_known = timed.sort_values(["trusted", "part", "repeats"], ascending=False, kind="stable")
     settings = [name for name in AXES if name not in SAME_QUESTION]
     repeated = number_groups(best_known, ["environment", "kind", *settings]).duplicated()
@@ -251,8 +251,8 @@ def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
 
 
 def _find_rivals(row: Row, timed: Sequence[Row]) -> list[Row]:
-    """Slower cases, doubted or not, whose spread reaches that of ``row``; none of a single run. A
-    case of too few runs to show a spread is taken to have that of ``row``."""
+    """Return the slower cases, doubted or not, whose spread overlaps that of ``row``; none if it is
+    a single run. Cases with too few runs to show a spread get the relative spread of ``row``."""
     if row.repeats == 1:
         return []
 
@@ -284,8 +284,8 @@ def _list_some(names: Sequence[str], between: str = ", ") -> str:
 
 def _against_fp32(row: Row, timed: Sequence[Row]) -> str:
     """Compare the fastest case with fp32 at its batch size, and with the fastest fp32: a speed-up
-    at one batch size alone would flatter where fp32 is slow at just that one. The cases with a time
-    come fastest first."""
+    at one batch size alone is misleading where fp32 is slow at just that size. ``timed`` are the
+    cases with a time, fastest first."""
     if row.precision == "fp32":
         other = any(one.trusted and one.precision != "fp32" for one in timed)
         return "; no other precision was faster" if other else ""
@@ -327,7 +327,7 @@ def _against_other_fp32(row: Row, others: Sequence[Row], names: Sequence[str]) -
     def list_unlike(other: Row) -> list[str]:
         return [name for name in names if getattr(other, name) != getattr(row, name)]
 
-    # the one most like it, and of several one without a warning
+    # the most similar case; of several, one without a warning
     other = min(others, key=lambda other: (len(list_unlike(other)), not other.trusted))
     doubt = "" if other.trusted else " (that fp32 time has a warning)"
     differs = (f"{name_axis(n)} {format_value(getattr(other, n))}" for n in list_unlike(other))
@@ -339,9 +339,9 @@ def _against_other_fp32(row: Row, others: Sequence[Row], names: Sequence[str]) -
 def _tell_largest(
     cases: pd.DataFrame, probes: pd.DataFrame, named: Sequence[str], going: bool
 ) -> str:
-    """Name the largest batch that fits each precision, where any ran out of memory, or that so far
-    all do, of a search that is still ``going`` on. Micro-batches take less memory, so batches in
-    one piece are told of, where there are any."""
+    """Name the largest batch that fits each precision; if none ran out of memory, say that all fit
+    (so far, while a search is still ``going``). Only cases with the fewest micro-batches count, as
+    micro-batches take less memory."""
     import pandas as pd
 
     columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", *UNMEASURED]
@@ -372,12 +372,12 @@ def _tell_largest(
 
 
 def _list_silent(ended: pd.DataFrame, named: Sequence[str]) -> Iterator[Row]:
-    """What ended without saying whether it fits, and no larger batch with its settings did."""
+    """Yield the rows that do not show whether they fit, unless a batch at least as large fits."""
     settings = [name for name in named if name != "batch_size"]
     for _, alike in ended.groupby(settings, sort=False, dropna=False):
         fits = alike.loc[alike["status"].isin(TIMED), "batch_size"].max()
         silent = ~alike["status"].isin([*TIMED, Status.UNSUPPORTED.value])
-        # of nothing, the maximum is NaN, which no size is at most
+        # if none fits, the maximum is NaN, and every comparison with it is false
         yield from iterate(alike[silent & ~(alike["batch_size"] <= fits)])
 
 
@@ -391,9 +391,9 @@ def _list_largest(ended: pd.DataFrame) -> Iterator[str]:
 
 
 def _compare_largest(families: Sequence[Family]) -> str:
-    """Compare precisions each at its own largest batch, and say how that differs from equal ones.
-    Nothing, where fewer than two are known or all are at one batch size; and where several settings
-    ran, because then the tables tell."""
+    """Compare precisions, each at its own largest batch and at equal ones. Empty if fewer than two
+    largest batches are known, if all are equal, or if several settings ran, which the tables
+    compare."""
     contests = list(list_contests(families))
     if len(contests) != 1 or not contests[0].ends or families[0].first.kind in OPENINGS:
         return ""
@@ -404,8 +404,8 @@ def _compare_largest(families: Sequence[Family]) -> str:
 
 
 def _contrast_largest(largest: Match, family: Family) -> str:
-    """``fp16 (512) is 1.52 times as fast as fp32 (256), and 1.45 times with both at 256``; the
-    family is that of the second case."""
+    """Return ``fp16 (512) is 1.52 times as fast as fp32 (256), and 1.45 times with both at 256``;
+    ``family`` is that of the second case."""
     before, after = largest
     said = (
         f"{after.precision} ({after.batch_size}) is {mark_part(*largest)}"

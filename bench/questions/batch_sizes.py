@@ -1,4 +1,4 @@
-"""How speed and memory go with the batch size: knees, cliffs, and memory as a line."""
+"""Speed and memory by batch size: knees, cliffs, and memory as a straight line."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from bench.text import GIB, parse_bytes, write_number
 from bench.wall.search import STEP, MemoryLine, fit_line
 
 LEAST_SIZES = 3
-"""Batch sizes that a knee or a line needs: two points lie on a line whatever they are."""
+"""Fewest batch sizes for a knee or a line: any two points lie on a line."""
 
-NEAR = 0.05  # images/s within this share of the best are as good as it
-DROP = 0.10  # a larger share of images/s lost from one batch size to the next is a cliff
-ROUGH = 0.05  # where a batch size misses the line by more, memory is no line
-FARTHEST = 2  # times the largest batch that ran up to which memory is predicted
+NEAR = 0.05  # images/s within this share of the best count as equal to it
+DROP = 0.10  # a larger relative drop of images/s from one batch size to the next is a cliff
+ROUGH = 0.05  # largest relative deviation from the line at which memory counts as linear
+FARTHEST = 2  # memory is predicted up to this many times the largest batch that ran
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Images/s at a batch size, and the ends of their spread; where there is none, themselves."""
+    """Images/s at a batch size, and the ends of their spread, which equal them if it is unknown."""
 
     batch_size: int
     images_per_s: float
@@ -45,7 +45,7 @@ class Speed:
 
 
 class Shape(StrEnum):
-    """How images/s go on with the batch size."""
+    """How images/s change as the batch size grows."""
 
     KNEE = "knee"
     RISING = "rising"
@@ -54,9 +54,8 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True)
 class Knee:
-    """Where larger batches stop being faster: the smallest batch size within `NEAR` of the best; if
-    images/s still rise, the largest that ran. As far as the spread of the runs tells it lies
-    between ``ends``; None where it is certain."""
+    """The smallest batch size within `NEAR` of the best images/s; if they still rise, the largest
+    that ran. By the spread of the runs it lies between ``ends``; None if it is certain."""
 
     shape: Shape
     batch_size: int
@@ -69,7 +68,7 @@ class Knee:
 
 
 def list_speeds(rows: Sequence[Row]) -> list[Speed]:
-    """The speeds of rows of the frame of cases, upwards by batch size."""
+    """Return the speeds of rows of the frame of cases, by ascending batch size."""
     speeds = []
     for row in (row for row in rows if is_number(row.images_per_s)):
         ends = row.images_per_s_low, row.images_per_s_high
@@ -79,14 +78,14 @@ def list_speeds(rows: Sequence[Row]) -> list[Speed]:
 
 
 def find_knee(speeds: Sequence[Speed]) -> Knee | None:
-    """Find the smallest batch within `NEAR` of the best images/s, of speeds upwards by batch size;
-    None where these are fewer than `LEAST_SIZES`.
+    """Find the smallest batch within `NEAR` of the best images/s, in ``speeds`` by ascending batch
+    size; None if there are fewer than `LEAST_SIZES`.
 
-    There is none where images/s still rise: where the largest batch is the best, and better by
-    more than `NEAR` than half of it. There is none either where the smallest batch that ran is
-    within `NEAR`, by its median or by the spread of its repeats: then it may lie below. It is
-    certain where no smaller batch's highest reaches within `NEAR` of the best's lowest, and its own
-    lowest is within `NEAR` of the best's highest.
+    The shape is ``RISING`` if the largest batch is the best, by more than `NEAR` over half of it.
+    It is ``BELOW`` if the smallest batch that ran is within `NEAR`, by its median or by the spread
+    of its repeats: the knee may be smaller than that. A knee is certain if the highest speed of no
+    smaller batch reaches within `NEAR` of the best's lowest, and its own lowest is within `NEAR` of
+    the best's highest.
     """
     if len(speeds) < LEAST_SIZES:
         return None
@@ -105,7 +104,7 @@ def find_knee(speeds: Sequence[Speed]) -> Knee | None:
 
 
 def _interpolate(speeds: Sequence[Speed], batch_size: float) -> float:
-    """Images/s between the batch sizes that ran, linear in the logarithm of the batch size."""
+    """Interpolate images/s between batch sizes that ran, linearly in the logarithm of the size."""
     for a, b in pairwise(speeds):
         if a.batch_size <= batch_size <= b.batch_size:
             share = math.log(batch_size / a.batch_size) / math.log(b.batch_size / a.batch_size)
@@ -114,7 +113,7 @@ def _interpolate(speeds: Sequence[Speed], batch_size: float) -> float:
 
 
 class Cliff(NamedTuple):
-    """Two neighbouring batch sizes, of which the larger is slower by more than `DROP`."""
+    """Two neighbouring batch sizes; the larger one is slower by more than `DROP`."""
 
     before: Speed
     after: Speed
@@ -125,19 +124,19 @@ class Cliff(NamedTuple):
 
     @property
     def misalignment(self) -> str:
-        """What the batch size is a multiple of before it, and not after it; empty for neither."""
+        """``257 is no multiple of 8``, if the size before the cliff is one; else empty."""
         before, after = (speed.batch_size for speed in self)
         lost = next((of for of in (8, 64) if after % of and not before % of), 0)
         return f"{after} is no multiple of {lost}" if lost else ""
 
 
 def write_drop(cliff: Cliff) -> str:
-    """``23 % slower``, of images/s."""
+    """Return ``23 % slower``, of images/s."""
     return f"{100 * cliff.lost:.0f} % slower"
 
 
 def find_cliffs(speeds: Sequence[Speed]) -> list[Cliff]:
-    """The cliffs that the spread of the runs does not explain, of speeds upwards by batch size."""
+    """Return the cliffs that the spread of runs does not explain; ``speeds`` ascend by size."""
     cliffs = [Cliff(a, b) for a, b in pairwise(speeds)]
     return [c for c in cliffs if c.lost > DROP and c.after.high < c.before.low]
 
@@ -203,8 +202,8 @@ def _tell_speeds(found: Material) -> Iterator[Sheet]:
 
 
 def write_knee(knee: Knee, fails: int | None) -> str:
-    """``128``, ``64 to 256``, ``64 or below``, ``still rising at 512 (640 does not fit)``; what
-    ``fails`` is the smallest batch size that does not fit, where one is known."""
+    """Return ``128``, ``64 to 256``, ``64 or below`` or ``still rising at 512 (640 does not fit)``;
+    ``fails`` is the smallest batch size known not to fit."""
     first, last = knee.ends or (knee.batch_size, knee.batch_size)
     if knee.shape is Shape.RISING:
         beyond = f" ({fails} does not fit)" if fails else ""
@@ -222,34 +221,34 @@ def _write_cliff(cliff: Cliff) -> str:
 
 
 def _write_sizes(sizes: Sequence[int]) -> str:
-    """Batch sizes as their range: ``32 to 512 (5)``."""
+    """Return the range of batch sizes and their number: ``32 to 512 (5)``."""
     return f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Memory of a family as a line over its batch sizes, and what it predicts."""
+    """A linear fit of a family's memory over its batch sizes, and what it predicts."""
 
     line: MemoryLine
-    # the largest deviation of a batch size from the line, or of the largest from the line through
-    # the others if that is more, as a share of its memory
+    # largest relative deviation of a batch size from the line, or of the largest batch size from
+    # the line through the others if that is more
     miss: float
-    sizes: tuple[int, ...]  # that the line was fitted to, upwards
-    available: float | None  # bytes up to the end of the card or the limit; None if unknown
+    sizes: tuple[int, ...]  # that the line was fitted to, ascending
+    available: float | None  # bytes that the card or the limit allows; None if unknown
     # the largest multiple of `STEP` predicted to fit, at most `FARTHEST` times the largest that ran
     largest: int | None = None
     more: bool = False  # whether larger ones may fit too, beyond what is predicted
-    # bytes of batch sizes that did not run: of the next power of two, where it may fit
+    # bytes by batch size, for the next power of two above those that ran, if it may fit
     predicted: dict[int, float] = field(default_factory=dict)
-    holds: bool = True  # whether what was found of the largest batch is within `ROUGH` of it
+    holds: bool = True  # whether the measured largest batch agrees with the line, within `ROUGH`
 
 
 def fit_growth(family: Family) -> Growth | None:
-    """Fit memory over the batch size; None for fewer than `LEAST_SIZES`, or where it does not grow.
-    A line that misses by more than `ROUGH` predicts nothing, nor does one that what was found of
-    the largest batch contradicts: a batch trained that should take more than there is, or one
-    failed that should fit, by more than `ROUGH` of the memory that it should take. What made the
-    allocator retry is left out: there memory is as large as it could be."""
+    """Fit memory over the batch size; None for fewer than `LEAST_SIZES`, or if memory does not
+    grow. A line that misses by more than `ROUGH` predicts nothing, nor does one that the measured
+    largest batch contradicts: by more than `ROUGH` of the available memory, a batch trained that
+    should take more than that, or one failed that should fit. Runs in which the allocator retried
+    are left out: their memory had reached its limit."""
     points = {
         int(row.batch_size): float(row.memory_bytes)
         for row in (*family.probes, *family.cases)
@@ -282,9 +281,9 @@ def fit_growth(family: Family) -> Growth | None:
 
 
 def _find_available(family: Family) -> float | None:
-    """Bytes that a family's memory may come to, by the measure it is read in; None if unknown. That
-    is its memory limit, or the card less what others had of it if that is less. Torch's allocator
-    does not hold the CUDA context, which then is subtracted too, as far as it is known."""
+    """Return the bytes that a family's memory may reach, by its measure; None if unknown: its
+    limit, or the card's memory less what other programs held if that is less. The CUDA context, as
+    far as known, is subtracted from measures of torch's allocator, which does not hold it."""
     rows = (*family.probes, *family.cases)
 
     def middle(name: str) -> float:
@@ -354,7 +353,7 @@ def _write_fitting(growth: Growth) -> str:
 
 
 def _write_bounds(bounds: Bounds) -> str:
-    """``512 fits, 640 does not``; empty where nothing ran out of memory."""
+    """Return ``512 fits, 640 does not``; empty if nothing ran out of memory."""
     fits, fails = bounds
     if fails is None:
         return ""

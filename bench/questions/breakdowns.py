@@ -22,7 +22,7 @@ MOST_PARTS = 7  # parts of a step with a column of their own; the others are sum
 SMALL = 0.03  # share of a step below which a part has no column of its own in any case
 
 MOST_STEPS, MOST_OPERATIONS = 4, 6
-"""Cases whose operations are listed, and how many of each."""
+"""Most cases whose operations are listed, and most operations of each."""
 
 ESTIMATED = (
     f"{ESTIMATE} Estimated: kernels overlapped, and how they shared the time was not measured."
@@ -96,7 +96,7 @@ _Operation = tuple[Timed, Step, Breakdown]
 
 
 def _tell_operations(found: Material) -> Iterator[Sheet]:
-    """Of a few cases, first those of the pairs that are explained in full."""
+    """List the operations of a few cases, first of those in pairs that are explained in full."""
     wanted = {side.case for pair in choose_pairs(found.pairs) for side in (pair.a, pair.b)}
     profiled = _list_profiled(found)
     profiled.sort(key=lambda one: one[1].case not in wanted)

@@ -1,4 +1,4 @@
-"""What checkpoints take: bytes, seconds, and whether training goes on from them bit for bit."""
+"""The cost of checkpoints: bytes, seconds, and whether training resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _tell_checkpoints(found: Material) -> Iterator[Sheet]:
                lambda row: Cell(judged[row.cell][0], judged[row.cell][0]), number=False),
     ]  # fmt: skip
     rows = list(iterate(kept))
-    # of each precision whether a resume is exact in all of its cases, or why not
+    # for each precision, whether a resume is exact in all of its cases, or why not
     reasons: dict[str, dict[str, None]] = {}
     for row in rows:
         reasons.setdefault(judged[row.cell][1], {})[row.precision] = None

@@ -38,7 +38,7 @@ MOST_ROWS = 100  # changes that are shown
 MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 
 KINDS = ("measured", "unknown", "fake", "published")
-"""Where there are cases of several kinds, the effects are of the first of these."""
+"""Kinds of cases by priority: effects are estimated for the first one that there is."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Effect:
     """One change of one axis, with all else equal."""
 
     axis: str  # an axis of `Case`, or ``machine``
-    before: str  # its value, for people
+    before: str  # its value, as displayed
     after: str
-    pairs: tuple[tuple[int, int], ...]  # the ``cell`` before and after, of all that differ in it
-    estimates: dict[str, Estimate]  # by the name of one of `JUDGED`, each over some of these pairs
+    pairs: tuple[tuple[int, int], ...]  # the ``cell`` before and after, of all pairs
+    estimates: dict[str, Estimate]  # by the name of a metric of `JUDGED`, each over some pairs
     estimated: bool  # whether any of the times compared was extrapolated
     doubts: tuple[str, ...]  # what speaks against the cases compared, as remarks
-    # at which settings of other axes times are compared, for people; empty where that is at all
-    # that any change of this axis has
+    # the settings of other axes at which times are compared, as displayed; empty if these are all
+    # settings of all changes of this axis
     over: str = ""
-    # whether changes of the same baseline are compared at other settings, having none in common
+    # whether changes from this baseline are compared at different settings: none is common to all
     apart: bool = False
 
     @property
@@ -76,7 +76,7 @@ class Effect:
 
 
 def find_effects(found: Material) -> Iterator[Effect]:
-    """What each change of each axis does, in the order of the overview's columns."""
+    """Yield what each change of each axis does, in the order of the overview's columns."""
     ended = found.cases[found.cases["status"].isin(RELIABLE)]
     kind = next((kind for kind in KINDS if (ended["kind"] == kind).any()), "")
     ended = ended[ended["kind"] == kind]
@@ -99,7 +99,7 @@ def find_effects(found: Material) -> Iterator[Effect]:
 def _describe_axis(
     judged: Sequence[tuple[Changed, dict[str, Estimate]]], cases: pd.DataFrame, found: Material
 ) -> Iterator[Effect]:
-    """The effects of one axis, each with the settings at which it was compared: in time, if any."""
+    """Yield the effects of one axis, with the settings at which their times are compared."""
     used: list[list[Pair]] = []
     rivals: dict[str, set[frozenset[int]]] = {}
     for change, estimates in judged:
@@ -205,7 +205,6 @@ def _write_speed(effect: Effect, time: Estimate) -> Cell:
 
 
 def _write_speeds(low: float | None, high: float | None) -> str | None:
-    """The ends of a ratio of times, as those of a speed."""
     return write_ends((high, low), lambda ratio: write_ratio(1 / ratio))
 
 
@@ -219,7 +218,7 @@ def _write_pairs(effect: Effect) -> Cell:
 
 
 def _tell_pairs(effect: Effect, estimate: Estimate) -> str:
-    """How many of the pairs a number is of, where these are not those of the row."""
+    """Return how many of the pairs an estimate is over, if not as many as the row says."""
     same = estimate.pairs == _count_pairs(effect)
     return "" if same else f" ({estimate.pairs} of {len(effect.pairs)})"
 
@@ -240,7 +239,7 @@ def _write_loss(effect: Effect) -> Cell | None:
 
 
 def _tell_ends(time: Estimate | None, found: Material) -> Iterator[str]:
-    """Name the pairs between which a mixed effect lies: ``1.00× at fp32, 1.11× at bf16-amp``."""
+    """Name the slowest and fastest pair of a mixed effect: ``1.00× at fp32, 1.11× at bf16-amp``."""
     if time is None or not time.mixed:
         return
     after = found.cases[found.cases["cell"].isin([b for _, b in time.cells])]

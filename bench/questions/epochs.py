@@ -28,13 +28,13 @@ MEASURES = {
 }
 """The quantities that are shown of each epoch, and their columns in epochs.csv."""
 
-LEAST_EPOCHS = 3  # epochs that a trend needs
-OPTIONAL = ("test_loss", "test_accuracy")  # those of `MEASURES` that only an evaluation fills
+LEAST_EPOCHS = 3  # fewest epochs for a trend
+OPTIONAL = ("test_loss", "test_accuracy")  # `MEASURES` that only an evaluation provides
 
 
 def _collect_epochs(found: Material) -> pd.DataFrame:
-    """One row for each epoch of a case: ``cell``, ``epoch`` from 0, and `MEASURES`. Numbers are
-    medians over the repeats that ended as their case is said to have."""
+    """Return one row for each epoch of a case: ``cell``, ``epoch`` from 0, and `MEASURES`, as
+    medians over the repeats that ended with the status of their case."""
     import pandas as pd
 
     rows, cases = found.rows, found.cases
@@ -53,9 +53,9 @@ def _collect_epochs(found: Material) -> pd.DataFrame:
 
 
 def find_trend(epochs: Sequence[float], times: Sequence[float]) -> float | None:
-    """By how much times rose from first to last, as a share of the first, along their slope. That
-    is the least-squares slope, where its 95 % interval (Student's t of the residuals) leaves out 0;
-    else None, as where there are fewer than `LEAST_EPOCHS`."""
+    """Return how much times rose from first to last, as a share of the first, along the
+    least-squares slope. None if the slope's 95 % interval (Student's t of the residuals) includes
+    0, or for fewer than `LEAST_EPOCHS`."""
     if len(times) < LEAST_EPOCHS:
         return None
     slope, start = linear_regression(epochs, times)
@@ -69,7 +69,7 @@ def find_trend(epochs: Sequence[float], times: Sequence[float]) -> float | None:
 
 
 def write_trend(change: float) -> str:
-    """``3.1 % slower from first to last``; nothing where it is no more than `STEADY`."""
+    """Return ``3.1 % slower from first to last``; empty if it is no more than `STEADY`."""
     word = "slower" if change > 0 else "faster"
     said = f"{100 * abs(change):.1f} % {word} from first to last"
     return said if abs(change) > STEADY else ""

@@ -1,6 +1,6 @@
-"""Cases that differ in nothing but their batch size, and the largest batch that fits of each.
+"""Cases that differ only in their batch size, and the largest batch of each that fits.
 
-Probes of the largest batch are no measurements of speed, but tell of memory as much as cases do.
+Probes of the largest batch do not measure speed, but show memory as well as cases do.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ if TYPE_CHECKING:
     from bench.study.sweeps import Sweep
 
 MOST_FAMILIES = 60  # families that a report looks at; more would not be read
-CLOSE = 0.9  # a batch of this share of the largest that trained stands for it
+CLOSE = 0.9  # a batch of at least this share of the largest that trained represents it
 
 EQUAL = list_equal(("batch_size", *SAME_QUESTION))
 
 
 class Bounds(NamedTuple):
-    """Between which batch sizes memory ends: the largest that was trained, None for none, and the
-    smallest above it that ran out of memory, None for none."""
+    """The largest batch size that was trained, and the smallest above it that ran out of memory."""
 
     fits: int | None
     fails: int | None
 
 
 def find_bounds(rows: Sequence[Row]) -> Bounds:
-    """What cases and probes show of where memory ends."""
+    """Return the largest batch that fits and the smallest that does not, by cases and probes."""
     fits = max((int(row.batch_size) for row in rows if row.status in TIMED), default=None)
     failed = (int(row.batch_size) for row in rows if row.status in REFUSED)
     return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
@@ -54,27 +53,27 @@ def find_bounds(rows: Sequence[Row]) -> Bounds:
 class Family:
     """Cases of one precision that differ in nothing but their batch size.
 
-    Rows, not frames: each is looked at many times, and a frame takes a millisecond to give one.
+    Rows, not frames: each is read many times, and reading one from a frame takes a millisecond.
     """
 
-    cases: tuple[Row, ...]  # one row a batch size, upwards; at least one
+    cases: tuple[Row, ...]  # one row a batch size, ascending; at least one
     probes: tuple[Row, ...]  # records that take as much memory, in the order in which they ran
-    group: int  # a number that it shares with families that differ from it in precision only
+    group: int  # the same number for all families that differ in precision only
     wall: Wall | None = None  # what a search for its largest batch found, if there was one
 
     @property
     def first(self) -> Row:
-        """Any of its cases, for the settings that all share."""
+        """Any of its cases, for the settings that all of them share."""
         return self.cases[0]
 
     @cached_property
     def ended(self) -> list[Row]:
-        """The cases with a time that can be compared, by batch size."""
+        """The cases with a comparable time, by batch size."""
         return [row for row in self.cases if row.status in RELIABLE]
 
     @cached_property
     def bounds(self) -> Bounds:
-        """Where its memory ends, by cases and probes alike."""
+        """The limits of its memory, by cases and probes alike."""
         return find_bounds((*self.probes, *self.cases))
 
     @property
@@ -84,10 +83,10 @@ class Family:
 
     @property
     def end(self) -> Row | None:
-        """`largest`, where that is about the largest batch that fits. It is if memory is known to
-        end there: by a search that ended, or by a batch of at most twice its size that ran out of
-        memory. And if nothing much larger trained: it has `CLOSE` of the largest batch that did, or
-        is the one that the search recommends."""
+        """`largest`, if that is about the largest batch that fits: memory is known to end there, by
+        a confirmed search or by a batch of at most twice its size that ran out of memory. And no
+        much larger batch trained: it has at least `CLOSE` of the largest that did, or is what the
+        search recommends."""
         row, (fits, fails) = self.largest, self.bounds
         if row is None or fits is None:
             return None
@@ -108,8 +107,8 @@ class Search(NamedTuple):
 
 
 def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search]:
-    """The searches in records of `summaries.read`, probes and the cases that may have retried, each
-    to the step and with the margin of its sweep."""
+    """Return the searches in records of `summaries.read`, by probes and by cases that may have
+    retried, each with the step and margin of its sweep."""
     if not records["probe"].any():
         return []
     asked = {sweep.name: sweep for sweep in sweeps}
@@ -123,9 +122,9 @@ def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search
 def find_families(
     cases: pd.DataFrame, probes: pd.DataFrame, searches: Sequence[Search] = ()
 ) -> list[Family]:
-    """Gather families of cases, of `summaries.summarize`, and of the records of probes, in the
-    order of the overview; each precision at its main loss scale. Left out are families whose group
-    has only one batch size, and those after the first `MOST_FAMILIES`."""
+    """Return families of cases of `summaries.summarize` and of records of probes, in the order of
+    the overview, each precision at its main loss scale. Left out are groups with only one batch
+    size and all families after the first `MOST_FAMILIES`."""
     import pandas as pd
 
     if not len(cases):
@@ -147,7 +146,7 @@ def find_families(
     first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
     cases = keep_one(cases[cases["_family"].isin(first)], "batch_size")
     families: dict[int, list[Row]] = {number: [] for number in first}
-    for row in iterate(cases):  # upwards by batch size
+    for row in iterate(cases):  # by ascending batch size
         families[row._family].append(row)
     return [
         Family(
@@ -168,8 +167,8 @@ def _find_wall(case: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
 
 
 def keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """Of cases that differ only in how they were measured, the one that measured most; sorted by
-    ``axis``, in which the cases of a ``_family`` differ."""
+    """Of cases that differ only in how they were measured, keep the one that measured most. The
+    result is sorted by ``axis``, in which the cases of a ``_family`` differ."""
     order = cases[["_family", axis, "part"]].assign(
         _lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != ""
     )
@@ -184,8 +183,8 @@ def list_keys(
     take: Callable[[Any], Row],
     but: Collection[str] = ("batch_size",),
 ) -> list[Column[Any]]:
-    """The axes in which cases differ, as columns, ``but`` for those that have one of their own; the
-    precision always. ``take`` takes a row of the table to its case."""
+    """Return columns for the precision and the axes in which cases differ, except those in ``but``,
+    which have columns of their own. ``take`` maps a row of the table to its case."""
     import pandas as pd
 
     names = ["sweep", "machine", *AXES]
@@ -197,7 +196,7 @@ def list_keys(
 
 
 def note_first(families: Sequence[Family]) -> Iterator[str]:
-    """That there are more settings than are looked at."""
+    """Yield a note if there are more settings than are looked at."""
     if len(families) == MOST_FAMILIES:
         yield f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
 

@@ -1,7 +1,7 @@
 """Cases on one GPU and on several.
 
-Weak scaling keeps the batch of each GPU, strong scaling that of all together. Either is a line: one
-case on one GPU, and those on several that differ from it in nothing else.
+Weak scaling keeps the batch size of each GPU, strong scaling the global batch size. A line of
+either is a case on one GPU, and the cases on several that differ from it in nothing else.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ if TYPE_CHECKING:
 MOST_ROWS = 60  # rows of one of these tables; more would not be read
 
 SPREADING = ("parallel", *FOLLOWS["parallel"])
-"""Axes in which cases on several GPUs may differ from that on one."""
+"""Axes in which cases on several GPUs may differ from the case on one."""
 
 _WAYS = tuple(name for name in SPREADING if name != "world_size")
-"""Of these, the ones that tell lines apart."""
+"""The axes of `SPREADING` that distinguish lines."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Some GPUs of a line."""
+    """The case of a line on one number of GPUs."""
 
-    row: Row  # its case
-    base: Row | None  # the one on one GPU that it is compared with; not for that itself
+    row: Row  # the case
+    base: Row | None  # the case on one GPU that it is compared with; None for that case itself
     times: Sequence[float]  # epoch times of its repeats, in s
-    ratio: Ratio  # of its epoch time over that of one GPU; no value where there is no such case
+    ratio: Ratio  # its epoch time over that of one GPU; no value without such a case
 
     @property
     def gpus(self) -> int:
@@ -73,12 +73,11 @@ class Point:
 
     @property
     def speedup(self) -> float:
-        """Images/s over those of one GPU; NaN without one."""
+        """Images/s over the images/s of one GPU; NaN without a case on one."""
         return 1 / self.ratio.value if self.ratio.value else math.nan
 
     @property
     def efficiency(self) -> float:
-        """Speed-up over the number of GPUs."""
         return self.speedup / self.gpus
 
     @property
@@ -90,15 +89,15 @@ class Point:
 
     @property
     def beyond(self) -> bool:
-        """Whether N GPUs are more than N times as fast as one, by more than runs should vary. And
-        by more than they do vary, where there are enough to tell."""
+        """Whether N GPUs are over N times as fast as one: by more than `STEADY` and, with enough
+        repeats, with a 95 % interval above 1."""
         sure = self.ends is None or self.ends[0] > 1
         return self.gpus > 1 and self.efficiency > 1 + STEADY and sure
 
     @property
     def exposed_error_s(self) -> float:
-        """How far exposed communication may be off: in a run, or between runs if that is more. Half
-        of an interval; NaN where it is not known."""
+        """The error of exposed communication in s: half of its interval within a run or of its
+        range between runs, whichever is larger; NaN if unknown."""
         row = self.row
         halves = (row.exposed_error_s, (row.exposed_s_high - row.exposed_s_low) / 2)
         return max(filter(is_number, halves), default=math.nan)
@@ -106,21 +105,21 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """A case on one GPU, and the same on several; there may be another one on one GPU too."""
+    """A case on one GPU and the same on several; ``points`` may hold another one on one GPU."""
 
-    strong: bool  # whether the batch of all GPUs stays, and not that of each
-    base: Point | None  # the one on one GPU; None where that was not measured
-    points: tuple[Point, ...]  # the others, upwards by their number
-    group: int  # a number that it shares with lines that differ from it in precision only
+    strong: bool  # whether the global batch is constant, and not the batch of each GPU
+    base: Point | None  # on one GPU; None if that was not measured
+    points: tuple[Point, ...]  # the others, by ascending number of GPUs
+    group: int  # the same number for all lines that differ in precision only
 
     @property
     def all(self) -> tuple[Point, ...]:
-        """All points, that on one GPU first."""
+        """All points, the base first."""
         return (*([self.base] if self.base else []), *self.points)
 
     @cached_property
     def by_gpus(self) -> dict[int, Point]:
-        """The point of each number of GPUs; on one, the base."""
+        """The points by number of GPUs; on one GPU, the base."""
         return {point.gpus: point for point in reversed(self.all)}
 
     @property
@@ -129,21 +128,21 @@ class Line:
 
     @property
     def place(self) -> tuple[bool, int]:
-        """What it shares with lines that it is compared with, precision by precision."""
+        """The key shared by lines that are compared precision by precision."""
         return self.strong, self.group
 
 
 def find_lines(found: Material) -> list[Line]:
-    """The lines of weak scaling, then those of strong scaling, in the order of the overview. The
-    base is a case of ``--parallel none``, or of the same kind as the others on one GPU; one that
-    ran alone, as those on several GPUs do, comes before one beside other lanes. A case that is on
-    no line with another is a line of weak scaling by itself."""
+    """Return the lines of weak scaling, then of strong scaling, in the order of the overview. The
+    base is a case of ``--parallel none``, or of the same kind as the others on one GPU, preferably
+    one that ran alone, as cases on several GPUs do, not beside other lanes. A case that is on no
+    line with another is a line of weak scaling by itself."""
     rows, cases, times = found.rows, found.cases, found.times
     timed = cases[cases["status"].isin(RELIABLE) & cases["epoch_time_s"].notna()]
     timed = timed.assign(global_batch=timed["batch_size"] * timed["world_size"])
     if not (timed["world_size"] > 1).any():
         return []
-    # of cases that differ only in how they were measured, the one that measured most
+    # of cases that differ only in how they were measured, keep the one that measured most
     timed = timed.sort_values("part", ascending=False, kind="stable")
     timed = timed.drop_duplicates(list_equal(SAME_QUESTION)).sort_index()
     # the rank that worked longest in most repeats
@@ -178,7 +177,7 @@ def _gather(
         several = part[part["parallel"] != Case.parallel]
         for _, line in several.groupby(number_groups(several, _WAYS), sort=False):
             if not (line["world_size"] > 1).any():
-                continue  # of DDP on one GPU alone there is nothing to say
+                continue  # DDP on one GPU only: there is nothing to compare
             line = line.sort_values("world_size", kind="stable")
             ones = [*iterate(single), *iterate(line[line["world_size"] == 1])]
             base = min(ones, key=lambda row: bool(row.beside), default=None)
@@ -194,7 +193,7 @@ def _gather(
 
 
 def name_line(line: Line, named: Sequence[str], machines: Machines, but: str = "") -> str:
-    """Name what all points of a line share."""
+    """Name the settings that all points of a line share."""
     first = line.points[-1].row
     hidden = ("world_size", "parallel", but, *(["batch_size"] if line.strong else []))
     axes = [name for name in named if name not in hidden]
@@ -221,7 +220,7 @@ def name_devices(points: Sequence[Point]) -> str:
 
 def _tell_scaling(found: Material) -> Iterator[Sheet]:
     for again, (_, lines) in enumerate(groupby(found.lines, lambda line: line.strong)):
-        # what the first says of both kinds is not repeated
+        # notes that hold for both kinds stand below the first only
         yield _tell_lines(list(lines), found, bool(again))
 
 

@@ -1,4 +1,4 @@
-"""A search for the best settings: its trials, what each of its rungs decided, what it cost."""
+"""A search for the best settings: its trials, what each rung decided, and what it cost."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONFIRMED = 3
-"""Trials that are worth repeats: the best, and those that may be better by another seed."""
+"""Trials that are worth repeating: the best, and those that may be better with another seed."""
 
 REPEATS = 5  # runs of each of them: seeds differ by more than most settings near the best do
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial as its record has it."""
+    """One trial, as recorded."""
 
     number: int  # from 1, in the order in which trials were drawn
     case: Case
@@ -56,8 +56,8 @@ class Trial:
 
 
 def find_trials(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> list[Trial]:
-    """The trials that the records and epochs of a folder hold: those that trained longest first,
-    the best of them first."""
+    """Return the trials in the records and epochs of a folder: those that trained longest first,
+    and the best of these first."""
     numbers = {frozenset(settings.items()): i for i, settings in enumerate(halving.trials, 1)}
     names = [name for name in halving.trials[0] if name in AXES] if halving.trials else []
     mine = (records["repeat"] == 1) & (records["epochs"] == halving.epochs)
@@ -120,8 +120,8 @@ def tell_trials(
     halving: Halving,
     how: str = "`python -m bench.search` prints the commands that confirm the best.",
 ) -> Iterator[Sheet]:
-    """The trials, in the order of `find_trials`, with a sentence on ``how`` the best is
-    confirmed."""
+    """Yield the table of trials, in the order of `find_trials`, with a sentence on ``how`` to
+    confirm the best."""
     trials, quantity = find_trials(records, epochs, halving), QUANTITIES[halving.metric]
     axes = [name for name in AXES if trials and name in halving.trials[0]]
 
@@ -162,7 +162,7 @@ def tell_trials(
 
 
 def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> Iterator[Sheet]:
-    """What was decided at each rung: who came there, who went on, and between which values."""
+    """Yield a table of the rungs: how many reached each and went on, with which values."""
     trials, quantity = find_trials(records, epochs, halving), QUANTITIES[halving.metric]
     pick, drop = (max, min) if halving.higher else (min, max)
 
@@ -204,7 +204,7 @@ def _of_each(tell: Callable[..., Iterator[Sheet]]) -> Callable[[Material], Itera
 
 
 def confirm(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving, out: Path) -> list[str]:
-    """The commands that run the best trials again on other seeds, and the report on them."""
+    """Return the commands that run the best trials again with other seeds, and report on them."""
     best = [t for t in find_trials(records, epochs, halving) if t.whole][:CONFIRMED]
     if not best:
         return []
@@ -216,12 +216,12 @@ def confirm(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving, out: 
 
 
 _ALWAYS = ("model", "dataset", "precision", "batch_size", "lr", "optimizer", "device")
-"""Axes that the presets of `bench.sweep` may set otherwise."""
+"""Axes whose flags are always given, as presets of `bench.sweep` may set other values."""
 
 
 def spell_case(case: Case) -> list[str]:
-    """The flags by which `bench.sweep` runs ``case`` again, with the next seed. The seed that chose
-    it would flatter it."""
+    """Return the flags with which `bench.sweep` runs ``case`` again, with the next seed: the result
+    of the seed that chose it is biased in its favour."""
     words = []
     for name, axis in AXES.items():
         value = getattr(case, name)

@@ -1,4 +1,4 @@
-"""The lanes of a sweep: whether they are equally fast, and what they change in each other."""
+"""The lanes of a sweep: whether they are equally fast, and how much they slow each other."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def tell_lanes(records: pd.DataFrame) -> Iterator[Sheet]:
-    """One row for each lane whose anchors ran, each session of a sweep set off; of all records of
-    `bench.study.summaries.read`."""
+    """Yield a table of one row for each lane whose anchors ran, grouped by session of a sweep;
+    ``records`` are all records of `bench.study.summaries.read`."""
     parts: list[tuple[str, Sequence[LaneReading]]] = []
     notes = []
     for sweep, own in records.groupby("sweep", sort=False):

@@ -1,7 +1,7 @@
-"""Whether each precision learns as well as the one it is compared with: equivalent, or not.
+"""Whether each precision learns as well as its baseline: a test of equivalence.
 
-That no difference was found shows nothing; `bench.verdict.equivalence` asks whether one beyond a
-margin can be ruled out, over seeds.
+Finding no difference proves nothing; `bench.verdict.equivalence` tests whether a difference beyond
+a margin can be ruled out, over seeds.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
 
 
 class Lesson(NamedTuple):
-    """What a change of precision does to a loss or an error: over its pairs, seed by seed."""
+    """The effect of a change of precision on a loss or an error, over its pairs, seed by seed."""
 
     effect: Effect
     metric: Metric
     found: Equivalence
-    pairs: int  # that have readings on both sides
-    of: int  # all
+    pairs: int  # pairs of cases with readings on both sides
+    of: int  # all pairs of cases whose losses are comparable
     remarks: Sequence[str]
 
 

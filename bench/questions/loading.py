@@ -1,7 +1,7 @@
-"""What loading the data costs: each case of torch's DataLoader beside that of the device's loader.
+"""The cost of loading data: each case of torch's DataLoader beside the same on the device's loader.
 
-The device makes its batches from data that are there already, so its epoch is one that waits for no
-loader. The loader-bound share is the part of the DataLoader's epoch that this one does not take::
+The device's loader makes batches from data that the device holds already, so its epoch waits for no
+loader. The loader-bound share is the part of the DataLoader's epoch that this saves::
 
     share = (t_torch - t_device) / t_torch
 
@@ -32,15 +32,15 @@ from bench.study.summaries import list_equal
 from bench.text import ESTIMATE
 from bench.verdict.ratio import Ratio, Verdict, compare
 
-SETTINGS = free_axes("loader")  # the axes in which cases of the table's sets may differ
+SETTINGS = free_axes("loader")  # the axes in which cases of a `Comparison` may differ
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A case of torch's DataLoader beside that of the device's loader, equal in all else."""
+    """A case of torch's DataLoader, and its comparison with the same on the device's loader."""
 
     row: Row
-    ratio: Ratio  # of its epoch time over that of the device's loader; no value without a time
+    ratio: Ratio  # its epoch time over the device loader's; no value without a time
     estimated: bool  # whether either was extrapolated
 
     @property
@@ -55,8 +55,8 @@ class Loaded:
 
     @property
     def free(self) -> bool | None:
-        """Whether the epoch takes no longer than the device loader's; None where it is not certain.
-        No longer is within `STEADY`. By one or two runs it is never certain."""
+        """Whether the epoch takes at most `STEADY` longer than the device loader's; None if that is
+        uncertain. One or two runs never prove it."""
         if self.ratio.judge(STEADY) in (Verdict.SAME, Verdict.LOWER):
             return True
         near = self.ratio.value is not None and self.ratio.value <= 1 + STEADY
@@ -69,7 +69,7 @@ def _share(ratio: float | None) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A case of the device's loader, and those of torch's that differ in nothing else."""
+    """A case of the device's loader, and the cases of torch's that differ in nothing else."""
 
     device: Row
     loaded: tuple[Loaded, ...]
@@ -93,10 +93,10 @@ def _find_loaded(found: Material) -> Iterator[Comparison]:
 
 
 def tell_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
-    """From how many workers on the loader no longer matters, in a sentence for each way of loading:
-    ``fp32 · batch size 128: from 4 workers on, the loader no longer matters.`` That is the smallest
-    number from which every one tried is as fast as the device's loader. Loading without workers
-    belongs to each way."""
+    """Yield a sentence for each way of loading on the number of workers from which the loader no
+    longer matters: ``fp32 · batch size 128: from 4 workers on, the loader no longer matters.`` From
+    that number on, every one tried is as fast as the device's loader. Cases without workers belong
+    to each way."""
     rest = [name for name in SETTINGS if name not in ("loader", "workers")]
     timed = [one for one in comparison.loaded if one.ratio.value is not None]
     alone = [one for one in timed if not one.row.workers]
@@ -122,7 +122,7 @@ def tell_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
 
 
 _Line = tuple[Comparison, Row, Loaded | None]
-"""A row of the table: a case, and what is known of it where it is of torch's DataLoader."""
+"""A row of the table: its comparison, its case, and the result if that is of torch's DataLoader."""
 
 
 def _tell_loading(found: Material) -> Iterator[Sheet]:

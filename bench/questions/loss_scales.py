@@ -28,7 +28,7 @@ from bench.text import capitalize
 
 
 def write_scale(scale: float) -> str:
-    """A scale for people: ``128``, ``2^16``.
+    """Return a scale as text: ``128``, ``2^16``.
 
     >>> write_scale(128.0), write_scale(65536.0), write_scale(0.5), write_scale(3e4)
     ('128', '2^16', '0.5', '30000')
@@ -40,10 +40,10 @@ def write_scale(scale: float) -> str:
 
 
 def write_share(share: float, limit: float = 0.0) -> str:
-    """A share in per cent; what is not quite 0 or 100 is not written so.
+    """Return a share in per cent; what is not quite 0 or 100 is never rounded to that.
 
     Args:
-        limit: what is above this is written with as many digits as it takes to show it.
+        limit: shares above this get as many digits as it takes to show that.
 
     >>> write_share(0.0), write_share(1e-7), write_share(0.0312), write_share(0.99999)
     ('0 %', '< 0.01 %', '3.1 %', '> 99.9 %')
@@ -61,7 +61,7 @@ def write_share(share: float, limit: float = 0.0) -> str:
 
 
 def summarize_scale_map(scales: ScaleMap) -> str:
-    """A sentence or a few for each case, one case a line."""
+    """Return a line of one or more sentences for each case."""
     return "\n".join(
         f"{case.label}: {'. '.join(_summarize(case, find_window(case, scales.tolerance)))}."
         for case in scales.cases
@@ -112,7 +112,7 @@ def _summarize(case: ScaleCase, window: Window) -> Iterator[str]:
 
 
 def _tell_lost(case: ScaleCase, window: Window, scale: float) -> str:
-    """What a scale loses; of one layer, where that alone is too much."""
+    """Return what a scale loses; if only one layer loses too much, what that one loses."""
     lost = case.lost(scale)
     if lost <= window.enough and scale in window.starved:
         layer, share = window.starved[scale]
@@ -121,7 +121,7 @@ def _tell_lost(case: ScaleCase, window: Window, scale: float) -> str:
 
 
 def tell_seen(case: ScaleCase) -> str:
-    """The steps at which every scale was looked at for an overflow."""
+    """Return the steps at which every scale was checked for an overflow."""
     trained = {t.scales[0] for t in case.trainings if t.setting and not is_dynamic(t.setting)}
     if case.way is Way.ROUNDED or trained.issuperset(case.scales):
         return f"in {case.steps} steps"
@@ -129,7 +129,7 @@ def tell_seen(case: ScaleCase) -> str:
 
 
 def name_steps(steps: Sequence[int]) -> str:
-    """For people: ``step 1``, ``steps 1, 5 and 20``."""
+    """Return the steps as text: ``step 1``, ``steps 1, 5 and 20``."""
     *most, last = map(str, steps)
     return f"steps {', '.join(most)} and {last}" if most else f"step {last}"
 
@@ -140,7 +140,7 @@ def _overflow(case: ScaleCase, scale: float) -> str:
 
 
 def tell_scale_map(scales: ScaleMap, said: Sequence[str] = ()) -> Iterator[Sheet]:
-    """The windows, with sentences that are ``said`` above their notes, then for each case its
+    """Yield the windows, with the sentences ``said`` above their notes; then for each case its
     scales, its trainings and its layers that lose most."""
     windows = [(case, find_window(case, scales.tolerance)) for case in scales.cases]
     yield _tell_windows(windows, scales.tolerance, said)
@@ -242,7 +242,7 @@ def _tell_scales(case: ScaleCase, window: Window, name: str) -> Sheet:
 
 
 def _describe_trace(training: ScaledTraining) -> str:
-    """Where the scale changed: ``2^16, 2^15 from step 2``."""
+    """Return where the scale changed: ``2^16, 2^15 from step 2``."""
     told, before = [], None
     for step, scale in enumerate(training.scales, 1):
         if scale != before:
@@ -293,7 +293,7 @@ def _tell_trainings(case: ScaleCase, name: str) -> Sheet:
 
 
 MOST_LAYERS = 8
-"""Layers that the table names; the CSV file has all."""
+"""Most layers in the table; the CSV file has all."""
 
 
 def _tell_layers(case: ScaleCase, window: Window, name: str) -> Sheet:

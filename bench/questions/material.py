@@ -1,4 +1,4 @@
-"""What was found in some sweeps: derived once, for all sections of a report."""
+"""Results of some sweeps, derived once for all sections of a report."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Material:
-    """What a report is about, and what several of its sections ask of it."""
+    """The data of a report, and results that several of its sections share."""
 
     sweeps: Sequence[Sweep]
-    reference: Sweep | None  # published figures, some of which may stand beside cases
-    everything: pd.DataFrame  # of `summaries.read`
-    records: pd.DataFrame  # of these, those that ``--where`` asks for
+    reference: Sweep | None  # published figures, some of which may be shown beside cases
+    everything: pd.DataFrame  # all records, of `summaries.read`
+    records: pd.DataFrame  # those of ``everything`` that ``--where`` selects
     rows: pd.DataFrame  # the runs that count, of `summaries.latest`
-    cases: pd.DataFrame  # the same summarized, in the order of the overview
-    machines: Machines  # the name of each
+    cases: pd.DataFrame  # summaries of ``rows``, in the order of the overview
+    machines: Machines  # the display name of each
     varying: tuple[str, ...]  # the axes in which the cases differ
-    order: tuple[str, ...]  # those that have a column in the overview, the one that groups first
-    by: str  # the axis that was asked to group the overview; empty where none was
+    order: tuple[str, ...]  # the axes with a column in the overview, the grouping one first
+    by: str  # the axis to group the overview by; empty if none was given
     tried: pd.DataFrame  # the cases before ``--where``
-    steps: Mapping[int, Profiled]  # of `read_steps`, of these
+    steps: Mapping[int, Profiled]  # of `read_steps`, for ``tried``
 
     @cached_property
     def origin(self) -> tuple[str, ...]:
-        """What is said first where nothing was measured."""
+        """The opening sentences if nothing was measured."""
         return tuple(tell_origin(self.records["executor"].unique()))
 
     @cached_property
@@ -60,7 +60,7 @@ class Material:
 
     @cached_property
     def below(self) -> Sequence[str]:
-        """Doubts that are said once, and not beside each row."""
+        """Doubts that are stated once, and not beside each row."""
         return list_below(self.cases)
 
     @cached_property
@@ -70,7 +70,7 @@ class Material:
 
     @cached_property
     def beside(self) -> pd.DataFrame:
-        """The cases with what was published of each, of `summaries.set_beside`."""
+        """The cases with the published figures for each, of `summaries.set_beside`."""
         published, names = self.rows.head(0), ["model", "dataset"]
         if self.reference:
             asked = self.cases[names].drop_duplicates()
@@ -113,12 +113,12 @@ class Material:
 
     @cached_property
     def pairs(self) -> list[Explanation]:
-        """Each precision against fp32, of the cases with profiles."""
+        """Explanations of each precision against fp32, for the cases with profiles."""
         return explain_pairs(self.steps, self.cases, self.machines, tried=self.tried)
 
     @cached_property
     def scale_maps(self) -> tuple[ScaleMap, ...]:
-        """Those that `bench.scales` stored in the folders of the sweeps."""
+        """The maps that `bench.scales` stored in the folders of the sweeps."""
         return tuple(filter(None, (read_scale_map(sweep.file.parent) for sweep in self.sweeps)))
 
 
@@ -132,7 +132,7 @@ def gather(
     by: str = "",
     make: Callable[..., M] = Material,  # type: ignore[assignment]
 ) -> M:
-    """Read the cases of some sweeps, those that ``where`` asks for, the overview grouped ``by`` an
+    """Read the cases of some sweeps that ``where`` selects, with the overview grouped ``by`` an
     axis; ``make`` takes the fields of `Material`. Raises UsageError: ``where`` leaves nothing."""
     import pandas as pd
 
@@ -167,8 +167,8 @@ def gather(
 
 
 def _find_start(rows: pd.DataFrame) -> pd.DataFrame:
-    """Seconds of set-up and first steps of each cell: ``start_time_s``, ``cached_time_s``. The
-    first steps are those of its slowest repeat, and where several ran, of its fastest. The rest of
+    """Return, by cell, the seconds of set-up and first steps: ``start_time_s`` with the first steps
+    of the slowest repeat, ``cached_time_s`` with those of the fastest if several ran. The rest of
     the warm-up is left out: it goes on until steps are steady, however long that takes. Records
     without first steps (before schema 2) have the whole warm-up instead."""
     import pandas as pd
@@ -182,7 +182,7 @@ def _find_start(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Name each (sweep, machine) for people: the machine, and its sweep where two share a name."""
+    """Name each (sweep, machine) by the machine, and also by its sweep if two share a name."""
     pairs = summaries.list_machines(cases)
     names = [machine for _, machine in pairs]
     return {
@@ -192,8 +192,8 @@ def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 
 def _order_columns(cases: pd.DataFrame, varying: Sequence[str], by: str) -> tuple[str, ...]:
-    """The axes that have a column, the one that groups first. How much was measured has one only
-    where nothing else tells two cases apart."""
+    """Return the axes that have a column, the grouping one first. How much was measured has one
+    only if nothing else distinguishes two cases."""
     order = sorted(varying, key=lambda name: name != by)
     for name in SAME_QUESTION:
         axes_shown = [axis for axis in order if axis != MACHINE]

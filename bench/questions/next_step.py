@@ -1,4 +1,4 @@
-"""What to do next: one command, made of the one that the sweep ran."""
+"""The suggested next step: one command, derived from the one that the sweep ran."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SWEEP, SEARCH, FIT, WHY, COMPARE, REPORT, VALIDATE = (
     for name in ("sweep", "search", "fit", "why", "compare", "report", "validate")
 )
 
-OF_FIT = ("--step", "--margin", "--probes", "--json")  # flags that a sweep does not have
+OF_FIT = ("--step", "--margin", "--probes", "--json")  # flags that bench.sweep does not have
 
 UNSURE = ("contended", "noisy", "trend", "unknown")  # doubts that more repeats may settle
 
@@ -44,8 +44,8 @@ UNSURE = ("contended", "noisy", "trend", "unknown")  # doubts that more repeats 
 def choose_next(
     sweeps: Sequence[Sweep], cases: pd.DataFrame, searches: Sequence[Search] = ()
 ) -> NextStep | None:
-    """The step that would help most, by the cases that are shown, or where there are none by the
-    searches for the largest batch; None where nothing has been recorded or planned."""
+    """Return the step that would help most, by the cases that are shown or, without any, by the
+    searches for the largest batch; None if nothing has been recorded or planned."""
     asked = (
         _suggest(
             sweep,
@@ -71,9 +71,9 @@ def choose_next(
 def _suggest(
     sweep: Sweep, cases: pd.DataFrame, searches: Sequence[Search]
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    """What may have to be done to a sweep, given the cases of it that are shown, or where there are
-    none the searches for the largest batch, most urgent first: why, and the words of a command;
-    none where it need not."""
+    """Yield the possible next steps for a sweep, most urgent first: the reason, and the words of a
+    command, none if it is not needed. ``cases`` are those that are shown; ``searches`` look for
+    largest batches."""
     commands = _list_commands(sweep)
     *_, last = [[], *(words for words in commands if searches or not _runs(words, FIT))]
     fit = last if _runs(last, FIT) else []
@@ -95,7 +95,7 @@ def _suggest(
     yield "measure the same cases here", words
     going = any(search.wall.ending is None for search in searches)
     found = [search.family for search in searches if search.wall.recommended]
-    # where several commands searched, no one sweep has the settings of all
+    # if several commands searched, no single sweep has the settings of all
     once = sum(_runs(words, FIT) for words in commands) == 1
     auto = _choose_auto(found) if found and once else {}
     fake = cases["fake"].all() if len(cases) else auto and origins == {"fake"}
@@ -138,8 +138,8 @@ def _suggest(
 
 
 def _choose_auto(found: Sequence[Case]) -> dict[str, Sequence[str]]:
-    """Flags that train such cases at the batch sizes that were found for them. Precision and
-    dataset are what fit chose, if its command did not; a workload brings its own data."""
+    """Return flags that train the found cases at their batch sizes. Precision and dataset are those
+    that fit chose, if its command gave none; a workload brings its own data."""
     chosen = [name for name in ("precision", "dataset") if getattr(found[0], name) != OWN]
     flags: dict[str, Sequence[str]]
     flags = {n: list(dict.fromkeys(str(getattr(case, n)) for case in found)) for n in chosen}
@@ -147,15 +147,14 @@ def _choose_auto(found: Sequence[Case]) -> dict[str, Sequence[str]]:
 
 
 def name_folder(sweep: Sweep) -> str:
-    """The folder or file of a sweep, from where one is, if that is above it."""
+    """Return the folder or file of a sweep, relative to the working directory if it lies in it."""
     path = sweep.file.parent if sweep.command or sweep.plan else sweep.file
     near = os.path.relpath(path)
     return str(path.resolve()) if near.startswith(os.pardir) else near
 
 
 def _list_commands(sweep: Sweep) -> list[list[str]]:
-    """The words of the sweep's commands, the one that ran last at the end; none of one that
-    somebody edited."""
+    """Return the words of the sweep's commands, the latest last; none for one edited by hand."""
     commands = []
     for line in sweep.command.splitlines():
         try:
@@ -172,9 +171,9 @@ def _runs(words: Sequence[str], *modules: Sequence[str]) -> bool:
 
 
 def _choose_command(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
-    """The command that asks for ``cases``: the last that planned any, where its plan has one of
-    them or there are none, else the other with the flags that fit them best. What others planned
-    is not kept. Empty where no command is known."""
+    """Return the command that asks for ``cases``: the last one, if its plan has one of them or
+    there are none; else, as only the last plan is kept, the one of the others whose flags fit them
+    best. Empty if no command is known."""
     commands = [words for words in _list_commands(sweep) if _runs(words, SWEEP, SEARCH)]
     wanted = read_cases(cases)
     planned = (sweep.plan and sweep.plan.list_cases()) or []
@@ -185,8 +184,8 @@ def _choose_command(sweep: Sweep, cases: pd.DataFrame) -> list[str]:
 
 
 def _count_fitting(words: Sequence[str], cases: Sequence[Case]) -> tuple[int, int]:
-    """How many of ``cases`` the flags of a command allow, and how many of their settings these
-    name."""
+    """Return how many ``cases`` a command's flags allow, and how many of their settings it
+    names."""
     parser = Parser()
     add_axes(parser, "")
     try:
@@ -206,7 +205,7 @@ def _count_fitting(words: Sequence[str], cases: Sequence[Case]) -> tuple[int, in
 def _change(
     sweep: Sweep, words: Sequence[str], without: Sequence[str] = (), **flags: Sequence[str]
 ) -> list[str]:
-    """A command of the sweep with other values of some flags; empty where none is given."""
+    """Return a command of the sweep with other values of some flags; empty for no words."""
     if not words:
         return []
     module, asked = words[: len(SWEEP)], words[len(SWEEP) :]
@@ -214,11 +213,11 @@ def _change(
     if executor not in EXECUTORS:  # this version does not know it
         without = [*without, "--executor"]
     if not (sweep.plan and sweep.plan.shard):
-        without = [*without, "--shard"]  # of shards that are joined, the whole is asked for
+        without = [*without, "--shard"]  # joined shards are run again as a whole
     new = {"--out": [name_folder(sweep)]} | {axis_flag(name): list(v) for name, v in flags.items()}
     if _runs(words, SWEEP):
         same: dict[str, list[str]] = {"--same-seed": []} if _share_seeds(sweep) else {}
-        new = _pin_axes(sweep, asked) | new | same  # another seed's repeats are refused there
+        new = _pin_axes(sweep, asked) | new | same  # a folder refuses repeats of another seed
     given = [word for flag, values in new.items() for word in (flag, *values)]
     flagged = split_flags(join_flags(asked, given))
     kept = (values for flag, values in flagged.items() if flag not in without)
@@ -226,14 +225,14 @@ def _change(
 
 
 def _share_seeds(sweep: Sweep) -> bool:
-    """Whether there are repeats, and all have the seed of their case."""
+    """Return whether there are repeats, all with the seed of their case."""
     again = sweep.records[sweep.records["repeat"] > 1]
     return bool(len(again) and (again["run_seed"] == again["seed"]).all())
 
 
 def _pin_axes(sweep: Sweep, asked: Sequence[str]) -> dict[str, list[str]]:
-    """Flags for the axes that all cases of a sweep have one value of, where the preset that they
-    were made of has others by now: the same command would make other cases."""
+    """Return flags for axes with one value in all cases of a sweep, if the preset that made the
+    cases has other values by now: the same command would make other cases."""
     given = split_flags(asked)
     rows = sweep.records[sweep.records["anchor"] == ""]
     cases = (sweep.plan and sweep.plan.list_cases()) or read_cases(rows)

@@ -1,4 +1,4 @@
-"""What stands below a table: outcomes, hardware, dataset, epoch, memory, spread and seeds."""
+"""Notes below a table: outcomes, hardware, dataset, epoch, memory, spread and seeds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ENVIRONMENT = {
     "dataset_fingerprint": "dataset fingerprint",
     "flags": "flags",
 }
-"""Columns of records that say what ran them, and what they are called."""
+"""Columns of records that say what ran them, and their labels."""
 
 ON_CPU = "Python, torch and the dataset"
 SHARED_MEMORY = {
@@ -54,13 +54,13 @@ SHARED_MEMORY = {
     "peak_reserved_bytes": "the dataset and unused blocks",
     "peak_allocated_bytes": "the dataset",
 }
-"""What every precision needs alike, by a column of `MEMORY`; on a CPU, `ON_CPU`."""
+"""What the memory of every precision includes, by a column of `MEMORY`; on a CPU, `ON_CPU`."""
 
 
 def describe_subject(
     title: str, cases: pd.DataFrame, varying: Collection[str], machines: Machines
 ) -> str:
-    """What was measured, in one line: the sweep, what ran it, what is the same in every case."""
+    """Return one line on what was measured: the sweep, what ran it, what all cases share."""
     if not len(cases):
         return title
     part, versions = _name_part(cases), name_values(cases, "torch", 2)
@@ -79,7 +79,7 @@ def _name_kinds(cases: pd.DataFrame) -> list[str]:
 
 
 def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
-    """What is the same in every case, and what ran them: a sentence on the cases, one a machine."""
+    """Yield a sentence on what all cases have in common, and one on each machine that ran them."""
     if not len(cases):
         return
     if said := _list_same(cases, varying):
@@ -89,7 +89,7 @@ def describe_constants(cases: pd.DataFrame, varying: Collection[str]) -> Iterato
 
 
 def _list_same(cases: pd.DataFrame, varying: Collection[str]) -> list[str]:
-    """What is the same in every case; of most axes only where that is not their default."""
+    """Return the settings that all cases share; of most axes only if they are not the default."""
     first = take_first(cases)
     same = [n for n in ("model", "dataset", "precision", "batch_size") if n not in varying]
     others = [
@@ -122,13 +122,13 @@ def _describe_machine(machine: str, rows: pd.DataFrame) -> str:
 
 
 def name_values(rows: pd.DataFrame, name: str, most: int | None = None) -> str:
-    """The distinct values of a column, the first few, in order: ``12.4 or 12.8``."""
+    """Return the first ``most`` distinct values of a column, in order: ``12.4 or 12.8``."""
     values = [v for v in rows[name].dropna().unique() if v != ""]
     return " or ".join(f"{v:,.0f}" if is_number(v) else str(v) for v in values[:most])
 
 
 def write_notes(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
-    """What must never part from the numbers: outcomes, dataset, epoch, spread, seeds, memory."""
+    """Yield what must accompany the numbers: outcomes, dataset, epoch, spread, seeds, memory."""
     if not len(cases):
         return
     yield from _outcomes(cases, varying)
@@ -143,7 +143,7 @@ def write_notes(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
 
 def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
     told = rows[(rows["reason"] != "") & (rows["status"] != Status.OK.value)]
-    # that memory ran out is said in its row; what it was concluded from is not
+    # the row says that memory ran out, but not what that was inferred from
     told = told[(told["status"] != Status.OOM.value) | told["inferred"].astype(bool)]
     axes = list_naming_axes(varying)
     lines: dict[str, dict[str, None]] = {}
@@ -158,7 +158,7 @@ def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
 
 
 def join_notes(rows: pd.DataFrame) -> pd.Series:
-    """The notes on each row, those on its arithmetic last; empty for none."""
+    """Return the notes on each row, those on its arithmetic last; empty for none."""
     return (
         (rows["notes"] + "; " + rows["proof_notes"]).str.removeprefix("; ").str.removesuffix("; ")
     )
@@ -195,7 +195,7 @@ def _dataset_notes(rows: pd.DataFrame) -> Iterator[str]:
             )
         elif dataset != OWN:
             name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))
-            # anybody's class folders are taken as CIFAR-10; whether they are is for them to say
+            # any class folders are accepted as CIFAR-10, unchecked, so that is said
             source = " from class folders" if (part["dataset_source"] == "folders").any() else ""
             yield f"Dataset: {name}{source}, {images} training images."
     for (model, unit), part in rows[rows["dataset"] == OWN].groupby(["model", "unit"], sort=False):
@@ -206,13 +206,13 @@ def _dataset_notes(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _take_timed(cases: pd.DataFrame) -> pd.DataFrame:
-    """The cases with a time, if any has one: what was interrupted measured no part of an epoch."""
+    """Return the cases with a time; if there are none, all: interrupted ones measured nothing."""
     timed = cases["epoch_time_s"].notna()
     return cases[timed] if timed.any() else cases
 
 
 def _name_part(cases: pd.DataFrame) -> str:
-    """How much of an epoch was measured: ``5 to 20 %``; empty where all epochs were whole."""
+    """Return how much of an epoch was measured: ``5 to 20 %``; empty if all epochs were whole."""
     cases = _take_timed(cases)
     parts = cases.loc[cases["part"] < 1, "part"].unique()
     return f"{write_range(parts, lambda part: f'{100 * part:.3g}')} %" if len(parts) else ""

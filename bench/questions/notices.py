@@ -1,4 +1,4 @@
-"""What to know before believing the numbers of a report, most serious first.
+"""Warnings about the numbers of a report, most serious first.
 
 Each notice says what was found, in how many runs, and which flag or command helps.
 """
@@ -39,14 +39,14 @@ def warn(
     sweeps: Sequence[Sweep] = (),
     across: bool = True,
 ) -> list[Notice]:
-    """All there is to warn of, most serious first: of records of `read`, of the same as cases, of
-    all records of their sweeps, in which a drift shows (by default these), and of what sweeps
-    lack; also of what differs ``across`` them."""
+    """Return all warnings, most serious first: on ``records`` of `read` and their ``cases``, on
+    drift in ``everything``, all records of their sweeps (``records`` by default), on what
+    ``sweeps`` lack, and if ``across``, on what differs between the sweeps."""
     rows = latest(records)
     below = list_below(cases)
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
     for doubt in DOUBTS.values():
-        if rows[doubt.name].any():  # most are not, and a row has 250 columns
+        if rows[doubt.name].any():  # few doubts apply, and a row has 250 columns
             doubted[doubt.fatal].append(_describe_doubt(doubt, rows, doubt.name in below))
     drifts = find_drifts(records if everything is None else everything)
     quieter = f"Close other programs, or use {name_repeats(cases['repeats'].max())}."
@@ -94,13 +94,13 @@ def _describe_failures(rows: pd.DataFrame) -> Iterator[Notice]:
 
 
 def list_failed(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that ended otherwise than measured, out of memory or unsupported."""
+    """Return the rows that ended neither measured, out of memory nor unsupported."""
     ended = [*(s.value for s in MEASURED), Status.OOM.value, Status.UNSUPPORTED.value]
     return rows[~rows["status"].isin(ended)]
 
 
 def list_asked(failed: pd.DataFrame) -> list[str]:
-    """The outcomes that are run again by ``--retry`` only."""
+    """Return the outcomes that are run again only by ``--retry``."""
     return [status for status in dict.fromkeys(failed["status"]) if status not in REPEATED]
 
 
@@ -137,16 +137,16 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift], quieter: s
         text += "; one run does not show how far runs spread"
         mend = "Use --repeats 5."
     else:
-        # beyond 100 % it would allow for times below zero
+        # a margin above 100 % would allow times below zero
         explained = f"up to ±{100 * worst.margin:.1f} %" if worst.margin < 1 else "any change"
         text += f"; the spread of the runs themselves may explain {explained}"
     return Notice(worst.steadiness.value, f"{text}.{several}", mend, good=not mend)
 
 
 def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
-    """Devices that were measured to do less at one time than at another, each at its worst."""
+    """Warn of devices that were measured slower at one time than at another, each at its worst."""
     rated = rows[rows[list(RATES)].notna().any(axis=1)]
-    # how lanes differ from each other, their anchors tell
+    # how lanes differ from each other is measured by their anchors
     for _, here in rated.groupby([*SAME_DEVICE, "lane"], dropna=False, sort=False):
         told = here[["sweep", "started_at", "gpu", "cpu", *RATES]]
         times = told.drop_duplicates(["sweep", *RATES]).to_dict("records")
@@ -184,7 +184,7 @@ def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
             )
             yield Notice(label, text, "Use a new --out for each.")
     if across and len(mixed) > 1 and not any(mixed.values()):
-        # several GPUs are what several sweeps are for
+        # sweeps are expected to differ in their GPUs
         said = [text for name, text in _differ(rows).items() if name != "gpu"]
         text = f"The sweeps differ in {'; '.join(said)}."
         judged = "python -m bench.compare judges two of them case by case."
@@ -206,7 +206,6 @@ def _differ(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def _describe_determinism(cases: pd.DataFrame) -> Iterator[Notice]:
-    """What repeats of one seed say: whether the same training ends in the same loss."""
     same = cases[(cases["repeats"] > 1) & (cases["seeds"] == 1) & cases["train_loss"].notna()]
     same = same[same["kind"] == "measured"]
     if not len(same):

@@ -1,4 +1,4 @@
-"""Every case with its numbers, and the same beside other machines and published figures."""
+"""All cases with their numbers, also beside other machines and published figures."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from bench.text import GIB, count, write_number
 if TYPE_CHECKING:
     import pandas as pd
 
-FEW_AXES = 3  # up to so many columns of axes, the overview has room for what is saved as well
+FEW_AXES = 3  # most columns of axes with which the overview has room for the memory saved
 MOST_ROWS = 400  # rows of one table; more would not be read
 
 HEADINGS = (MACHINE, "model", "dataset", "start")
-"""Axes that are said above their rows, where others tell these apart: a path of 60 characters in a
-column left no room for loss and memory at 100."""
+"""Axes shown above their rows, if other axes distinguish these rows: a path of 60 characters in a
+column left no room for loss and memory in a width of 100."""
 
 EMPTY = (NOTHING, "", "0")
 
@@ -58,7 +58,7 @@ def _tell_cases(found: Material) -> Iterator[Sheet]:
         lambda row: int(row.batch_size * row.world_size), always=True,
     )  # fmt: skip
     time = QUANTITIES["epoch_time_s"].title
-    # the effects say it, and the page is full
+    # the effects show these too, and the table is full
     saved = [quantity_column("memory_saved", keep=2), quantity_column("tensors_saved", keep=1)]
     yield Sheet(
         f"Overview: {count(len(cases), 'case')}",
@@ -91,12 +91,12 @@ def _tell_cases(found: Material) -> Iterator[Sheet]:
 
 
 def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tuple[str, ...]:
-    """The axes that are said once above their rows: what is asked for, machines, networks, files.
-    One axis at least is left for the columns."""
+    """Choose the axes shown once above their rows: ``by``, or else machines, networks and files. At
+    least one axis is left for the columns."""
     if by in order:
         return (by,)
     headings = [axis for axis in order if axis in HEADINGS][: len(order) - 1]
-    # what is the same in all cases under each heading is a part of it
+    # axes that are constant under each heading become part of it
     places = [axes.rank(cases, axis) for axis in headings]
     for axis in order if headings else ():
         alike = axis in headings or axes.rank(cases, axis).groupby(places).nunique().max() == 1
@@ -108,8 +108,8 @@ def _choose_headings(cases: pd.DataFrame, order: Sequence[str], by: str) -> tupl
 def _find_groups(
     cases: pd.DataFrame, order: Sequence[str], headings: Sequence[str], machines: Machines
 ) -> dict[int, str]:
-    """Where groups of rows begin, and their headings. Without headings, groups agree on as many of
-    the leading axes as leave them three rows each."""
+    """Return where groups of rows begin, and their headings. Without headings, rows are grouped by
+    as many leading axes as leave at least three rows a group on average."""
     if headings:
         return _find_starts(cases, headings, machines)
     found: dict[int, str] = {}
@@ -144,7 +144,7 @@ def _tell_machines(found: Material) -> Iterator[Sheet]:
     def write_time(place: tuple[str, str], line: dict[tuple[str, str], list[Row]]) -> Cell:
         rows = line.get(place, [])
         if len(rows) != 1:
-            # of two environments of one machine nobody can say which is meant
+            # two environments of one machine: which one is meant is ambiguous
             return Cell("several" if rows else NOTHING)
         cell = time_cell(rows[0], spread=False)
         said = rows[0].status in TIMED and remarks(rows[0], found.below)

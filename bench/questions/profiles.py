@@ -1,4 +1,4 @@
-"""Profiled cases of sweeps as `bench.diagnosis` takes them, and the pairs of them explained."""
+"""Profiled cases of sweeps, as `bench.diagnosis` takes them, and explanations of their pairs."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ STEP = "step_time_median_s"
 
 @dataclass(frozen=True)
 class Profiled:
-    """A case with its step, which takes the geometric mean of its repeats' median steps."""
+    """A case with its step, whose time is the geometric mean of its repeats' median steps."""
 
     case: Case
     step: Step  # with the work of one of the repeats
     times: tuple[float, ...]  # of the repeats' median steps, in s
-    sm_clock_mhz: float | None  # the mean of the repeats'; None where it is not known
-    alloc_retries: int  # the most of any repeat
+    sm_clock_mhz: float | None  # the mean over the repeats; None if unknown
+    alloc_retries: int  # the maximum over the repeats
 
     @cached_property
     def breakdown(self) -> Breakdown | None:
@@ -57,8 +57,8 @@ class Profiled:
 
 
 def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
-    """The step of each case whose work was counted, by its cell; of the runs that count, of
-    `bench.study.summaries.latest`."""
+    """Return, by cell, the step of each case whose work was counted; ``rows`` are the runs that
+    count, of `bench.study.summaries.latest`."""
     rows = rows[rows["status"].isin(RELIABLE) & rows[STEP].notna()]
     work = {
         (sweep.name, record): part
@@ -75,20 +75,20 @@ def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profile
     return {cell: step for cell, step in steps.items() if step}
 
 
-Run = Mapping[Any, Any]  # what is looked at of a record, by column
+Run = Mapping[Any, Any]  # the columns of a record that `make_step` reads
 
 
 def take_runs(records: pd.DataFrame) -> list[Run]:
-    """What `make_step` looks at of each record, taken once: a cell of a frame costs 20 µs."""
+    """Return what `make_step` reads of each record, all at once: a cell of a frame costs 20 µs."""
     columns = [STEP, *PROFILED, *RATES, CALL, "gpu", "arithmetic", "sm_clock_mhz", "alloc_retries"]
     return list(records[columns].to_dict("records"))
 
 
 def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) -> Profiled | None:
-    """The step of a case, with the work of one repeat: a mean would hold the pauses of all. That is
-    the repeat whose profiled step is the median, or where none was profiled the first. The repeats,
-    of `take_runs`, all have a time, and work as `bench.store.reader.read_work` has it; None where
-    none was counted."""
+    """Return the step of a case, with the work of one repeat, as a mean would hold the pauses of
+    all: the repeat whose profiled step is the median, or the first if none was profiled.
+    ``repeats`` are runs of `take_runs`, all with a time, and their work as
+    `bench.store.reader.read_work` returns it. None if no work was counted."""
     known = [(run, frame) for run, frame in repeats if frame is not None and len(frame)]
     profiled = [
         (run, frame)
@@ -126,8 +126,7 @@ def _none(value: float) -> float | None:
 
 
 def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
-    """What to know before believing the times and rates of operations of the steps that are
-    shown."""
+    """Warn of doubtful times and rates of operations in the steps that are shown."""
     divided = [(one, one.breakdown) for one in steps if one.breakdown]
     if guessed := [(one, breakdown) for one, breakdown in divided if breakdown.estimates]:
         names = {name for _, breakdown in guessed for name in breakdown.estimates}
@@ -152,7 +151,7 @@ def doubt_profiles(steps: Iterable[Profiled]) -> Iterator[Notice]:
 
 
 def _count_cases(held: Sequence[Profiled], whole: int) -> str:
-    """How many cases, and which: ``1 of 8 profiled cases (fp32 · batch size 128)``."""
+    """Return how many cases, and which: ``1 of 8 profiled cases (fp32 · batch size 128)``."""
     names = list(dict.fromkeys(one.case.label(("precision", "batch_size")) for one in held))
     cases = len({id(one) for one in held})
     return f"{cases:,} of {count(whole, 'profiled case')} ({name_first(names, 4)})"
@@ -167,9 +166,9 @@ def explain_pairs(
     after: str | None = None,
     tried: pd.DataFrame | None = None,
 ) -> list[Explanation]:
-    """Explain each pair of profiled cases of `bench.study.pairs.find_changes` on one machine:
-    ``before`` and ``after`` the change as CSV spells these values, or any for None. Options may
-    have been ``tried`` in other cases too."""
+    """Explain each pair of profiled cases of `bench.study.pairs.find_changes` on one machine.
+    ``before`` and ``after`` are the values of the change as CSV spells them; None is any. Options
+    may have been ``tried`` in other cases too."""
     known = {cell for cell, one in steps.items() if one.step.profile is not None}
     profiled = cases[cases["cell"].isin(known)]
     if not len(profiled):
@@ -191,7 +190,7 @@ def explain_pairs(
 def _find_pairs(
     cases: pd.DataFrame, axis: str, before: str | None, after: str | None, machines: Machines
 ) -> Iterator[tuple[int, int]]:
-    """Cells before and after the change; where one value is given, each other is the other end."""
+    """Yield the cells before and after the change; one given value is paired with all others."""
     if before is None and after is None:
         for change in find_changes(axis, cases, machines):
             yield from ((pair.a, pair.b) for pair in change.pairs)
@@ -210,8 +209,8 @@ def _find_pairs(
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
-    """A profiled case as a side of a pair, scaled to so many times its items. Raises ValueError: it
-    has no profile."""
+    """Return a profiled case as a side of a pair, scaled to ``factor`` times its items. Raises
+    ValueError: it has no profile."""
     step = scale_step(one.step, factor)
     breakdown = one.breakdown if step is one.step else divide(step)
     if breakdown is None:
@@ -229,7 +228,7 @@ def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
 
 
 def scale_step(step: Step, factor: float) -> Step:
-    """A step that does so many times as much, as several steps do."""
+    """Return a step with ``factor`` times the work, as several steps have."""
     if factor == 1:
         return step
 
@@ -270,7 +269,7 @@ def _group_others(
     cells = cases["cell"].tolist()
     times: dict[int, tuple[Case, float]] = {}
     for cell, case, time in zip(cells, read_cases(cases), cases[STEP].tolist(), strict=True):
-        # of those without work, what the frame says
+        # cases without counted work have their step time in the frame only
         step_s = steps[cell].step.step_s if cell in steps else time
         if step_s == step_s:
             times[cell] = case, step_s / case.batch_size

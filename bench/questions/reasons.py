@@ -23,16 +23,16 @@ from bench.render.section import Column, Section, Sheet, case_column
 from bench.text import capitalize
 
 MOST_PAIRS = 4
-"""Pairs that are explained in full; of each value of the axis the one at the largest batch size
-comes first."""
+"""Most pairs that are explained in full, at the largest batch size of each value of the axis
+first."""
 
-MOST_REASONS = 3  # reasons that are named in the row of a pair
+MOST_REASONS = 3  # most reasons in the row of a pair
 
 NAMED = 0.05
-"""Share of the step, or of the loss, from which a reason is named there, or its evidence told."""
+"""Share of the step, or of the loss, from which a reason and its evidence are shown."""
 
-SMALL = 0.01  # share of the step below which a part is no line of its own of a short table
-LEAST_S = 1e-6  # what takes less of both steps is left out of the way between them
+SMALL = 0.01  # share of the step below which a part has no row of its own in a short table
+LEAST_S = 1e-6  # parts that take less time in both steps are left out
 
 NOTE = (
     "At most: the step before as it was measured, over the time that the operations after take at "
@@ -43,8 +43,8 @@ NOTE = (
 
 
 def choose_pairs(explanations: Sequence[Explanation], most: int = MOST_PAIRS) -> list[Explanation]:
-    """The pairs to explain in full, in their order. Of each value of the axis one before a second
-    of any, those at the largest batch sizes first."""
+    """Return the pairs to explain in full, in their order: one of each value of the axis before a
+    second of any, largest batch sizes first."""
     left = sorted(explanations, key=lambda why: -why.b.case.batch_size)
     turns: dict[str, Iterator[int]] = {}
     chosen = sorted(left, key=lambda why: next(turns.setdefault(why.b.name, count())))[:most]
@@ -56,11 +56,11 @@ def name_pair(why: Explanation) -> str:
     return " · ".join(filter(None, (f"{why.a.name} → {why.b.name}", why.about)))
 
 
-_Possible = tuple[Row, float, Ceiling | None]  # a case, its speed-up, and what that can be at most
+_Possible = tuple[Row, float, Ceiling | None]  # a case, its speed-up and its ceiling
 
 
 def _tell_possible(found: Material) -> Iterator[Sheet]:
-    """Of the pairs that are not explained for want of a profile."""
+    """Tell of the pairs that are not explained because they have no profile."""
     steps, cases, wrong = found.steps, found.by_cell, None
     pairs = [pair for e in found.effects if e.axis == "precision" for pair in e.pairs]
     rows: list[_Possible] = []
@@ -124,18 +124,18 @@ def name_reasons(why: Explanation, most: int = MOST_REASONS) -> str:
 
 
 Part = tuple[Cell, Change]
-"""A row of a table of reasons or changes: its name, and what it takes of both steps."""
+"""A row of a table of reasons or changes: its name, and its time in both steps."""
 
 
 def tell_explained(pairs: Sequence[Explanation]) -> Iterator[Sheet]:
-    """Of each pair the reasons, under words, and the way between the two."""
+    """Yield two tables for each pair: its reasons, and the changes by kind of work."""
     for number, why in enumerate(pairs, 1):
         yield tell_reasons(f"reasons-{number}", why)
         yield tell_changes(f"changes-{number}", why)
 
 
 def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
-    """The first ``most`` parts that take so long before or after; the others are one of these."""
+    """Return the first ``most`` parts of ``least_s`` or more; one of them sums the others."""
     large = [part for part in parts if max(abs(part[1].before_s), abs(part[1].after_s)) >= least_s]
     kept = large if len(large) == len(parts) <= most else large[: most - 1]
     rest = [ends for part, ends in parts if not any(part is other for other, _ in kept)]
@@ -152,8 +152,8 @@ def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
 
 
 def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
-    """What the step after goes to, or what it lost by; the evidence below. Of at ``most`` so many
-    rows the last is all that is left or small; 0 for all."""
+    """Tell what the step after goes to, or what it lost by; the evidence below. With ``most`` (0
+    for all) the last of at most that many rows sums all that is left or small."""
     lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
     rows: list[Part] = [
         (Cell(r.cause.meaning, str(r.cause)),
@@ -205,8 +205,8 @@ def _end_columns(why: Explanation) -> list[Column[Part]]:
 
 
 def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
-    """The way from one step time to the other, by kind of work; it adds up. Of at ``most`` so many
-    rows, as for `tell_reasons`, the whole step is one."""
+    """Tell the changes from one step time to the other, by kind of work; they add up. ``most``
+    limits the rows as in `tell_reasons`, including the one of the whole step."""
     rows: list[Part] = [
         (Cell(name_part(change.name), str(change.name)), change)
         for change in why.changes

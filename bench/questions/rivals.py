@@ -1,6 +1,6 @@
-"""Precisions beside each other, at equal batch sizes and each at its largest; batches in pieces.
+"""Comparisons of precisions, at equal batch sizes and each at its largest, and of micro-batches.
 
-None of the tables appears unless what it is about varies.
+A table appears only if what it compares varies.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ if TYPE_CHECKING:
 
 
 class Match(NamedTuple):
-    """A case beside another of another precision; at one batch size, or each at its largest."""
+    """Two cases to compare: of two precisions, or a plain batch and one in micro-batches."""
 
     before: Row
     after: Row
 
     @property
     def speed(self) -> float:
-        """How many times as fast the second is; NaN where a time is unknown."""
+        """How many times as fast the second case is; NaN if a time is unknown."""
         return divide(self.before.epoch_time_s, self.after.epoch_time_s)
 
     @property
     def memory(self) -> float:
-        """By how much its memory is more, as a share of the first's; NaN where one is unknown."""
+        """The relative change of memory from the first to the second; NaN if one is unknown."""
         return divide(self.after.memory_bytes, self.before.memory_bytes) - 1
 
     @property
     def loss(self) -> float:
-        """Its training loss less that of the first, over the seeds that both ran; NaN for none, and
-        where they are not of equal parts of an epoch, or of batches of two sizes and no whole
-        one."""
+        """The second's training loss minus the first's, over the seeds that both ran, or all if
+        they share none. NaN if a loss is unknown, if they trained unequal parts of an epoch, or a
+        part of one at unequal batch sizes."""
         before, after = self
         early = before.part < 1 and before.batch_size != after.batch_size
         if before.part != after.part or early or not (before.losses and after.losses):
@@ -71,35 +71,35 @@ class Match(NamedTuple):
 
 
 def divide(a: float, b: float) -> float:
-    """A ratio of two numbers of cases; NaN where one is missing, or nothing can be divided by."""
+    """Return ``a / b``; NaN if one is missing or ``b`` is not positive."""
     return a / b if is_number(a) and is_number(b) and b > 0 else math.nan
 
 
 def list_rivals(families: Sequence[Family]) -> Iterator[tuple[Family, list[Family]]]:
-    """Each group of families that differ in precision only: the baseline, and the others. The
-    baseline is the first of `PRECISIONS` that ended anywhere: fp32, where it did."""
+    """Yield each group of families that differ in precision only: the baseline and the others. The
+    baseline is the first of `PRECISIONS` with a case that ended: fp32, if it has one."""
     groups: dict[int, list[Family]] = {}
     for family in families:
         if family.ended:
             groups.setdefault(family.group, []).append(family)
     for group in groups.values():
-        # where the overview is ordered by batch size first, families come as they first ran
+        # if the overview is sorted by batch size first, families are in the order they first ran
         base, *others = sorted(group, key=lambda one: list(PRECISIONS).index(one.first.precision))
         if others and len({row.batch_size for family in group for row in family.ended}) > 1:
             yield base, others
 
 
 class Contest(NamedTuple):
-    """Families that differ in precision only, each at its own largest batch: those that have a
-    `Family.end`, with it, the baseline first; none where all are at one batch size, or only one has
-    one. The others are ``left``."""
+    """Families that differ in precision only, each at its own largest batch. ``ends`` are those
+    with a `Family.end`, and that case, the baseline first; empty if all are at one batch size or
+    only one has one. ``left`` are the families without."""
 
     ends: list[tuple[Family, Row]]
     left: list[Family]
 
 
 def list_contests(families: Sequence[Family]) -> Iterator[Contest]:
-    """The precisions that may be compared each at its own largest batch."""
+    """Yield the precisions that may be compared, each at its own largest batch."""
     for base, others in list_rivals(families):
         ends = [(family, row) for family in (base, *others) if (row := family.end) is not None]
         left = [family for family in (base, *others) if family.end is None]
@@ -171,7 +171,7 @@ def _tell_matches(found: Material) -> Iterator[Sheet]:
 
 
 def _choose_matches(base: Family, other: Family) -> list[Match]:
-    """Of the batch sizes that both ran the smallest, the knee of the baseline and the largest."""
+    """Match cases at the smallest batch size that both ran, the baseline's knee and the largest."""
     knee = find_knee(list_speeds(base.ended))
     at_knee = knee.batch_size if knee and knee.shape is Shape.KNEE else None
     ours = {row.batch_size: row for row in base.ended}
@@ -250,7 +250,7 @@ def _describe_end(family: Family) -> str:
 
 
 def list_accumulated(cases: pd.DataFrame) -> Iterator[list[Row]]:
-    """Cases that differ only in how many micro-batches make their batch, the fewest first. Where
+    """Yield cases that differ only in how many micro-batches make their batch, the fewest first. If
     the plain batch did not fit, its row says so."""
     equal = [name for name in (*EQUAL, "batch_size") if name != "accumulate"]
     cases = cases.assign(_family=number_groups(cases, equal))

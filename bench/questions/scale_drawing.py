@@ -12,18 +12,18 @@ from bench.scale_map import Fate, Kind, ScaleCase, ScaleMap, Window, find_window
 
 OVERFLOW, ABSENT = "#a8195c", "#d9dce1"
 LEAST = 0.01
-"""Per cent: the lowest end of the colours."""
+"""Lower end of the colour scale, in per cent."""
 MOST_PANELS = 4
-"""Cases of one figure."""
+"""Most cases in one figure."""
 
 
 def draw_scale_map(scales: ScaleMap) -> str:
-    """The map as SVG: a row of panels a case, layers by scales."""
+    """Draw the map as SVG: a row of panels for each case, layers by scales."""
     return _draw(scales, "svg").decode()
 
 
 def rasterize_scale_map(scales: ScaleMap) -> bytes:
-    """The same as PNG."""
+    """Draw the same as PNG."""
     return _draw(scales, "png")
 
 
@@ -66,7 +66,7 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
     for ax, kind in zip(axes, Kind, strict=True):
         lost = case.by_layer(Fate.FLUSHED, kind)
         over = case.by_layer(Fate.OVERFLOWED, kind)
-        # on a logarithmic scale, whose lowest colour stands for none at all too
+        # on a logarithmic scale, whose lowest colour includes zero
         grid = [
             [max(100 * lost.get((n, s), math.nan), LEAST) for s in case.scales] for n in case.layers
         ]

@@ -1,4 +1,4 @@
-"""What each precision keeps of its speed-up over fp32 where several GPUs train one network."""
+"""How much of its speed-up over fp32 each precision keeps when several GPUs train one network."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tax:
-    """What a precision is faster than fp32, all else equal, at least on one GPU and on more."""
+    """The speed-up of a precision over fp32, all else equal, on one GPU and on more."""
 
     line: Line
     speedups: Mapping[int, float]  # by the number of GPUs
-    share: float  # of the speed-up on one GPU, lost on the most; negative where it is more there
+    share: float  # part of the speed-up on one GPU that is lost on the most; negative if it grew
     ends: tuple[float, float] | None  # the 95 % interval of the share; None with too few repeats
 
     @property
@@ -37,7 +37,7 @@ class Tax:
 
 
 def find_taxes(lines: Sequence[Line]) -> list[Tax]:
-    """The tax of each precision whose line and fp32's have one GPU and more in common."""
+    """Return the tax of each precision that ran, like fp32, on one GPU and on a larger number."""
     plain = {line.place: line for line in lines if line.precision == Case.precision}
     found = []
     for line in lines:
@@ -73,7 +73,7 @@ def _lead(pair: _Pair) -> float:
 
 
 def _judge(one: _Pair, most: _Pair) -> tuple[float, tuple[float, float] | None]:
-    """The share of a lead that is lost, and its 95 % interval: Welch's, of four sets of repeats."""
+    """Return the share of a lead that is lost, and its 95 % interval (Welch's, of four sets)."""
     shift = _lead(most) - _lead(one)
     sets = [[math.log(time) for time in times] for pair in (one, most) for times in pair]
     parts = [(variance(logs), len(logs)) for logs in sets if len(logs) >= MIN_REPEATS]

@@ -1,8 +1,8 @@
-"""What is paid beside training: set-up, autotuning, compilation, proof; and when it pays.
+"""Costs beside training: set-up, autotuning, compilation, proof; and when they pay off.
 
-`torch.compile` and cuDNN's autotuning make epochs faster and the start slower. What compiling made
-is kept for later repeats of a case, so that only the first of them pays for it: of the first steps,
-where both happen, the slowest repeat counts, and of the rest the median one.
+`torch.compile` and cuDNN's autotuning make epochs faster and the start slower. Compiled code is
+cached for later repeats of a case, so only the first one pays for it: for the first steps, where
+both happen, the slowest repeat counts, and for the rest the median one.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from bench.verdict.ratio import Ratio, compare
 
 _COMMON_FIRST = sorted(AXES.values(), key=lambda axis: not axis.common)
 PREPARING = {axis.name: axis.prepares for axis in _COMMON_FIRST if axis.prepares}
-"""Switches that trade time before the first epoch for time in each, and what takes it."""
+"""Switches that take time before the first epoch to shorten each, and what takes that time."""
 
-MOST_ROWS = 16  # pairs of cases of which the costs of starting up are shown
+MOST_ROWS = 16  # most pairs of cases whose start-up costs are shown
 
 
 @dataclass(frozen=True)
 class Price:
-    """What a switch of `PREPARING` costs at the start of one case, and brings in each epoch. Starts
-    are of set-up and first steps."""
+    """What a switch of `PREPARING` costs at the start of a case and saves in each epoch. A start is
+    set-up and first steps."""
 
     axis: str
-    value: str  # to which it is switched, such as ``on`` or a mode
+    value: str  # what it is switched to: ``on`` or a mode
     off: Row  # the case without it
     on: Row
-    ratio: Ratio  # of their epochs, as far as the repeats tell
+    ratio: Ratio  # epoch time with it over without it, from the repeats
 
     @property
     def saved(self) -> float:
-        """How much shorter an epoch is with it; negative if it is longer."""
+        """Seconds by which an epoch is shorter with it; negative if it is longer."""
         return float(self.off.epoch_time_s - self.on.epoch_time_s)
 
     @property
     def cached(self) -> float:
-        """The start of a repeat for which compiled code was kept; NaN without one."""
+        """The start of a repeat that found compiled code, in s; NaN if there is none."""
         return float(self.on.cached_time_s) if self.axis == "compile" else math.nan
 
     def count_epochs(self, saved: float, start: float) -> float:
-        """After how many whole epochs it has paid: 0 if at once, infinite if never."""
+        """Return after how many whole epochs it pays off: 0 if at once, infinite if never."""
         extra = start - self.off.start_time_s
         if extra <= 0:
             return 0 if saved >= 0 else math.inf
@@ -65,13 +65,13 @@ class Price:
 
     @property
     def ends(self) -> list[float]:
-        """The fewest and the most epochs within the interval of the ratio; empty without one."""
+        """The fewest and most epochs by the interval of the ratio; empty without one."""
         savings = (self.off.epoch_time_s * (1 - end) for end in self._interval)
         return [self.count_epochs(saved, self.on.start_time_s) for saved in savings]
 
     @property
     def unclear(self) -> bool:
-        """Whether the epochs with and without may be equally long."""
+        """Whether the interval includes epochs of equal length with and without it."""
         return bool(self._interval) and self._interval[0] <= 1 <= self._interval[1]
 
     @property
@@ -178,7 +178,7 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
 
 
 _Part = tuple[tuple[str, str], dict[Hashable, Any]]
-"""A machine, and where the time of its runs went that is neither warm-up nor training: medians."""
+"""A machine, and the median times of its runs beside warm-up and training, in s."""
 
 
 def _tell_parts(found: Material) -> Iterator[Sheet]:

@@ -45,7 +45,7 @@ _SUMMARY = (
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Rehearse and print; returns 0, 1 where something was refused, 2 for a usage error."""
+    """Rehearse and print; return 0, 1 if something was refused, or 2 for a usage error."""
     parser = Parser(prog="python -m bench.rehearsal", description=_SUMMARY)
     add = parser.add_argument
     add("--model", default="dpn-small", metavar="NAME", help="network (dpn-small)")
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def show(rows: Sequence[Rehearsal]) -> int:
-    """Print the table and what was refused; 1 where something was, else 0."""
+    """Print the table and what was refused; return 1 if anything was, else 0."""
     line = "{:<10} {:<17} {:<9} {:>9} {:>7}  {}"
     print(line.format("precision", "loss scale", "compiled", "launches", "budget", "").rstrip())
     for row in rows:

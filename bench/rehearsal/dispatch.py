@@ -1,23 +1,23 @@
-"""What a training step asks of its device, op by op, and what of that a GPU does badly.
+"""The ops of a training step, checked for what a GPU does badly.
 
-A step runs for real on the CPU. Two modes look on: a `TorchDispatchMode` sees every op that reaches
-a kernel, backward and optimizer included; a `TorchFunctionMode` sees the Python calls, which alone
-say whether a device was named.
+A step really runs on the CPU. Two modes observe it: a `TorchDispatchMode` sees every op that
+reaches a kernel, backward and optimizer included; a `TorchFunctionMode` sees the Python calls,
+which alone say whether a device was named.
 
-On a CPU every tensor's device is "cpu", so where a tensor would be on a machine with a GPU is
-followed instead:
+On a CPU every tensor's device is "cpu", so the place of a tensor on a machine with a GPU is tracked
+instead:
 
 - In host memory: what a factory call without ``device=`` makes (``torch.zeros(3)``), and what is
   computed from such tensors alone.
-- On the GPU: all else. That is what a call with ``device=`` makes, the result of ``.to(device)``,
-  and whatever is computed from such tensors.
+- On the GPU: everything else, such as what a call with ``device=`` makes, the result of
+  ``.to(device)``, and whatever is computed from such tensors.
 - A device given as a string, ``"cpu"``, is host memory; one given as a `torch.device` is the GPU,
-  because that is how the harness hands over the device it was told to use.
+  because that is how the harness passes its device.
 
-Not seen: a tensor of ``torch.from_numpy``, which no mode is told of, counts as on the GPU.
+A tensor of ``torch.from_numpy``, which no mode sees, counts as on the GPU.
 
-This was chosen over fake tensors on "cuda", because a CPU build of torch (2.13) ends the process
-when autograd meets one, and over the meta device, which has no autocast.
+Fake tensors on "cuda" are not used, because a CPU build of torch (2.13) ends the process when
+autograd meets one, nor the meta device, which has no autocast.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Breach:
 
 CHUNK, BLOCKS = 65_536, 320
 MAX_TENSORS = (110, 64, 48, 36, 30)
-"""Elements a block, blocks a launch, and tensors a launch by number of lists, of
+"""Elements per block, blocks per launch, and tensors per launch by number of lists, from
 aten/src/ATen/native/cuda/MultiTensorApply.cuh (torch 2.9 to 2.13)."""
 
 
 def count_multi_tensor(sizes: Sequence[int], lists: int) -> int:
-    """Kernels that one multi-tensor call launches, over so many lists in step of tensors of one
-    dtype and these numbers of elements."""
+    """Return the number of kernels that a multi-tensor call launches, over this many parallel lists
+    of tensors of one dtype, with these numbers of elements."""
     most = MAX_TENSORS[lists - 1]
     launches = tensors = blocks = 0
     for size in filter(None, sizes):
@@ -93,25 +93,25 @@ _UNLAUNCHED = {
     "aten::new_empty",
     "aten::new_empty_strided",
     "aten::_unsafe_view",
-    "aten::_local_scalar_dense",  # a copy of its own kind, and a breach
+    "aten::_local_scalar_dense",  # copies to the host, which is a breach
 }
 
 
 @cache
 def _launches_nothing(op: torch._ops.OpOverload) -> bool:
-    """Whether it only makes a view or memory, or is no work of the device's at all."""
+    """Return whether an op only makes a view or memory, or is no work of the device."""
     aliases = [a.alias_info for a in op._schema.arguments if a.alias_info is not None]
     views = bool(aliases) and not any(alias.is_write for alias in aliases)
     return views or op.namespace == "profiler" or op._schema.name in _UNLAUNCHED
 
 
 def count_launches(op: torch._ops.OpOverload, args: Sequence[Any]) -> int:
-    """Kernels an op launches on a GPU, by a stated approximation.
+    """Return the approximate number of kernels that an op launches on a GPU.
 
-    None for views and for memory that is not filled. One for each gradient a convolution's backward
-    is asked for. A multi-tensor call over lists of one dtype takes `count_multi_tensor`, and one
-    more for a norm; over a list of mixed dtypes one per tensor. One for anything else, although
-    some ops take more there: splits, layout changes, reductions in two passes.
+    None for views and for memory that is not filled. One for each gradient that a convolution's
+    backward computes. For a multi-tensor call over lists of one dtype, `count_multi_tensor`, and
+    one more for a norm; over a list of mixed dtypes, one per tensor. One for anything else,
+    although some ops take more: splits, layout changes, reductions in two passes.
     """
     if _launches_nothing(op):
         return 0
@@ -151,7 +151,7 @@ _LIBRARIES = (
 
 
 def _place() -> str:
-    """The innermost line on the stack that belongs neither to torch nor to Python nor here."""
+    """Return the innermost line on the stack outside torch, Python and this file."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -170,16 +170,16 @@ _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 
 
 class Watch:
-    """Looks on at what runs inside ``with``; from `judge` on it counts kernels in ``launches``, and
-    notes broken rules in ``breaches``, each place once."""
+    """An observer of what runs inside ``with``. From `judge` on it counts kernels in ``launches``,
+    and collects broken rules in ``breaches``, each place once."""
 
     def __init__(self) -> None:
         self.launches = 0
         self.breaches: list[Breach] = []
         self._judging = self._inside = False
         self._places: Counter[tuple[str, str]] = Counter()
-        # by storage, so that views and autograd's aliases are where their base is; the tensor
-        # beside it keeps the storage from being freed and its address from being given again
+        # by storage, so that views and autograd's aliases are where their base is; the tensor keeps
+        # the storage from being freed and its address from being reused
         self._host: dict[int, Tensor] = {}
         self._modes = (_Calls(self), _Ops(self))
 
@@ -195,7 +195,7 @@ class Watch:
             mode.__exit__(*raised)
 
     def judge(self) -> None:
-        """Count, and apply the rules, from here on and from nothing."""
+        """Reset the counts, and apply the rules from here on."""
         self.launches, self.breaches, self._judging = 0, [], True
         self._places.clear()
 
@@ -204,9 +204,8 @@ class Watch:
         return op, place
 
     def without_calls(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """``forward``, with Python calls not looked at: code compiled without that would be
-        compiled anew for it. Its ops are still seen.
-        """
+        """Return ``forward`` with its Python calls not observed, as code that was compiled without
+        the observer would be recompiled for it. Its ops are still seen."""
         calls = self._modes[0]
 
         def run(*args: Any) -> Any:
@@ -252,12 +251,12 @@ class Watch:
                 break
         if _reads_back(op, args):
             self.report(Rule.READ, name)
-        # a host scalar is a kernel's argument, but not in a copy and not in an index
+        # a host scalar is a kernel's argument, except in a copy or an index
         if any(t.dim() or name in _COPIES or name in _INDEXED for t in host):
             self.report(Rule.COPY, name, "one of its tensors is in host memory")
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Make a Python call, and follow where its result would be."""
+        """Make a Python call, and track where its result would be."""
         name = f"torch.{getattr(func, '__name__', func)}"
         makes = func in _device_constructors()
         source = next((arg for arg in args[:1] if isinstance(arg, Tensor)), None)
@@ -276,14 +275,14 @@ class Watch:
             self.report(Rule.COPY, name, f"to the {onto}")
         if onto == "device":
             self._host.pop(result.untyped_storage()._cdata, None)
-        elif result is not source:  # on a CPU a tensor that stays is the same one
+        elif result is not source:  # on a CPU a call that moves nothing returns its argument
             self.place_host(result)
         return result
 
     def _destination(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> str:
-        """Where a Python call says its result is to be: "host", "device", or nothing."""
+        """Return where a Python call says its result is to be: "host", "device" or neither ("")."""
         if func is Tensor.cpu:
             return "host"
         device = kwargs.get("device", kwargs.get("other"))
@@ -305,8 +304,8 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
 
 
 def _reads_back(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether its result, or the shape of it, depends on values that are on the device."""
-    if op._schema.name in _INDEXED:  # tagged whatever it is indexed with
+    """Return whether an op's result, or its shape, depends on values on the device."""
+    if op._schema.name in _INDEXED:  # tagged whatever the index is
         return any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1:2]))
     return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*op.tags})
 

@@ -1,4 +1,4 @@
-"""One training step of a precision and a loss scaling, rehearsed, and the launches it may take."""
+"""A rehearsed training step of a precision and a loss scaling, and the launches it may take."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ BUDGETS: dict[tuple[str, bool], dict[str, int]] = {
         ("dpn92", False): (1051, 1051, 1077, 1265, 1060, 1248),
     }.items()
 }
-"""Launches a step may take, by model and whether it is compiled, then by precision.
+"""Launches that a step may take, by model and whether it is compiled, then by precision.
 
-The most any loss scaling takes, and four to ten more: torch 2.9 and 2.13 count the same. A change
+The most that any loss scaling takes, plus four to ten; torch 2.9 and 2.13 count the same. A change
 that needs more raises them here, and says what it gains.
 """
 
 
 def skip(precision: Precision) -> str:
-    """Say why a precision has no budget and is not rehearsed; empty where it is."""
+    """Return why a precision has no budget and is not rehearsed; empty if it is rehearsed."""
     if precision.apex:
         return "apex needs an NVIDIA GPU, and its steps wait for the GPU"
     if precision.float8:
@@ -42,7 +42,7 @@ def skip(precision: Precision) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """What is done about fp16's narrow range: a loss scale, and whether overflows are skipped."""
+    """How fp16's narrow range is handled: a loss scale, and whether overflows are skipped."""
 
     loss_scale: float | str | None = None
     skip_overflow: bool = False
@@ -60,8 +60,8 @@ def policies(precision: Precision) -> list[Policy]:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One step: the kernels it would launch, those it may, and the rules it broke. ``budget`` is
-    None for a model that has none: its launches are counted and not judged."""
+    """One rehearsed step: its kernel launches, its budget, and the rules that it broke. ``budget``
+    is None for a model without one, whose launches are counted and not judged."""
 
     precision: str
     policy: Policy
@@ -77,12 +77,12 @@ def rehearse(
     compile: Iterable[bool] = (False, True),
     batch_size: int = 2,
 ) -> list[Rehearsal]:
-    """Run a step of every precision and policy on the CPU, and say what a GPU would make of it.
+    """Run a step of every precision and policy on the CPU, and check it for what a GPU does badly.
 
     Args:
-        precisions: names of `PRECISIONS`; those that `skip` speaks of are left out.
-        compile: whether the network is traced by ``torch.compile`` (see above).
-        batch_size: images a step; launches do not depend on it.
+        precisions: names of `PRECISIONS`; those that `skip` excludes are left out.
+        compile: whether ``torch.compile`` traces the network (see `bench.rehearsal.__main__`).
+        batch_size: images per step; launches do not depend on it.
 
     Raises UsageError: there is no such model.
     """
@@ -97,7 +97,7 @@ def rehearse(
     known = [PRECISIONS[name] for name in precisions if not skip(PRECISIONS[name])]
     for compiled, precision in product(compile, known):
         watch = Watch()
-        with watch:  # from the start, to follow what is made in host memory and what is moved
+        with watch:  # from the start, to track what is made in host memory and what is moved
             network = workload.build_model()
             training = Training(network, precision, device, lr=0.01, workload=workload)
             batch = workload.make_batch(batch_size, device, torch.Generator())

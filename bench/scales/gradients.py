@@ -1,7 +1,7 @@
-"""The gradients of a backward pass, layer by layer: looked at, counted and rounded on the device.
+"""Hooks on the gradients of each layer in a backward pass, to count or round them on the device.
 
-Hooks see the gradient of each layer's output, which the layer's backward pass begins with, and of
-each of its parameters. Nothing here reads a value back: counts stay on the device until asked for.
+They see the gradient of each layer's output, with which the layer's backward pass begins, and of
+each of its parameters. Nothing is read back here: counts stay on the device until asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.scales.formats import FORMATS, Cells, Format, find_bounds
 
 @dataclass(frozen=True)
 class Site:
-    """Where a gradient is: the layer's index, and the parameter's name where it is a weight's."""
+    """The place of a gradient: the layer's index, and the parameter's name if it is of a weight."""
 
     layer: int
     kind: Kind
@@ -31,7 +31,7 @@ class Site:
 
 
 Look = Callable[[Site, Tensor], Tensor | None]
-"""Called with each gradient; what it returns replaces the gradient."""
+"""Called with each gradient; returns what replaces it, or None to leave it."""
 
 KINDS = tuple(Kind)
 
@@ -43,15 +43,15 @@ _CAST = (
     nn.RNNCellBase,
     nn.PReLU,
 )
-"""The modules whose own parameters autocast casts: of AT_FORALL_LOWER_PRECISION_FP in torch's
-ATen/autocast_mode.h, those that have a module."""
+"""The modules whose own parameters autocast casts: the operations of AT_FORALL_LOWER_PRECISION_FP
+in torch's ATen/autocast_mode.h that have a module."""
 
 _CHUNK = 1 << 24
 """Values counted at a time: a cell's index takes 8 bytes, and some gradients have 10^8 values."""
 
 
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that have trainable parameters of their own, by name."""
+    """Return the modules that have trainable parameters of their own, by name."""
     return {
         name or type(model).__name__: module
         for name, module in model.named_modules()
@@ -62,13 +62,13 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
 def list_kept(
     model: nn.Module, precision: str, keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm
 ) -> list[bool]:
-    """Of each of `find_layers`, whether the gradients of its own parameters stay in fp32.
+    """Return, for each of `find_layers`, whether the gradients of its own parameters stay in fp32.
 
-    Under autocast all do but those of layers that it runs in the narrow format: a norm's, and a
-    parameter that is added, such as a position embedding, receive theirs in fp32. The gradient of
-    an output is no such case: a norm's output is fp32 there, but the layer behind it hands back a
-    rounded gradient. In other precisions those of the modules do that `bench.precision.cast`
-    leaves in fp32. A format by itself is taken as a network in that format.
+    Under autocast all do but those of layers that it runs in the narrow format, `_CAST`. So a norm,
+    and a parameter that is added, such as a position embedding, receive fp32 gradients. An output's
+    gradient does not stay in fp32: a norm's output is fp32 there, but the layer after it returns a
+    rounded gradient. In other precisions, the modules that `bench.precision.cast` leaves in fp32
+    keep fp32 gradients. The name of a format stands for a network in that format.
     """
     layers, known = find_layers(model).values(), PRECISIONS.get(precision)
     if known is not None and known.autocast is not None:
@@ -78,8 +78,8 @@ def list_kept(
 
 
 def attach(model: nn.Module, look: Look) -> Callable[[], None]:
-    """Have ``look`` see every gradient of each layer; return a function that ends it. A tensor's
-    hook sees the gradient as it is before an operation in place, such as an in-place ReLU after the
+    """Call ``look`` with every gradient of each layer. Return a function that ends this. The hook
+    of a tensor sees the gradient before an in-place operation, such as an in-place ReLU after the
     layer, for which a module's backward hook raises."""
     hooks = ExitStack()
 
@@ -97,9 +97,9 @@ def attach(model: nn.Module, look: Look) -> Callable[[], None]:
 
 
 class Counter:
-    """Counts fp32 gradients into the cells of `Cells`, and keeps the largest of every step:
+    """Counts of fp32 gradients in the cells of `Cells`, and the largest gradient of every step:
     ``counts`` int64 (steps counted, layers, kinds, cells), ``peaks`` float32 (steps, layers,
-    kinds), NaN where one was NaN."""
+    kinds), NaN if a gradient was NaN."""
 
     def __init__(
         self, layers: int, cells: Cells, steps: int, at: Sequence[int], device: torch.device
@@ -111,7 +111,7 @@ class Counter:
         self.counts = torch.zeros(len(at), *shape, len(cells), dtype=torch.int64, device=device)
         self.peaks = torch.zeros(steps, *shape, device=device)
         self.step = 0
-        """The step that gradients belong to, from 1; to be set before each."""
+        """The step that gradients belong to, from 1; to be set before each step."""
 
     def __call__(self, site: Site, gradient: Tensor) -> None:
         if not gradient.numel():
@@ -123,39 +123,39 @@ class Counter:
         if self.step in self._at:
             counts = self.counts[self._at[self.step]][place]
             for part in values.split(_CHUNK):
-                # not bincount, which asks the device for its largest value first
+                # not bincount, which makes the host wait for the largest value
                 cells = torch.bucketize(part, self._cuts, right=True)
                 counts.scatter_add_(0, cells, self._one.expand(len(cells)))
 
 
 class Comparison:
-    """Tells the fates of gradients in a narrow format by the same gradients in fp32: int64 (passes,
-    layers, kinds, fates).
+    """Fates of gradients in a narrow format, by comparison with the same gradients in fp32: int64
+    (passes, layers, kinds, fates).
 
-    What is zero here and was not in fp32 was flushed. `remember` sees the fp32 pass; then `look`
-    sees one or several passes over the same batch, each after `begin`.
+    A value that is zero here and was not in fp32 was flushed. `remember` sees the fp32 pass; then
+    `look` sees one or several passes over the same batch, each after `begin`.
     """
 
     def __init__(self, layers: int, passes: int, format: Format, device: torch.device) -> None:
         shape = passes, layers, len(KINDS), len(Fate)
         self.fates = torch.zeros(shape, dtype=torch.int64, device=device)
         self._normal = float(2.0**format.least_exponent)
-        # a layer that is called more than once has several, in the order of the backward pass; its
-        # parameters have names, because autocast changes the order of theirs
+        # a layer that is called more than once has several, in the order of the backward pass;
+        # parameters are told apart by name, because autocast changes their order
         self._known: dict[Site, list[Tensor]] = {}
         self._calls = collections.Counter[Site]()
         self._pass = -1
 
     def forget(self) -> None:
-        """After the passes over a batch, before the fp32 pass of another."""
+        """Forget the fp32 pass, before that of another batch."""
         self._known.clear()
 
     def remember(self, site: Site, gradient: Tensor) -> None:
-        """See a gradient of the fp32 pass; a `Look`."""
+        """Keep where a gradient of the fp32 pass is not zero; a `Look`."""
         self._known.setdefault(site, []).append(gradient.detach() != 0)
 
     def begin(self) -> None:
-        """Before each pass in the narrow format."""
+        """Start the next pass in the narrow format."""
         self._pass += 1
         self._calls.clear()
 
@@ -165,7 +165,7 @@ class Comparison:
         assert was.shape == gradient.shape
         size = gradient.detach().abs()
         zero, finite = size == 0, size.isfinite()
-        # fp32 holds these: no digits are lost
+        # an output gradient in fp32 loses no digits
         narrow = site.kind is Kind.WEIGHT or gradient.dtype is not torch.float32
         small = ~zero & (size < (self._normal if narrow else 0.0))
         fates = {
@@ -180,8 +180,8 @@ class Comparison:
 
 
 class Rounding:
-    """Rounds every gradient that passes to a format, and keeps it in its own dtype. What overflows
-    becomes inf in every format, also in e4m3, which has none."""
+    """A `Look` that rounds gradients to a format, and keeps their dtype. What overflows becomes inf
+    in every format, also in e4m3, which has no inf."""
 
     def __init__(
         self,
@@ -205,8 +205,8 @@ class Rounding:
 
 
 def choose_format(precision: str) -> Format:
-    """The format that gradients have in a precision, or the format of that name. Raises KeyError:
-    it is a precision in fp32, or no name at all."""
+    """Return the format of the gradients of a precision, or the format of that name. Raises
+    KeyError: the precision's gradients are fp32, or the name is unknown."""
     known = PRECISIONS.get(precision)
     dtype = (known.autocast or known.weights) if known else FORMATS[precision].dtype
     return {f.dtype: f for f in FORMATS.values()}[dtype]

@@ -1,4 +1,4 @@
-"""A loss-scale map, measured question by question, and its pages."""
+"""The measurement of a loss-scale map, and its pages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SUMMARY, FIGURE, PICTURE = "scales.md", "scales.svg", "scales.png"
 
 
 def measure_map(options: Options, say: Callable[[str], None]) -> ScaleMap:
-    """Find out what the questions name, refuse what cannot be trained, and measure; each case is
-    stored as it ends, and ``say`` told what is done. Raises UsageError: a device, model or dataset
-    cannot be used, or memory ran out."""
+    """Examine what the questions name, refuse what cannot be trained, and measure. Each case is
+    stored as it ends; ``say`` is called with lines on the progress. Raises UsageError: a device,
+    model or dataset cannot be used, or memory ran out."""
     first, cases = options.questions[0], [question.case for question in options.questions]
     answer = ask([first.case.device], list_examined(cases))
     inputs = gather_inputs(cases, answer, data_dir=options.data_dir)

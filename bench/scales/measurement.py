@@ -1,4 +1,4 @@
-"""A training in fp32 whose gradients are looked at, and trainings under loss scales beside it."""
+"""An fp32 training whose gradients are counted, and trainings with loss scales beside it."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ Say = Callable[[str], None]
 
 
 def measure(question: Question, data: Dataset | None, say: Say) -> Iterator[ScaleCase]:
-    """Answer a question, one precision after another, on these images, or None for a user's
-    workload; ``say`` is told what is done now, a line each."""
+    """Answer a question, one precision after another; ``data`` is None for a user's workload.
+    ``say`` is called with lines on the progress."""
     session, case = Session(question, data), question.case
     say(f"{case.model}, batch size {case.batch_size}: {question.steps} steps in fp32")
     reference, gradients = session.observe(say)
     for precision in question.precisions:
         found = session.describe(precision, reference, gradients[precision])
-        # known only now that the gradients are; empty where there is none
+        # known only after the gradients; empty if there is none
         recommended = format_value(find_window(found, question.tolerance).use)
         settings = (recommended if s == RECOMMENDED else s for s in question.train)
         for setting in filter(None, dict.fromkeys(settings)):
@@ -68,8 +68,8 @@ def measure(question: Question, data: Dataset | None, say: Say) -> Iterator[Scal
 
 
 def add_training(case: ScaleCase, training: ScaledTraining) -> ScaleCase:
-    """``case`` with one more training; a static scale that overflows there overflows. In the
-    rounded way the fp32 training tells the overflows of every scale, at every step alike."""
+    """Return ``case`` with one more training. If its static scale overflows there, that is added in
+    the trained way; in the rounded way, the fp32 training tells the overflows of every scale."""
     overflows, first = dict(case.overflows), training.first_overflow
     if case.way is Way.TRAINED and not is_dynamic(training.setting) and first is not None:
         scale = training.scales[0]
@@ -80,7 +80,7 @@ def add_training(case: ScaleCase, training: ScaledTraining) -> ScaleCase:
 
 
 class Session:
-    """One network and one stream of batches, from which every training of a question starts."""
+    """The network and the stream of batches from which every training of a question starts."""
 
     def __init__(self, question: Question, data: Dataset | None) -> None:
         case = question.case
@@ -93,13 +93,13 @@ class Session:
         self._batches = open_supply(case, self._workload, self.device)
 
     def prepare(self, precision: str, loss_scale: Value = None) -> Training:
-        """A training from the start, with the flags of its precision set."""
+        """Build a training from the initial weights, with the flags of its precision set."""
         assert loss_scale is None or isinstance(loss_scale, float | str)
         case = replace(self.question.case, precision=precision, loss_scale=loss_scale)
         return build_training(case, self._workload, self.device, copy.deepcopy(self._start))
 
     def batches(self) -> Iterator[tuple[int, Any]]:
-        """Steps from 1 and their batches; of dropout too each step draws the same every time."""
+        """Yield steps from 1 and their batches, seeded so that dropout is the same every time."""
         for step, batch in enumerate(islice(stream(self._batches), self.question.steps), 1):
             seed_all(self.question.case.seed + step)
             yield step, batch
@@ -109,7 +109,7 @@ class Session:
         trained = q.way is Way.TRAINED
         formats = [] if trained else [choose_format(name).name for name in q.precisions]
         cells = Cells(list(dict.fromkeys(formats)), q.scales)
-        # in the trained way the probes count, and what is asked of fp32 is the largest alone
+        # in the trained way the probes count, and fp32 only gives the largest gradients
         at = () if trained else q.at
         counter = Counter(len(self.layers), cells, q.steps, at, self.device)
         probes = {name: Probe(self, name) for name in q.precisions} if trained else {}
@@ -122,7 +122,7 @@ class Session:
                 weights = {n: v.clone() for n, v in training.model.state_dict().items()}
             seen = [probe.comparison.remember for probe in probes.values() if weights]
             ends = [attach(training.model, remember) for remember in seen]
-            set_flags(training.precision)  # building and running the probes set theirs
+            set_flags(training.precision)  # building and running probes sets theirs
             losses.append(training.step(batch)[0])
             for end in ends:
                 end()
@@ -130,7 +130,7 @@ class Session:
                 for name, probe in probes.items():
                     say(f"{name}: gradients at step {step}, {len(q.scales)} scales")
                     probe.look(weights, step, batch)
-        # here, and not before, the host waits for the device
+        # the host does not wait for the device before this
         reference = _read_training("", losses, [1.0] * q.steps, [False] * q.steps)
         peaks, counts = counter.peaks.cpu(), counter.counts.tolist()
         if trained:
@@ -157,7 +157,7 @@ class Session:
         overflows = {}
         for scale in q.scales:
             limit = find_bounds(format, scale).overflowing
-            # NaN is not below it either
+            # not `peak >= limit`: NaN overflows too
             over = (step for step, peak in enumerate(largest, 1) if not peak < limit)
             if step := next(over, None):
                 overflows[scale] = Overflow(step, places[step - 1])
@@ -166,7 +166,8 @@ class Session:
     def find_peaks(
         self, peaks: Tensor, masks: Sequence[tuple[int, Kind]]
     ) -> tuple[list[float], list[str]]:
-        """The largest gradient of each step among ``masks``, and where it was; NaN is largest."""
+        """Return the largest gradient of each step among ``masks``, and its place; NaN counts
+        most."""
         columns = [peaks[:, i, KINDS.index(kind)] for i, kind in masks]
         values, indices = torch.stack(columns, dim=1).max(dim=1)
         names = [f"{kind.value} gradient of layer {self.layers[i]}" for i, kind in masks]
@@ -212,7 +213,7 @@ class Observation(NamedTuple):
 
 
 class Probe:
-    """Passes of a network in its own precision, one for each scale, at weights of the fp32 one."""
+    """Passes in a precision at the weights of the fp32 training, one for each scale."""
 
     def __init__(self, session: Session, precision: str) -> None:
         q, format = session.question, choose_format(precision)
@@ -223,7 +224,7 @@ class Probe:
         attach(self.training.model, self.comparison.look)
 
     def look(self, weights: dict[str, Tensor], step: int, batch: Any) -> None:
-        """One pass for each scale, over the batch that the fp32 pass has seen."""
+        """Make one pass for each scale over the batch that the fp32 pass has seen."""
         q = self._session.question
         set_flags(PRECISIONS[self.precision])
         for scale in q.scales:

@@ -1,4 +1,4 @@
-"""The command line of a loss-scale map: what can be asked for."""
+"""The command line of a loss-scale map."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from bench.scales.formats import FORMATS, to_float32
 from bench.workloads import IMAGES, OWN
 
 POWERS = tuple(2.0**k for k in range(25))
-"""The scales by default: from 1 to 2^24, all powers of two. Multiplying by one rounds nothing."""
+"""The default scales: the powers of two from 1 to 2^24, which round nothing as factors."""
 
 AT = (1, 5, 20)
-"""The steps by default: the first, and two after the weights have changed."""
+"""The default steps: the first, and two after the weights have changed."""
 
 RECOMMENDED = "recommended"
-"""Stands for the scale that the map recommends, among the settings to train under."""
+"""Stands for the scale that the map recommends, among the loss scales to train with."""
 
 TRAIN = ("1", "128", RECOMMENDED, "dynamic")
-"""The loss scales to train under by default, where gradients are rounded."""
+"""The loss scales to train with by default, if gradients are rounded."""
 
 _HALVES = [
     name
@@ -61,7 +61,7 @@ takes it.
 
 @dataclass(frozen=True)
 class Question:
-    """What to find out of one model or workload at one batch size."""
+    """What to measure for one model or workload at one batch size."""
 
     case: Case  # what is trained, in fp32
     precisions: tuple[str, ...]
@@ -69,7 +69,7 @@ class Question:
     steps: int
     at: tuple[int, ...]  # steps, from 1 and rising, at which gradients are counted
     scales: tuple[float, ...]  # rising, and each a float32 number
-    train: tuple[str, ...]  # loss scales to train under, as flags spell them, or `RECOMMENDED`
+    train: tuple[str, ...]  # loss scales to train with, as flags spell them, or `RECOMMENDED`
     tolerance: float  # see `bench.scale_map.find_window`
 
 

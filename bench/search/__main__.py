@@ -21,15 +21,15 @@ from bench.search.trials import run_search
 from bench.store.reader import read_epochs, read_records
 from bench.text import count
 
-_WIDTH = 120  # columns where there is no terminal to ask and COLUMNS is not set
+_WIDTH = 120  # columns if there is no terminal and COLUMNS is not set
 
 
 @command
 def main(argv: Sequence[str]) -> int:
     """Search for the best settings.
 
-    Returns 0; 1 where no trial was measured, all lanes were lost or the disk is full; 2 for a usage
-    error; 130 or 143 where it was stopped.
+    Returns 0; 1 if no trial was measured, all lanes were lost or the disk is full; 2 for a usage
+    error; 130 or 143 if it was stopped.
     """
     asked = parse_arguments(argv, __doc__)
     if asked.options.dry_run:
@@ -43,12 +43,12 @@ def main(argv: Sequence[str]) -> int:
         return 128 + session.stopped
     if trials.waiting:
         print(f"{count(trials.waiting, 'trial')} left; {go_on}", file=sys.stderr)
-    # there was time for them, so that their lanes were lost
+    # trials are left although there was time: their lanes were lost
     return 0 if measured and not trials.left else 1
 
 
 def print_findings(out: Path, halving: Halving) -> bool:
-    """Print the trials, the rungs and how to confirm the best; whether any trial was measured."""
+    """Print trials, rungs and how to confirm the best. Return whether any trial was measured."""
     from bench.questions.halving import RUNGS, SEARCH, confirm, tell_rungs, tell_trials
     from bench.render.text import draw_table, open_console
 
@@ -57,7 +57,7 @@ def print_findings(out: Path, halving: Halving) -> bool:
     made_up = list(tell_origin(records["executor"]))
     for line in made_up:
         print(line)
-    # the commands that confirm the best stand below
+    # the commands that confirm the best are printed below
     trials = SEARCH.lay_out(tell_trials(records, epochs, halving, how=""))
     rungs = RUNGS.lay_out(tell_rungs(records, epochs, halving))
     for table in (*trials, *rungs):

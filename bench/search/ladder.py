@@ -1,10 +1,10 @@
-"""The rungs that trials climb, and which trials may go on: Ray Tune's ASHA, asked in this process.
+"""Which trials may go on, at which rungs: Ray Tune's ASHA scheduler, called in this process.
 
-Tune's scheduler decides; Tune's processes are left out. They would run each trial in an actor on a
-cluster of their own (4 s and 312 MB to start), which then starts the worker that measures, and they
-keep trials in a store of their own, retry them, and change what a process inherits. A scheduler
-needs none of that: its public methods ``on_trial_add`` and ``on_trial_result`` take a trial, of
-which they look at ``trial_id`` alone, and an epoch's result, and answer CONTINUE or STOP.
+Only Tune's scheduler is used, not its processes. They would run each trial in an actor on a cluster
+of their own (4 s and 312 MB to start), which then starts the worker that measures, and they keep
+trials in a store of their own, retry them, and change what a process inherits. A scheduler needs
+none of that: its public methods ``on_trial_add`` and ``on_trial_result`` take a trial, of which
+they read only ``trial_id``, and the result of an epoch, and return CONTINUE or STOP.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from bench.halving import Halving
 INSTALL = "bench.search needs Ray Tune: pip install 'gpu-precision-bench[search]'"
 
 Curve = Sequence[float | None]
-"""The metric of each epoch of a trial so far; None where it is not known or no number."""
+"""The metric of each epoch of a trial so far; None if it is unknown, inf or NaN."""
 
 
 _EPOCH = "epoch"
 
 
 class Ladder:
-    """The scheduler of one search; trials on several lanes may be judged by several threads. It is
-    made anew from the curves of the trials that have ended, in the order in which they did, so that
-    a search goes on wherever its records end. Raises UsageError: Ray Tune is not installed."""
+    """The scheduler of one search; lanes may judge trials in several threads. It is built anew from
+    the curves of the trials that have ended, in the order in which they did, so that a search can
+    resume from its records. Raises UsageError: Ray Tune is not installed."""
 
     def __init__(self, halving: Halving, curves: Iterable[Curve] = ()) -> None:
         try:
@@ -53,10 +53,9 @@ class Ladder:
                 judge(epoch, value)
 
     def add(self) -> Callable[[int, float | None], bool]:
-        """Let a trial begin at the foot. What is returned says whether it is to end after an epoch,
-        from 1; the last one ends it anyway. One whose metric is no number ends at once and counts
-        at no rung: it can only get worse, and a percentile of what others reached would have no
-        place for it."""
+        """Add a trial. Return a function of an epoch, from 1, and its metric that tells whether the
+        trial is to end, as it does after the last epoch. A trial without a metric ends at once and
+        counts at no rung: it can only get worse, and has no place in a percentile of the others."""
         with self._lock:
             self._added += 1
             trial = SimpleNamespace(trial_id=str(self._added))

@@ -28,11 +28,10 @@ EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
 
 BATCHES = [64, 128, 256, 512]
 LOSS_SCALES: list[Value] = [128.0, 1024.0, "dynamic"]
-"""What is searched where nothing is given; loss scales for the precisions that scale a loss."""
+"""The default values to search; loss scales, for the precisions that scale a loss."""
 
 AROUND = 10.0
-"""Where no learning rate is given, by how much those tried may be below or above the optimizer's
-own."""
+"""The factor by which default learning rates may be below or above the optimizer's own."""
 
 DIGITS = 3
 """Significant digits of a learning rate that is drawn: a tenth of a percent changes nothing, and
@@ -43,20 +42,20 @@ _MOST_SAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Search:
-    """A command line, parsed and checked. Learning rates are of the range ``rates``, or ``around``
-    each optimizer's own, or of a list as the other values are."""
+    """The command line, parsed and checked. Learning rates are drawn from the range ``rates``, or
+    ``around`` each optimizer's own, or taken from a list like the other values."""
 
-    options: Options  # as of a sweep of the values that are lists
+    options: Options  # as of a sweep over the lists of values
     halving: Halving  # the rules, without the trials
-    samples: int  # how many trials there are to be
+    samples: int  # the number of trials
     seed: int
     rates: tuple[float, float] | None
     around: bool
-    time_s: float  # after which no trial begins
+    time_s: float  # no trial begins after it
 
     def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> Drawn:
-        """Draw the trials; ``settle`` is as of `bench.sweep.options.plan_cases`. Raises UsageError:
-        settings do not go together, or there is nothing to compare."""
+        """Draw the trials; ``settle`` is as in `bench.sweep.options.plan_cases`. Raises UsageError:
+        settings do not go together, or there is only one trial."""
         grid = plan_cases(self.options, settle=settle).cases
         axes = [name for name in AXES if len({getattr(case, name) for case in grid}) > 1]
         ranged = self.rates is not None or self.around
@@ -77,15 +76,15 @@ class Search:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The trials of a search, and its rules with their settings: the axes that vary over all that
-    may be drawn, so that those of the first trials are the same for any number of samples."""
+    """The trials of a search, and its rules with the trials' settings. These are of the axes that
+    vary among all possible trials, so that they do not depend on the number of samples."""
 
     trials: list[Case]
     halving: Halving
 
 
 def describe_search(asked: Search) -> Iterator[str]:
-    """The trials and the epochs that a search would run. Raises UsageError as a start would."""
+    """Describe the trials and epochs that a search would run. Raises UsageError: as a start."""
     plan = Plan(asked.plan().trials)
     try_folders(asked.options)
     try_lanes(plan, asked.options)
@@ -105,10 +104,10 @@ def describe_search(asked: Search) -> Iterator[str]:
 def _draw(
     grid: Sequence[Case], samples: int, seed: int, rates: tuple[float, float] | None
 ) -> Iterator[Case]:
-    """Draw trials: each combination of the lists in turn, learning rates alike on a log scale. The
-    first of them are the same for any number of samples, so that a search can be extended."""
+    """Draw trials: each combination of the lists in turn, learning rates uniform on a log scale.
+    The first trials are the same for any number of samples, so that a search can be extended."""
     chance, drawn = random.Random(seed), set[Case]()
-    # a narrow range holds few numbers of so many digits
+    # a limit, because a narrow range holds few numbers of `DIGITS` digits
     for index in range(20 * samples):
         if index % len(grid) == 0:
             order = chance.sample(grid, len(grid))
@@ -195,9 +194,9 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Search
 
 
 def _build_defaults(axes: dict[str, list[Value]]) -> Preset:
-    """What is searched beside the axes given."""
+    """Return what is searched by default, beside the axes given."""
     grid: dict[str, Sequence[Value]] = {"batch_size": BATCHES}
-    # on a GPU the format that a loss scale is for; a CPU computes fp16 too slowly
+    # loss scales are for fp16, which a CPU computes too slowly
     device = list_devices(axes, "bench.search")
     grid["precision"] = ["fp16" if device == ["cuda"] else "fp32"]
     if any(PRECISIONS[str(p)].scales_loss for p in axes.get("precision", grid["precision"])):
@@ -206,7 +205,7 @@ def _build_defaults(axes: dict[str, list[Value]]) -> Preset:
 
 
 def _take_range(given: argparse.Namespace) -> tuple[float, float] | None:
-    """Take a range out of the values of ``--lr``, which are numbers otherwise."""
+    """Take a range out of ``--lr`` and return it; None if its values are numbers."""
     if not given.lr or not any(".." in text for text in given.lr):
         return None
     flag = axis_flag("lr")

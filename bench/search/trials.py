@@ -1,4 +1,4 @@
-"""The trials of a search: as a source of runs for lanes, in a folder that may hold earlier ones."""
+"""The trials of a search: a source of runs for lanes, in a folder that may hold earlier trials."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 def run_search(asked: Search) -> tuple[Trials, Session]:
-    """Run the trials into --out, as long as there is time; what is left of them."""
-    Ladder(asked.halving)  # refuses where Ray Tune is not installed
+    """Run the trials into --out until the time limit. Return them, and the session."""
+    Ladder(asked.halving)  # raises UsageError if Ray Tune is not installed
     why = "which round differently"
     with start_session(asked.options, asked.plan().trials, alike=why) as session:
         drawn = asked.plan(session.inputs.settle)
@@ -51,7 +51,7 @@ def run_search(asked: Search) -> tuple[Trials, Session]:
 
 
 def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None:
-    """Refuse to compare trials by other rules than those that ended the earlier ones."""
+    """Refuse other rules or trials than those of the search that ``out`` holds."""
     if before is None:
         return
     changed = [
@@ -70,12 +70,12 @@ def refuse_other_search(out: Path, before: Halving | None, now: Halving) -> None
 
 
 class Trials:
-    """Deals out the trials that have not ended, in the order in which they were drawn.
+    """A source of the trials that have not ended, in the order in which they were drawn.
 
-    A trial climbs a ladder that is made of all that ended before it, by ``frame``, the rows of the
-    folder that new ones can be compared with. Trials that run beside each other share one. Nothing
-    else is remembered, so that a search goes on wherever its records end. No trial begins from the
-    time.monotonic() ``until`` on.
+    A trial is judged by a `Ladder` of all that ended before it; ``frame`` has the earlier ones, as
+    rows that new ones can be compared with. Trials that run at the same time share a ladder. There
+    is no other state, so a search can resume from its records. No trial begins once
+    time.monotonic() is ``until`` or later.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Trials:
         done = self._read(frame, set(cases))
         self._queue = deque(case for case in cases if case not in done)
         self._losses = Losses()
-        self._open = 0  # trials that are dealt out and have not ended
+        self._open = 0  # trials that were taken and have not ended
         self._ladder: Ladder | None = None
 
     @property
@@ -123,8 +123,8 @@ class Trials:
         )
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
-        """Learn how a trial ended; one that was lost is the next again, but not for ever. Raises
-        UsageError: the metric is empty although the loss is a number."""
+        """Learn from an outcome. A lost trial comes next again, as often as `Losses` allows. Raises
+        UsageError: the metric is empty although the loss was never inf or NaN."""
         self._open -= 1
         case, m = record.case, record.measurement
         if record.status is Status.LOST and self._losses.allow(case, outcome):
@@ -140,7 +140,7 @@ class Trials:
         self._curves.append([read_metric(row, self.halving.metric) for row in outcome.epochs])
 
     def _read(self, frame: pd.DataFrame, wanted: set[Case]) -> set[Case]:
-        """Take in the trials that ended before, but for those that are to be tried again."""
+        """Read the trials that ended before, less those to be retried. Return their cases."""
         done = set()
         rows = keep_latest(frame[find_repeats(frame) & (frame["repeat"] == 1)])
         epochs = read_epochs(self.loop.store.folder)
@@ -156,12 +156,12 @@ class Trials:
             self._walls.note(case, status)
             if status in MEASURED:
                 mine = epochs[epochs["record_id"] == row["record_id"]].sort_values("epoch")
-                # a loss that is no number any more is empty there, and leaves nothing to compare
+                # a loss that became inf or NaN is empty there: its epoch has no metric
                 values = mine[self.halving.metric].where(mine["train_loss"].notna())
                 self._curves.append([None if math.isnan(v) else v for v in values.tolist()])
         return done
 
 
 def read_metric(row: EpochRow, metric: str) -> float | None:
-    """What a trial is judged by: nothing, where its loss is no number any more."""
+    """Return the metric of an epoch; None if its loss is inf or NaN."""
     return None if row.train_loss is None else getattr(row, metric)

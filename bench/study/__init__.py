@@ -1,1 +1,1 @@
-"""Runs and cases as they are read: what was measured, what it amounts to, and what to doubt."""
+"""Records read back from sweeps: their measurements, derived quantities and doubts."""

@@ -1,4 +1,4 @@
-"""Which axes a report is about: those that vary, in the order in which a reader compares."""
+"""The axes of a report: those that vary, in the order in which a reader compares them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MACHINE = "machine"
-"""Where a case ran, which is compared like an axis: a sweep and a machine of it."""
+"""Where a case ran, compared like an axis; its values are (sweep, machine) pairs."""
 
-# as `Case` has them, but for the batch size, which comes before what few precisions have
+# in the order of `Case`, but the batch size comes before axes that only few precisions have
 _FIRST = ("model", "dataset", "precision", "loss_scale", "skip_overflow", "batch_size")
 
 ORDER = (
@@ -24,26 +24,26 @@ ORDER = (
     *_FIRST,
     *(name for name in AXES if name not in (*_FIRST, *SAME_QUESTION, "device", "workload")),
 )
-"""Every axis a table may have a column for. ``device`` is told by the machine, a workload by the
-model."""
+"""Every axis a table may have a column for. The machine implies the ``device``, and the model the
+workload."""
 
 NUMBERS = frozenset(name for name, axis in AXES.items() if axis.number)
-"""Axes whose values are numbers, upwards; a dynamic loss scale comes last."""
+"""Axes whose values are numbers, in ascending order; a dynamic loss scale comes last."""
 
 Machines = Mapping[tuple[str, str], str]
-"""(sweep, machine) to its name for people."""
+"""Maps (sweep, machine) to its display name."""
 
 
 def find_default(axis: str) -> Value:
-    """The default of an axis, as a table of cases has it."""
+    """Return the default of an axis, as it appears in a table of cases."""
     default = AXES[axis].default
     return "" if default is None else default
 
 
 def find_varying(cases: pd.DataFrame, among: Iterable[str] = ORDER) -> tuple[str, ...]:
-    """The axes ``among`` these in which cases differ. A loss scale (and what else only some
-    precisions have) varies if it does within one precision; a learning rate also where each
-    optimizer has its own. Some of the cases vary in no axis in which all of them do not."""
+    """Return the axes ``among`` these in which cases differ. One that only some precisions have,
+    such as the loss scale, must differ within one precision; a learning rate also varies if each
+    optimizer has its own. A subset of cases varies only in axes in which all of them do."""
     varying = []
     for name in among:
         if name == MACHINE:
@@ -58,7 +58,7 @@ def find_varying(cases: pd.DataFrame, among: Iterable[str] = ORDER) -> tuple[str
 
 
 def list_naming_axes(varying: Collection[str]) -> list[str]:
-    """The axes by which a sentence names a case: those that vary, and two that are always told."""
+    """Return the axes that name a case in a sentence: those that vary, precision and batch size."""
     return [name for name in ORDER if name in (*varying, "precision", "batch_size")]
 
 
@@ -67,14 +67,14 @@ def name_axis(axis: str) -> str:
 
 
 def name_value(axis: str, value: Any, machines: Machines) -> str:
-    """Write a value of an axis, of `take_values`, for people."""
+    """Return the display name of a value of `take_values`."""
     if axis == MACHINE:
         return machines[value]
     return mark_legacy(axis, format_value(value)) or "none"
 
 
 def name_setting(axis: str, text: str) -> str:
-    """What a value, as text, is called where nothing near it says the axis.
+    """Return a value's display text for places where nothing near it names the axis.
 
     >>> name_setting("precision", "fp32"), name_setting("compile", "off"), name_setting("lr", "0.1")
     ('fp32', 'compile off', 'lr 0.1')
@@ -83,9 +83,9 @@ def name_setting(axis: str, text: str) -> str:
 
 
 def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
-    """The distinct values of an axis as a reader expects them: precisions in the order of
-    `PRECISIONS`, numbers and amounts of memory upwards, dynamic loss scales and no limit last, off
-    before on, anything else as it first ran."""
+    """Return the distinct values of an axis in display order: precisions as in `PRECISIONS`,
+    numbers and memory sizes ascending, dynamic loss scales and no limit last, off before on,
+    anything else by first appearance."""
     distinct = list(dict.fromkeys(values))
     if axis == MACHINE:
         return distinct
@@ -94,7 +94,7 @@ def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
 
 
 def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
-    """Where each case's value of an axis stands in `order_values`; of machines, as they ran."""
+    """Return the place of each case's value in `order_values`."""
     import pandas as pd
 
     values = take_values(cases, axis).tolist()
@@ -103,7 +103,7 @@ def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
 
 
 def take_values(cases: pd.DataFrame, axis: str) -> pd.Series:
-    """Each case's value of an axis; of `MACHINE` its (sweep, machine)."""
+    """Return each case's value of an axis; for `MACHINE`, its (sweep, machine)."""
     import pandas as pd
 
     if axis != MACHINE:
@@ -113,21 +113,21 @@ def take_values(cases: pd.DataFrame, axis: str) -> pd.Series:
 
 
 def sort_cases(cases: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
-    """Cases ordered by ``axes``, the last varying fastest, so that neighbours differ in little."""
+    """Sort cases by ``axes``, the last varying fastest, so that neighbours differ little."""
     import numpy as np
 
-    # beside the frame: a column that is dropped again leaves it in a hundred pieces
+    # not as columns of the frame: dropping them again would leave it fragmented
     keys = [rank(cases, axis).to_numpy() for axis in reversed(axes)]
     return cases.take(np.lexsort(keys)) if keys else cases
 
 
 def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFrame:
-    """Of the cases of each precision, those that stand for it where precisions are compared.
+    """Keep the cases that represent their precision where precisions are compared.
 
-    They are at its main loss scale and at the defaults of all else that follows from a precision,
-    such as not to skip overflows, if any such ran. Of cases that are equal in all else, by their
-    number ``equal``, those at the lowest scale stand for it where none is at the main one of the
-    whole sweep.
+    These have its main loss scale, and the defaults of all other axes that follow from a precision,
+    if any such case ran. ``equal`` numbers the groups of cases that are equal in all other axes: if
+    no case of a group has the main loss scale of the whole sweep, those at the lowest scale
+    represent the precision there.
     """
     import numpy as np
 

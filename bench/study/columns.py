@@ -1,7 +1,7 @@
 """The columns of some records as arrays, from which quantities and doubts are computed.
 
-Of one record or of a hundred thousand a formula is the same; of few, a step of it takes numpy a
-hundredth of the time that it takes pandas.
+Formulas are the same for one record and for a hundred thousand. For few records, each step
+takes numpy a hundredth of the time that pandas needs.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 
 
 def positive(values: Array) -> Array:
-    """Values above zero; NaN for the others, which nothing can be divided by."""
+    """Return values for use as divisors: NaN where they are not above zero."""
     return leave_out(values, ~(values > 0))
 
 
 def leave_out(values: Array, which: Array) -> Array:
-    """Values with NaN for some."""
+    """Return values with NaN where ``which`` is true."""
     import numpy as np
 
     return np.where(which, math.nan, values)
 
 
 def fill(values: Array, others: Any) -> Array:
-    """Values, and others where they are NaN."""
+    """Return values, with ``others`` where they are NaN."""
     import numpy as np
 
     return np.where(known(values), values, others)
 
 
 def known(values: Array) -> Array:
-    """Which values are not NaN."""
+    """Return which values are not NaN."""
     found: Array = values == values
     return found
 
 
 def find_least(values: Array, group: Array) -> Array:
-    """Of each row the least value in its group, of groups that are numbered from 0."""
+    """Return for each row the least value in its group; groups are numbered from 0."""
     import numpy as np
 
     least = np.full(group.max(initial=-1) + 1, np.inf)
@@ -59,7 +59,7 @@ def find_least(values: Array, group: Array) -> Array:
 
 
 class Texts:
-    """A column of text: its ``distinct`` cells as they first appear, each looked at once."""
+    """A column of text. Each of its ``distinct`` cells, by first appearance, is processed once."""
 
     def __init__(self, cells: pd.Series | Array) -> None:
         import numpy as np
@@ -75,7 +75,7 @@ class Texts:
             self.distinct = list(distinct)
 
     def map(self, find: Callable[[str], Any], kind: type = float) -> Array:
-        """What ``find`` says of the text of each row."""
+        """Return the result of ``find`` on the text of each row."""
         import numpy as np
 
         found: Array = np.array([find(text) for text in self.distinct], kind)[self._places]
@@ -100,9 +100,8 @@ class Texts:
 
 
 class Columns:
-    """The columns of a frame of records, and ``more`` beside it, by their names: numbers and
-    switches as arrays, text as `Texts`. The properties are what formulas need; each is made once,
-    if asked for."""
+    """The columns of a frame of records, and ``more`` beside it, as attributes: numbers and
+    switches as arrays, text as `Texts`. The properties are inputs of formulas, computed once."""
 
     def __init__(self, frame: pd.DataFrame, more: Mapping[str, Array] | None = None) -> None:
         self._frame = frame
@@ -117,14 +116,14 @@ class Columns:
         held: Any = self._more if name in self._more else self._frame
         if name not in held:
             raise AttributeError(name)
-        cells = held[name]  # a look at a column takes 20 µs
+        cells = held[name]  # indexing the frame takes 20 µs
         values = Texts(cells) if cells.dtype.kind == "O" else np.asarray(cells)
         setattr(self, name, values)
         return values
 
     @cached_property
     def throughput(self) -> Array:
-        """Images of an epoch over its time."""
+        """Images of an epoch over its time, in images/s."""
         return fill(self.images_per_s, self.train_images / self.epoch_time_s)
 
     @cached_property
@@ -135,68 +134,68 @@ class Columns:
 
     @cached_property
     def busy_share(self) -> Array:
-        """Time in which a GPU runs kernels, of a profiled step (`bench.study.summaries.find_busy`),
-        over a median step without profile."""
+        """Kernel time of a profiled step on a GPU (`bench.study.summaries.find_busy`) over the
+        median step without profiler."""
         share: Array = self.busy_step_s / positive(self.step_time_median_s)
         return share
 
     @cached_property
     def busy_epoch(self) -> Array:
-        """Seconds of an epoch in which a GPU runs kernels: no host makes it shorter."""
+        """Kernel time of an epoch on a GPU, in s: a lower bound of the epoch time."""
         busy: Array = self.busy_step_s * self.steps_per_epoch
         return busy
 
     @cached_property
     def exposed(self) -> Array:
-        """What the exchange of gradients adds to a step; noise may make it negative. NaN for one
-        process, which exchanges nothing."""
+        """Time that the exchange of gradients adds to a step, in s; noise may make it negative. NaN
+        for one process, which exchanges nothing."""
         return leave_out(self.sync_step_s - self.no_sync_step_s, ~(self.world_size > 1))
 
     @cached_property
     def missed(self) -> Array:
-        """Whether the epoch time is known less well than ``--until`` asked."""
+        """Whether the error of the epoch time is larger than ``--until`` asked."""
         missed: Array = self.epoch_time_error > self.until.map(lambda asked: float(asked or "nan"))
         return missed
 
     @cached_property
     def ended(self) -> Array:
-        """Whether ``--until`` ended a row before its epoch did."""
+        """Whether ``--until`` ended the run before its epoch was over."""
         ended: Array = (self.until != "") & (self.part < 1) & ~self.missed
         return ended
 
     @cached_property
     def cut_by_steps(self) -> Array:
-        """Whether ``--steps`` is what keeps a row from having measured more."""
+        """Whether ``--steps`` limited how much was measured."""
         cut: Array = (self.part < self.fraction) & ~self.ended
         return cut
 
     @cached_property
     def flops(self) -> Array:
-        """FLOP an image takes forward and backward, times the images/s of each GPU."""
+        """FLOP/s: FLOP of an image, forward and backward, times the images/s of each GPU."""
         flops: Array = self.flop_per_image * self.throughput / self.world_size
         return flops
 
     @cached_property
     def moved(self) -> Array:
-        """Memory traffic of a step, as if nothing were fused, over the time of a median step."""
+        """Memory traffic in bytes/s: of a step, as if nothing were fused, over the median step."""
         moved: Array = self.step_bytes / positive(self.step_time_median_s)
         return moved
 
     @cached_property
     def of_peaks(self) -> Array:
-        """`flops` over the data sheet of the card, also where that cannot be: above 1."""
+        """`flops` over the peak in the card's data sheet; impossible shares above 1 are kept."""
         return self._share(lambda arithmetic: self._look_up(lambda g: peak_flops(g, arithmetic)))
 
     @cached_property
     def of_bandwidth(self) -> Array:
-        """`moved` over the data sheet of the card, also where that cannot be: above 1."""
+        """`moved` over the bandwidth in the data sheet; impossible shares above 1 are kept."""
         share: Array = self.moved / self._look_up(peak_bandwidth)
         return share
 
     @cached_property
     def of_measured(self) -> Array:
-        """`flops` over what a large product reached on this device, or a convolution, where that
-        was more."""
+        """`flops` over the rate of a large matrix product or convolution measured on this device,
+        whichever is higher."""
         import numpy as np
 
         def find_rate(arithmetic: str) -> Array:
@@ -208,12 +207,12 @@ class Columns:
 
     @cached_property
     def of_copy(self) -> Array:
-        """`moved` over what a large copy reads and writes a second on this device. NaN for compiled
-        code: it moves less than is counted, so that its share may be above all."""
+        """`moved` over the bytes/s that a large copy reads and writes on this device. NaN for
+        compiled code, which moves less than is counted, so that its share may exceed 1."""
         return leave_out(self.moved / positive(self.take_rate(COPY)), self.compile != Case.compile)
 
     def take_rate(self, column: str) -> Array:
-        """A rate that the machine was measured to reach; NaN where it is above the data sheet."""
+        """Return a measured rate of the machine; NaN where it is above the data sheet."""
         rate = getattr(self, column)
         return leave_out(rate, rate > self._look_up(lambda gpu: list_peaks(gpu).get(column)))
 
@@ -221,12 +220,11 @@ class Columns:
         return leave_out(self.gpu.map(lambda gpu: find(gpu) or math.nan), self.device != "cuda")
 
     def _share(self, find_rate: Callable[[str], Array]) -> Array:
-        """`flops` over a rate of the arithmetic that ran; NaN where there is none.
+        """Return `flops` over the rate of the arithmetic that ran; NaN where no rate is known.
 
-        Where several were found (``tfloat32/float32``), of the first: that of the forward pass of
-        the network's most expensive layer. Where a share of the FLOP is fp8's and the rest bf16's,
-        the rate is that of a card that does each at its own: 1 / (share / fp8 + (1 - share) /
-        bf16).
+        If several arithmetics were found (``tfloat32/float32``), the first one counts: that of the
+        forward pass of the network's most expensive layer. If a share of the FLOP ran in fp8 and
+        the rest in bf16, the combined rate is 1 / (share / fp8 + (1 - share) / bf16).
         """
         import numpy as np
 

@@ -1,4 +1,4 @@
-"""Reasons to doubt a row, each found in typed columns."""
+"""Reasons to doubt a row, each computed from typed columns."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ if TYPE_CHECKING:
     from bench.study.columns import Array
 
 NOISY_STEPS = 0.05
-"""Step times whose MAD is above this share of their median are called noisy."""
+"""Step times are called noisy if their MAD is above this share of their median."""
 
 FEW_STEPS = 4
-"""Below this many measured steps their spread says nothing."""
+"""With fewer measured steps than this, their spread says nothing."""
 
 MOST_SKIPPED = 0.1
-"""Above this share of the steps, skipping is told: a dynamic scale that has settled skips one in
-two thousand."""
+"""Skipping more than this share of the steps is reported: a dynamic scale that has settled skips
+one in two thousand."""
 
 SHORT_ENERGY_S = 2.0
-"""Below this many seconds an energy is doubted: NVML's readings are 0.1 s apart, the power of the
-moments before and after is in the first and the last, and a card takes less power before it is
-warm. Parts of 1.6 to 2.4 s took 1 to 5 % less power than whole epochs of the same H200, those of
-7.5 s and more at most 1 %."""
+"""An energy measured over fewer seconds is doubted: NVML's readings are 0.1 s apart, the first and
+the last include power from before and after, and a card draws less power before it is warm. On an
+H200, parts of 1.6 to 2.4 s drew 1 to 5 % less power than whole epochs, parts of 7.5 s and more at
+most 1 %."""
 
 LEAST_BUSY = 0.9
-"""A GPU that runs kernels for less than this share of a step waits for the host: of DPN-92 on an
-H100, 0.95 to 0.99 at batch sizes that fill it, 0.69 and 0.75 at 128 in half precision."""
+"""A GPU that runs kernels for less than this share of a step waits for the host. DPN-92 on an H100:
+0.95 to 0.99 at batch sizes that fill it, 0.69 and 0.75 at batch size 128 in half precision."""
 
 MOST_UNNAMED = 0.05
-"""Share of a profiled step from which operations that no kind names are a defect."""
+"""Operations of no known kind that take more than this share of a profiled step are a defect."""
 
 MOST_STRETCHED = 1.3
-"""A profiled step over one without the profiler, on a CPU: 1.01 to 1.28 on a noisy machine."""
+"""A profiled step over one without the profiler, on a CPU: a noisy machine had 1.01 to 1.28."""
 
 _SPARE_HOST = "a larger --batch-size, --cuda-graphs on or --compile"
 
 LEAST_KNOWN = 0.5
-"""An epoch whose 95 % interval is wider than this share of it on either side is not known."""
+"""An epoch time is not known if half its 95 % interval is larger than this share of it."""
 
 
 @dataclass(frozen=True)
 class Trend:
     """Something that may change from the first quarter of an epoch to the last.
 
-    ``most`` is how much of it is believed, a share of the first quarter where it is ``relative``;
-    what ``noise`` explains is believed on top.
+    ``most`` is the largest change that raises no doubt, as a share of the first quarter if it is
+    ``relative``; ``noise`` returns what is tolerated on top of it.
     """
 
     label: str
@@ -72,22 +72,22 @@ class Trend:
     noise: Callable[[Columns], Array] | None = None
     relative: bool = True
     unit: str = ""
-    signs: tuple[int, ...] = (1, -1)  # a rise is doubted, a fall, or either
+    signs: tuple[int, ...] = (1, -1)  # doubt a rise (1), a fall (-1) or both
 
     def measure(self, r: Columns) -> Array:
-        """Change from the first quarter to the last; NaN where either is unknown."""
+        """Return the change from the first quarter to the last; NaN where either is unknown."""
         first, last = getattr(r, self.first), getattr(r, self.last)
         change: Array = last / positive(first) - 1 if self.relative else last - first
         return change
 
     def find(self, r: Columns) -> Array:
-        """Which rows changed by more than is believed."""
+        """Return which rows changed by more than is tolerated."""
         change = self.measure(r)
         believed = self.most + (self.noise(r) if self.noise else 0.0)
         return reduce(or_, (sign * change > believed for sign in self.signs))
 
     def describe(self, r: Columns) -> str:
-        """Say the largest change among the rows that changed too much; empty if none did."""
+        """Describe the largest change among the rows that changed too much; empty if none did."""
         change = self.measure(r)[self.find(r)]
         if not len(change):
             return ""
@@ -99,10 +99,11 @@ class Trend:
 
 
 def _quarter_noise(r: Columns) -> Array:
-    """How far the medians of two quarters of the steps lie apart by their noise alone, as a share.
+    """Return the difference of the medians of two quarters of the steps due to noise, as a share.
 
-    Two standard errors of a difference of two medians: of a normal distribution these are 1.2533
-    times those of means, and its standard deviation 1.4826 times its median absolute deviation.
+    It is two standard errors of the difference of two medians. For a normal distribution, the
+    standard error of a median is 1.2533 times that of a mean, and the standard deviation is 1.4826
+    times the median absolute deviation.
     """
     quarter = positive(r.measured_steps) / 4
     return fill(2 * 1.2533 * 1.4826 * r.step_noise * (2 / quarter) ** 0.5, 0.0)
@@ -112,7 +113,7 @@ TRENDS = (
     Trend("step times", "step_time_first_s", "step_time_last_s", STEADY, _quarter_noise),
     Trend("the SM clock", "sm_clock_first_mhz", "sm_clock_last_mhz", STEADY, signs=(-1,)),
 )
-"""What is to be the same at both ends of an epoch, and how much change is believed."""
+"""Quantities that should be equal at both ends of an epoch, with the change that is tolerated."""
 
 WARMING = Trend(
     "the temperature",
@@ -123,11 +124,11 @@ WARMING = Trend(
     unit="°C",
     signs=(1,),
 )
-"""What foretells a change: clocks sink as a card warms."""
+"""An early sign of a change: clocks fall as a card warms up."""
 
 
 def _meets(effect: str) -> Callable[[Columns], Array]:
-    """Which rows met a throttle reason with this effect."""
+    """Return a function that finds rows with a throttle reason of this effect."""
     reasons = "|".join(name for name, its in EFFECTS.items() if its == effect)
     return lambda r: r.throttle_during.find(partial(re.search, reasons))
 
@@ -138,7 +139,7 @@ def _in_fp8(r: Columns) -> Array:
 
 
 def _measure_error(r: Columns) -> Array:
-    """Half the 95 % interval of the epoch time by its own steps, as a share of it."""
+    """Return half the 95 % interval of the epoch time within the run, as a share of it."""
     error: Array = (r.epoch_time_high_s - r.epoch_time_low_s) / 2 / positive(r.epoch_time_s)
     return error
 
@@ -150,17 +151,15 @@ def _is_skipping(r: Columns) -> Array:
 
 
 def _is_beside_others(r: Columns) -> Array:
-    """Whether a case of one GPU had neighbours, in a sweep whose cases of several have none."""
+    """Find cases of one GPU that ran beside other lanes in a sweep with cases of several GPUs."""
     wide = r.sweep.any_of(r.world_size > 1)
     beside: Array = wide & (r.world_size == 1) & (r.lanes_beside > 0)
     return beside
 
 
 def _is_beyond(r: Columns) -> Array:
-    """Whether a row has more FLOP or bytes a second than the data sheet of its card allows.
-
-    Compiled code moves less than is counted, so that its bytes say nothing.
-    """
+    """Find rows with more FLOP/s or bytes/s than the card's data sheet allows. Bytes of compiled
+    code are ignored: it moves less than is counted."""
     moved: Array = (r.of_bandwidth > 1) & (r.compile == Case.compile)
     return moved | (r.of_peaks > 1)
 
@@ -170,7 +169,7 @@ def _has_wrong_rates(r: Columns) -> Array:
 
 
 def _count_cores(cpu: str) -> float:
-    """How many cores a row's ``cpu`` ends with; NaN if it does not say."""
+    """Return the number of cores at the end of a row's ``cpu``; NaN if it has none."""
     return parse_cpu(cpu)[1] or math.nan
 
 
@@ -178,7 +177,7 @@ _LINK = re.compile(r"\d+-\d+ ([^,]+)")
 
 
 def list_links(text: str) -> list[str]:
-    """The kinds of links in the column ``links``, each once.
+    """Return the distinct kinds of links in the column ``links``.
 
     >>> list_links("0-1 NV18, 0-2 SYS, 1-2 SYS")
     ['NV18', 'SYS']
@@ -187,7 +186,7 @@ def list_links(text: str) -> list[str]:
 
 
 def name_links(kinds: Mapping[int, Sequence[str]]) -> str:
-    """Name the kinds of links by the number of GPUs.
+    """Write the kinds of links for each number of GPUs.
 
     >>> name_links({2: ["NV18"], 4: ["NV18", "SYS"]})
     '2 GPUs: NV18; 4 GPUs: NV18 and SYS'
@@ -203,7 +202,7 @@ def _describe_links(r: Columns) -> str:
 
 
 def _describe_unknown_time(r: Columns) -> str:
-    """The worst of some rows, and what its epoch takes at least if it was profiled."""
+    """Describe the least certain row, and the lower bound of its epoch time if it was profiled."""
     worst, floor = max(zip(fill(r.epoch_time_error, _measure_error(r)), r.busy_epoch, strict=True))
     said = f"known within {100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
     return f"{said}; at least {write_seconds(floor)}: the GPU's kernels" if floor > 0 else said
@@ -220,13 +219,13 @@ def _quote(column: str) -> Callable[[Columns], str]:
 
 
 def _name_most(column: str) -> Callable[[Columns], str]:
-    """Say the largest of a column of shares."""
+    """Return a function that writes the largest of a column of shares."""
     return lambda r: f"up to {100 * getattr(r, column).max():.1f} %"
 
 
 def _name_longer(r: Columns, whole: str = "--epochs") -> str:
-    """What makes such rows measure longer: ``a larger --fraction``, or ``… --steps or --epochs``;
-    ``whole`` is the flag where whole epochs were measured, empty for none."""
+    """Name the flags that make these rows measure longer, such as ``a larger --steps or --epochs``.
+    ``whole`` is the flag for rows that measured whole epochs; empty for none."""
     said = {
         "--fraction": (~r.cut_by_steps & ~r.ended & (r.part < 1)).any(),
         "--steps": r.cut_by_steps.any(),
@@ -242,7 +241,7 @@ def _measure_longer(before: str, after: str, repeats: bool = False) -> Callable[
 
 
 def name_repeats(most: float) -> str:
-    """More repeats than the ``most`` that a case has, so that they tell how far runs spread."""
+    """Advise more repeats than the ``most`` of any case, to show the spread of runs."""
     return f"--repeats {2 * int(most) + 1 if most >= 5 else 5} or more"
 
 
@@ -255,7 +254,7 @@ def _close_others(r: Columns) -> str:
 
 
 def _lengthen_for_energy(r: Columns) -> str:
-    # the sensor is read at both ends of each epoch, so that more of them are as short
+    # no more epochs: the sensor is read at both ends of each, so each would be as short
     longer = _name_longer(r, whole="")
     whole = "--repeats 5 or more, which show the error of whole epochs" * bool((r.part == 1).any())
     return f"Use {', or '.join(filter(None, [longer, whole]))}."
@@ -272,7 +271,7 @@ def _find_straggler(r: Columns) -> str:
 
 
 def _steady(r: Columns) -> str:
-    """What makes step times vary less: those that wait for the host vary as it does."""
+    """Advise how to make step times vary less; steps that wait for the host vary with it."""
     if r.host_bound.all():
         return f"Use {_SPARE_HOST}."
     waiting = f"; where a step waits for the host, {_SPARE_HOST}" if r.host_bound.any() else ""
@@ -301,10 +300,10 @@ def _measure_whole(r: Columns) -> str:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason not to take a row at its word.
+    """A reason to doubt a row.
 
-    ``fatal`` ones keep a case from being called the fastest; ``fix`` is a sentence with the flag or
-    command that helps, or makes one for the rows that have it; ``detail`` says more of these rows.
+    A ``fatal`` doubt keeps a case from being called the fastest. ``fix`` is a sentence with the
+    flag or command that helps, or writes one for the doubted rows; ``detail`` adds their details.
     """
 
     name: str
@@ -316,11 +315,11 @@ class Doubt:
     detail: Callable[[Columns], str] = lambda r: ""
 
     def advise(self, rows: pd.DataFrame) -> str:
-        """What helps these rows, all of which have this doubt."""
+        """Return how to fix the measurement of these rows, all of which have this doubt."""
         return _say(self.fix, rows)
 
     def warn(self, rows: pd.DataFrame) -> str:
-        """What is doubted of these rows, with what more there is to say of them."""
+        """Return the warning about these rows, with its details."""
         detail = self.detail(Columns(rows))
         return f"{_say(self.warning, rows)}{f' ({detail})' if detail else ''}."
 
@@ -359,7 +358,7 @@ _ALL = (
           "The GPU ran at its power limit, so its times depend on that limit",
           "Compare only with runs at the same limit, which nvidia-smi -q -d POWER shows.",
           _meets("capped"), fatal=False),
-    # a desktop, or who came after the epoch, computes nothing meanwhile
+    # only processes that computed during the epoch count: no desktop, none that came later
     Doubt("contended", "shared",
           "Another program used the device or the cores of the run",
           _close_others,
@@ -409,7 +408,7 @@ _ALL = (
     Doubt("few", "few steps",
           f"Fewer than {FEW_STEPS} steps were measured, too few to estimate noise",
           _measure_longer("Use", "."),
-          # one that --until ended has shown its noise
+          # a run that --until ended has measured its noise
           lambda r: (r.measured_steps < FEW_STEPS) & (r.part < 1) & ~r.ended),
     Doubt("unscheduled", "schedule cut",
           "Only the beginning of the learning rate's schedule ran, so its effect on the loss "
@@ -437,7 +436,7 @@ _ALL = (
           "The numeric probe failed, so it is not verified which arithmetic ran",
           "The column missing of the records gives the reason; a smaller --batch-size leaves "
           "memory for the probe.",
-          # flags are read back right before it
+          # flags are read back right before the probe
           lambda r: (r.flags != "") & (r.arithmetic == ""), fatal=False),
     Doubt("uncompiled", "not compiled",
           "fp8 rarely pays without torch.compile: each rounding to fp8 is then several "
@@ -496,7 +495,7 @@ _ALL = (
           f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
           "sensor, and for the card to become as warm as in an epoch",
           _lengthen_for_energy,
-          # of each epoch: the sensor is read at both ends of each
+          # per epoch: the sensor is read at both ends of each
           lambda r: known(r.energy_j) & (r.measured_time_s < SHORT_ENERGY_S * r.epochs),
           fatal=False),
     Doubt("extrapolated", "extrapolated",
@@ -517,19 +516,19 @@ _ALL = (
 DOUBTS: dict[str, Doubt] = {doubt.name: doubt for doubt in _ALL}
 
 SAID_BELOW = ("extrapolated", "synthetic", "published")
-"""Doubts that are said below the tables, or marked at each number, and not beside each row."""
+"""Doubts that are reported below the tables or marked at each number, not beside each row."""
 
 
 UNMEASURED = ("fake", "foreign")
-"""Doubts of rows that are no measurements, or not known to be."""
+"""Doubts of rows that are not measurements, or not known to be."""
 
 
 def list_below(cases: pd.DataFrame) -> list[str]:
-    """Doubts that would be noise beside each row of these cases."""
+    """Return the doubts that are reported below the tables for these cases."""
     return [*SAID_BELOW, *(name for name in UNMEASURED if cases[name].all())]
 
 
 def trusted(cases: pd.DataFrame) -> pd.Series:
-    """Which cases ended well and raise no fatal doubt."""
+    """Return which cases ended well, have an epoch time and raise no fatal doubt."""
     doubted = cases[[doubt.name for doubt in DOUBTS.values() if doubt.fatal]].any(axis=1)
     return (cases["status"] == Status.OK.value) & ~doubted & cases["epoch_time_s"].notna()

@@ -1,6 +1,6 @@
-"""Whether the machine changed while a sweep ran: its sentinels against other runs of their case.
+"""Drift of the machine during a sweep: its sentinels against other runs of the same case.
 
-A sentinel is the first case of a sweep, run once more at the end.
+A sentinel is a rerun of the first case of a sweep at its end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Steadiness(StrEnum):
-    """What can be said of a machine from a sentinel, most serious first."""
+    """Verdicts on a machine from a sentinel, most serious first."""
 
     DRIFTED = "Drift"
     UNKNOWN = "Drift not known"
@@ -33,9 +33,9 @@ class Steadiness(StrEnum):
 
 @dataclass(frozen=True)
 class Drift:
-    """One sentinel ``against`` other runs of its case. ``change`` is its time over theirs, minus 1;
-    the truth lies within ``margin`` of it in 95 of 100 cases, and nowhere known (infinite) where
-    too few runs tell how far they spread. Both are shares."""
+    """One sentinel ``against`` other runs of its case. ``change`` is its time over theirs, minus 1.
+    ``margin`` is half its 95 % interval, infinite if too few runs show the spread. Both are
+    shares."""
 
     started_at: str
     against: str
@@ -52,14 +52,15 @@ class Drift:
 
 
 def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
-    """Per sweep and machine: each sentinel against all runs of its case and the sentinel before, of
-    the records of `read`, in the order in which they ran.
+    """Compare each sentinel with all runs of its case and with the previous sentinel.
 
-    A sweep that was gone on with has a sentinel at the end of each session, and keeps them all.
-    Of several lanes, only what ran on the same one is compared, and not beside others where the
-    sentinel was not: a slower card, or what lanes change in each other, is no drift. The spread
-    that a change must exceed is that of the runs, of all lanes, each around its own mean: the
-    interval is Student's, for one more reading from the same normal distribution (ISO 16269-8).
+    ``records`` are those of `read`; the result is by (sweep, machine), in the order of the runs. A
+    resumed sweep has a sentinel at the end of each session, and keeps them all.
+
+    Only runs on the same lane and GPU are compared, and only if both or neither ran beside other
+    lanes: a slower card, or interference between lanes, is no drift. The spread is pooled over the
+    runs of all lanes, each around its own mean; the interval is Student's prediction interval for
+    one more reading from the same normal distribution (ISO 16269-8).
     """
     r = Columns(records)
     ended = r.status.find(lambda status: status in MEASURED) & known(r.epoch_time_s)
@@ -69,7 +70,7 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     counting = keep_latest(keep_cases(records)).index  # whether timed or not
     timed = records[ended]
     cells, alike = (number_groups(timed, names).tolist() for names in (list_equal(), _ALIKE))
-    runs: dict[int, dict[int, list[float]]] = {}  # of each case, by like conditions
+    runs: dict[int, dict[int, list[float]]] = {}  # by case and by conditions (`_ALIKE`)
     told = zip(timed.index.isin(counting).tolist(), timed["epoch_time_s"].tolist(), strict=True)
     for cell, place, (counts, time) in zip(cells, alike, told, strict=True):
         if counts:
@@ -111,7 +112,7 @@ _NEEDED = dict.fromkeys(
 
 
 def _pool(runs: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """The spread of runs under like conditions, in s, and the degrees of freedom that it has."""
+    """Return the pooled standard deviation of runs, in s, and its degrees of freedom."""
     freedom = sum(len(times) - 1 for times in runs)
     means = [fmean(times) for times in runs]
     both = zip(runs, means, strict=True)
@@ -120,10 +121,10 @@ def _pool(runs: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 
 def _margin(spread: float, freedom: int, variances: float) -> float:
-    """Half the 95 % interval, in s, of a difference of so many variances of one run."""
+    """Return half the 95 % interval, in s, of a change with ``variances`` times the variance."""
     return find_quantile(freedom) * spread * math.sqrt(variances) if freedom else math.inf
 
 
 def write_moment(moment: str) -> str:
-    """A UTC time to the minute: ``2026-11-20 17:52 UTC``."""
+    """Write a UTC time to the minute: ``2026-11-20 17:52 UTC``."""
     return f"{moment[:16].replace('T', ' ')} UTC" if len(moment) > 10 else moment

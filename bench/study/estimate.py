@@ -1,15 +1,15 @@
-"""What a change does to a metric, over the pairs that differ in it alone.
+"""The effect of a change on a metric, over the pairs of cases that differ in it alone.
 
-Of each pair the ratio of geometric means over the repeats is taken, and the geometric mean over the
-pairs. Its 95 % interval is of that mean over just these pairs: each pair's variance is Welch's, the
+Each pair has a ratio of geometric means over its repeats; the effect is the geometric mean of these
+ratios. Its 95 % interval is of the mean over just these pairs: each pair's variance is Welch's, the
 degrees of freedom are Satterthwaite's, so that a single pair has the interval that `bench.compare`
 gives it. The p-values of all changes of one metric are adjusted by Holm; as in `bench.verdict`,
-they rest on the degrees of freedom that follow from the median noise ratio of all pairs. The lowest
-and the highest pair tell how far the pairs differ from each other.
+they use the degrees of freedom from the median noise ratio of all pairs. The lowest and the highest
+pair show how far the pairs differ from each other.
 
-Pairs of one seed have seen the same images from the same start, and so are one reading: losses are
-averaged over the pairs, seed by seed, and then compared as those of a single pair. Only seeds count
-that all of these cases ran, or else, that both cases of a pair did.
+Runs of one seed saw the same images from the same initial weights, and so count as one reading:
+losses are averaged over the pairs, seed by seed, and compared like those of a single pair. Only
+seeds that all of these cases ran count; if there are none, those that both cases of a pair ran.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 TIME, LOSS = METRICS["epoch_time_s"], METRICS["train_loss"]
 
 MEMORY = replace(METRICS[next(iter(quantities.MEMORY))], name="memory_bytes", label="peak memory")
-"""Whichever of `quantities.MEMORY` a machine has."""
+"""The best measure of `quantities.MEMORY` that a machine has."""
 
 ENERGY = replace(METRICS["energy_j"], name="energy_per_epoch_j", label="energy of an epoch")
-"""Scaled to a whole epoch, so that parts of one can be compared too."""
+"""Scaled to a whole epoch, so that runs of a part can be compared too."""
 
 JUDGED = (TIME, MEMORY, ENERGY, LOSS)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a change does to one metric, over the pairs that have it on both sides.
+    """The effect of a change on one metric, over the pairs that have it on both sides.
 
     Attributes:
         ratio: after over before, of geometric means.
-        cells: the ``cell`` before and after of each pair: of those with enough repeats, if any has.
-        lowest: the ratio of the pair where it is lowest; ``highest`` where it is highest.
-        ends: the ``cell`` after the change of these two pairs.
-        mixed: whether pairs, each judged by its own interval, differ in their verdicts.
+        cells: the ``cell`` before and after of each pair; only pairs with enough repeats, if any.
+        lowest: the lowest ratio of a pair; ``highest`` the highest.
+        ends: the ``cell`` after the change in each of these two pairs.
+        mixed: whether the pairs, each judged by its own interval, have different verdicts.
         difference: after minus before, in the metric's SI unit: the mean over the pairs.
         reach: half the 95 % interval of that difference; None where the ratio has no interval.
     """
@@ -79,14 +79,14 @@ class Estimate:
 def estimate(
     metric: Metric, changes: Sequence[Changed], rows: pd.DataFrame
 ) -> list[Estimate | None]:
-    """What each change does to a metric; None where no pair has it on both sides. ``rows`` are the
-    runs that count, of `summaries.latest`."""
+    """Estimate the effect of each change on a metric; None where no pair has it on both sides.
+    ``rows`` are the runs of `summaries.latest`."""
     judge = _judge_seeds if metric.seeded else _judge_repeats
     return judge(metric, changes, take_readings(metric, rows))
 
 
 def take_times(rows: pd.DataFrame) -> dict[int, list[float]]:
-    """By cell, the epoch times of its repeats that ended with one, in s."""
+    """Return by cell the epoch times of its usable repeats, in s."""
     columns = (rows[name].tolist() for name in ("cell", "status", TIME.column))
     times: dict[int, list[float]] = {}
     for cell, status, time in zip(*columns, strict=True):
@@ -96,10 +96,10 @@ def take_times(rows: pd.DataFrame) -> dict[int, list[float]]:
 
 
 def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
-    """What the runs of each cell measured: ``cell``, ``run_seed``, ``value`` and its ``log``.
+    """Return the readings of each cell's runs: ``cell``, ``run_seed``, ``value`` and its ``log``.
 
-    Repeats of one seed are one reading of what depends on the seed: their mean. A cell with a value
-    that has no logarithm has no ratio, and is left out.
+    For a metric that depends on the seed, the mean over the repeats of a seed is one reading. A
+    cell with a value that has no logarithm is left out.
     """
     import numpy as np
     import pandas as pd
@@ -121,7 +121,7 @@ def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def take_seeds(readings: pd.DataFrame) -> dict[int, dict[int, tuple[float, float]]]:
-    """By cell and seed, of `take_readings`: the value and its logarithm."""
+    """Return the value and its logarithm by cell and seed, from `take_readings`."""
     seeds: dict[int, dict[int, tuple[float, float]]] = {}
     columns = (readings[name].tolist() for name in ("cell", "run_seed", "value", "log"))
     for cell, seed, value, log in zip(*columns, strict=True):
@@ -130,14 +130,14 @@ def take_seeds(readings: pd.DataFrame) -> dict[int, dict[int, tuple[float, float
 
 
 Seeds = Mapping[int, tuple[float, float]]
-"""Of one cell of `take_seeds`: by seed, the value and its logarithm."""
+"""One cell of `take_seeds`: the value and its logarithm by seed."""
 
 
 def share_seeds(
     cells: Sequence[tuple[int, int]], seeds: Mapping[int, Seeds]
 ) -> tuple[list[Seeds], list[Seeds]]:
-    """The readings of both sides of pairs, of the seeds that all of these cases ran. Where there is
-    no such seed, of those that both cases of a pair ran; all, where that is none."""
+    """Return the readings of both sides of pairs, for the seeds that all of these cases ran. If
+    there are none, for the seeds that both cases of a pair ran; if none again, for all seeds."""
     every = set.intersection(*(set(seeds[cell]) for pair in cells for cell in pair))
     sides: tuple[list[Seeds], list[Seeds]] = ([], [])
     for pair in cells:
@@ -150,7 +150,7 @@ def share_seeds(
 
 
 def average_seeds(held: Sequence[Seeds]) -> dict[int, tuple[float, float]]:
-    """Over several cells, the mean of each seed that all of them ran: of values, of logarithms."""
+    """Average values and logarithms over cells, for each seed that all of them ran."""
     shared = set(held[0]).intersection(*held[1:]) if held else set()
     return {
         seed: (fmean([cell[seed][0] for cell in held]), fmean([cell[seed][1] for cell in held]))
@@ -159,12 +159,12 @@ def average_seeds(held: Sequence[Seeds]) -> dict[int, tuple[float, float]]:
 
 
 def list_means(seeds: Seeds) -> dict[int, list[float]]:
-    """Of `average_seeds`, as verdicts take them: by seed one reading, the geometric mean."""
+    """Return the geometric mean of each seed of `average_seeds` as its one reading."""
     return {seed: [math.exp(log)] for seed, (_, log) in seeds.items()}
 
 
 def list_shifts(a: Sequence[Seeds], b: Sequence[Seeds]) -> list[float]:
-    """By how much each pair of `share_seeds` differs: the mean logarithm after less that before."""
+    """Return for each pair of `share_seeds` the mean logarithm after minus the one before."""
     return [_average(y, 1) - _average(x, 1) for x, y in zip(a, b, strict=True)]
 
 
@@ -204,7 +204,7 @@ def _judge_seeds(
 
 
 def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
-    """Half the 95 % interval of a difference of means over seeds: paired where they are shared."""
+    """Return half the 95 % interval of a difference of means over seeds, paired where shared."""
     shared = sorted(a.keys() & b.keys())
     if len(shared) >= MIN_SEEDS:
         apart = [b[seed] - a[seed] for seed in shared]
@@ -246,7 +246,7 @@ def _judge_repeats(
 
 @dataclass(frozen=True)
 class _Sample:
-    """Readings of the pairs of one change, as arrays of both sides by pair: how many there are, the
+    """Readings of the pairs of one change, as arrays of shape (2 sides, pairs): their number, the
     mean and the variance of their logarithms, and the mean of their values."""
 
     cells: tuple[tuple[int, int], ...]
@@ -269,8 +269,8 @@ class _Sample:
         return errors
 
     def freedom(self, noise: float | None = None) -> np.ndarray:
-        """Each pair's degrees of freedom (Welch 1947, Satterthwaite); infinite without spread.
-        ``noise`` is the variance before over that after, by default each pair's own."""
+        """Return each pair's degrees of freedom (Welch 1947, Satterthwaite); infinite without
+        spread. ``noise`` is the variance before over the one after, by default each pair's own."""
         import numpy as np
 
         parts = self.variance / self.number
@@ -279,12 +279,11 @@ class _Sample:
             parts = np.where(both, np.array([[noise], [1.0]]) / self.number, parts)
         total = parts.sum(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            shares = parts / total  # squares of tiny variances would vanish
+            shares = parts / total  # squares of tiny variances would underflow
             freedom = 1 / (shares**2 / (self.number - 1)).sum(axis=0)
         return np.where(total > 0, freedom, np.inf)
 
     def estimate(self, metric: Metric, typical: float | None) -> Estimate:
-        """Judge the mean over the pairs."""
         import numpy as np
 
         shifts = self.mean[1] - self.mean[0]
@@ -336,6 +335,6 @@ class _Sample:
 
 
 def _pool(errors: np.ndarray, freedom: np.ndarray) -> float:
-    """Satterthwaite's degrees of freedom of a mean over pairs, from the variance of each."""
+    """Return Satterthwaite's degrees of freedom of a mean over pairs, from each pair's variance."""
     shares = errors / errors.sum()
     return float(1 / (shares**2 / freedom).sum())

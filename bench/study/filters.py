@@ -1,4 +1,4 @@
-"""Which cases a report is about: ``--where precision=fp16 batch_size=256,512``."""
+"""Filters for the cases of a report: ``--where precision=fp16 batch_size=256,512``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAMES = (*AXES, *SOURCE)
-"""What cases can be chosen by: their axes, the sweep and the machine."""
+"""Names that a filter accepts: the axes, ``sweep`` and ``machine``."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Filter:
 
 def parse_filter(text: str) -> Filter:
     """Read ``AXIS=VALUE`` or ``AXIS=VALUE,VALUE``; dashes may stand for underscores. Raises
-    UsageError: there is no such axis, or it can have no such value."""
+    UsageError: the axis or its value does not exist."""
     name, equals, values = text.partition("=")
     name = parse_name("--where", name)
     if not equals or not values:
@@ -45,8 +45,8 @@ def parse_filter(text: str) -> Filter:
 
 
 def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:
-    """Read a name, of an axis say, as columns or flags spell it. Raises UsageError: there is none
-    of that name."""
+    """Read a name, such as an axis, in the spelling of columns or flags. Raises UsageError: it is
+    not in ``names``."""
     name = text.strip().lstrip("-").replace("-", "_")
     if name not in names:
         raise UsageError(f"{flag} {text!r}: {nearest(name, list(names))}")
@@ -54,7 +54,7 @@ def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:
 
 
 def select(frame: pd.DataFrame, filters: Sequence[Filter]) -> pd.DataFrame:
-    """Keep the records or cases that every filter lets pass. Raises UsageError: nothing is left."""
+    """Keep the records or cases that pass every filter. Raises UsageError: nothing is left."""
     for kept in filters:
         column = frame[kept.name].map(format_value)
         left = frame[column.isin(kept.values)]

@@ -1,4 +1,4 @@
-"""What was planned and has no row: a table from which rows are missing looks like a whole one."""
+"""Planned runs without a row, because a table that lacks rows looks like a complete one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bench.text import count, name_first
 if TYPE_CHECKING:
     import pandas as pd
 
-_NAMED = 4  # of the runs that are missing
+_NAMED = 4  # missing runs or shards named in a message
 
 
 def describe_gaps(
     name: str, rows: pd.DataFrame, plan: Plan | None, plans: Sequence[Plan]
 ) -> Iterator[tuple[str, str]]:
-    """Say which shards of a joined folder are missing, and which runs have no row: a sentence on
-    what is missing, and one on what mends it.
+    """Describe missing shards of a joined folder, and planned runs without a row. Each gap is a
+    sentence on what is missing and one on how to fix it.
 
-    A row of another environment is a row: the sweep knows better, and runs it again. ``rows`` are
-    the records of the sweep, ``plan`` and ``plans`` what it and those that it joined planned.
+    A row of any environment counts; only the sweep itself reruns those of another environment.
+    ``rows`` are the records of the sweep, ``plan`` its own plan and ``plans`` those that it joined.
     """
     if plan is None:
         shards = [parse_shard(one.shard) for one in plans if one.shard]
@@ -36,14 +36,14 @@ def describe_gaps(
         yield f"{name} is shard {plan.shard} of a sweep.", "Join all with bench.merge."
     own = (plan and plan.list_runs()) or []
     joined = [run for one in plans for run in one.list_runs() or ()]
-    if plan:  # a sweep in the joined folder closes with its own sentinel
+    if plan:  # a sweep in the joined folder ends with its own sentinel
         joined = [run for run in joined if not run[2]]
     if not own and not joined:
         return
     planned = dict.fromkeys([*own, *joined])
     if any(case.until for case, _, _ in planned):
         planned = dict.fromkeys(leave_out_known(planned, read_history(rows)))
-    # of other runs that did not end, the notice "No result" tells
+    # the notice "No result" reports other runs that did not end
     cut = rows["sentinel"].astype(bool) & rows["status"].isin(list(REPEATED))
     rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "") & ~cut]
     made = zip(read_cases(rows), rows["repeat"].tolist(), rows["sentinel"].tolist(), strict=True)

@@ -1,7 +1,7 @@
-"""What is judged of a case: columns, the words for their verdicts, and how a ratio is shown.
+"""Metrics that cases are compared by: columns, words for verdicts, and how a ratio is shown.
 
-Lower is always better. A verdict is on after / before; of a time people are shown the speed
-instead, before / after: above 1 is faster.
+Lower is always better. A verdict is on after / before. Times are displayed as a speed instead,
+before / after: above 1 is faster.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from bench.verdict.ratio import Ratio, Verdict
 
 @dataclass(frozen=True)
 class Metric:
-    """What is compared: a column, how it is named and written.
+    """A metric that is compared: its column, and how it is named and written.
 
     Attributes:
-        name: the column's, unless ``error_of`` has it.
-        error_of: a column of accuracies, fractions of 1, where what is compared is 1 minus these.
-        lower: the verdict where B is below A; ``higher`` where it is above.
-        scale: base units in a ``unit``, for people.
+        name: the name of the column, unless ``error_of`` is given.
+        error_of: a column of accuracies as fractions of 1; 1 minus these is compared.
+        lower: the verdict if B is below A; ``higher`` if it is above.
+        scale: base units in the displayed ``unit``.
         deterministic: may repeat to the last digit, and is then judged exactly. An allocator
             serves the same requests with the same bytes. NVML counts in steps of 2 MiB, which hide
-            a spread smaller than that; against a margin of 2 % they matter below 100 MiB.
+            a smaller spread; with a margin of 2 % this matters below 100 MiB.
         seeded: depends on the seed, and is judged over seeds.
-        speed: what changes it is shown as a speed.
-        timed: depends on what else the machine did, and is in doubt where that was much.
-        diverged: is a measurement even where the loss became inf or NaN. Loss is not, nor is
-            energy: arithmetic on NaN toggles fewer transistors.
+        speed: its ratios are shown as a speed.
+        timed: depends on other load of the machine, and is in doubt if there was much.
+        diverged: is valid even if the loss became inf or NaN. Loss is not, nor is energy:
+            arithmetic on NaN toggles fewer transistors.
     """
 
     name: str
@@ -52,15 +52,15 @@ class Metric:
         return self.error_of or self.name
 
     def read(self, cell: float) -> float:
-        """What is compared of a cell of that column."""
+        """Return the compared value of a cell of `column`."""
         return 1 - cell if self.error_of else float(cell)
 
     def show(self, ratio: Ratio) -> Ratio:
-        """A ratio after / before, as people and files are shown it."""
+        """Return a ratio after / before as displayed: for a time, the speed."""
         return ratio.invert() if self.speed else ratio
 
     def lay_out(self, ratio: Ratio) -> dict[str, Any]:
-        """What JSON says of a ratio after / before: of a time the ``speed`` in its place."""
+        """Return a ratio after / before for JSON; a time has a ``speed`` instead of a ``ratio``."""
         shown = self.show(ratio)
         return {
             "speed" if self.speed else "ratio": shown.value,

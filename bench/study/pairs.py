@@ -1,8 +1,7 @@
-"""Pairs of cases that differ in one axis alone: the matching, for every question about a change.
+"""Pairs of cases that differ in one axis alone, for every question about a change.
 
-Changes of one baseline, such as fp32 to each other precision, are compared with each other, and so
-each metric of them is over the same settings of all other axes: those that all of them have
-(`keep_alike`).
+Changes from one baseline, such as fp32 to each other precision, are compared with each other. So
+each of their metrics is taken over the same settings of all other axes (`keep_alike`).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class Pair(NamedTuple):
 
     Attributes:
         a: the ``cell`` of the case before the change; ``b`` of the one after it.
-        key: a number for the settings of all other axes.
+        key: a number that identifies the settings of all other axes.
         same_loss: whether their losses can be compared.
         same_memory: whether their memory was measured in the same way.
-        estimated: whether either measured a part of an epoch.
-        doubts: what speaks against either, of `DOUBTS`.
+        estimated: whether either measured only a part of an epoch.
+        doubts: the `DOUBTS` of either.
     """
 
     a: int
@@ -50,7 +49,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Changed:
-    """A change of one axis, and the pairs that it makes."""
+    """A change of one axis, and its pairs."""
 
     axis: str
     before: str
@@ -59,11 +58,11 @@ class Changed:
 
 
 def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator[Changed]:
-    """The changes of one axis for which there are pairs.
+    """Yield the changes of one axis for which there are pairs.
 
-    Of numbers, each is compared with the next below it that was run with all else equal; other
-    values with the baseline. Of cases that differ only in how much of an epoch was measured, those
-    that measured equal parts are compared, else the ones that measured most.
+    A number is compared with the next lower one that ran with all else equal, any other value with
+    the baseline. Of cases that differ only in how much of an epoch was measured, those with equal
+    parts are compared, else those that measured most.
     """
     equal = [name for name in AXES if name not in list_free(axis)]
     told_by = "device" if axis == MACHINE else axis
@@ -76,7 +75,7 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
         cases = keep_main(cases, number_groups(cases, equal))
     keys, places = number_groups(cases, equal).tolist(), rank(cases, axis).tolist()
     values = dict(zip(places, take_values(cases, axis), strict=True))
-    about = AXES.get(axis)  # of `MACHINE` there is none
+    about = AXES.get(axis)  # `MACHINE` has none
     wanted = format_value(about.default) if about and about.baseline else None
     first = next((place for place, value in values.items() if value == wanted), 0)
     groups: dict[int, dict[int, dict[Any, list[_Line]]]] = {}
@@ -84,7 +83,7 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
         groups.setdefault(key, {}).setdefault(place, {}).setdefault(line.asked, []).append(line)
     steps: dict[tuple[int, int], list[Pair]] = {}
     for key in sorted(groups):
-        # two environments of one machine: which of them is meant, nobody can say
+        # cases that ran in two environments of one machine are ambiguous, and left out
         known = {
             place: [line for line, *others in groups[key][place].values() if not others]
             for place in sorted(groups[key])
@@ -92,7 +91,7 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
         there = [place for place, lines in known.items() if lines]
         others = [(first, place) for place in there if place != first and first in there]
         for before, after in pairwise(there) if axis in NUMBERS else others:
-            # of parts that are equal the largest, or else the largest
+            # prefer equal parts, then the largest
             a, b = max(
                 product(known[before], known[after]),
                 key=lambda ends: (ends[0].part == ends[1].part, ends[0].part, ends[1].part),
@@ -140,22 +139,22 @@ def _list_lines(cases: pd.DataFrame) -> Iterator[_Line]:
 
 
 def _tell_data(workload: str, same: tuple[Any, ...], draws: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What two cases agree on whose losses can be compared."""
+    """Return what must be equal in two cases for their losses to be compared."""
     return same if workload == IMAGES else (*same, *draws)
 
 
 def list_free(axis: str) -> set[str]:
-    """The axes in which cases that are compared by ``axis`` may differ."""
+    """Return the axes in which cases that are compared by ``axis`` may differ."""
     kept = {name for name, about in AXES.items() if about.kept}
     return {axis, *(set(free_axes(axis)) - kept), *SAME_QUESTION}
 
 
 OWN_DRAWS = list_affecting(Trait.DRAWS)
-"""Axes by which the data of a user's workload differ, so that losses cannot be compared."""
+"""Axes that change the data of a user's workload, so that losses cannot be compared."""
 
 SAME_LOSS = ("part", *list_affecting(Trait.DATA))
-"""What cases must agree on for their losses to be compared: as much of an epoch, the images. Before
-its end they may not differ in what is learnt either."""
+"""Columns that must be equal for losses to be compared: the part of an epoch and the images. Before
+the end of an epoch, axes that affect learning must be equal too."""
 
 
 def keep_alike(
@@ -164,13 +163,12 @@ def keep_alike(
     measured: Collection[int],
     sure: Collection[int],
 ) -> list[tuple[tuple[int, int], ...]]:
-    """Of each change the pairs at settings that all changes of its baseline have, if there are any:
-    their cells, before and after.
+    """Select the pairs to compare for each change, as cells before and after.
 
-    Of these, or else of its own, those with enough repeats, where the changes that have any such
-    pairs have them in common; a change that has none does not stand in their way. ``fits`` says
-    whether a metric of a pair can be compared, ``measured`` are the cells that have it, ``sure``
-    those that have enough repeats.
+    Changes from one baseline keep only the settings that all of them share; without any, each keeps
+    its own. Of these, settings with enough repeats are preferred: shared ones must have enough in
+    all changes that have any such pair. ``fits`` returns whether the metric of a pair can be
+    compared; ``measured`` are the cells that have it, ``sure`` those with enough repeats.
     """
     known = [
         [p for p in change.pairs if p.a in measured and p.b in measured and fits(p)]
@@ -198,12 +196,12 @@ def keep_alike(
 # --------------------------------------------------------------------------------------- two sides
 
 Told = tuple[tuple[str, str], ...]
-"""Columns of `COMPARABLE` and their values, which tell a case from the same one elsewhere."""
+"""Columns of `COMPARABLE` and their values, which tell one case in several environments apart."""
 
 
 class Match(NamedTuple):
-    """A case of one side and the case of the other that it is compared with, by the ``cell`` of
-    each, and what ran it, where a side ran it in several environments."""
+    """A case of each side that are compared, by ``cell``. ``told`` identifies the environment if a
+    side ran the case in several."""
 
     a: int
     b: int
@@ -212,7 +210,7 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class Matches:
-    """The cases of two sides: those that are compared, and by ``cell`` those on one side alone."""
+    """The cases of two sides: compared ``pairs``, and by ``cell`` the cases on one side alone."""
 
     pairs: Sequence[Match]
     alone: tuple[Mapping[int, Told], Mapping[int, Told]]
@@ -220,7 +218,7 @@ class Matches:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A case of one side, and how much was measured of it: in each environment a ``cell``."""
+    """A case of one side, and the share of an epoch it measured, with a cell per environment."""
 
     asked: tuple[Any, ...]
     share: float
@@ -229,23 +227,23 @@ class _Candidate:
 
 
 def match(a: pd.DataFrame, b: pd.DataFrame, axis: str = "") -> Matches:
-    """Match the cases of two sides: two sweeps, or what has one of two values of an axis.
+    """Match the cases of two sides: two sweeps, or the cases with either of two values of an axis.
 
-    A case is matched with that of the other side that has all axes equal, but for these:
+    Matched cases are equal in all axes except:
 
-    - the axis that is compared, and what follows from it (`FOLLOWS`): a precision that scales its
+    - the compared axis and the axes that follow from it (`FOLLOWS`): a precision that scales its
       loss has a loss scale, and fp32 has none. Of several loss scales, each precision's main one is
-      taken; of cases that differ in what follows from another axis, the last;
-    - those that say how a case was measured. Where both sides measured an equal part of an epoch,
-      these are matched, first those that were asked for alike; then those that were asked for alike
-      and ended elsewhere, as ``--until`` does; else the largest part of each.
+      taken; of cases that differ in an axis that follows from another one, the last;
+    - the axes that say how a case was measured. Cases that measured an equal part of an epoch are
+      matched, first those with equal settings of these axes; then cases with equal settings that
+      ended elsewhere, as with ``--until``; else the largest part of each side.
 
-    Where a side ran a case in several environments, the columns of `COMPARABLE` that vary are
-    matched like axes, if the two sides share a value. What is ambiguous even so is not matched.
+    If a side ran a case in several environments, the columns of `COMPARABLE` that vary are matched
+    like axes, where the two sides share a value. What is still ambiguous is not matched.
 
     Args:
-        a: a row for each ``cell``, its index: its axes, `COMPARABLE`, ``part`` and whether that is
-            ``known``; so is ``b``.
+        a: a row for each ``cell`` (the index), with its axes, `COMPARABLE`, ``part`` and whether
+            that is ``known``; likewise ``b``.
     """
     import pandas as pd
 
@@ -301,8 +299,8 @@ def _list_candidates(
 def _match_parts(
     ours: Sequence[_Candidate], theirs: Sequence[_Candidate]
 ) -> list[tuple[_Candidate, _Candidate]]:
-    """Those that measured equal parts of an epoch, or were asked for alike, though one ended
-    elsewhere or failed; where there are none, the largest of each side."""
+    """Pair candidates that measured equal parts of an epoch, or were set alike though one ended
+    elsewhere or failed; without any, pair the largest of each side."""
     if not ours or not theirs:
         return []
     pairs: list[tuple[_Candidate, _Candidate]] = []
@@ -324,7 +322,8 @@ def _match_environments(
     pairs: list[Match],
     alone: tuple[dict[int, Told], dict[int, Told]],
 ) -> None:
-    """Match the cells of one case by what ran them, as far as that varies within a side."""
+    """Match the cells of one case by the columns of `COMPARABLE` that vary within a side, where the
+    sides share a value. Add them to ``pairs``, and cells without a match to ``alone``."""
     names = list(COMPARABLE)
     held = [[set(column) for column in zip(*side.values(), strict=True)] for side in sides]
     varying = [i for i in range(len(names)) if any(s and len(s[i]) > 1 for s in held)]

@@ -1,4 +1,4 @@
-"""Every number of a case, once: how it is derived, named and written."""
+"""The quantities of a case: how each is derived, named and written."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _SCALES = {
     "GB/s": 1e9,
     "TFLOP/s": 1e12,
 }
-"""SI units in a unit that people read; any other unit is one itself."""
+"""SI units in a displayed unit; any other unit has a scale of 1."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of a case: how it is derived, named and written.
+    """A quantity of a case: how it is derived, named and written.
 
-    ``derive`` takes the columns of some records and returns one number a row, in SI units, NaN for
-    none; without it the number is the column of its name. What is ``paired`` needs another case
-    too, see `summarize`. People read it in ``unit``, to so many ``decimals`` or to four digits.
-    ``whole`` numbers speak of a whole epoch, and are estimates where only a fraction of one was
-    measured. A ``rate`` is over a time or an energy; its median over repeats is that of its
-    inverse, so that it agrees with the time in the same row, also for an even number of repeats.
-    ``spread`` is whether tables show how far repeats lie apart; files hold it for all. What was
-    ``learnt`` is shown of whole epochs only, see `bench.questions.notes`; files hold it for all.
+    ``derive`` takes the columns of records and returns one number per row, in SI units, NaN for
+    none; without it, the column of the same name is taken. A ``paired`` quantity needs another case
+    too, see `summarize`. It is displayed in ``unit``, with ``decimals`` or to four digits. A
+    ``whole`` quantity is of a whole epoch, and an estimate if only a part was measured. A ``rate``
+    is over a time or an energy; its median over repeats is computed from its inverse, so that it
+    agrees with the time in the same row, also for an even number of repeats. ``spread`` is whether
+    tables show the spread of repeats, and a ``learnt`` quantity is shown for whole epochs only, see
+    `bench.questions.notes`; files hold both for all.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Quantity:
         return write_number(shown) if self.decimals is None else f"{shown:.{self.decimals}f}"
 
     def write_ends(self, low: float, high: float, value: float) -> str:
-        """Write the ends of a spread to as many decimals as the value; nothing if all look alike.
+        """Write the ends of a spread to as many decimals as the value; empty if all look equal.
 
         >>> QUANTITIES["epoch_time_s"].write_ends(76.56, 90.351, 88.8)
         '76.56–90.35'
@@ -91,7 +91,7 @@ MEMORY: dict[str, str] = {
     "peak_reserved_bytes": "torch's allocator",
     "peak_allocated_bytes": "tensors",
 }
-"""What ``memory_bytes`` may be, best first: a machine's rows all take the first it has."""
+"""Measures of ``memory_bytes``, best first: all rows of a machine take the first that it has."""
 
 AMD_MEMORY = MEMORY | {
     "peak_device_bytes": "the device over its baseline (AMD SMI)",
@@ -100,7 +100,7 @@ AMD_MEMORY = MEMORY | {
 
 
 def take_memory(r: Columns) -> Array:
-    """Peak memory of the epoch, by the measure that was chosen for the machine of each row."""
+    """Return the peak memory of the epoch, by the measure chosen for the machine of each row."""
     import numpy as np
 
     bytes: Any = math.nan
@@ -111,7 +111,7 @@ def take_memory(r: Columns) -> Array:
 
 
 def find_wire_rate(r: Columns) -> Array:
-    """What a ring all-reduce sends from each GPU, over the time of a step.
+    """Return the bytes/s that a ring all-reduce sends from each GPU, over the time of a step.
 
     2 (N - 1) / N of the gradients (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for
     clusters of workstations, 2009), as nccl-tests counts its bus bandwidth.
@@ -129,7 +129,7 @@ _ALL = (
              "epoch time of fp32 at the same batch size over this one's",
              decimals=2, whole=True, paired=True),
     Quantity("memory_bytes", "memory", "GiB", "lower", "peak of the epoch", take_memory,
-             # an allocator repeats; it would take room from what does not
+             # an allocator repeats its peak; the column would waste space
              decimals=2, spread=False),
     Quantity("memory_saved", "memory saved", "%", "higher",
              "share of fp32's memory at the same batch size not needed; what every precision "
@@ -157,7 +157,7 @@ _ALL = (
     Quantity("images_per_j", "efficiency", "images/J", "higher",
              "measured images over their energy",
              lambda r: r.measured_images / positive(r.energy_j), rate=True),
-    # what is above the data sheet of the card is left out, here and below
+    # values above the data sheet of the card are left out, here and below
     Quantity("achieved_flops", "achieved", "TFLOP/s", "higher",
              "FLOP per image, forward and backward, times images/s; of each GPU",
              lambda r: leave_out(r.flops, r.of_peaks > 1), whole=True, rate=True),
@@ -230,11 +230,11 @@ _ALL = (
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for quantity in _ALL}
 
 STORED = tuple(quantity for quantity in _ALL if not quantity.paired)
-"""Those of a record by itself."""
+"""Quantities that a record has by itself."""
 
 
 def describe_columns() -> dict[str, str]:
-    """What each number of a case is, with its unit, for readers of a file."""
+    """Describe the columns of a file of cases, by name."""
     return {
         "spread": "what the columns _low and _high are: " + ", ".join(Spread),
         "coverage": "how often they hold what they are for: the median of as many more runs, or "

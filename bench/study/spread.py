@@ -1,9 +1,9 @@
-"""How far the repeats of a case lie apart, and where the median of as many more would fall.
+"""The spread of a case's repeats, and a prediction of the median of as many more.
 
-Nothing is assumed of how times are distributed: step times are skewed, and a shared machine has
-two speeds. What is said rests on ranks alone. Of N runs and N more under the same conditions, each
-order is as likely as any other, so the chance that the median of the second N lies between two of
-the first N can be counted (a prediction interval from order statistics: Fligner and Wolfe, The
+No distribution of times is assumed: step times are skewed, and a shared machine has two speeds.
+Everything rests on ranks alone. Of N runs and N more under the same conditions, each order is
+equally likely, so the probability that the median of the second N lies between two of the first N
+can be counted (a prediction interval from order statistics: Fligner and Wolfe, The
 American Statistician 30, 1976; David and Nagaraja, Order Statistics, 2003, section 7.3).
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from bench.study.columns import Array
 
 ENOUGH = 5
-"""From so many repeats on an interval is given, below only their range."""
+"""Fewest repeats for a prediction interval; with fewer, only their range is given."""
 
 
 class Spread(StrEnum):
-    """What the two ends beside a median are."""
+    """The meaning of the two ends beside a median."""
 
     NONE = "none"
     WITHIN = "within the run"
@@ -35,16 +35,16 @@ class Spread(StrEnum):
 
 @cache
 def find_coverage(runs: int, depth: int = 1) -> float:
-    """How often the median of as many more runs lies between the ``depth``-th from either end.
+    """Return how often the median of as many more runs lies between the ``depth``-th from each end.
 
-    Exact for an odd number of runs without ties; else the true share is higher.
+    Exact for an odd number of runs without ties; otherwise the true share is higher.
 
     >>> [round(find_coverage(n), 3) for n in (3, 5, 7, 9)]
     [0.6, 0.833, 0.93, 0.971]
     """
     middle = (runs + 1) // 2
-    # the median of the second sample is below the depth-th of the first where of the first
-    # ``drawn`` in order fewer than ``depth`` are of the first: a hypergeometric tail
+    # the median of the second sample is below the depth-th of the first if fewer than ``depth`` of
+    # the ``drawn`` smallest pooled values are of the first: a hypergeometric tail
     drawn = middle + depth - 1
     term = below = comb(runs, drawn)
     for of_first in range(1, depth):
@@ -56,7 +56,7 @@ def find_coverage(runs: int, depth: int = 1) -> float:
 
 @cache
 def choose_depth(runs: int) -> int:
-    """The narrowest interval of `CONFIDENCE`: its ends' rank from outside; 1, the range, if none.
+    """Return the depth of the narrowest interval with `CONFIDENCE`; 1, the range, if none has it.
 
     >>> [choose_depth(n) for n in (3, 5, 9, 15, 30)]
     [1, 1, 1, 2, 7]
@@ -67,11 +67,11 @@ def choose_depth(runs: int) -> int:
 
 
 def find_middle(values: Array, group: Array) -> tuple[Array, Array, Array]:
-    """Median, lower end and upper end of the values in each group; of one value it has no ends.
+    """Return median, lower end and upper end of each group; the ends of a single value are NaN.
 
     Args:
         values: NaN for none.
-        group: the number of each one's group, from 0 without a gap.
+        group: the group of each value, numbered from 0 without a gap.
     """
     import numpy as np
 

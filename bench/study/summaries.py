@@ -1,10 +1,10 @@
-"""From records to one row a case.
+"""Summaries of records: one row per case.
 
 A frame of records goes through three steps::
 
     read()       rows of several sweeps, each with its machine, quantities and doubts
-    latest()     the attempt that counts of each run; sentinels and probes left out
-    summarize()  one row a case: medians over repeats, then what needs a partner (speed-up, …)
+    latest()     the last attempt at each run; sentinels and probes left out
+    summarize()  one row per case: medians over repeats, then comparisons with fp32 (speed-up, …)
 
 Everything is vectorised: 100,000 records take about a second.
 """
@@ -38,24 +38,24 @@ SOURCE = ("sweep", "machine")
 
 
 def list_equal(free: Collection[str] = ()) -> list[str]:
-    """The columns in which cases agree that differ in no axes but ``free``."""
+    """Return the columns in which cases agree that differ only in the axes ``free``."""
     return [*SOURCE, *(name for name in AXES if name not in free), "environment", "kind"]
 
 
 def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
-    """Join sweeps into one frame, one row a record, with what can be said of each row alone.
+    """Join sweeps into one frame, one row per record, with its quantities and doubts.
 
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
-    (of `find_origin`), ``environment`` (a number: rows that agree on `COMPARABLE`), ``part`` (of an
-    epoch that was measured; the rest is extrapolated), ``busy_step_s`` (of `find_busy`),
-    ``unnamed_share`` (of a profiled step that no kind of work names), ``straggle`` (of its slowest
-    process), those of `judge_lanes`, ``asked`` (a number of its case), ``memory_measure``, each of
-    `STORED` and each of `DOUBTS`.
+    (`find_origin`), ``environment`` (numbers rows that agree on `COMPARABLE`), ``part`` (share of
+    an epoch that was measured; the rest is extrapolated), ``busy_step_s`` (`find_busy`),
+    ``unnamed_share`` (share of a profiled step in operations of no known kind), ``straggle`` (see
+    `Sweep.read_stragglers`), those of `judge_lanes`, ``asked`` (a number for its case),
+    ``memory_measure``, each of `STORED` and each of `DOUBTS`.
     """
     import numpy as np
     import pandas as pd
 
-    # of one sweep, and below, this copies nothing: three copies of 100,000 records took 0.5 GB
+    # for one sweep, and below, this copies nothing: three copies of 100,000 records took 0.5 GB
     records = pd.concat(
         [
             sweep.records.assign(
@@ -87,7 +87,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     with np.errstate(all="ignore"):
         derived = {q.name: q.take(r) for q in STORED}
         derived |= {doubt.name: doubt.find(r) for doubt in DOUBTS.values()}
-    # what is as it was stays where it is
+    # unchanged columns are left in place
     for name, values in derived.items():
         if name not in records:
             added[name] = values
@@ -98,8 +98,8 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
 
 def join_texts(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same with all text in one block, as objects: a mask of few rows then takes a third of the
-    time, and a look at a column a tenth. So has its name: Arrow's take three times as long."""
+    """Return the frame with all text in one block of objects: masking a few rows then takes a third
+    of the time, indexing a column a tenth. Column names too: Arrow's take three times as long."""
     import pandas as pd
 
     texts: pd.DataFrame = frame.select_dtypes("str")
@@ -110,7 +110,7 @@ def join_texts(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fill_environment(records: pd.DataFrame) -> None:
-    """Give rows that ended before they knew their environment their sweep's, where it has one."""
+    """Fill in what rows that ended too early lack of their environment, if unique in the sweep."""
     lost = records["torch"] == ""
     if lost.nunique() < 2:  # as in every sweep but those that failed early
         return
@@ -124,23 +124,23 @@ def _fill_environment(records: pd.DataFrame) -> None:
 
 
 def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
-    """The part of an epoch that a case measures, the same in all its rows: its fraction, or less
-    with ``--steps``, and with ``--until``, where each run measures as much as it needs. ``where``
-    are columns beside the axes that tell cases apart."""
+    """Return the share of an epoch that a case measures, equal in all its rows: its fraction, or
+    less with ``--steps`` or ``--until``, where each run measures as much as it needs. ``where``
+    names columns besides the axes that tell cases apart."""
     import numpy as np
 
     r = Columns(records)
     share = np.minimum(fill(r.measured_steps / positive(r.steps_per_epoch), 1.0), r.fraction)
     part = np.where((r.steps == "") & (r.until == ""), r.fraction, share)
-    # a run that failed has no steps: it is of the case that its repeats measured
+    # a run that failed has no steps: it takes the part of its repeats
     return find_least(part, number_groups(records, [*where, *AXES]).to_numpy())
 
 
 def find_busy(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
-    """Seconds of a step in which a GPU runs kernels, by a run's own profile or by one of the same
-    case in the same environment that measured another part of an epoch: what a kernel takes does
-    not depend on that. NaN without a profile, and on a CPU. ``where`` are columns beside the axes
-    that tell cases apart."""
+    """Return the kernel time of a step on a GPU, in s, from the run's own profile or from one of
+    the same case and environment that measured another part of an epoch, which does not affect it.
+    NaN without a profile and on a CPU. ``where`` names columns besides the axes that tell cases
+    apart."""
     import numpy as np
 
     r = Columns(records)
@@ -154,8 +154,8 @@ def find_busy(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
 
 
 def choose_memory(r: Columns) -> Array:
-    """The column of `MEMORY` each row's memory is read from: the first that its machine has filled
-    in any row of its kind."""
+    """Return the column of `MEMORY` that each row's memory is read from: the first with a value in
+    any row of the same machine and kind."""
     import numpy as np
 
     chosen = np.full(len(r), "", object)
@@ -167,16 +167,16 @@ def choose_memory(r: Columns) -> Array:
 
 
 def latest(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count: the last attempt at each run; no sentinels, no probes.
+    """Keep the last attempt at each run, without sentinels and probes.
 
-    Added is ``cell``, a number for each case on its machine: its repeats share it. Repeats under
-    different `COMPARABLE` environments are cases of their own.
+    Added is ``cell``, a number for each case on its machine, which its repeats share. Repeats under
+    different `COMPARABLE` environments are separate cases.
     """
     rows = keep_latest(keep_cases(records))
     return rows.assign(cell=number_groups(rows, list_equal()))
 
 
-# the outcome a case with repeats is known by: what tells most about its time
+# a case has the best-ranked status of its repeats: the one that tells most about its time
 _RANK = {
     status.value: rank
     for rank, status in enumerate(
@@ -186,12 +186,12 @@ _RANK = {
 
 
 def summarize(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a case on a machine, of the rows of `latest`, in the order they first ran.
+    """Summarize the rows of `latest`: one row per case and machine, in the order they first ran.
 
-    Numbers are medians over the repeats that ended as the case is said to have, ``NAME_low`` and
-    ``NAME_high`` the ends of their spread, ``spread`` and ``coverage`` what these ends are (see
-    `bench.study.spread`), ``repeats`` how many they are, ``runs`` how many there were and
-    ``seeds`` how many seeds they had.
+    Numbers are medians over the repeats that ended with the status of the case. ``NAME_low`` and
+    ``NAME_high`` are the ends of their spread, which ``spread`` and ``coverage`` describe (see
+    `bench.study.spread`); ``repeats`` and ``seeds`` are their numbers of repeats and seeds, and
+    ``runs`` is the number of all runs.
     """
     import numpy as np
     import pandas as pd
@@ -204,7 +204,7 @@ def summarize(rows: pd.DataFrame) -> pd.DataFrame:
     group, cells = pd.factorize(k.cell)
     every = pd.Index(cells).get_indexer(r.cell)
     found: dict[str, Array] = {
-        # of every run: one that diverged is told
+        # over all runs: a run that diverged is reported
         **{name: np.bincount(every, getattr(r, name)) > 0 for name in DOUBTS},
         "repeats": np.bincount(group),
         "seeds": np.bincount(group[~number_groups(kept, ["cell", "run_seed"]).duplicated()]),
@@ -234,7 +234,7 @@ def _say_spread(first: Columns, found: Mapping[str, Array]) -> dict[str, Array]:
 
     repeats, time = found["repeats"], found["epoch_time_s"]
     low, high = first.epoch_time_low_s, first.epoch_time_high_s
-    # an interval from nothing to a multiple of the time says nothing; a doubt does
+    # too wide an interval is left out: the doubt ``unknown`` reports it
     single = (repeats == 1) & ((high - low) / 2 <= LEAST_KNOWN * time)
     images = found["images_per_s"] * time
     ends = {
@@ -261,13 +261,13 @@ def _say_spread(first: Columns, found: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def find_wide(cases: Mapping[str, Array] | pd.DataFrame) -> Any:
-    """Which cases' repeats spread by more than ±`STEADY`: half the width of what is shown."""
+    """Return which cases' repeats spread by more than ±`STEADY` (half the width of the spread)."""
     half = (cases["epoch_time_s_high"] - cases["epoch_time_s_low"]) / 2
     return (cases["repeats"] > 1) & (half / cases["epoch_time_s"] > STEADY)
 
 
 def _pair(first: pd.DataFrame, found: Mapping[str, Array]) -> dict[str, Array]:
-    """What each case has against fp32 on the same machine with all else equal."""
+    """Compare each case with fp32 on the same machine with all else equal."""
     import numpy as np
 
     free = (*free_axes("precision"), *SAME_QUESTION)
@@ -277,7 +277,7 @@ def _pair(first: pd.DataFrame, found: Mapping[str, Array]) -> dict[str, Array]:
     # of fp32 cases that differ only in how they were measured, the one that measured most
     places = np.flatnonzero(sound & plain)
     places = places[np.argsort(-f.part[places], kind="stable")]
-    base = np.full(len(first), -1)  # by the number of the group; of several the first is left
+    base = np.full(len(first), -1)  # by number of the group; the first of several stays
     base[partner[places[::-1]]] = places[::-1]
     at, other = base[partner], sound & ~plain
 
@@ -315,14 +315,14 @@ def _tell_apart(cases: pd.DataFrame) -> pd.Series:
 
 
 MATCH = ("model", "dataset", "precision", "batch_size", "loss_scale")
-"""What a case and a published one must agree on to stand beside each other."""
+"""Columns that must be equal for a published case to be shown beside a measured one."""
 
 BESIDE = ("status", "epoch_time_s", "images_per_s", "speedup", "memory_bytes", "memory_saved")
 
 
 def set_beside(cases: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
-    """Add ``published_NAME`` for each of `BESIDE`, empty where nothing was published, to cases that
-    are not published themselves; ``published`` are those of the reference sweep."""
+    """Add ``published_NAME`` for each of `BESIDE`; empty where nothing was published, and for cases
+    that are published themselves. ``published`` are the cases of the reference sweep."""
     theirs = published[published["dataset"] != "synthetic"]
     theirs = theirs[[*MATCH, *BESIDE]].drop_duplicates(list(MATCH))
     theirs = theirs.rename(columns={name: f"published_{name}" for name in BESIDE})
@@ -336,5 +336,5 @@ def set_beside(cases: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
 
 
 def list_machines(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """The (sweep, machine) pairs of a frame, in order."""
+    """Return the distinct (sweep, machine) pairs of a frame, in order."""
     return list(dict.fromkeys(zip(frame["sweep"], frame["machine"], strict=True)))

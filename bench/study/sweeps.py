@@ -1,4 +1,4 @@
-"""Which records a report is about: sweeps from disk, and the published one to hold them against."""
+"""Sweeps read from disk for a report, and the published reference."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "rtx-titan-2019.csv"
-"""The published figures, in a checkout; an installed package has none."""
+"""The published figures; only a checkout has them, not an installed package."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep: its records, and what stands beside them.
+    """One sweep: its records, and data from the files beside them.
 
     Attributes:
-        step: images to which the largest batch was searched; None where it is not known.
-        margin: share of memory that the recommended batch was to leave free.
-        halving: the search for the best settings that its trials are of, if there was one.
-        plan: what its own sweep planned, by its last command; None where it was only joined, and
-            for a records file by itself.
-        joined: what was planned by the sweeps that were joined in its folder, where it is known.
+        step: resolution, in images, of the search for the largest batch; None if not known.
+        margin: share of memory that the recommended batch should leave free.
+        halving: the search for the best settings, if its runs are trials of one.
+        plan: the plan of the sweep's last command; None for a folder that was only joined, and for
+            a records file by itself.
+        joined: the plans of the sweeps that were joined in its folder, where known.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Sweep:
     joined: Sequence[Plan] = ()
 
     def read_steps(self, most_bytes: float = math.inf) -> pd.DataFrame:
-        """The steps of its records, the columns of `STEP_COLUMNS`; none if the file is larger."""
+        """Read the steps of its records (`STEP_COLUMNS`); no rows if the file is larger."""
         file = self.file.with_name(STEPS)
         if file.is_file() and file.stat().st_size > most_bytes:
             import pandas as pd
@@ -70,21 +70,21 @@ class Sweep:
         return read_steps(self.file)
 
     def read_epochs(self) -> pd.DataFrame:
-        """The epochs of its records that have several, the columns of `EPOCH_COLUMNS`."""
+        """Read the epochs of its records that have several (`EPOCH_COLUMNS`)."""
         return read_epochs(self.file)
 
     @cached_property
     def gaps(self) -> list[tuple[str, str]]:
-        """What of its plan has no row, as sentences, and what mends each; looked for once."""
+        """Sentences on planned runs without a row, each with a fix; computed once."""
         return [*describe_gaps(self.name, self.records, self.plan, self.joined)]
 
     @cached_property
     def work(self) -> pd.DataFrame:
-        """The work of a step of its records, the columns of `WORK_COLUMNS`; read once."""
+        """The work of a step of its records (`WORK_COLUMNS`); read once."""
         return read_work(self.file)
 
     def read_unnamed(self) -> dict[str, float]:
-        """The share of a profiled step's operations that no kind of work names, by record."""
+        """Return by record the share of a profiled step in operations of no known kind."""
         if not len(work := self.work):
             return {}
         times = work[work["time_s"].notna()].groupby("record_id")["time_s"].sum()
@@ -93,7 +93,7 @@ class Sweep:
         return {str(record): float(share) for record, share in shares.items()}
 
     def read_stragglers(self) -> dict[str, float]:
-        """How much longer the slowest process of a record worked than the median of the others."""
+        """Return by record the share by which the slowest process exceeds the others' median."""
         found: dict[str, float] = {}
         if not (self.records["world_size"] > 1).any():  # only these have any
             return found
@@ -106,18 +106,18 @@ class Sweep:
 
 
 MOST_STEP_BYTES = 100_000_000
-"""Steps files above this are not read for a report: pandas would need ten times as much memory."""
+"""Larger steps files are not read for a report: pandas would need ten times as much memory."""
 
 MEDIANS = 7
-"""The schema from which the steps at both ends of an epoch are medians. Before, they were means, of
-which one slow step made a trend."""
+"""Schema version from which the step times at both ends of an epoch are medians. Before, they were
+means, in which one slow step looked like a trend."""
 
 
 def mend_ends(records: pd.DataFrame, file: Path) -> pd.DataFrame:
-    """Records of older schemas, the ends of their epochs as newer ones have them.
+    """Recompute the step times at the ends of epochs in records of older schemas, as medians.
 
     Args:
-        records: of `read_records`, from ``file``; its steps stand beside it.
+        records: of `read_records`, from ``file``; the steps file is in the same folder.
     """
     ends, steps = ["step_time_first_s", "step_time_last_s"], file.with_name(STEPS)
     old = records.loc[(records["schema"] < MEDIANS) & records[ends[0]].notna(), "record_id"]
@@ -135,7 +135,7 @@ def mend_ends(records: pd.DataFrame, file: Path) -> pd.DataFrame:
 
 def read_sweep(path: Path, name: str = "") -> Sweep:
     """Read a sweep from its folder, or from a records file. Raises UsageError: there are no
-    records, or they are not records."""
+    records, or they cannot be read."""
     file = records_file(path)
     records, config = read_records(file), read_config(file.parent)
     records = mend_ends(records, file)
@@ -157,15 +157,15 @@ def _recall_plans(file: Path, config: Mapping[str, Any]) -> tuple[Plan | None, t
     own = read_own_plan(file.parent, config)
     try:
         return own, tuple(read_plans(file.parent).values())
-    except UsageError:  # somebody edited it, which bench.merge refuses
+    except UsageError:  # edited by hand, which bench.merge refuses
         return own, ()
 
 
 def read_sweeps(
     paths: Sequence[Path], leave_out: Callable[[UsageError], object] | None = None
 ) -> list[Sweep]:
-    """Read several sweeps; those whose folders have one name keep their parents' names too. Why one
-    cannot be read is told to ``leave_out``. Raises UsageError: without that, as `read_sweep`."""
+    """Read several sweeps; those with equal folder names get their parents' names too. Errors go to
+    ``leave_out``, if given, and their sweeps are skipped. Raises UsageError: as `read_sweep`."""
     paths = list(dict.fromkeys(path.resolve() for path in paths))
     names = [_name(path) for path in paths]
     sweeps = []
@@ -181,10 +181,10 @@ def read_sweeps(
 
 
 def list_results(folder: Path) -> list[Path]:
-    """The records of a folder of sweeps, the newest first, and of its ``reference``."""
+    """Return the records files of a folder of sweeps, newest first, then of its ``reference``."""
     sweeps = sorted(folder.glob(f"*/{RECORDS}"), key=lambda file: -file.stat().st_mtime)
     reference = sorted((folder / "reference").glob("*.csv"))
-    # a curve belongs to the file that it is named after
+    # a curve belongs to the file that it is named after, and is no sweep
     return [*sweeps, *(file for file in reference if not file.stem.endswith("-curve"))]
 
 

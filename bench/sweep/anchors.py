@@ -1,4 +1,4 @@
-"""Anchors: a short case that every lane runs, so that lanes are compared and not believed."""
+"""Anchors: a short case that every lane runs, to compare the lanes by measurement."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from bench.sweep.gate import Gate
 from bench.sweep.loop import Loop, Ticket
 
 STEPS = 30
-"""Steps of an anchor after its warm-up. The median of so many steps that vary by 1 % is known to
-within 0.5 %, and to within 2 % where they vary by 5 %."""
+"""Steps of an anchor after its warm-up. Their median is known to within 0.5 % if the steps vary by
+1 %, and to within 2 % if they vary by 5 %."""
 
 
 def make_anchor(case: Case) -> Case:
-    """The first steps of a case, with nothing measured beside them, on one GPU, and batches from
-    the plain loader: one that waits for a DataLoader compares CPUs and disks."""
+    """Return the first steps of a case, with no other measurements, on one GPU, and with the plain
+    loader: an anchor that waits for a DataLoader compares CPUs and disks."""
     apart = {name: axis.default for name, axis in AXES.items() if not axis.anchored}
     return replace(case, **apart | {"steps": STEPS})
 
 
 def choose_anchors(cases: Sequence[Case]) -> list[Case]:
-    """The anchors that may be made of ``cases``: of the first, then of ever smaller batches."""
+    """Return candidate anchors: of the first case, then of cases with ever smaller batches."""
     anchors = [make_anchor(cases[0])] if cases else []
     for case in sorted(cases, key=lambda case: -case.batch_size):
         if case.batch_size < anchors[-1].batch_size:
@@ -37,14 +37,14 @@ def choose_anchors(cases: Sequence[Case]) -> list[Case]:
 
 
 class Anchors:
-    """Has each idle lane of ``loop`` run the anchor ``case`` once.
+    """A source that has each idle lane of ``loop`` run the anchor ``case`` once.
 
     Args:
-        kind: when it runs: one of those of `bench.anchors`.
-        lanes: that run it, in this order where there is no gate.
-        before: how many anchors of this kind each lane has in the records.
-        gate: where they are to run at once, and pass it together.
-        search: whether no other lane is to run it once one has not the memory for it.
+        kind: when it runs: a kind of `bench.anchors`.
+        lanes: the lanes to run it, in this order if there is no gate.
+        before: the number of recorded anchors, by kind and lane.
+        gate: the gate to pass together, if they are to run at once.
+        search: whether to stop at the first lane that lacks the memory.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ def run_anchors(
     alone: Mapping[Loop, Mapping[str, Record]],
     together: bool,
 ) -> dict[Loop, dict[str, Record]]:
-    """Run an anchor on each idle lane, one after the other or all ``together``; the records of each
-    loop, by lane. Lanes that have not the memory by ``alone``, of `find_anchors`, are left out."""
+    """Run an anchor on each idle lane, in turn or all ``together``. Return the records of each
+    loop, by lane. Lanes that lacked the memory in ``alone``, of `find_anchors`, are left out."""
     lanes = {
         loop: [lane for lane in crew.list_idle(loop) if not _is_refused(alone[loop].get(lane.name))]
         for loop in cases
@@ -115,10 +115,10 @@ def find_anchors(
     choices: Mapping[Loop, Sequence[Case]],
     before: Mapping[Loop, Mapping[tuple[str, str], int]],
 ) -> tuple[dict[Loop, Case], dict[Loop, dict[str, Record]]]:
-    """Run on each lane alone the first anchor for which all lanes of its loop have the memory; the
-    anchor of each loop that has one, and the last records of each loop, by lane.
+    """Run on each lane alone the first anchor that fits in the memory of all lanes of its loop.
+    Return the anchor of each loop that has one, and the last records of each loop, by lane.
 
-    A lane that has not the memory even for the last one is left out, and the others do without it.
+    A lane that lacks the memory even for the last anchor is left out, and limits no other lane.
     """
     cases: dict[Loop, Case] = {}
     records: dict[Loop, dict[str, Record]] = {}
@@ -132,14 +132,15 @@ def find_anchors(
 def _find_anchor(
     crew: Crew, loop: Loop, anchors: Sequence[Case], before: Mapping[tuple[str, str], int]
 ) -> tuple[Case | None, dict[str, Record]]:
-    """The anchor of one loop, and its records by lane, with the refusals of lanes that have none.
+    """Return the anchor of a loop, and records by lane, with the refusals of lanes that have none.
 
-    One that refuses an anchor is asked for the smallest first, and then for each before the others.
-    So one that has none costs two anchors, and a choice that is too large is refused once.
+    A lane that lacks the memory for an anchor runs the smallest next, and then each other one
+    before the other lanes do. So a lane without an anchor costs two runs, and an anchor that is too
+    large is refused only once.
     """
     lanes, left = crew.list_idle(loop), deque(anchors)
-    records: dict[str, Record] = {}  # of the first that is left
-    smallest: dict[str, Record] = {}  # of the last
+    records: dict[str, Record] = {}  # of the first anchor left
+    smallest: dict[str, Record] = {}  # of the last anchor
 
     def run(case: Case, lanes: Sequence[Lane]) -> dict[str, Record]:
         source = Anchors(loop, case, ALONE, lanes, before, None, search=True)
@@ -170,7 +171,7 @@ def _is_refused(record: Record | None) -> bool:
 
 
 def compare_alone(alone: Mapping[str, Record]) -> list[str]:
-    """Say how lanes of one class compare by their anchors alone."""
+    """Return lines that compare the lanes of one class by their anchors alone."""
     lanes = tuple(_read(name, alone, {}) for name in alone)
     lines = [
         f"warning: {name} has no anchor, and is compared with no other lane: batch size "
@@ -194,7 +195,7 @@ def compare_alone(alone: Mapping[str, Record]) -> list[str]:
 
 
 def compare_busy(alone: Mapping[str, Record], busy: Mapping[str, Record]) -> list[str]:
-    """Say what each lane's anchor changes by where all lanes are busy."""
+    """Return lines on how much slower each lane's anchor is when all lanes are busy."""
     lines = []
     for lane in (_read(name, alone, busy) for name, one in alone.items() if not _is_refused(one)):
         change = lane.interference

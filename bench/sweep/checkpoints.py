@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: whose they are, and whether the run has ended."""
+"""The folder of a run's checkpoints: which run they are from, and whether it has ended."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from bench.store.cells import BEST, LAST
 from bench.text import clean, replace_file
 
 ENDED = "record_id"
-"""A file beside the checkpoints of a run that has its row, with the row's ``record_id``. Whatever
-else lies there is of a run that was cut short, and is gone on from."""
+"""A file beside the checkpoints of a run that has its row, with the row's ``record_id``. Without
+it, the checkpoints are of an interrupted run, and are resumed."""
 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run, by its repeat or as the sentinel, that may keep checkpoints in a folder that the
-    worker makes."""
+    """A run that may keep checkpoints in ``folder``, which the worker makes; ``which`` is its
+    repeat, or marks the sentinel."""
 
     folder: Path
     which: str
 
     def open(self) -> None:
-        """Remove the files of a run that has ended: one that is asked for anew starts anew."""
+        """Remove the files of a run that has ended, so that it starts anew."""
         if (self.folder / ENDED).exists():
             with suppress(OSError):
                 for name in (LAST, BEST, ENDED):
                     (self.folder / name).unlink(missing_ok=True)
 
     def identify(self, case: Case, environment: Environment) -> dict[str, str]:
-        """What a checkpoint must be of to be resumed: rows that differ in it are not compared."""
+        """Return what a checkpoint must agree on to be resumed, so that rows stay comparable."""
         return {
             **{name: format_value(getattr(case, name)) for name in AXES},
             "run": self.which,
@@ -40,9 +40,9 @@ class KeptRun:
         }
 
     def finish(self, record: Record) -> None:
-        """Say that the run has its row, if it has one with a measurement."""
+        """Mark the run as ended if its record has a measurement."""
         if record.status in MEASURED and self.folder.is_dir():
             with suppress(OSError):
                 replace_file(self.folder / ENDED, record.record_id + "\n")
         with suppress(OSError):
-            self.folder.parent.rmdir()  # where no run keeps anything
+            self.folder.parent.rmdir()  # if no run keeps anything

@@ -1,6 +1,6 @@
-"""The lanes of a sweep at work: a thread for each, and the main thread that deals out cases.
+"""The lanes of a sweep at work: a thread for each, and the main thread, which assigns cases.
 
-The main thread alone starts what runs, writes records, shows progress and handles signals.
+Only the main thread starts cases, writes records, shows progress and handles signals.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bench.sweep.loop import Loop, Source, Ticket
 from bench.text import read_clock
 
 WAIT_S = 60.0
-"""How long a sweep without lanes, all of them lost, waits for one to join; and a case for lost ones
-that it takes, since the lanes last changed."""
+"""Seconds that a sweep waits for a lane to join once all are lost. A case waits as long for lost
+lanes that it needs, counted from when the lanes last changed."""
 
-_POLL_S = 0.5  # between looks for lanes that joined
+_POLL_S = 0.5  # between checks for lanes that joined
 
 
 _Inbox = SimpleQueue[tuple[Job, Ticket] | None]  # of a lane's thread; None ends it
@@ -35,8 +35,8 @@ _Inbox = SimpleQueue[tuple[Job, Ticket] | None]  # of a lane's thread; None ends
 class _Running:
     source: Source
     ticket: Ticket
-    lane: Lane  # whose turn it is
-    place: Lane  # what it takes
+    lane: Lane  # that took the ticket
+    place: Lane  # that the case runs on, which may have more GPUs
     started_at: str
     beside: int = 0
     gone: bool = False  # the lane was lost meanwhile
@@ -50,9 +50,9 @@ class Crew:
     """The lanes of one or several loops; a context manager that ends what still runs.
 
     Args:
-        stopped: the number of the signal that asks to stop, or 0.
+        stopped: returns the number of the signal that asks to stop, or 0.
         most: how many lanes may run a case at once; 0 for all.
-        admit: says which loop a lane belongs to that joined late; None where it is refused.
+        admit: returns the loop for a lane that joined late, or None to refuse the lane.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Crew:
         self._inboxes = dict[str, _Inbox]()
         self._said = SimpleQueue[tuple[str, Event | Outcome | BaseException]]()
         self._looked = self._changed = time.monotonic()
-        self._short = False  # whether something was lacking since a wide case last began
+        self._short = False  # whether a shortage arose since the last wide case began
         self._came: list[Lane] = []
 
     def __enter__(self) -> Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End what runs, which is nothing but where an error ended the work, and the threads. What
-        had ended by then is recorded, as far as it can be written."""
+        """Record cases that have ended, as far as they can be written. Then end the threads and,
+        after an error, the cases that still run."""
         with suppress(Empty):
             while True:
                 name, said = self._said.get_nowait()
@@ -92,7 +92,7 @@ class Crew:
             inbox.put(None)
 
     def add(self, loop: Loop, lane: Lane) -> None:
-        """Let a lane work for a loop, unless it works already."""
+        """Add a lane to a loop, unless the lane already works."""
         own = self._idle.setdefault(loop, deque())
         idle = {other.name for lanes in self._idle.values() for other in lanes}
         if lane.name not in idle | self._running.keys():
@@ -105,11 +105,10 @@ class Crew:
         return list(self._idle[loop])
 
     def work(self, sources: Sequence[Source], most: int = 0) -> None:
-        """Run all that ``sources`` have, one for each loop, or until stopped, at most ``most`` at
-        once.
+        """Run everything in ``sources``, one for each loop, with at most ``most`` cases at once.
 
-        What is left, where every lane was lost and none joined within `WAIT_S`, stays with them.
-        Raises StoreError: a record could not be written.
+        Ends early when stopped, or when all lanes are lost and none joins within `WAIT_S`; what is
+        left then stays in the sources. Raises StoreError: a record could not be written.
         """
         alive = time.monotonic()
         while True:
@@ -133,7 +132,7 @@ class Crew:
             time.sleep(0.1)
 
     def _deal(self, sources: Sequence[Source], most: float) -> None:
-        """Give idle lanes what is next, as far as they may run beside each other."""
+        """Start the next cases on idle lanes, as far as they may run at once."""
         if self._held and not self._running:
             self._start_held(*self._held, sources)
         for source in sources:
@@ -145,7 +144,7 @@ class Crew:
                     if ticket is None:
                         break
                     if ticket.run[0].world_size > 1 and self._running:
-                        # it takes what the others use; nothing starts before it
+                        # it needs GPUs that others use; nothing starts before it
                         self._held = (source, lane, ticket)
                     elif self._start(source, lane, ticket, sources):
                         break
@@ -153,7 +152,7 @@ class Crew:
     def _start_held(
         self, source: Source, lane: Lane, ticket: Ticket, sources: Sequence[Source]
     ) -> None:
-        """Start what was held, on another lane where its own was lost meanwhile."""
+        """Start the held ticket, on another lane if its own was lost meanwhile."""
         loop, idle = source.loop, self._idle[source.loop]
         if idle:
             self._held = None
@@ -165,14 +164,14 @@ class Crew:
             source.settle(ticket, loop.finish(ticket, lane, lost, read_clock()), lost)
 
     def _has_waited(self) -> bool:
-        """Whether no lane has come or gone for so long that none will soon."""
+        """Return whether the lanes last changed so long ago that no lane is expected soon."""
         return time.monotonic() - self._changed > WAIT_S
 
     def _start(self, source: Source, lane: Lane, ticket: Ticket, sources: Sequence[Source]) -> bool:
-        """Start a ticket, or hold it; False where it had its outcome at once."""
+        """Start a ticket, or hold it. Return False if it had its outcome at once."""
         loop, device = source.loop, ticket.run[0].device
         if not self._running:
-            # nothing disturbs these measurements, nor do they disturb a case
+            # while nothing runs, measuring rates disturbs no case, nor is it disturbed
             for other in sources:
                 for free in self._idle[other.loop] if other.left or other is source else ():
                     if not self._stopped():
@@ -183,7 +182,7 @@ class Crew:
         try:
             job = loop.begin(ticket, lane)
         except ShortageError as error:
-            if not self._short:  # what it lacks may have gone just now, and be known to nobody
+            if not self._short:  # what it lacks may have been lost just now, unnoticed
                 self._short, self._changed = True, time.monotonic()
             if not self._has_waited():
                 self._held = (source, lane, ticket)
@@ -205,7 +204,7 @@ class Crew:
         return True
 
     def _hear(self) -> None:
-        """Take in what lanes say: how far a case is, and how it ended."""
+        """Handle the next message of a lane: the progress or the outcome of a case."""
         try:
             name, said = self._said.get(timeout=_POLL_S)
         except Empty:
@@ -219,7 +218,7 @@ class Crew:
         record, loop = self._record(name, said), one.source.loop
         self._idle[loop].append(one.lane)
         if said.status is Status.LOST:
-            # the place may be known to be lost already
+            # the place may already be known as lost
             lanes = [*self._idle[loop], *self._lost]
             self._lose(next((i for i in lanes if i.name == one.place.name), one.lane))
         if one.gone:
@@ -232,7 +231,7 @@ class Crew:
         return finish(one.ticket, one.lane, outcome, one.started_at, one.place, one.beside)
 
     def _join(self) -> None:
-        """Take in lanes that came since the last look."""
+        """Add lanes that joined, and remove those that were lost, since the last check."""
         now = time.monotonic()
         if now - self._looked < _POLL_S:
             return
@@ -241,18 +240,18 @@ class Crew:
             self._came = [other for other in self._came if other != lane]
             self._lose(lane)
         self._came += self._executor.join_lanes()
-        # one may be back before it has said that it was lost
+        # a lane may be back before its case has ended as lost
         busy = {lane.name for one in self._running.values() for lane in (one.lane, one.place)}
         for lane in [lane for lane in self._came if lane.name not in busy]:
             self._came.remove(lane)
-            # of the same name, but with another GPU, it is another lane
+            # a lane of the same name, but with another GPU, is another lane
             loop = self._lost.pop(lane, None) or self._admit(lane)
             if loop is not None:
                 self._changed = now
                 self.add(loop, lane)
 
     def _lose(self, lane: Lane) -> None:
-        """Deal nothing to a lane until it comes back, once what it ran is heard of."""
+        """Start nothing on a lane until it rejoins; a case that runs on it may still end."""
         one = self._running.get(lane.name)
         if one and one.lane == lane:
             one.gone = True
@@ -262,7 +261,7 @@ class Crew:
                 self._lost[lane], self._changed = loop, time.monotonic()
 
     def _run(self, name: str, inbox: _Inbox) -> None:
-        """What a lane's thread does; it outlives its workers, which die with it."""
+        """Run the jobs of a lane, in a thread that outlives its workers: they die with it."""
 
         def is_stopping() -> bool:
             return bool(self._stopped())

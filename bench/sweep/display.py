@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: live lines on a terminal, plain lines elsewhere."""
+"""The progress of a sweep: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class _Lane:
 
 
 class Display:
-    """Shows which cases run, their phase, step, running loss, memory, and when all is done.
+    """The running cases with phase, step, running loss and memory, and the overall progress.
 
-    Each lane has a line of its own; the only lane of a sweep has no name. So many ``runs`` are
-    to be made now, and ``done`` are there already; with None, each decides on the next, as in a
-    ``search``. ``axes`` are those that each case is named by, see `bench.case.telling_axes`, and
-    ``how`` says how the runs come about.
+    Each lane has a line of its own; the only lane of a sweep has no name. ``runs`` is the number of
+    runs to make, ``done`` that of runs already there; ``runs`` is None if each run decides on the
+    next, as in a ``search``. ``axes`` name each case, see `bench.case.telling_axes`, and ``how``
+    explains the number of runs.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Display:
 
     def end(self, record: Record, lane: str = "") -> None:
         here = self._lanes[lane]
-        if record.anchor or record.status is Status.LOST:  # which is run again, and counts then
+        if record.anchor or record.status is Status.LOST:  # a lost run counts when it is run again
             self.say(f"{here.name}: {_describe(record)}")
         else:
             self._index += 1
@@ -121,7 +121,7 @@ class Display:
             self.say(f"[{self._index}{of}] {here.name}: {_describe(record)}")
             if self._live:
                 self._live.update(self._all, advance=1)
-        if lane:  # others run on, and this line must not look as if its case did
+        if lane:  # other lanes run on; this line must not look as if its case did
             here.name, here.phase = lane, ""
             self._show(here)
 
@@ -170,7 +170,7 @@ def _describe(record: Record) -> str:
     if record.anchor:
         step_s = m.step_time_median_s
         return "no step was timed" if step_s is None else f"{write_number(1e3 * step_s)} ms a step"
-    if record.probe:  # its few steps tell of memory only
+    if record.probe:  # its few steps measure memory only
         words.append("trains")
         m = replace(m, epoch_time_s=None, train_loss=None, train_accuracy=None, warmup_steady=None)
     if m.epoch_time_s is not None:
@@ -200,9 +200,9 @@ def _describe(record: Record) -> str:
 
 
 def write_curve(steps: Sequence[Step], steps_per_epoch: int | None, every: int = 50) -> list[str]:
-    """Write running means over images every ``every`` steps, in the form of the page of 2019: ``50
-    391 Loss: 2.351 | Acc: 14.982% (978/6528)``. Each of several epochs begins anew, under its
-    number from 0."""
+    """Return lines of running means over images, every ``every`` steps, in the format of the page
+    of 2019: ``50 391 Loss: 2.351 | Acc: 14.982% (978/6528)``. With several epochs, the means start
+    again in each, under a line with its number from 0."""
     lines, images, total, correct = [], 0, 0.0, 0
     length = steps_per_epoch or math.inf
     several = bool(steps) and steps[-1].step >= length

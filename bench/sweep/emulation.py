@@ -1,4 +1,4 @@
-"""Precisions that a device computes in another format, and how long their cases take at least."""
+"""Warnings of precisions that a device emulates, with lower bounds on the time of their cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.text import name_first, write_seconds
 
 
 def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
-    """A line for each reason why some of ``cases`` are emulated, of the one that takes longest."""
+    """Return a warning for each reason why ``cases`` are emulated, with the time of the longest."""
     emulated: dict[str, list[Case]] = {}
     for case in cases:
         if reason := _find_emulation(case, inputs):
@@ -33,7 +33,7 @@ def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
         told = ""
         if seconds and usual:
             if seconds <= usual:
-                continue  # the rates belie it
+                continue  # the rates contradict it
             told = (
                 f"; {longest.precision} at batch size {longest.batch_size} takes at least "
                 f"{write_seconds(seconds)}, and fp32 {write_seconds(usual)}, as estimated from the "
@@ -49,12 +49,12 @@ def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
 
 
 def foresee_emulation(cases: Sequence[Case], options: Options) -> tuple[list[str], float]:
-    """What `warn_of_emulation` says of cases in a dry run, what speaks against the rates, and the s
-    that a pass over the cases takes at least; 0 where nothing is emulated.
+    """Return the warnings for a dry run, and a lower bound on a pass over the cases, in s.
 
-    Torch and the machine are asked, which takes some seconds, only where something may be emulated.
-    No images are opened; as many are assumed as CIFAR-10 has. Raises UsageError: torch cannot use
-    the device, or a model is broken.
+    The warnings are those of `warn_of_emulation`, and doubts about the rates; the bound is 0 if
+    nothing is emulated. Torch and the machine are queried, which takes some seconds, only if
+    something may be emulated. No images are opened; the number of CIFAR-10 is assumed. Raises
+    UsageError: torch cannot use the device, or a model is broken.
     """
     devices = list(dict.fromkeys(case.device for case in cases if _may_be_emulated(case)))
     if not devices or not options.trains:
@@ -85,7 +85,7 @@ def _find_emulation(case: Case, inputs: Inputs) -> str:
 
 
 def _may_be_emulated(case: Case) -> bool:
-    """Whether a device may emulate a precision, by what is known of it without torch."""
+    """Return whether a device may emulate a precision, as far as it is known without torch."""
     precision = PRECISIONS[case.precision]
     if case.device == "cpu":
         needed = CPU_FLAGS.get(precision.arithmetic)

@@ -1,4 +1,4 @@
-"""A sweep from its plan to its end: what is done on each class of hardware, and what is left."""
+"""A sweep from its plan to its end, on each class of hardware, and what is left to do."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Conclusion:
 
 
 def run_sweep(asked: Plan, options: Options) -> Conclusion:
-    """Measure what is asked for. Raises UsageError: as `start_session` and `Part`."""
+    """Run a sweep. Raises UsageError: as `start_session` and `Part`."""
     every = [*asked.cases, *asked.unsized]
     for device in dict.fromkeys(case.device for case in every):
-        choose_seconds(device)  # a wrong variable is refused before anything is opened
+        choose_seconds(device)  # refuses a wrong environment variable before anything is opened
     with start_session(options, asked.cases, asked.unsized) as session:
         classes, out = session.classes, session.out
         asked = asked.settle(session.inputs.settle)
@@ -61,7 +61,7 @@ def run_sweep(asked: Plan, options: Options) -> Conclusion:
 
 
 def measure(crew: Crew, parts: Sequence[Part], session: Session) -> list[Grid]:
-    """Find the batch sizes that are asked for and run all that is left; what was run, by part."""
+    """Search the requested batch sizes, then run all that is left. Return the grid of each part."""
     if parts[0].asked.families:
         found = find_walls(crew, [part.search() for part in parts])
         for part, walls in zip(parts, found, strict=True):
@@ -91,7 +91,7 @@ def measure(crew: Crew, parts: Sequence[Part], session: Session) -> list[Grid]:
 def measure_between_anchors(
     crew: Crew, parts: Sequence[Part], grids: Sequence[Grid], quiet: bool
 ) -> None:
-    """Run all that is left, with the anchors of its lanes before and after."""
+    """Run all that is left, with anchors on its lanes before and after."""
     choices = {part.loop: part.choose_anchors() for part in parts if part.runs}
     before = {part.loop: part.anchored for part in parts}
     cases, alone = find_anchors(crew, choices, before)
@@ -107,7 +107,7 @@ def measure_between_anchors(
 
 
 def admit_lane(session: Session, cases: Sequence[Case], lane: Lane) -> Loop | None:
-    """The loop that a lane works for which joined late; None where it can work for none."""
+    """Return the loop for a lane that joined late, or None if it fits none."""
     executor, say = session.executor, next(iter(session.loops)).display.say
     try:
         inputs = find_lane_inputs(session.inputs, cases, session.options, executor, lane)
@@ -132,7 +132,7 @@ def conclude(session: Session, parts: Sequence[Part], grids: Sequence[Grid]) -> 
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
     axes = telling_axes((family for family, _ in walls), but="batch_size")
     lines = [f"{family.label(axes)}: {describe_wall(wall)}" for family, wall in lost]
-    # what the stop cut off is run again
+    # runs that the stop interrupted are run again
     cut = sum(grid.ended[Status.INTERRUPTED] for grid in grids) if session.stopped else 0
     runs = sum(grid.waiting for grid in grids) + cut
     searches = sum(wall.ending is None for _, wall in walls)

@@ -1,4 +1,5 @@
-"""The folder that a sweep goes on in: where it is, and whether its rows go with new ones."""
+"""The results folder of a sweep: where it is, and whether its rows can be compared with new
+ones."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ CLASS = "class"
 """The key of a configuration that names the folder of a class of hardware within --out."""
 
 _KEPT = ("search", SHARD, "halving", CLASS)
-"""Its keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for
-the largest batch, the part of a sweep, the rules and trials of a search for the best settings."""
+"""Keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for the
+largest batch, the shard, the rules and trials of a search for the best settings, the class."""
 
 
 def refuse_unwritable(out: Path | None) -> None:
-    """Refuse an --out that no folder can be made at, before anything costs time."""
+    """Refuse an --out that cannot be created or written to, before anything takes time."""
     out = out or Path("results")
     place = out.absolute()
     while not place.exists() and place != place.parent:
@@ -47,8 +48,7 @@ def refuse_unwritable(out: Path | None) -> None:
 
 
 def default_out(platforms: Mapping[str, Platform], executor: str = "") -> Path:
-    """A new folder in ``results``, named after the devices; after the executor, if it measures
-    nothing."""
+    """Return a new folder in ``results``, named after the devices, or after a fake executor."""
     names = [platform.environment.gpu or "cpu" for platform in platforms.values()]
     if find_origin(executor) == "fake":
         names = [executor]
@@ -57,9 +57,9 @@ def default_out(platforms: Mapping[str, Platform], executor: str = "") -> Path:
 
 
 def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What the records hold: the rows that those of ``cases`` can be compared with, and all. Raises
-    UsageError: some were made up and others are measured; or some cannot be compared, and --mix is
-    not given; it says in which respects."""
+    """Return the recorded rows that those of ``cases`` can be compared with, and all rows. Raises
+    UsageError: made-up rows would be mixed with measured ones; or some rows are not comparable, and
+    --mix is not given: the message says how they differ."""
     out, inputs = loop.store.folder, loop.inputs
     frame = read_records(out)
     refuse_other_origin(out, frame, loop.options.executor)
@@ -75,7 +75,7 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataF
         changed: list[str] = []
         for name, axes in COMPARABLE.items():
             now = clean(getattr(environment, name) or "")
-            # of what a model or a file is, only its own rows speak
+            # a model or a file is only compared with its own rows
             unlike = find_alike(case, axes) & (frame[name] != now)
             unlike &= here | (axes == ("device",))
             comparable &= ~unlike
@@ -96,8 +96,7 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataF
 
 
 def refuse_other_origin(out: Path, records: pd.DataFrame, executor: str) -> None:
-    """Refuse to make figures up where some were measured, and to measure where some were made
-    up."""
+    """Refuse to mix measured rows with rows that an executor makes up."""
     there = ((f"--out {out} has", name) for name in records["executor"].unique())
     refuse_mixture([("this command makes", executor), *there], "choose another --out")
 
@@ -105,7 +104,7 @@ def refuse_other_origin(out: Path, records: pd.DataFrame, executor: str) -> None
 def refuse_other_seeds(
     out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
 ) -> None:
-    """Refuse to call a run done that was made with another seed than it would have now."""
+    """Refuse a run in the records that was made with another seed than it would have now."""
     found = ((run, done.get(run)) for run in plan)
     if any(past and past.seed != choose_seed(run, same_seed) for run, past in found):
         there, mend = (
@@ -117,7 +116,7 @@ def refuse_other_seeds(
 
 
 def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None) -> None:
-    """Refuse a folder that holds another part of a sweep, by its configuration."""
+    """Refuse a folder whose configuration names another part of a sweep."""
     there, now = str(config.get(SHARD, "")), str(shard or "")
     if config and there != now:
         held = f"shard {there}" if there else "a sweep that is not split into shards"
@@ -126,10 +125,9 @@ def refuse_other_part(out: Path, config: Mapping[str, Any], shard: Shard | None)
 
 
 def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -> None:
-    """Write the configuration of a loop's folder. Without ``cases``, which a command then chooses
-    as it goes, those of a sweep that is there already stay, and so do all of `_KEPT` of which
-    nothing else is ``told``."""
-    loop.store.migrate()  # what its rows do not go with was refused before
+    """Write the configuration of a loop's folder. Without ``cases``, because a command chooses them
+    as it goes, the cases already there stay; so do the keys of `_KEPT` that are not ``told``."""
+    loop.store.migrate()  # rows that are not comparable were refused before
     before = loop.store.read_config()
     config = describe_config(cases or [], loop, before | told)
     if cases is None:
@@ -139,7 +137,7 @@ def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -
 
 
 def describe_config(cases: Sequence[Case], loop: Loop, before: Mapping[str, Any]) -> dict[str, Any]:
-    """The resolved configuration: what was asked for, by which commands, on what."""
+    """Return the resolved configuration: cases, commands, environments and datasets."""
     options, inputs = loop.options, loop.inputs
     before_it = (c for c in str(before.get("command", "")).splitlines() if c != options.command)
     kept = {**before, **({SHARD: str(options.shard)} if options.shard else {})}

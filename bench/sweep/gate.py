@@ -1,4 +1,4 @@
-"""A gate that lanes pass together, so that what each measures then is measured at once."""
+"""A barrier for lanes, so that all of them measure at the same time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from bench.executors import Event
 from bench.worker.messages import PhaseEntered
 
 PATIENCE_S = 120.0
-"""How long a lane waits for the others: a process that imports torch from a slow disk, and cuDNN's
-choice of algorithms, take less."""
+"""Seconds that a lane waits for the others: importing torch from a slow disk, and cuDNN's choice of
+algorithms, take less."""
 
 
 class Gate:
-    """Holds each lane of these names before its warm-up and its epoch until all have come there, or
-    ended, or it has waited ``patience_s``.
+    """A barrier before the warm-up and before the epoch: each of ``lanes`` waits there until the
+    others have come or ended, at most ``patience_s``.
 
-    An executor that reports a phase before the worker enters it holds the worker so. Lanes of
-    unlike classes pass one gate, although their anchors are different cases: what disturbs a lane
-    is that the others of its machine are busy, whatever they run. Lanes without an anchor pass
-    none.
+    It needs an executor that reports a phase before the worker enters it. Lanes of different
+    classes share a gate, although their anchors are different cases: a lane is disturbed when other
+    lanes of its machine are busy, whatever they run. Lanes without an anchor pass no gate.
     """
 
     def __init__(self, lanes: Iterable[str], patience_s: float = PATIENCE_S) -> None:
@@ -32,7 +31,7 @@ class Gate:
         self._changed = threading.Condition()
 
     def enter(self, lane: str, event: Event, stopping: Callable[[], bool]) -> None:
-        """Wait at the beginning of a phase that is measured together. Called in a lane's thread."""
+        """Wait for the others before a phase that is measured together. Runs in a lane's thread."""
         if not isinstance(event, PhaseEntered) or event.phase == "evaluation":
             return
         until = time.monotonic() + self._patience_s
@@ -46,7 +45,7 @@ class Gate:
                 self._changed.wait(0.1)
 
     def leave(self, lane: str) -> None:
-        """Say that a lane has ended, and is waited for no more."""
+        """Stop waiting for a lane, which has ended."""
         with self._changed:
             self._awaited.discard(lane)
             self._changed.notify_all()

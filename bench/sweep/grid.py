@@ -1,4 +1,4 @@
-"""The runs of a sweep on its lanes: in the order of the plan, less what need not be run."""
+"""The runs of a sweep, in the order of the plan, less those that need not be run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FAILED = (Status.ERROR, Status.KILLED, Status.TIMEOUT, Status.LOST)
 
 
 class Grid:
-    """Deals out runs; one that was lost is run again at once, as a new attempt.
+    """A source of planned runs; a lost run is run again next, as a new attempt.
 
     Args:
-        before: the attempts that the records already hold.
-        skips: which cases need not be run, if any may be skipped.
-        times: of the epochs of earlier runs, in s, by which repeats are left out.
+        before: the latest recorded attempt at each run.
+        skips: batch sizes that ran out of memory; None if no case may be skipped.
+        times: epoch times of earlier runs, in s, by which repeats are left out.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Grid:
         self._limit: tuple[Pace, Callable[[Pace], int]] | None = None
         self._losses = Losses()
         self._ran = Counter[tuple[Case, str]]()  # how often a case ran on a lane
-        self._open = 0  # runs that are dealt out and have not ended
-        # the lane of each run, for its sentinel; of one on several GPUs, that of the first
+        self._open = 0  # runs that were taken and have not ended
+        # the lane of each run, for its sentinel; on several GPUs, the lane of the first
         self._lanes = {run: _name_first(past.lane) for run, past in before.items()}
 
     def limit_repeats(self, pace: Pace, limit: Callable[[Pace], int]) -> None:
-        """Before the first repeat, have ``limit`` say how often each case is to run, by the
-        ``pace`` of first runs that have ended, which learns of those that still end."""
+        """Before the first repeat, call ``limit`` to decide how often each case is to run. It gets
+        ``pace``, to which the times of first runs are added as they end."""
         self._limit = (pace, limit)
 
     @property
@@ -63,11 +63,11 @@ class Grid:
 
     @property
     def measured(self) -> bool:
-        """Whether any ended other than in failure."""
+        """Whether any run ended without failure."""
         return any(status not in _FAILED for status in self.ended)
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
-        """The next run. A sentinel comes when all else has ended, where its first run was."""
+        """Return the next run. A sentinel comes last, if possible on the lane of its first run."""
         if self._limit and self._runs and _is_repeat(self._runs[0]):
             pace, limit = self._limit
             most, self._limit = limit(pace), None
@@ -94,14 +94,14 @@ class Grid:
         self._runs, self._expected = deque(runs), self._expected - fewer
 
     def _choose(self, lane: Lane) -> Run:
-        """The next run: of those of the same repeat, one whose case has run least on this lane, and
-        of several the one whose time is known least.
+        """Choose the next run: of the same repeat, the case that ran least often on this lane;
+        of several, the one whose time is least certain.
 
-        Dealt out in turn, each case would have the same GPU in all its repeats wherever the number
-        of cases divides evenly, and a slower GPU would look like the effect of a setting.
+        If cases were assigned in turn, each would have the same GPU in all its repeats whenever the
+        number of cases divides evenly, and a slower GPU would look like the effect of a setting.
         """
         _, repeat, sentinel = self._runs[0]
-        # of 10,000 cases it is not worth it to look at all
+        # with 10,000 cases, it is not worth looking at all of them
         near = islice(self._runs, 2 * len(self.loop.lanes))
         alike = takewhile(lambda run: run[1:] == (repeat, sentinel), near)
 
@@ -112,7 +112,7 @@ class Grid:
         return min(alike, key=rank)
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
-        """Learn from an outcome; a run that was lost is the next again, but not for ever."""
+        """Learn from an outcome. A lost run comes next again, as often as `Losses` allows."""
         self._open -= 1
         if (time := record.measurement.epoch_time_s) and record.status is Status.OK:
             times = self._times.setdefault(case := ticket.run[0], [])
@@ -125,7 +125,7 @@ class Grid:
         if self._skips and ticket.smaller is None:
             self._skips.note(record.case, record.status)
         if record.status is Status.LOST and self._losses.allow(ticket.run, outcome):
-            self._ran[record.case, self._lanes[ticket.run]] -= 1  # it gave that lane nothing
+            self._ran[record.case, self._lanes[ticket.run]] -= 1  # it does not count for that lane
             self._runs.appendleft(ticket.run)
         else:
             self.ended[record.status] += 1

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Kind = tuple[tuple[object, ...], ...]
-"""What lanes of one class agree on, of each device."""
+"""What lanes of one class have in common, for each device."""
 
 _OF_DEVICE = [name for name, owners in COMPARABLE.items() if owners == ("device",)]
-_NAMED = 8  # lanes of a class that the line on it names
-_AT_ONCE = 8  # processes that import torch to say what a lane is
+_NAMED = 8  # lanes listed of a class
+_AT_ONCE = 8  # lanes examined at once, each by a process that imports torch
 
 _TOLD_APART: tuple[Callable[[Environment], str], ...] = (
     lambda e: e.gpu or "cpu",
@@ -38,13 +38,13 @@ _TOLD_APART: tuple[Callable[[Environment], str], ...] = (
     lambda e: e.host or "",
     lambda e: " ".join(filter(None, [e.torch, e.driver])),
 )
-"""What the folders of classes are named by, until no two have one name."""
+"""The parts of the names of class folders; parts are added until all names differ."""
 
 
 @dataclass
 class Hardware:
-    """A class of lanes whose rows can be compared; ``folder``, which `place_classes` gives it, is
-    empty where that is --out itself."""
+    """A class of lanes whose rows can be compared; ``folder``, set by `place_classes`, is empty if
+    it is --out itself."""
 
     folder: str = ""
     lanes: list[tuple[Lane, Inputs]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Hardware:
 
 
 def open_lanes(executor: Executor, cases: Sequence[Case], options: Options) -> Sequence[Lane]:
-    """Open the lanes that are asked for; UsageError for too many, or for several devices."""
+    """Open the requested lanes. Raises UsageError: they are too many, or of several devices."""
     devices = list(dict.fromkeys(case.device for case in cases))
     if len(devices) > 1 and options.lanes not in (None, 1):
         raise UsageError(f"--lanes: the cases are of {' and '.join(devices)}; give one --device")
@@ -78,8 +78,8 @@ def examine_lanes(
     options: Options,
     families: Sequence[Case] = (),
 ) -> list[Hardware]:
-    """Find out what each lane is, and sort them into classes, in the order of their first lanes.
-    Raises UsageError: as `find_inputs` and `find_lane_inputs`."""
+    """Examine the lanes, and sort them into classes, in the order of their first lanes. Raises
+    UsageError: as `find_inputs` and `find_lane_inputs`."""
     beside = count_beside(lanes, options)
     first = find_inputs(cases, options, families, executor, lanes[0], beside)
     every = [*cases, *families]
@@ -94,18 +94,17 @@ def examine_lanes(
 
 
 def count_beside(lanes: Sequence[Lane], options: Options) -> int:
-    """How many other lanes of its machine may run a case beside the first one."""
+    """Return how many other lanes of the first one's machine may run at the same time."""
     return 0 if options.quiet else sum(lane.host == lanes[0].host for lane in lanes[1:])
 
 
 def place_classes(classes: Sequence[Hardware], out: Path) -> list[str]:
-    """Give each class the folder within ``out`` that an earlier start gave it, whichever classes
-    are there now; the names of folders of other classes.
+    """Give each class the folder within ``out`` that an earlier start gave it. Return the names of
+    the folders whose classes are absent now.
 
-    A class is found again by its machine, and of several by how much of what its rows must agree on
-    has stayed, so that what has changed, such as the driver, is refused. It is found by its card
-    where no other could be meant. A new one gets ``out`` itself if it is the only one that there
-    ever was.
+    A class is recognised by its machine; of several, by how much is unchanged of what its rows must
+    agree on, so that a change, such as of the driver, is refused later. Otherwise it is recognised
+    by its card, if that is unambiguous. A new class gets ``out`` itself if there never was another.
     """
     known = read_folders(out)
     if len(classes) == 1 and known.keys() <= {""}:
@@ -146,8 +145,8 @@ def _count_common(one: Mapping[str, Environment], other: Mapping[str, Environmen
 
 
 def describe_places(classes: Sequence[Hardware], absent: Sequence[str], out: Path) -> list[str]:
-    """Say which lanes measure into which folder, where that is not ``out`` alone; ``absent`` are
-    the folders that `place_classes` returned."""
+    """Return lines on which lanes measure into which folder, unless that is ``out`` alone;
+    ``absent`` are the folders that `place_classes` returned."""
     if not absent and not any(hardware.folder for hardware in classes):
         return []
     places = "; ".join(hardware.describe(out) for hardware in classes)
@@ -156,8 +155,8 @@ def describe_places(classes: Sequence[Hardware], absent: Sequence[str], out: Pat
 
 
 def read_folders(out: Path) -> dict[str, dict[str, Environment]]:
-    """What the folders of classes within ``out`` were measured on, by name; ``out`` itself as "".
-    Other sweeps may have their folders there too; a class's says that it is one."""
+    """Return the environments of the class folders within ``out``, by name; ``out`` itself is "".
+    Folders of other sweeps are skipped: the configuration of a class folder names its class."""
     configs = {"": read_config(out)}
     with suppress(OSError):
         configs |= {path.name: read_config(path) for path in sorted(out.iterdir())}
@@ -169,7 +168,7 @@ def read_folders(out: Path) -> dict[str, dict[str, Environment]]:
 
 
 def _read_environments(config: Mapping[str, Any]) -> dict[str, Environment]:
-    """What a configuration says of its devices, as far as classes are told by it."""
+    """Return the environments in a configuration, with only what distinguishes classes."""
     types = dict.fromkeys(_OF_DEVICE, str) | {"gpu_memory_bytes": int}
     found = config.get("environment")
     return {
@@ -180,8 +179,8 @@ def _read_environments(config: Mapping[str, Any]) -> dict[str, Environment]:
 
 
 def refuse_unlike(classes: Sequence[Hardware], why: str) -> None:
-    """Refuse lanes of several classes; the UsageError says ``why`` one is needed, as it follows the
-    kinds in a sentence."""
+    """Refuse lanes of several classes. Raises UsageError: the message has ``why``, a clause that
+    follows the list of classes."""
     if len(classes) > 1:
         kinds = ", ".join(name_folders([one.environments for one in classes]))
         raise UsageError(
@@ -191,7 +190,7 @@ def refuse_unlike(classes: Sequence[Hardware], why: str) -> None:
 
 
 def find_kind(environments: Mapping[str, Environment]) -> Kind:
-    """What a lane must have in common with others for its rows to be compared with theirs."""
+    """Return what lanes must have in common for their rows to be comparable."""
     return tuple(
         (device, *(getattr(e, name) for name in _OF_DEVICE), _round_memory(e))
         for device, e in environments.items()
@@ -199,22 +198,22 @@ def find_kind(environments: Mapping[str, Environment]) -> Kind:
 
 
 def find_machine(environments: Mapping[str, Environment]) -> Kind:
-    """What stays of the kind of a lane where other software is installed."""
+    """Return what stays of a lane's kind if other software is installed."""
     return tuple((device, e.gpu, e.cpu, _round_memory(e)) for device, e in environments.items())
 
 
 def find_card(environments: Mapping[str, Environment]) -> Kind:
-    """What stays of it where the card has moved to another host, or has other cores there."""
+    """Return what stays of it if the card moves to another host, or gets other cores there."""
     return tuple((device, e.gpu or e.cpu, _round_memory(e)) for device, e in environments.items())
 
 
 def _round_memory(environment: Environment) -> int:
-    # two of one name may have 40 and 80 GB
+    # cards of the same name may have 40 or 80 GB
     return round((environment.gpu_memory_bytes or 0) / 2**30)
 
 
 def name_folders(classes: Sequence[Mapping[str, Environment]]) -> list[str]:
-    """A name for the folder of each class, short, of letters that every file system has."""
+    """Return a short name for the folder of each class, valid on every file system."""
     environments = [next(iter(environments.values())) for environments in classes]
     names = [""] * len(environments)
     for tell in _TOLD_APART:
@@ -241,8 +240,8 @@ def refuse_world_sizes(
     cases: Sequence[Case],
     options: Options,
 ) -> None:
-    """Refuse a --world-size that no class of hardware, of each of which ``lanes`` has one, has the
-    GPUs for, or ever had by its folder. Raises UsageError: it says how many there are."""
+    """Refuse a --world-size for which no class has the GPUs, or ever had by its folder; ``lanes``
+    has a lane of each class. Raises UsageError: the message says how many there are."""
     if "world_size" not in options.axes:
         return
     widest = [find_widest(read_records(f)) for f in folders if (f / RECORDS).is_file()]
@@ -256,12 +255,12 @@ def refuse_world_sizes(
             except ShortageError:
                 continue
         if len(lacks) == len(lanes) and size > max(widest, default=0):
-            # what it takes, once, and what there is of each class
+            # what it needs, once, and what each class has
             parts = dict.fromkeys(part for lack in lacks for part in lack.split("; "))
             raise UsageError(f"--world-size {size}: {'; '.join(parts)}")
 
 
 def find_widest(records: pd.DataFrame) -> int:
-    """The most GPUs that any of the cases that were measured, or lost, had."""
+    """Return the most GPUs that any recorded case had, if it was measured or lost."""
     had = records["world_size"][records["status"] != Status.UNSUPPORTED]
     return int(had.max()) if len(had) else 0

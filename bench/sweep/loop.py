@@ -1,4 +1,4 @@
-"""Runs on like lanes, each to its record in one folder."""
+"""The runs on lanes of one class of hardware, each with its record, in one folder."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ from bench.text import read_clock
 
 @dataclass(frozen=True, eq=False)
 class Ticket:
-    """One thing to run on a lane."""
+    """One run to make on a lane."""
 
     run: Run
     attempt: int = 1
-    smaller: int | None = None  # the batch size by which it is concluded that this one is too large
+    smaller: int | None = None  # a batch size that ran out of memory, so that this one is not run
     probe: bool = False  # a step of a search
-    anchor: str = ""  # what it compares lanes in
-    gate: Gate | None = None  # that it passes together with other lanes
+    anchor: str = ""  # its kind, if it compares lanes, see `bench.anchors`
+    gate: Gate | None = None  # to pass together with other lanes
     enough: Callable[[EpochRow], bool] | None = None  # as in `Job`
 
     @property
     def which(self) -> str:
-        """What tells its files from those of other runs of its case."""
+        """What distinguishes its files from those of other runs of its case."""
         _, repeat, sentinel = self.run
         return "s" if sentinel else "p" if self.probe else str(repeat)
 
     @cached_property
     def slug(self) -> str:
-        """What its files are named by; they are asked for four times, and hashing takes 80 µs."""
+        """The start of its file names; cached: it is used four times, and hashing takes 80 µs."""
         return self.run[0].slug()
 
     def name_files(self, lane: Lane) -> str:
@@ -88,10 +88,10 @@ class Source(Protocol):
 
     @property
     def left(self) -> bool:
-        """Whether anything is still to be run that does not run now."""
+        """Whether anything is left to start."""
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
-        """What ``lane`` is to run next; None for nothing now. ``idle`` are all that are free."""
+        """Return what ``lane`` is to run next, or None. ``idle`` are all free lanes."""
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
         """Learn how a ticket ended."""
@@ -99,30 +99,30 @@ class Source(Protocol):
 
 @dataclass(eq=False)
 class Loop:
-    """Each run to its record, written as it ends; all lanes are of one class of hardware."""
+    """The runs on one class of hardware; each record is written as soon as its run ends."""
 
     store: Store
     executor: Executor
-    lanes: dict[str, Inputs]  # by name, what is known of each; at least one
+    lanes: dict[str, Inputs]  # by name; at least one
     options: Options
     notes: list[str] = field(default_factory=list)  # lines that are shown once
-    # the most GPUs that a case in the folder had: as many are short, where they are gone
+    # the most GPUs that a recorded case had: if they are missing now, they may come back
     widest: int = 0
     planned: Sequence[Case] = ()  # what is to run, each case once
     display: Display = field(init=False)
     rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
     session: str = field(default_factory=lambda: uuid4().hex[:12], init=False)
-    """Of this start of the sweep: its anchors say nothing of rows that another start wrote."""
+    """Identifies this start of the sweep: its anchors say nothing about rows of other starts."""
     _expected: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict, init=False)
     _beaten: set[tuple[str, str, str]] = field(default_factory=set, init=False)
 
     @property
     def inputs(self) -> Inputs:
-        """What is known of the first lane; of models and images all lanes agree."""
+        """The inputs of the first lane; models and images are the same for all lanes."""
         return next(iter(self.lanes.values()))
 
     def show_on(self, display: Display) -> None:
-        """Show runs on ``display`` from now on; first, once, the notes."""
+        """Show the notes, once, and then all runs on ``display``."""
         self.display = display
         self.say_notes()
 
@@ -135,7 +135,7 @@ class Loop:
             self.display.say(line)
 
     def refuse(self, case: Case) -> str:
-        """Why a case is not to be run on these lanes; empty where it is."""
+        """Return why a case is not to be run on these lanes; empty if it is."""
         inputs, precision = self.inputs, PRECISIONS[case.precision]
         if reason := inputs.refuse(case):
             return reason
@@ -145,8 +145,8 @@ class Loop:
         return f"{reason}; --precision {precision.name} measures it anyway" if reason else ""
 
     def begin(self, ticket: Ticket, lane: Lane) -> Job | Outcome:
-        """What is to be run for a ticket, or its outcome where nothing need be. Raises
-        ShortageError: what it takes is not there just now."""
+        """Return the job of a ticket, or its outcome if nothing need be run. Raises ShortageError:
+        GPUs that it needs are not available now."""
         case, repeat, sentinel = ticket.run
         self.display.begin(case, repeat, sentinel, lane.name, ticket.anchor)
         if ticket.smaller is not None:
@@ -173,7 +173,7 @@ class Loop:
             enough=ticket.enough,
             hold=ticket.gate is not None,
         )
-        if self.options.trains and ticket.attempt == 1:  # a further one is to find everything
+        if self.options.trains and ticket.attempt == 1:  # a retry finds everything itself
             job = replace(job, known=self._sharing.recall(case, inputs.describe(case)))
         if case.checkpoint:
             kept = self._keep_run(ticket)
@@ -195,8 +195,8 @@ class Loop:
         place: Lane | None = None,
         beside: int = 0,
     ) -> Record:
-        """Write the record of a ticket that has ended, and show it. It was the turn of ``lane``,
-        and ran on ``place``, which may be wider, with at most so many lanes busy ``beside`` it."""
+        """Write and show the record of a ticket that has ended. ``lane`` took the ticket, which ran
+        on ``place``, possibly with more GPUs, while at most ``beside`` other lanes were busy."""
         case, repeat, sentinel = ticket.run
         log, known = f"{LOGS}/{ticket.name_files(lane)}.log", self._know(lane, place)
         if unrated := known.unrated.get(case.device):
@@ -228,7 +228,7 @@ class Loop:
         try:
             self.store.append(record, outcome.steps, outcome.epochs, outcome.work, outcome.ranks)
         except StoreError:
-            # the disk is full, the terminal is not: what was measured is not lost
+            # the disk may be full: print the measurement, so that it is not lost
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
             self.display.say(f"not written: {row}")
             raise
@@ -245,12 +245,12 @@ class Loop:
         return record
 
     def _know(self, lane: Lane, place: Lane | None) -> Inputs:
-        """What is known of where the turn of a lane is taken, which may be another's machine."""
+        """Return the inputs of ``place`` if that is one of the lanes, else of ``lane``."""
         name = lane.name if place is None or place.name not in self.lanes else place.name
         return self.lanes[name]
 
     def _hold_rates(self, lane: Lane, record: Record, work: Sequence[WorkRow]) -> None:
-        """Have the rates of a lane measured again where a step of it was faster than they allow."""
+        """Have the rates of a lane measured again if a step was faster than they allow."""
         case, step_s = record.case, record.measurement.step_time_median_s
         if record.lane != lane.name or case.world_size > 1 or not step_s:
             return
@@ -268,8 +268,8 @@ class Loop:
             self.display.say(f"note: {what}, and {was} when measured: to be measured again")
 
     def rate(self, lane: Lane, device: str) -> None:
-        """Measure what a lane can do, and say what is slow there, before its first case; and again
-        where a step was faster than the rates allow, and then the better of both counts."""
+        """Measure the rates of a lane before its first case, and warn of slow ones. Measure again
+        after a step that was faster than the rates allow; then the better of both counts."""
         expected = self._expected.pop((lane.name, device), {})
         if ((lane.name, device) in self.rated and not expected) or not self.options.trains:
             return

@@ -36,8 +36,8 @@ from bench.wall.records import name_family
 
 @dataclass
 class Options:
-    """The command line, parsed and checked; ``axes`` holds those given as flags. Fields have the
-    names of flags, of those that a command has."""
+    """The command line, parsed and checked; ``axes`` are those given as flags. Fields have the
+    names of flags, not all of which every command has."""
 
     axes: dict[str, list[Value]]
     preset: Preset
@@ -53,10 +53,10 @@ class Options:
     cold: bool
     executor: str
     address: str | None
-    lanes: int | None  # None for what is usual of the executor, ALL for all there are
+    lanes: int | None  # None for the executor's default, ALL for all
     quiet: bool = False
     repeats: int = 1
-    repeats_given: bool = True  # else as many of them are made as `schedule.Pace` allows
+    repeats_given: bool = True  # if not, `schedule.Pace` may make fewer
     same_seed: bool = False
     no_skip: bool = False
     verbose: bool = False
@@ -80,7 +80,7 @@ class Options:
 
     @property
     def given(self) -> set[str]:
-        """The flags of the command, and its other words."""
+        """The flags of the command, without ``=value``, and its other words."""
         return {word.partition("=")[0] for word in shlex.split(self.command)}
 
 
@@ -131,7 +131,7 @@ def build_parser() -> Parser:
 
 
 def add_running(parser: Parser) -> argparse._ArgumentGroup:
-    """Add the flags that say how runs are made and kept, and of which images; their group."""
+    """Add the flags for running and storing cases, and for images. Return their group."""
     how = parser.add_argument_group("how to measure")
     add = partial(add_flag, how)
     add("--data-dir", "DIR", "where CIFAR-10 is (./data)", _read_path)
@@ -172,8 +172,8 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
 
 
 def choose_dataset(given: argparse.Namespace) -> str:
-    """CIFAR-10 where the flags of `add_running` say that it is or comes from, else synthetic
-    images, which take as much time and memory, and no download."""
+    """Return CIFAR-10 if the flags of `add_running` locate it, else synthetic images, which take as
+    much time and memory, and no download."""
     there = given.data_url or find_layout(given.data_dir)
     return Case.dataset if there else SYNTHETIC
 
@@ -206,7 +206,7 @@ def parse_arguments(argv: Sequence[str]) -> Options:
 def read_running(
     given: argparse.Namespace, axes: dict[str, list[Value]], preset: Preset
 ) -> Options:
-    """The options that the flags of `add_running`, and others of a sweep, give."""
+    """Build the options from the flags of `add_running` and others of a sweep."""
     if given.executor not in EXECUTORS:
         raise UsageError(f"--executor {given.executor!r}; {nearest(given.executor, [*EXECUTORS])}")
     if given.address and EXECUTORS[given.executor].here:
@@ -238,12 +238,12 @@ class Plan:
     """The cases of a sweep as far as they are known."""
 
     cases: list[Case] = field(default_factory=list)
-    # whose largest batch is asked for, each with ``auto`` or ``32..auto`` as it was given
+    # cases whose largest batch is to be found, with ``auto`` or ``32..auto`` as given
     searched: list[tuple[Case, str]] = field(default_factory=list)
-    unknown: list[Case] = field(default_factory=list)  # families that no search has ended for
+    unknown: list[Case] = field(default_factory=list)  # families without a finished search
 
     def settle(self, settle: Callable[[Case], Case]) -> Plan:
-        """The same, with what workloads decide, once they were examined."""
+        """Return a copy with what workloads decide, once they were examined."""
         searched = [(settle(case), text) for case, text in self.searched]
         unknown = [name_family(case) for case, _ in searched]
         return Plan(list(dict.fromkeys(map(settle, self.cases))), searched, unknown)
@@ -254,7 +254,7 @@ class Plan:
 
     @property
     def unsized(self) -> list[Case]:
-        """What is searched, and the cases that are measured then, but for their batch size."""
+        """The families to search, and the cases to measure then, without their batch sizes."""
         return [*self.families, *(case for case, _ in self.searched)]
 
 
@@ -263,11 +263,11 @@ def plan_cases(
     walls: Mapping[Case, Wall] | None = None,
     settle: Callable[[Case], Case] = lambda case: case,
 ) -> Plan:
-    """Expand preset and flags to cases, on the GPU where there is one, with what searches found of
-    families; ``settle`` fills in what a workload decides, once it was examined.
+    """Expand preset and flags to cases, on the GPU if there is one, with the results of searches in
+    ``walls``, by family; ``settle`` fills in what a workload decides, once it was examined.
 
-    Raises UsageError: settings do not go together, or nothing can be searched on a CPU because
-    there is no memory limit.
+    Raises UsageError: settings do not go together, or the largest batch cannot be searched: on a
+    CPU without a memory limit, or on a device of `OTHERS`.
     """
     plan, found = Plan(), walls or {}
 
@@ -295,7 +295,7 @@ def plan_cases(
 
     device, axes = "cuda" if has_cuda() else "cpu", options.axes
     if any(isinstance(number, int) and number > 1 for number in axes.get("epochs", [])):
-        # several epochs are whole ones, also where the preset measures a part of one
+        # several epochs are whole ones, even if the preset measures a part of one
         axes = {n: [AXES[n].default] for n in list_affecting(Trait.PART)} | axes
     expand = partial(options.preset.cases, axes, {"device": [device]})
     is_mine = choose_part(options.shard, expand)

@@ -1,4 +1,4 @@
-"""What a sweep does with the lanes of one class of hardware, in a folder of its own."""
+"""The part of a sweep that runs on one class of hardware, with a folder of its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from bench.wall.search import STEP
 
 
 class Part:
-    """The full grid on one class of hardware: what its folder holds already, and what is to be run.
+    """The full grid on one class of hardware: the runs in its folder, and those still to make.
 
     Raises UsageError: as `refuse_other_part` and `read_past`.
     """
@@ -43,12 +43,12 @@ class Part:
     def __init__(self, loop: Loop, asked: Plan, name: str) -> None:
         self.loop, self.asked, self.cases = loop, asked, asked.cases
         refuse_other_part(self.folder, loop.store.read_config(), self.options.shard)
-        # the rows that new ones can be compared with, and all
+        # rows that new ones can be compared with, and all rows
         self._comparable, frame = read_past(loop, [*asked.cases, *asked.unsized])
         loop.widest = find_widest(frame)
         anchors = frame[frame["anchor"] != ""]
         self.anchored = Counter(zip(anchors["anchor"], anchors["lane"], strict=True))
-        # the last attempts at all runs, and those of them that count
+        # the last attempt at each run, and the same of comparable rows alone
         self.before = self._done = read_history(frame)
         if len(self._comparable) < len(frame):
             self._done = read_history(self._comparable)
@@ -74,7 +74,7 @@ class Part:
         return Searches(self.loop, self.asked.families, self._comparable, **how)
 
     def fill_in(self, walls: dict[Case, Wall]) -> None:
-        """Take what the searches found as batch sizes of its cases."""
+        """Use the batch sizes that the searches found, and write the configuration again."""
         self.walls, inputs = walls, self.loop.inputs
         planned = plan_cases(self.options, walls, inputs.settle).cases
         self.cases, left_out = leave_out_batches(planned, inputs)
@@ -85,7 +85,7 @@ class Part:
         write_config(self.loop, self.cases, **self._told)
 
     def plan_runs(self) -> None:
-        """Decide what is to be run; a UsageError as of `refuse_other_seeds`."""
+        """Decide which runs to make, in `runs`. Raises UsageError: as `refuse_other_seeds`."""
         if not self.options.repeats_given and not self._list_remaining(plan_runs(self.cases, 1)):
             self.limit_repeats(self.read_pace())
         self.plan = plan_runs(self.cases, self.options.repeats)
@@ -94,7 +94,7 @@ class Part:
         self.loop.planned = list(dict.fromkeys(case for case, _, _ in self.runs))
 
     def read_pace(self) -> Pace:
-        """How long the first runs took that are there."""
+        """Return the wall times of the recorded first runs."""
         rows = self._comparable
         rows = rows[find_repeats(rows) & (rows["repeat"] == 1) & ~rows["inferred"]]
         rows = rows[rows["status"] != str(Status.LOST)]
@@ -103,7 +103,7 @@ class Part:
         return Pace(len(self.cases), len(self.loop.lanes), seconds)
 
     def limit_repeats(self, pace: Pace) -> int:
-        """Leave out the repeats that would take too long; how often each case is to run."""
+        """Leave out repeats that would take too long. Return how often each case is to run."""
         wanted = self.options.repeats
         if (fits := pace.fit(wanted)) < wanted:
             self.loop.notes.append(pace.describe(wanted))
@@ -130,5 +130,5 @@ class Part:
         return remaining_runs(plan, self._done, self.options.retry, self.options.no_skip)
 
     def choose_anchors(self) -> list[Case]:
-        """The anchors that may be made of the sweep's cases that can run here, the best first."""
+        """Return candidate anchors, from the cases that can run here, best first."""
         return choose_anchors([case for case in self.cases if not self.loop.refuse(case)])

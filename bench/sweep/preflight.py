@@ -47,15 +47,15 @@ from bench.yardstick import Yardstick
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the cases need, determined once: devices, models and images, each by its name."""
+    """Devices, models and images of the cases, by name, determined once."""
 
     platforms: Mapping[str, Platform]
-    models: Mapping[str, Fingerprint | None]  # None where it was not examined, as with the fake
+    models: Mapping[str, Fingerprint | None]  # None if not examined, as with the fake executor
     datasets: Mapping[str, DatasetInfo]
-    warnings: Sequence[str] = ()  # what was found of this machine that matters
+    warnings: Sequence[str] = ()  # about the machine and the cases
     apex: Apex | None = None
     starts: Mapping[str | None, str] = field(default_factory=dict)  # hashes of weights, by file
-    # by device, the columns of rates that are empty, and why
+    # by device, the empty columns of rates, and why they are empty
     unrated: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
     @property
@@ -63,7 +63,7 @@ class Inputs:
         return {device: platform.environment for device, platform in self.platforms.items()}
 
     def refuse(self, case: Case) -> str:
-        """Say why the case cannot be run here at all, and what to do; empty where it can."""
+        """Return why the case cannot be run here at all, and what to do; empty if it can."""
         precision = PRECISIONS[case.precision]
         platform = self.platforms[case.device]
         if reason := platform.refuse(precision) or platform.refuse_limit(case.memory_limit):
@@ -76,24 +76,26 @@ class Inputs:
         return refuse_apex(self.apex, case.opt_level, case.device) if precision.apex else ""
 
     def data(self, case: Case) -> DatasetInfo:
-        """The images that the case trains on, or as much as is known of a workload's data."""
+        """Return the images that the case trains on, or what is known of a workload's data."""
         if case.workload == IMAGES:
             return self.datasets[name_data(case)]
         model = self.models[name_subject(case)]
         facts = model.workload if model else None
-        samples = facts.samples if facts else Workload.samples  # where it was not examined
+        samples = facts.samples if facts else Workload.samples  # if it was not examined
         return DatasetInfo(OWN, "", samples, 0, 0, "", "")
 
     def check_batches(self, case: Case) -> None:
         check_batches(case, self.data(case).train_images, self.has_batchnorm(case))
 
     def has_batchnorm(self, case: Case) -> bool:
-        """Whether the network may have BatchNorm that is not frozen; not examined, it may."""
+        """Return whether the network may have BatchNorm that is not frozen; True if not
+        examined."""
         model = self.models[name_subject(case)]
         return model is None or (model.batchnorm and case.freeze not in model.still)
 
     def settle(self, case: Case) -> Case:
-        """The case with what its workload decides, such as `OWN`; UsageError where it cannot be."""
+        """Return the case with what its workload sets, such as `OWN`. Raises UsageError: it
+        cannot."""
         model = self.models.get(name_subject(case))
         facts = model.workload if model else None
         if not (facts and facts.optimizer):
@@ -102,7 +104,7 @@ class Inputs:
         return case
 
     def add_rates(self, device: str, found: Yardstick) -> Inputs:
-        """The same, of a device that was measured."""
+        """Return a copy with the measured rates of a device."""
         platform = self.platforms[device]
         rated = replace(platform, environment=replace(platform.environment, **found.columns))
         return replace(
@@ -112,14 +114,15 @@ class Inputs:
         )
 
     def predict(self, case: Case) -> float | None:
-        """The s that a case takes at least; None where its device or model was not measured."""
+        """Return a lower bound on a case's time, in s; None if its device or model was not
+        measured."""
         model, data = self.models[name_subject(case)], self.data(case)
         rates = take_rates(asdict(self.platforms[case.device].environment))
         work = model.work if model else ()
         return predict_seconds(case, work, rates, data.train_images, data.test_images)
 
     def describe(self, case: Case) -> Environment:
-        """What runs the case: the machine, its images, its model and the weights at its start."""
+        """Return the environment of the case: machine, images, model and initial weights."""
         environment = self.platforms[case.device].environment
         environment = with_inputs(environment, self.data(case), self.models[name_subject(case)])
         environment.start_fingerprint = self.starts.get(case.start)
@@ -127,12 +130,12 @@ class Inputs:
 
 
 def name_data(case: Case) -> str:
-    """What stands for the images of a case: the dataset, and their shape and classes if given."""
+    """Return the key of a case's images: the dataset, and their shape and classes if given."""
     return " ".join(filter(None, [case.dataset, case.input, format_value(case.classes)]))
 
 
 def list_described(cases: Sequence[Case]) -> list[Case]:
-    """One of ``cases`` for each description that `Inputs.describe` may have of them."""
+    """Return one of ``cases`` for each distinct result of `Inputs.describe`."""
     return list({(name_data(c), c.device, c.model, c.start): c for c in cases}.values())
 
 
@@ -144,13 +147,13 @@ def find_inputs(
     lane: Lane,
     beside: int = 0,
 ) -> Inputs:
-    """Examine devices and models, decode the images, and refuse what cannot be trained on a lane,
-    beside which so many others may run a case. The batch size of ``families`` is yet to be found.
+    """Examine devices and models, decode the images, and refuse what cannot be trained on a lane.
 
-    Raises UsageError: torch cannot use a device, or it has less memory than a memory limit; a
-    precision given as a flag cannot run there; others use the card and --allow-shared is not given;
-    a model or dataset is broken or not there; a model has nothing that is to be frozen, or cannot
-    start from the weights that are given.
+    ``beside`` is how many other lanes may run at the same time. The batch sizes of ``families`` are
+    not known yet. Raises UsageError: torch cannot use a device, or it has less memory than a memory
+    limit; a precision given as a flag cannot run there; others use the card and --allow-shared is
+    not given; a model or dataset is broken or missing; a model has nothing to freeze, or cannot
+    start from the given weights.
     """
     known, cases = cases, [*cases, *families]
     starts = hash_starts(cases)
@@ -193,12 +196,12 @@ def gather_inputs(
     data_dir: Path | None = None,
     data_url: str | None = None,
 ) -> Inputs:
-    """What cases on one device need that a command trains itself, without lanes, by the ``answer``
-    of a process that was asked about the device and `list_examined` of the cases; ``given`` are the
-    axes that were given as flags.
+    """Return the inputs of cases on one device that a command trains itself, without lanes.
 
-    Raises UsageError: torch cannot use the device, a precision cannot run there, a model or
-    workload is broken, the images cannot be had, or a batch size does not fit them.
+    ``answer`` comes from a process that was asked about the device and the `list_examined` of the
+    cases; ``given`` are the axes given as flags. Raises UsageError: torch cannot use the device, a
+    precision cannot run there, a model or workload is broken, the images are not available, or a
+    batch size does not fit them.
     """
     device = cases[0].device
     models = {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)}
@@ -219,9 +222,9 @@ def gather_inputs(
 def find_lane_inputs(
     first: Inputs, cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
 ) -> Inputs:
-    """What is known of another lane than the first: its device, and on another machine the rest.
-    Raises UsageError: as `find_inputs`; or its machine has another code, another network or other
-    images than the first lane's, so that what it measures could not be compared."""
+    """Return the inputs of a lane other than the first: its device, and on another machine the
+    rest. Raises UsageError: as `find_inputs`; or its machine has other code, networks or images
+    than the first lane's, so that its measurements would not be comparable."""
     subjects = list(first.models) if lane.host and any(first.models.values()) else []
     models = [asked for asked in list_examined(cases) if subjects]
     answer = executor.examine(lane, list(first.platforms), models, options.timeout_s)
@@ -251,8 +254,8 @@ def find_lane_inputs(
 def refuse_precisions(
     cases: Sequence[Case], platforms: Mapping[str, Platform], given: Collection[str]
 ) -> None:
-    """Refuse a precision that was given as a flag and cannot run on the device of its case, of
-    those that are known. Raises UsageError: it says what it needs."""
+    """Refuse a precision given as a flag that cannot run on the device of its case, if that is one
+    of ``platforms``. Raises UsageError: the message says what the precision needs."""
     for case in cases if "precision" in given else ():
         platform = platforms.get(case.device)
         if platform and (reason := platform.refuse(PRECISIONS[case.precision])):
@@ -260,15 +263,14 @@ def refuse_precisions(
 
 
 def foresee_cpu() -> Platform:
-    """This CPU, as far as it is known without torch."""
+    """Return this CPU, as far as it is known without torch."""
     flags = read_cpu_flags()
     halves = (not flags or bool(flags & having) for having in CPU_FLAGS.values())
     return Platform(Environment(), *halves)
 
 
 def foretell_unsupported(cases: Sequence[Case]) -> Iterator[str]:
-    """A line for each reason why cases of precisions that no flag asks for have no time here, of
-    those on this CPU."""
+    """Yield a note for each reason why precisions without a flag are not measured on this CPU."""
     cpu, refused = foresee_cpu(), dict[str, dict[str, None]]()
     for name in dict.fromkeys(case.precision for case in cases if case.device == "cpu"):
         reason = cpu.refuse(PRECISIONS[name])
@@ -283,7 +285,7 @@ def foretell_unsupported(cases: Sequence[Case]) -> Iterator[str]:
 def _refuse_places(
     platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options, lane: Lane
 ) -> None:
-    """Refuse devices with less memory than a limit, and cards here that others use."""
+    """Refuse memory limits above a device's memory, and cards of this machine that others use."""
     for case in cases:
         platforms[case.device].check_limit(case.memory_limit)
     for platform in platforms.values():
@@ -293,12 +295,12 @@ def _refuse_places(
 
 
 def hash_starts(cases: Sequence[Case]) -> dict[str | None, str]:
-    """The hashes of the files that ``cases`` start from; UsageError for one that cannot be read."""
+    """Hash the weights that ``cases`` start from. Raises UsageError: a file is not readable."""
     return {name: hash_weights(name) for name in dict.fromkeys(c.start for c in cases) if name}
 
 
 def list_notes(cases: Sequence[Case], data_dir: Path | None, beside: int) -> list[str]:
-    """What to know of ``cases`` before they run; ``beside`` as for `warn_of_workers`."""
+    """Return notes on ``cases`` to show before they run; ``beside`` is as in `warn_of_workers`."""
     return [
         *warn_of_workers(cases, beside),
         *warn_of_freezing(cases),
@@ -307,8 +309,8 @@ def list_notes(cases: Sequence[Case], data_dir: Path | None, beside: int) -> lis
 
 
 def warn_of_workers(cases: Sequence[Case], beside: int = 0) -> list[str]:
-    """A line where DataLoaders have more workers than there are cores for them; ``beside`` are the
-    other lanes of this machine that run a case at once."""
+    """Return a note if DataLoaders have more workers than there are cores. ``beside`` is how many
+    other lanes of this machine run a case at the same time."""
     most = max(c.workers * (c.world_size if c.world_size > 1 else 1 + beside) for c in cases)
     cores = len(usable_cpus())
     if most <= cores:
@@ -320,7 +322,7 @@ def warn_of_workers(cases: Sequence[Case], beside: int = 0) -> list[str]:
 
 
 def warn_of_freezing(cases: Sequence[Case]) -> list[str]:
-    """A line where weights are frozen as they were drawn at random."""
+    """Return notes on weights that are frozen at their random initial values."""
     names = dict.fromkeys(c.freeze for c in cases if c.freeze != Case.freeze and c.start is None)
     return [
         f"note: --freeze {name} without --start keeps random weights; time and memory are those of "
@@ -330,7 +332,7 @@ def warn_of_freezing(cases: Sequence[Case]) -> list[str]:
 
 
 def warn_of_data(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
-    """A line where images were given, and none of them are trained on."""
+    """Return a note if --data-dir is given, and no case trains on it."""
     if data_dir is None or any(case.dataset != SYNTHETIC for case in cases):
         return []
     return [
@@ -340,7 +342,7 @@ def warn_of_data(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
 
 
 def foretell_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
-    """A line where a start downloads the images. Raises UsageError: ``data_dir`` is a file."""
+    """Return a note if a start downloads images. Raises UsageError: ``data_dir`` is a file."""
     names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
     if not names or find_layout(data_dir):
         return []
@@ -353,7 +355,7 @@ def foretell_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]
 
 
 def list_examined(cases: Sequence[Case]) -> list[str]:
-    """The networks and workloads of ``cases``, as `bench.environment.asking.ask` takes them."""
+    """List the networks and workloads of ``cases`` as `bench.environment.asking.ask` takes them."""
     parts: dict[str, list[Case]] = {}
     for case in cases:
         parts.setdefault(name_subject(case), []).append(case)
@@ -366,18 +368,18 @@ def list_examined(cases: Sequence[Case]) -> list[str]:
 
 
 def check_models(cases: Sequence[Case]) -> None:
-    """Check, without importing them, that models and workloads are there, else UsageError."""
+    """Check that models and workloads exist, without importing. Raises UsageError: one is
+    missing."""
     for name, workload in dict.fromkeys((case.model, case.workload) for case in cases):
         check_model(name, "--model" if workload == IMAGES else "--workload")
 
 
 def try_models(plan: Plan, options: Options) -> Inputs:
-    """Import, build and run once the user's own models, as a sweep does before its first case.
+    """Import, build and run the user's own models once, as a sweep does before its first case.
 
-    Those that come with the harness are built only where some of their weights are given or frozen.
-    Batch sizes are checked where it is known without decoding how many images there are. Raises
-    UsageError: one is broken or not there, a batch size does not fit, or as `find_inputs` has it of
-    weights.
+    Models of the harness are built only if weights are given or frozen. Batch sizes are checked if
+    the number of images is known without decoding them. Raises UsageError: a model is broken or
+    missing, a batch size does not fit, or weights are refused as in `find_inputs`.
     """
     cases = [*plan.cases, *plan.unsized]
     hash_starts(cases)
@@ -438,8 +440,8 @@ def _check_examined(
 
 
 def refuse_neighbours(uuid: str) -> None:
-    """Refuse a card that others use. Raises UsageError: it names their processes."""
-    # what draws a desktop does not count: it is noted in the records
+    """Refuse a card that others use. Raises UsageError: the message names their processes."""
+    # processes that draw a desktop do not count; the records note them
     if neighbours := [p for p in find_neighbours(uuid) or () if not p.display]:
         who = ", ".join(map(str, neighbours))
         raise UsageError(f"the GPU is in use by {who}; end them, or measure with --allow-shared")
@@ -451,7 +453,7 @@ def prepare_datasets(
     url: str | None,
     prepare: Callable[[Images], DatasetInfo],
 ) -> dict[str, DatasetInfo]:
-    """Have every dataset the cases name decoded once. Raises UsageError as ``prepare``."""
+    """Decode every dataset of the cases once. Raises UsageError: as ``prepare``."""
     named = {name_data(case): case for case in cases if case.workload == IMAGES}
     return {
         name: prepare(Images(case.dataset, data_dir, url, case.input, case.classes))
@@ -460,8 +462,8 @@ def prepare_datasets(
 
 
 def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
-    """Leave out the cases whose batch size, only just found, does not go with other settings; the
-    other cases, and a line on each that is left out."""
+    """Leave out cases whose batch size, just found, does not fit their other settings. Return the
+    others, and a line on each case that is left out."""
     kept, lines, axes = [], [], telling_axes(cases)
     for case in cases:
         try:
@@ -474,8 +476,8 @@ def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case]
 
 
 def refuse_searches(searched: Sequence[tuple[Case, str]], inputs: Inputs) -> None:
-    """Check what can be checked of cases before their batch sizes, such as ``32..auto``, are found.
-    Raises UsageError: the warm-up is longer than the training even at the smallest batch size."""
+    """Check cases whose batch size, such as ``32..auto``, is not found yet. Raises UsageError: the
+    warm-up is longer than the training even at the smallest batch size."""
     for case, text in searched:
         images = inputs.data(case).train_images
         family, batchnorm = name_family(case), inputs.has_batchnorm(case)

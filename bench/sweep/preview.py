@@ -1,4 +1,4 @@
-"""What is shown without a run: a plan, refused as a start would, and what there is to choose."""
+"""The output of --dry-run, which checks a plan as a real start does, and of --list."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from bench.text import count, name_first, write_seconds
 from bench.workloads import IMAGES
 
 _SHOWN = 12  # lines of cases
-_VALUES = 8  # of a setting
+_VALUES = 8  # values listed of a setting
 
 
 def preview(plan: Plan, options: Options) -> int:
-    """Print what a sweep would run; the return code. Raises UsageError as a start would."""
+    """Print what a sweep would run, and return the exit code. Raises UsageError: as a start."""
     try_folders(options)
     beside = try_lanes(plan, options)
-    if options.trains:  # what a GPU can do only torch knows
+    if options.trains:  # only torch knows what a GPU can do
         refuse_precisions([*plan.cases, *plan.unsized], {"cpu": foresee_cpu()}, options.axes)
     plan = plan.settle(try_models(plan, options).settle)
     if options.out:
@@ -76,9 +76,9 @@ def try_folders(options: Options) -> None:
 
 
 def try_lanes(plan: Plan, options: Options) -> int:
-    """What `count_beside` says of the lanes that are asked for. Raises UsageError: there are fewer,
-    no class of them has the GPUs for a --world-size, or there is less memory than a limit."""
-    if not EXECUTORS[options.executor].here:  # what a cluster has is known once it was joined
+    """Check the requested lanes, and return their `count_beside`. Raises UsageError: there are
+    fewer lanes, no class has the GPUs for a --world-size, or a limit exceeds the memory."""
+    if not EXECUTORS[options.executor].here:  # a cluster is only known once it was joined
         return 0
     cases, out = [*plan.cases, *plan.unsized], options.out
     with closing(build_executor(options.executor, options.settings)) as executor:
@@ -93,12 +93,12 @@ def try_lanes(plan: Plan, options: Options) -> int:
 
 
 def _find_platforms(device: str, lanes: Sequence[Lane]) -> Iterator[Platform]:
-    """The memory of what each lane runs on, as far as it is known without asking torch."""
+    """Yield the memory of the device of each lane, as far as it is known without torch."""
     if device == "cpu":
         yield Platform(Environment())
         return
     cards = find_cards()[0] if has_cuda() and device == "cuda" else []
-    # the only lane of a sweep names none, and has CUDA's first
+    # a sweep's only lane names no GPU, and uses CUDA's first
     own = [find_card(uuid, cards) for lane in lanes for uuid in lane.gpus] or cards[:1]
     for card in own:
         if card is not None and card.memory_bytes is not None:
@@ -106,8 +106,8 @@ def _find_platforms(device: str, lanes: Sequence[Lane]) -> Iterator[Platform]:
 
 
 def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:
-    """How many runs there are, what varies between their cases, and what is not as by default;
-    ``pass_s`` is the s that a pass over the cases takes at least, where that is known."""
+    """Describe the number of runs, what differs between their cases, and the settings that are not
+    at their defaults. ``pass_s`` is a lower bound on a pass over the cases, in s; 0 if unknown."""
     cases = [*plan.cases, *(case for case, _ in plan.searched)]
     varies = [
         name
@@ -162,14 +162,14 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
 
 
 def _read_history(options: Options) -> dict[Run, Past]:
-    """The runs that the folder has; a start also looks at what ran them."""
+    """Return the runs in --out. A real start also checks the environment that they ran in."""
     if options.out is None or not (options.out / RECORDS).is_file():
         return {}
     return read_history(read_records(options.out))
 
 
 def _name_sources(plan: Plan, options: Options) -> list[str]:
-    """The settings that are not at their defaults, a line for each source of them."""
+    """List the settings that are not at their defaults, one line per source."""
     cases = [*plan.cases, *(case for case, _ in plan.searched)]
     preset, given = options.preset, options.given
     named = f"from {'preset ' * (preset.name in preset_names())}{preset.name}"
@@ -189,13 +189,13 @@ def _name_sources(plan: Plan, options: Options) -> list[str]:
         elif len(texts) == 1:
             source = "chosen here"
         else:
-            continue  # drawn by a search: the cases name it
+            continue  # drawn by a search: the cases' labels show it
         lines[source].append(f"{axis_flag(name)} {name_first(texts, _VALUES, ' ')}")
     return [f"{source}: {' '.join(settings)}" for source, settings in lines.items() if settings]
 
 
 def _is_default(case: Case, name: str) -> bool:
-    """Whether an axis has the value that it would have if nothing said otherwise."""
+    """Return whether an axis has its default, as a user workload's model and dataset always do."""
     if name in ("model", "dataset") and case.workload != IMAGES:
         return True
     return bool(getattr(case, name) == fill_value(name, case))

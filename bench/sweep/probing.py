@@ -1,4 +1,4 @@
-"""The search for the largest batch of each family of cases, every probe a record."""
+"""The search for the largest batch of each family of cases; every probe is a record."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 class Searches:
     """The searches for the largest batch of each family: a family has one lane, and one probe, at a
-    time. They go on from the probes in ``frame``, the rows that new ones can be compared with.
+    time. They continue from the probes in ``frame``, the rows that new ones can be compared with.
 
     Args:
-        step: images to which the walls are found.
+        step: resolution of the search, in images.
         margin: share of memory that the recommended batches leave free.
-        most: how many probes each search may make now; None for all that it takes.
+        most: how many probes each search may make now; None for no limit.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Searches:
         self.walls: dict[Case, Wall] = {}
         self.known = 0
         self._step, self._margin = step, margin
-        # rows that are to be tried again count no more, but their attempts are numbered on
+        # rows to be retried no longer count, but attempt numbers go on from theirs
         known = frame[~frame["status"].isin(loop.options.retry)]
         trials = {trial.family: trial for trial in read_trials(known)}
         self._attempts = Counter(read_cases(frame[frame["probe"]]))
@@ -66,14 +66,14 @@ class Searches:
 
     @property
     def left(self) -> bool:
-        """Whether a search has not ended that has no probe running."""
+        """Whether any unfinished search has no running probe."""
         return any(search.probe is None for search in self._left.values())
 
     def take(self, lane: Lane, idle: Sequence[Lane]) -> Ticket | None:
-        """The next probe: of the family that the lane has, else of the first that has no lane."""
+        """Return the next probe: of the lane's own family, or of the first one without a lane."""
         names = {free.name for free in idle}
         waiting = [f for f, search in self._left.items() if search.probe is None]
-        # a lane that is lost keeps no family
+        # a lost lane keeps no family
         mine = [f for f in waiting if self._left[f].lane == lane.name]
         free = [f for f in waiting if self._left[f].lane not in names]
         for family in mine or free:
@@ -93,7 +93,7 @@ class Searches:
         return None
 
     def settle(self, ticket: Ticket, record: Record, outcome: Outcome) -> None:
-        """Learn from a probe; a family with a probe that is lost time and again is given up."""
+        """Learn from a probe. A family whose probe is lost again and again is given up."""
         family = next(f for f, search in self._left.items() if search.probe == record.case)
         search = self._left[family]
         search.probe = None
@@ -102,7 +102,7 @@ class Searches:
             self.conclude(family)
 
     def finish(self) -> dict[Case, Wall]:
-        """What was found, by family; where searches were stopped, as far as they came."""
+        """End all searches. Return their walls by family, incomplete if they were stopped."""
         for family in list(self._left):
             self.conclude(family)
         return {family: self.walls[family] for family in self._families}
@@ -130,12 +130,12 @@ class _Search:
     trial: Trial
     images: int
     lane: str | None = None
-    probe: Case | None = None  # that runs now
-    made: int = 0  # probes, by this start of the program
+    probe: Case | None = None  # the running one
+    made: int = 0  # probes since the program started
 
 
 def find_walls(crew: Crew, searches: Sequence[Searches]) -> list[dict[Case, Wall]]:
-    """Find the largest batch of each family of each loop, as far as nothing stops it."""
+    """Find the largest batch of each family of each loop, until stopped."""
     first = searches[0]
     known = sum(search.known for search in searches)
     axes = [*first.axes, "batch_size", "steps"]
@@ -149,8 +149,8 @@ def find_walls(crew: Crew, searches: Sequence[Searches]) -> list[dict[Case, Wall
 def find_largest(
     options: Options, step: int, margin: float, most: int | None = None
 ) -> tuple[dict[Case, Wall], Session]:
-    """Find the largest batch of each family by at most so many probes, into --out or a new folder;
-    what was found, and the session, which may have been stopped."""
+    """Find the largest batch of each family with at most ``most`` probes, in --out or a new folder.
+    Return the walls by family, and the session, which may have been stopped."""
     plan = plan_cases(options)
     why = "and a batch that fits one may not fit another"
     with start_session(options, [], plan.families, alike=why) as session:

@@ -1,4 +1,4 @@
-"""How often a sweep makes each run, with which seed, and which runs it need not make."""
+"""The repeats and seeds of a sweep's runs, and the runs that need not be made."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from bench.store.runs import Past, Run
 from bench.text import write_seconds
 
 MOST_LOST = 3
-"""So often what runs is lost with its machine before the sweep goes on without it."""
+"""After this many losses of a run's machine, the sweep gives the run up."""
 
 CHEAP_FRACTION = 0.2
-"""Cases of at most this part of an epoch are repeated without being asked to."""
+"""Cases of at most this fraction of an epoch are repeated by default."""
 
 CHEAP_STEPS = 20
-"""Cases of at most so many steps are too: about a fifth of an epoch of 50,000 at batch size 512."""
+"""Cases of at most this many steps are too: about a fifth of 50,000 images at batch size 512."""
 
 CHEAP_REPEATS = 3
 
 REPEATS_S = 300.0
-"""Repeats that were not asked for take at most so many s together: a card is paid for by the
-second, and on a slow CPU a hundredth of an epoch takes minutes."""
+"""Limit on the total time of default repeats, in s: a card is paid for by the second, and on a slow
+CPU a hundredth of an epoch takes minutes."""
 
 
 def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
-    """How often each case runs where ``--repeats`` is not given, by the values of ``--fraction``
-    and ``--steps`` that are; a preset that sets its own is left as it is: ``quick`` promises to be
-    done in a minute.
+    """Return the repeats per case without ``--repeats``, from the flags ``--fraction`` and
+    ``--steps``.
 
-    A part of an epoch says how a whole one would go on within the same run. A shared machine
-    changes its speed in blocks of tens of seconds (72 and 119 ms a step, each steady within 3 %),
-    so only repeats, which are spread over the sweep, say how the next run will be. Three runs of a
-    fifth are still cheaper than one whole epoch. `Pace` leaves out those that take too long.
+    Values of a preset do not count: ``quick`` promises to be done in a minute. Part of an epoch
+    predicts a whole epoch of the same run only. The speed of a shared machine changes in blocks of
+    tens of seconds (72 and 119 ms a step, each steady within 3 %), so only repeats, spread over the
+    sweep, predict the next run. Three runs of a fifth are still cheaper than one whole epoch.
+    `Pace` leaves out those that take too long.
     """
     for values, most in ((fractions, CHEAP_FRACTION), (steps, CHEAP_STEPS)):
         if values and all(isinstance(v, (int, float)) and v <= most for v in values):
@@ -47,21 +47,20 @@ def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
 
 @dataclass
 class Pace:
-    """How long the first runs of cases, of which a pass has so many, took on so many lanes; further
-    passes over the cases are predicted by it."""
+    """The wall times of first runs, in s, by which further passes over the cases are predicted."""
 
     cases: int
     lanes: int
     seconds: list[float]
 
     def predict(self) -> float:
-        """The s that one more pass over the cases takes; 0 where nothing has run yet."""
+        """Predict the time of one more pass over the cases, in s; 0 if nothing has run yet."""
         if not self.seconds:
             return 0.0
         return sum(self.seconds) / len(self.seconds) * self.cases / max(1, self.lanes)
 
     def fit(self, wanted: int) -> int:
-        """How often each case is to run, at most ``wanted`` times: as `REPEATS_S` allows.
+        """Return how often each case is to run: ``wanted`` times, or fewer to meet `REPEATS_S`.
 
         >>> Pace(2, 1, [100.0, 140.0]).fit(3), Pace(2, 1, [10.0]).fit(3), Pace(2, 1, [900]).fit(3)
         (2, 3, 1)
@@ -85,7 +84,7 @@ def write_times(number: int) -> str:
 
 
 def describe_repeats(number: int, most: bool = False) -> str:
-    """How often the cases of a plan run, at ``most`` where some repeats may not be needed.
+    """Describe how often the cases run; with ``most``, some repeats may not be needed.
 
     >>> describe_repeats(3), describe_repeats(1)
     ('each 3 times, and the first once more at the end', 'each once')
@@ -95,10 +94,10 @@ def describe_repeats(number: int, most: bool = False) -> str:
 
 
 def choose_seed(run: Run, same_seed: bool) -> int:
-    """The seed of a run: repeat N has the case's plus N - 1, or all repeats have the case's.
+    """Return the seed of a run: for repeat N the case's plus N - 1, or the case's for all repeats.
 
-    One epoch's loss differs from seed to seed by more than most changes do, so repeats that shared
-    a seed would show no spread where there is one. The sentinel repeats the first run.
+    The loss of one epoch differs more between seeds than most changes alter it, so repeats with the
+    same seed would show no spread where there is one. The sentinel repeats the first run.
     """
     case, repeat, _ = run
     return case.seed if same_seed else case.seed + repeat - 1
@@ -110,7 +109,7 @@ def remaining_runs(
     retry: Collection[Status],
     retry_inferred: bool = False,
 ) -> list[Run]:
-    """The runs that have no outcome yet, or one that is to be tried again."""
+    """Return the runs that have no outcome yet, or one that is to be retried."""
     again = REPEATED | set(retry)
 
     def remains(run: Run) -> bool:
@@ -119,20 +118,20 @@ def remaining_runs(
 
     left = [run for run in runs if remains(run)]
     if left:
-        # a sentinel closes the sweep: what came before more runs were added closes it no longer
+        # a sentinel comes last: an earlier one no longer does if more runs were added
         left += [run for run in runs if run[2] and run not in left]
     return left
 
 
 class Losses:
-    """How often each thing that runs was lost with its machine; pre-emption does not count. What
-    was waited for in vain is not to be run again in the same sweep."""
+    """Number of losses with the machine, of each run; pre-emptions do not count. A run that waited
+    in vain for its lanes is not retried in the same sweep."""
 
     def __init__(self) -> None:
         self._lost = Counter[Hashable]()
 
     def allow(self, what: Hashable, outcome: Outcome) -> bool:
-        """Whether ``what``, which ended as `lost`, is to be run again."""
+        """Count a loss of ``what``, and return whether it is to run again."""
         self._lost[what] += not outcome.preempted
         return not outcome.awaited and self._lost[what] < MOST_LOST
 
@@ -141,8 +140,8 @@ _list_others: Callable[[Case], tuple[Value, ...]] = attrgetter(*AXES.keys() - {"
 
 
 class OomSkips:
-    """The smallest batch that ran out of memory, by the ``family`` of a case, of those alike in all
-    else by default; ``history`` is what ran before, less what is to be run again."""
+    """The smallest batch size that ran out of memory, by the ``family`` of a case: by default, all
+    axes but the batch size. ``history`` has the earlier runs, less those to be retried."""
 
     def __init__(
         self, history: Mapping[Run, Past], family: Callable[[Case], Hashable] = _list_others
@@ -161,6 +160,6 @@ class OomSkips:
             self._smallest[family] = min(known, case.batch_size)
 
     def blocks(self, case: Case) -> int | None:
-        """The smaller batch that already ran out of memory, if there is one."""
+        """Return a smaller batch size that already ran out of memory, or None."""
         smallest = self._smallest.get(self._family(case))
         return smallest if smallest is not None and smallest < case.batch_size else None

@@ -1,4 +1,4 @@
-"""What all commands that run cases on lanes do: start an executor, hold folders, stop in time."""
+"""What commands that run cases on lanes share: the executor, locked folders, stop signals."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from bench.sweep.preflight import Inputs
 def start_session(
     options: Options, cases: Sequence[Case], families: Sequence[Case] = (), alike: str = ""
 ) -> Iterator[Session]:
-    """Find out what the lanes are that are asked for, and hold them.
+    """Open and examine the requested lanes, and hold them.
 
-    The batch size of ``families`` is yet to be found; ``alike`` says why all lanes must be of one
-    class, as `refuse_unlike` takes it, where they must. Raises UsageError: --out cannot be written,
-    a package is missing, or as `examine_lanes`.
+    The batch sizes of ``families`` are not known yet. If all lanes must be of one class, ``alike``
+    says why, as in `refuse_unlike`. Raises UsageError: --out cannot be written, a package is
+    missing, or as `examine_lanes`.
     """
     refuse_unwritable(options.out)
-    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # whose lack is noted
+    refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
     with ExitStack() as held:
         executor = build_executor(options.executor, options.settings)
         held.enter_context(closing(executor))
@@ -54,23 +54,23 @@ class Session:
     executor: Executor
     classes: Sequence[Hardware]
     out: Path
-    held: ExitStack  # what is let go of at the end
+    held: ExitStack  # closed at the end
     loops: dict[Loop, Hardware] = field(default_factory=dict)
     stopped: int = 0
-    """The number of the signal that ended the work of a crew, 0 for none."""
+    """The number of the signal that stopped a crew, 0 for none."""
 
     @property
     def inputs(self) -> Inputs:
-        """What is known of the first lane."""
+        """The inputs of the first lane."""
         return self.classes[0].inputs
 
     @property
     def resume(self) -> str:
-        """The command that goes on."""
+        """The command that resumes this one."""
         return self.options.resume(self.out)
 
     def open_loop(self, hardware: Hardware | None = None) -> Loop:
-        """Hold the folder of a class of hardware, by default of the only one, for its lanes."""
+        """Lock the folder of a class of hardware, by default the first, and return its loop."""
         hardware = hardware or self.classes[0]
         say = partial(print, "waiting for", file=sys.stderr, flush=True)
         store = Store(self.out / hardware.folder, self.options.wait_s, say)
@@ -83,7 +83,7 @@ class Session:
 
     @contextmanager
     def hire_crew(self, admit: Callable[[Lane], Loop | None] = lambda lane: None) -> Iterator[Crew]:
-        """The lanes of each class at work for its loop, until a signal comes; ``admit`` is as in
+        """Yield a crew of all lanes, each at work for its loop, until a signal. ``admit`` as in
         `Crew`."""
         most = 1 if self.options.quiet else 0
         with (

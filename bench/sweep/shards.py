@@ -1,6 +1,6 @@
 """Shards: the parts of a sweep that several machines or jobs make independently of each other.
 
-What is planned is split from the command line alone, so that each job finds its part by itself.
+The split depends on the command line alone, so that each job finds its part by itself.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from bench.text import count
 from bench.wall.records import name_family
 
 START_IMAGES = 10_000
-"""Images that the start of a run is counted as: nothing is known of the machine before it ran."""
+"""Cost of the start of a run, in images: nothing is known of the machine before it ran."""
 
 EPOCH_IMAGES = 50_000
 
 SEARCH_RUNS = 10
-"""Runs that a search for the largest batch and the cases that follow from it are counted as."""
+"""Cost, in runs, of a search for the largest batch and the cases that follow from it."""
 
 
 def split_costs(costs: Sequence[float], parts: int) -> list[int]:
-    """The part, from 1, that each item goes to, so that parts cost about the same.
+    """Return the part of each item, from 1, so that all parts cost about the same.
 
-    The most expensive first, each to the part that has least so far: the longest part then takes at
-    most 4/3 of the best (Graham, Bounds on multiprocessing timing anomalies, 1969). Equal costs go
-    round in turn. No part is empty where there are as many items.
+    Items go in order of falling cost to the part with the lowest cost so far: the longest part then
+    takes at most 4/3 of the optimum (Graham, Bounds on multiprocessing timing anomalies, 1969).
+    Equal costs go round-robin. No part is empty if there are at least as many items.
 
     >>> split_costs([5, 1, 1, 3], 2)
     [1, 2, 2, 2]
@@ -43,7 +43,7 @@ def split_costs(costs: Sequence[float], parts: int) -> list[int]:
 
 
 def estimate_cost(case: Case) -> float:
-    """What a run costs, in images, as far as its settings tell."""
+    """Estimate the cost of a run from its settings, in images."""
     images = EPOCH_IMAGES * case.epochs * case.fraction
     if case.steps is not None:
         images = min(images, case.steps * case.batch_size)
@@ -53,12 +53,12 @@ def estimate_cost(case: Case) -> float:
 def choose_part(
     shard: Shard | None, expand: Callable[[Callable[[Case, str], Sequence[int]]], Sequence[Case]]
 ) -> Callable[[Case], bool]:
-    """Which cases of a sweep are of the shard; without one, all.
+    """Return a function that tells whether a case is in the shard; without one, all are.
 
-    Cases that are alike in all but their batch size stay together, with all their repeats: where
-    one runs out of memory, the larger ones are not run. So do those whose largest batch is searched
-    together. ``expand`` gives all cases of the sweep, given what is asked for a batch size that is
-    to be found, as `bench.preset.Preset.cases` does; workloads and devices are not yet examined.
+    Cases that differ only in their batch size stay together, with all their repeats: if one runs
+    out of memory, the larger ones are not run. So do cases that share a search for the largest
+    batch. ``expand`` returns all cases of the sweep, as `bench.preset.Preset.cases` does, and calls
+    its argument for each batch size still to be found; workloads and devices are not examined yet.
     Raises UsageError: there are more shards than families of cases.
     """
     if shard is None:
@@ -88,5 +88,5 @@ def choose_part(
 
 
 def default_folder(shard: Shard, preset: str) -> Path:
-    """Where the records of a shard go without ``--out``: the same whenever it is run."""
+    """Return the default folder of a shard, without ``--out``: the same at every start."""
     return Path("results") / Path(preset).stem / shard.folder

@@ -1,7 +1,7 @@
-"""What the rows of a folder have found, for cases that then need not find it anew.
+"""Results in the rows of a folder that later cases reuse, instead of finding them again.
 
-Three parts are shared, each among cases that agree on all that it depends on: the proof of a
-precision, FLOP per image, and the work of a step, which is a line over the items of a micro-batch.
+Three parts are shared, each among cases that agree on everything it depends on: the proof of a
+precision, FLOP per image, and the work of a step, which is linear in the items of a micro-batch.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ _AXES = {part: list_affecting(Trait(part)) for part in (PROOF, WORK, FLOP)}
 """The axes that each part depends on."""
 
 _MACHINE = (*COMPARABLE, "gpu_uuid", "torch_threads", "train_images")
-"""Columns of an environment that each part is taken to depend on."""
+"""Columns of an environment that every part is assumed to depend on."""
 
 _COLUMNS = {PROOF: (*PROVEN, "proof_notes", "flags"), FLOP: ("flop_per_image",), WORK: ()}
 """The columns of each part."""
 
 _NEEDED = {PROOF: ("arithmetic", "conv_error", "matmul_error"), FLOP: ("flop_per_image",), WORK: ()}
-"""Those of them that a row which found it has."""
+"""Columns of a part that are not empty in a row that found it."""
 
 _Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What a record found of one part; ``items`` are those of the micro-batch of its step."""
+    """A part as a record found it; ``items`` is the number of items in its micro-batch."""
 
     record_id: str
     values: dict[str, Any]
@@ -67,21 +67,20 @@ class _Found:
 
 
 class Sharing:
-    """What the records of one folder have found, those of this sweep and earlier ones; what it
-    holds is read at the first question."""
+    """Shareable results in one folder's records, earlier ones included; read on first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._found: dict[_Key, _Found] | None = None
 
     def recall(self, case: Case, environment: Environment) -> Known:
-        """What is known of a case that is to be run in ``environment``."""
+        """Return what is known about a case that is to run in ``environment``."""
         known, columns = Known(), asdict(environment)
-        if not environment.model_parameters:  # it was not examined, and may be another
+        if not environment.model_parameters:  # not examined, so it may be another model
             return known
         for part in _COLUMNS:
             found = self._recall().get(_make_key(part, case, columns))
-            if found is None or (part == WORK and micro_batch(case) == 1):  # below what was seen
+            if found is None or (part == WORK and micro_batch(case) == 1):  # not counted for 1
                 continue
             more = micro_batch(case) - found.items
             known.work.extend(add_items(row, more) for row in found.work)
@@ -97,7 +96,7 @@ class Sharing:
         if self._found is None:
             self._found = {}
             if (self._folder / RECORDS).is_file():
-                with suppress(UsageError):  # a file that cannot be read tells nothing
+                with suppress(UsageError):  # an unreadable file counts as empty
                     self._read(self._found)
         return self._found
 
@@ -118,7 +117,7 @@ class Sharing:
         cells: Mapping[str, Any],
         work: Callable[[], Sequence[WorkRow]],
     ) -> None:
-        """Note what a row found itself, by its cells; the first of those that agree counts."""
+        """Keep the parts that a row found itself; the first row with a key counts."""
         if cells["status"] != Status.OK or find_origin(cells["executor"]) != "measured":
             return
         given, reasons = read_sources(cells["shared"] or ""), read_missing(cells["missing"] or "")
@@ -134,7 +133,7 @@ class Sharing:
 
 
 def _make_key(part: str, case: Case, machine: Mapping[str, Any]) -> _Key:
-    """What a part of a case depends on: cases of one key have it in common."""
+    """Return the key of a part: what it depends on. Cases with the same key share the part."""
     axes = {name: getattr(case, name) for name in _AXES[part]}
     if part == PROOF:
         axes["images"] = count_probed(case)
@@ -152,12 +151,12 @@ def _spell(value: Any) -> str:
 
 
 def _empty(cell: Any) -> Any:
-    """A cell of a table as a record has it: None where it is empty."""
+    """Convert a cell of a table to its value in a record: None if it is empty."""
     return None if cell == "" or cell != cell else cell
 
 
 def _find_line(rows: Sequence[WorkRow]) -> list[WorkRow]:
-    """What was counted, if it tells the work of micro-batches of any size; else nothing."""
+    """Return the counted rows if they tell the work of micro-batches of any size, else nothing."""
     counted = [
         replace(row, time_s=None, exclusive_s=None, kernels="")
         for row in rows

@@ -1,1 +1,1 @@
-"""Training: an epoch, its clock, its loss scale and the proof of its precision."""
+"""Training: epochs, their timing, loss scaling and the check of the precision that ran."""

@@ -1,7 +1,7 @@
-"""What a training asks of the device that it computes on, beside computing, by kind of device.
+"""Device functions that a training needs besides computing, by kind of device.
 
-torch has the same names for CUDA (and ROCm, which is CUDA to it) and Intel's XPU; of Apple's MPS it
-has fewer, and keeps no peak of its memory. Sources: torch 2.13, `torch/cuda/memory.py`,
+torch has the same names for CUDA (and ROCm, which it treats as CUDA) and Intel's XPU; for Apple's
+MPS it has fewer, and records no peak memory. Sources: torch 2.13, `torch/cuda/memory.py`,
 `torch/xpu/memory.py`, `torch/mps/__init__.py` and `torch/mps/event.py`.
 """
 
@@ -20,20 +20,20 @@ from bench.processes import read_peak_memory
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A kind of device; as it is by default, a CPU, which is done when a call returns.
+    """A kind of device; the defaults are for a CPU, whose work is done when a call returns.
 
     Attributes:
-        synchronize: waits until a device has done all that it was given.
-        make_event: makes a mark in the device's work: ``record()``, ``query()`` whether it was
-            reached, and ``elapsed_time(later)`` in ms; None where the host's clock tells it.
-        empty_cache: gives back what the allocator keeps; None where it keeps nothing.
-        read_stats: figures of the allocator, with peaks since `reset_peaks`; None where torch has
-            none, and ``lack`` says so.
-        held_bytes: what this process holds, for its progress.
-        free_bytes: what it may still have.
-        get_random, set_random: the state of the random numbers that a device makes itself.
-        pins: whether a number can be copied to the host without waiting for it.
-        sums: the widest format that it adds in.
+        synchronize: waits until a device has finished its work.
+        make_event: makes an event in the device's work: ``record()``, ``query()`` whether it was
+            reached, and ``elapsed_time(later)`` in ms; None if the host's clock is used instead.
+        empty_cache: releases the allocator's cached memory; None if it caches nothing.
+        read_stats: statistics of the allocator, with peaks since `reset_peaks`; None if torch has
+            none, as ``lack`` explains.
+        held_bytes: memory that this process holds, for its progress display.
+        free_bytes: memory still available.
+        get_random, set_random: read and set the state of the device's random number generator.
+        pins: whether a number can be copied to the host without waiting.
+        sums: the widest dtype that it can add in.
     """
 
     synchronize: Callable[[torch.device], object] = lambda device: None
@@ -87,5 +87,5 @@ ACCELERATORS: dict[str, Accelerator] = {
 
 
 def find_accelerator(device: torch.device) -> Accelerator:
-    """That of a device; one that torch only pretends, such as meta, is as a CPU."""
+    """Return the entry of a device; one without its own, such as meta, is treated as a CPU."""
     return ACCELERATORS.get(device.type, Accelerator())

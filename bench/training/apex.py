@@ -1,8 +1,8 @@
 """Training by NVIDIA apex: its own code scales the loss, keeps the masters, steps and skips.
 
-What is ours is the network, the images and the clock. On overflow the interfaces differ: with a
-static scale `FP16_Optimizer` of fp16_utils and amp step all the same, that of contrib skips; with a
-dynamic one all skip, and wait for the device to decide it.
+Only the network, the images and the clock are ours. The interfaces differ on overflow: with a
+static scale, amp and the `FP16_Optimizer` of fp16_utils step nevertheless, and contrib's skips;
+with a dynamic scale all skip, and wait for the device to decide it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ def _masters(optimizer: Any) -> list[Tensor]:
 
 
 class _Fp16Optimizer:
-    """``FP16_Optimizer(optimizer, static_loss_scale=..., dynamic_loss_scale=...)``, of either kind:
-    what stands between a loss and the weights, as `_Amp` is. ``masters`` are what it steps, in the
-    order of the weights.
+    """``FP16_Optimizer(optimizer, static_loss_scale=..., dynamic_loss_scale=...)`` of fp16_utils or
+    contrib, with the interface of `_Amp`. It steps ``masters``, in the order of the weights.
 
     Args:
         scale_name: the attribute that holds its scale.
         setting: its loss scale, a number or "dynamic".
-        optimizers: makes an optimizer of the weights, anew for each restart.
+        optimizers: makes an optimizer of the weights, called at each restart.
     """
 
     def __init__(
@@ -52,20 +51,20 @@ class _Fp16Optimizer:
         kind = "dynamic" if is_dynamic(setting) else "static"
         value = True if is_dynamic(setting) else float(setting)
         self._arguments: dict[str, Any] = {f"{kind}_loss_scale": value}
-        if "verbose" in signature(wrap).parameters:  # not yet in the first months, of 2018
+        if "verbose" in signature(wrap).parameters:  # absent in the first versions, of 2018
             self._arguments["verbose"] = False
-        # fp16_utils': whether backward is to copy and unscale; contrib's leaves both to the step
+        # fp16_utils' backward can copy and unscale; contrib's leaves both to the step
         self._unscales = len(signature(wrap.backward).parameters) > 2
         self.restart()
 
     def restart(self) -> None:
-        """Start again from the weights as they are: masters, momentum and loss scale."""
+        """Reset masters, momentum and loss scale from the current weights."""
         optimizer = self._optimizers()
         stepped = [id(weight) for weight in _masters(optimizer)]
         self.optimizer: Any = self._wrap(optimizer, **self._arguments)
         made = dict(zip(stepped, _masters(self.optimizer), strict=True))
         self.masters = [made[id(weight)] for weight in self._weights]
-        # contrib's makes a master of each fp32 weight too, steps it and never copies it back
+        # contrib's makes masters of fp32 weights too, steps them and never copies them back
         pairs = zip(self.masters, self._weights, strict=True)
         apart = [(m, w) for m, w in pairs if m is not w and w.dtype == torch.float32]
         self._apart = [m for m, _ in apart], [w for _, w in apart]
@@ -77,8 +76,8 @@ class _Fp16Optimizer:
         self.optimizer.backward(loss, *([last] if self._unscales else []))
 
     def step(self) -> Tensor | None:
-        """Update the weights, or skip, and clear all gradients; whether it skipped, of shape () or
-        (1,) and 0 where it did not, if apex keeps that on the device."""
+        """Update the weights, or skip, and clear all gradients. Return whether it skipped, if apex
+        keeps that on the device: of shape () or (1,), 0 if not skipped."""
         self.optimizer.step()
         masters, weights = self._apart
         if masters:
@@ -92,7 +91,7 @@ class _Fp16Optimizer:
 
 
 class _Amp:
-    """``amp.initialize(model, optimizer, opt_level=..., loss_scale=...)``; once in a process."""
+    """``amp.initialize(model, optimizer, opt_level=..., loss_scale=...)``; once per process."""
 
     def __init__(
         self,
@@ -108,8 +107,8 @@ class _Amp:
             model, optimizer, opt_level=opt_level, loss_scale=setting, verbosity=0
         )
         self._scaling = {name: dict(state) for name, state in amp.state_dict().items()}
-        # apex makes its masters with the first loss, and then clears the gradients of weights in
-        # fp32: after the first micro-batch of several that would lose them
+        # apex makes its masters at the first loss and then clears the gradients of fp32 weights,
+        # which would lose those of the first of several micro-batches
         with amp.scale_loss(torch.zeros((), device=weights[0].device), self.optimizer):
             pass
         self.masters = _masters(self.optimizer)
@@ -133,19 +132,18 @@ class _Amp:
             scaled.backward()
 
     def step(self) -> None:
-        """Step or skip, and clear all gradients; apex itself clears those of the masters."""
+        """Step or skip, and clear all gradients; apex itself clears the masters'."""
         self.optimizer.step()
         self._model.zero_grad(set_to_none=True)
 
 
 class ApexTraining(Training):
-    """A network that apex trains. Raises UnsupportedError: the apex that is installed cannot, or
-    cannot be imported."""
+    """A network that apex trains. Raises UnsupportedError: the installed apex does not support it,
+    or cannot be imported."""
 
     def _equip(self) -> None:
-        """Hand network and optimizer to apex, which makes the masters. The optimizer is torch's
-        fused SGD, as for our own precisions, but for contrib's FP16_Optimizer, which steps apex's
-        alone."""
+        """Pass network and optimizer to apex, which makes the masters. The optimizer is torch's
+        fused SGD, as in our own precisions, but contrib's FP16_Optimizer supports only apex's."""
         if self.workload.build_optimizer(self.parameters, self.lr) is not None:
             raise UnsupportedError(
                 "NVIDIA apex trains with SGD only, and the workload brings its own optimizer: "
@@ -168,7 +166,7 @@ class ApexTraining(Training):
             ) from error
 
     def _build(self, interface: Interface, setting: float | str) -> _Fp16Optimizer | _Amp:
-        # on a CPU torch 2.13's fused SGD steps fp16 weights wrongly, as O3 has them: 0.16 off after
+        # on a CPU, torch 2.13's fused SGD steps fp16 weights, which O3 has, wrongly: 0.16 off after
         # one step of 216 weights from N(0, 1)
         fast = self.device.type == "cuda"
 
@@ -192,9 +190,8 @@ class ApexTraining(Training):
         sgd = import_module("apex.contrib.optimizers.fused_sgd").FusedSGD
 
         def apex_sgd() -> torch.optim.Optimizer:
-            # one group a dtype: FP16_Optimizer looks for overflow with one multi_tensor_l2norm a
-            # group, whose kernel reads all tensors as of the first's dtype, and skips by what it
-            # read
+            # one group per dtype: FP16_Optimizer detects overflow with one multi_tensor_l2norm per
+            # group, whose kernel reads all tensors as if they had the first one's dtype
             alike = [
                 {"params": [p for p in self.parameters if p.dtype is dtype]}
                 for dtype in dict.fromkeys(p.dtype for p in self.parameters)
@@ -215,10 +212,10 @@ class ApexTraining(Training):
         self.set_lr(self.lr)
 
     def state(self) -> dict[str, Any]:
-        """Refuse, with a UsageError: apex keeps masters and loss scale in objects of its own.
+        """Raise UsageError: apex keeps masters and loss scale in objects of its own.
 
         ``fp16_utils.FP16_Optimizer.state_dict`` holds its loss scaler as a Python object, which
-        would be read back by running code, and amp is made once in a process.
+        could only be read by running code, and amp is made once per process.
         """
         raise UsageError(
             "NVIDIA apex keeps its state in objects that no checkpoint holds; --precision fp16 "
@@ -233,8 +230,8 @@ class ApexTraining(Training):
         self._recipe.backward(loss, last)
 
     def update(self) -> Tensor:
-        """Update as apex does; whether the gradients overflowed: bool, (). A step that apex skips
-        counts as one, whatever the gradients were."""
+        """Update as apex does; return whether the gradients overflowed: bool, (). A step that apex
+        skips counts as an overflow, whatever the gradients were."""
         overflowed = _overflowed(self.parameters)
         skipped = self._recipe.step()
         return overflowed if skipped is None else overflowed | skipped.ne(0).any()
@@ -244,7 +241,7 @@ class ApexTraining(Training):
 
 
 def _overflowed(weights: Sequence[Tensor]) -> Tensor:
-    # some still scaled, some not, in fp16 and fp32: the norms are taken in fp32, one list a dtype
+    # some are scaled, some not, in fp16 and fp32: norms are computed in fp32, one list per dtype
     norms: list[Tensor] = []
     for dtype in {weight.grad.dtype for weight in weights if weight.grad is not None}:
         alike = [w.grad for w in weights if w.grad is not None and w.grad.dtype is dtype]

@@ -1,4 +1,4 @@
-"""The training of a case, built the same way for a measurement, a check and a loss-scale map."""
+"""Building the training of a case, for measurements, checks and loss-scale maps alike."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from bench.workloads.images import Images
 
 
 def open_workload(case: Case, folder: str) -> Workload:
-    """What ``case`` trains, with the dataset that `bench.data.prepare` left in ``folder``; a user's
-    workload needs none. Raises UsageError: the workload cannot be made."""
+    """Return the workload of ``case``, with the dataset that `bench.data.prepare` wrote to
+    ``folder``; a user's workload needs none. Raises UsageError: the workload cannot be made."""
     from bench.data import load
 
     if case.workload != IMAGES:
@@ -31,12 +31,12 @@ def open_workload(case: Case, folder: str) -> Workload:
 def build_training(
     case: Case, workload: Workload, device: torch.device, model: nn.Module | None = None
 ) -> Training:
-    """Set the flags, seed the random numbers and build the network: ready to train. ``model``, on
-    the CPU in float32, is trained in place of a new one of the workload.
+    """Set the flags, seed the random numbers and build a training that is ready to start.
+    ``model``, on the CPU in float32, is trained instead of a new network of the workload.
 
-    Raises UsageError: the model cannot be built, the weights that it is to start from cannot be
-    read or do not fit it, or what is to be frozen is not in it. Raises UnsupportedError: the case
-    needs what is not installed.
+    Raises UsageError: the model cannot be built, its initial weights cannot be read or do not fit
+    it, or it lacks the layers to freeze. Raises UnsupportedError: the case needs something that is
+    not installed.
     """
     set_flags(PRECISIONS[case.precision])
     torch.backends.cudnn.benchmark = case.cudnn_benchmark
@@ -47,7 +47,7 @@ def build_training(
         if case.start is not None:
             note = load_weights(model, case.start, workload.find_head)
     if case.sync_bn:
-        # over all processes of a group, if there is one; otherwise it is ordinary BatchNorm
+        # over all processes of a group, if any; otherwise it is ordinary BatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     training = make_training(case, model, device, workload)
     training.start_note = note
@@ -57,12 +57,12 @@ def build_training(
 def make_training(
     case: Case, model: nn.Module, device: torch.device, workload: Workload | None = None
 ) -> Training:
-    """The training that ``case`` asks for. Raises UnsupportedError: it needs what is not
+    """Make the training of ``case``. Raises UnsupportedError: it needs something that is not
     installed."""
     formats = find_formats(case.precision, case.opt_level)
     kind = Training
     if formats.apex:
-        from bench.training.apex import ApexTraining  # which needs apex
+        from bench.training.apex import ApexTraining  # only if needed
 
         kind = ApexTraining
     return kind(

@@ -1,8 +1,8 @@
-"""Checkpoints: all that a training needs to go on in another process as if it had never ended.
+"""Checkpoints: everything a training needs to continue in another process as if never interrupted.
 
-A file holds weights, masters, the optimizer's state, the loss scale's, random numbers and what is
-saved beside them; batches and learning rates follow from seed, epoch and step, which are. It holds
-tensors and plain containers only, so that reading it runs no code.
+A file holds weights, masters, the states of optimizer, loss scale and random number generators, and
+values saved beside them, such as seed, epoch and step, from which batches and learning rates
+follow. It holds only tensors and plain containers, so that reading it runs no code.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from bench.training.loop import Training
 from bench.training.timing import synchronize
 
 FORMAT = 1
-"""Version of a file; others are not read."""
+"""Version of the file format; other versions are not read."""
 
 
 class CheckpointError(Exception):
-    """A file is no checkpoint that can be gone on from; says why."""
+    """A file is not a checkpoint that training can continue from; the message says why."""
 
 
 def save_checkpoint(file: Path, training: Training, **beside: Any) -> int:
-    """Write a checkpoint, whole or not at all, and wait until the disk has it; its bytes. What is
-    given ``beside`` is kept too, in plain containers.
+    """Write a checkpoint atomically, wait until it is on the disk, and return its size in bytes.
+    Values given ``beside`` are saved too; they must be plain containers.
 
-    Raises OSError: it cannot be written; what was there before stands. Raises UsageError: what
-    trains keeps a state that is not known.
+    Raises OSError: it cannot be written; a previous file stays. Raises UsageError: the training
+    keeps state that cannot be read.
     """
     content = {
         "format": FORMAT,
@@ -51,26 +51,26 @@ def save_checkpoint(file: Path, training: Training, **beside: Any) -> int:
             torch.save(content, opened)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
-            # closing its archive, torch's writer finds bytes missing and speaks over the disk
+            # closing the archive, torch's writer hides the disk's error behind its own
             raise error.__context__ from None
         raise
     return file.stat().st_size
 
 
 def load_checkpoint(file: Path) -> dict[str, Any]:
-    """Read a checkpoint, its tensors on the CPU. Raises FileNotFoundError: there is none;
-    CheckpointError: it is torn or altered, or of another format."""
+    """Read a checkpoint, its tensors on the CPU. Raises FileNotFoundError: there is none.
+    Raises CheckpointError: it is truncated or altered, or has another format."""
     try:
         with file.open("rb") as opened:
-            # torch 2.13 checks no sum: of 2,000 files with one wrong bit it read 1,692 as something
-            # else, and one with a page of zeros; Python's own reader finds every one of them
+            # torch 2.13 verifies no checksum: of 2,000 files with one wrong bit it read 1,692 with
+            # other content, also one with a page of zeros; Python's zipfile detects all of them
             if torn := zipfile.ZipFile(opened).testzip():
                 raise CheckpointError(f"{file.name} is damaged in {torn}")
             opened.seek(0)
             content = torch.load(opened, map_location="cpu", weights_only=True)
     except (FileNotFoundError, MemoryError, CheckpointError):
         raise
-    except Exception as error:  # each of three readers raises its own
+    except Exception as error:  # each of three readers raises its own types
         why = clean(str(error))[:200]
         raise CheckpointError(f"{file.name} cannot be read as a whole ({why})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -79,16 +79,16 @@ def load_checkpoint(file: Path) -> dict[str, Any]:
 
 
 def restore_checkpoint(content: Mapping[str, Any], training: Training) -> None:
-    """Have a training of the same settings, and this process's random numbers, go on from the
-    content of `load_checkpoint`; the optimizer may write to its tensors afterwards."""
+    """Restore a training of the same settings, and this process's random number generators, from
+    the content of `load_checkpoint`; the optimizer may write to its tensors afterwards."""
     training.restore(content["training"])
     _restore_random(content["random"], training.device)
     synchronize(training.device)
 
 
 def _read_random(device: torch.device) -> dict[str, Any]:
-    numpy = np.random.get_state(legacy=False)  # the one that is shared
-    key = numpy["state"]["key"].tolist()  # an array would need code to be read
+    numpy = np.random.get_state(legacy=False)  # of numpy's global generator
+    key = numpy["state"]["key"].tolist()  # reading an array would run code
     states = {
         "python": random.getstate(),
         "numpy": {**numpy, "state": {**numpy["state"], "key": key}},
@@ -109,18 +109,18 @@ def _restore_random(states: Mapping[str, Any], device: torch.device) -> None:
 
 
 def drop_cache(file: Path) -> None:
-    """Have the system forget a file that is on the disk, so that reading it reads the disk. On
-    Linux this needs no rights: of 200 MB just written and fsynced, none stayed in memory. A file in
-    memory (tmpfs) stays there."""
+    """Drop a file that is on the disk from the page cache, so that reading it reads the disk. On
+    Linux this needs no privileges: of 200 MB just written and fsynced, nothing stayed in memory. A
+    file in memory (tmpfs) stays there."""
     if hasattr(os, "posix_fadvise"):
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def trace(training: Training, batches: Iterator[Any]) -> dict[str, str]:
-    """Train on ``batches`` and write down all that came of it, in order, each bit counting: a hash
-    of each step's loss, overflow and loss scale, by their names, then of each tensor and number of
-    the state. One tensor at a time comes to the host."""
+    """Train on ``batches`` and return hashes of the exact results by name, in order: of each step's
+    loss scale, loss and overflow, then of each tensor of the state, whose numbers are kept as text.
+    Tensors are copied to the host one at a time."""
     found: dict[str, str] = {}
     training.set_lr(training.lr)
     for number, batch in enumerate(batches, 1):
@@ -132,7 +132,7 @@ def trace(training: Training, batches: Iterator[Any]) -> dict[str, str]:
 
 
 def find_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """The first entry of a trace that another does not have alike; empty where all are."""
+    """Return the name of the first entry in which two traces differ; empty if they are equal."""
     names = dict.fromkeys([*one, *other])
     return next((name for name in names if one.get(name) != other.get(name)), "")
 

@@ -1,4 +1,4 @@
-"""What a step computes and moves: counted as its operations run, or on shapes alone."""
+"""FLOP and bytes of a training step, counted as its operations run, or from shapes alone."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _PICKS = {"embedding", "index", "index_select", "gather", "_unsafe_index"}
 
 
 class Counter(TorchDispatchMode):
-    """Counts the work of the operations that run within it, those alike together."""
+    """Counts the work of the operations that run within it, summed by label."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Counter(TorchDispatchMode):
 
     @contextmanager
     def inside(self, part: Kind | None) -> Iterator[None]:
-        """Operations within are of this part of the step; None for the network."""
+        """Assign the operations within to this part of the step; None for the network."""
         self._parts.append(part)
         try:
             yield
@@ -121,13 +121,13 @@ def _is_free(func: Any) -> bool:
 
 
 def read_vocabulary() -> Vocabulary:
-    """What torch's register of operations says of them, for `bench.timeline.summarize`."""
+    """Return the facts about operations from torch's registry, for `bench.timeline.summarize`."""
     return Vocabulary(name_kind, is_free_name, is_wrapper)
 
 
 @cache
 def is_free_name(name: str) -> bool:
-    """Whether what has this `base_name` touches no element.
+    """Return whether the operation with this `base_name` touches no element.
 
     >>> is_free_name("transpose"), is_free_name("clone")
     (True, False)
@@ -137,7 +137,7 @@ def is_free_name(name: str) -> bool:
 
 @cache
 def is_wrapper(name: str) -> bool:
-    """Whether an operation does nothing but call others, which a `Counter` then sees in its place.
+    """Return whether an operation only calls others, which a `Counter` then sees in its place.
 
     >>> is_wrapper("aten::conv2d"), is_wrapper("aten::convolution")
     (True, False)
@@ -155,7 +155,7 @@ def _is_composite(name: str) -> bool:
     try:
         key = "CompositeImplicitAutograd"
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
-    except RuntimeError:  # one of TorchScript's alone
+    except RuntimeError:  # it exists in TorchScript only
         return True
 
 
@@ -166,16 +166,16 @@ def _list_overloads(space: str, name: str) -> list[Any]:
 
 
 def find_label(func: Any, args: tuple[Any, ...], out: Any) -> Label:
-    """The label of an operation that ran, by its name, shapes and number formats."""
+    """Return the label of an operation that ran, from its name, shapes and number formats."""
     name = base_name(str(func))
     tensors = [t for t in tree_leaves(args) if isinstance(t, Tensor)]
     format = _name_format(tensors or [t for t in tree_leaves(out) if isinstance(t, Tensor)])
     if name in CONVOLUTIONS:
-        # of the backward pass the weights are third
+        # in the backward pass the weights are the third argument
         weight = args[2] if name.endswith("backward") else args[1]
         return label_convolution(weight.shape, read_groups(name, args), format)
     if name in MOVES:
-        if name in ("copy", "_foreach_copy"):  # to the first half, from the second
+        if name in ("copy", "_foreach_copy"):  # from the second half to the first
             half = len(tensors) // 2
             moves = list(zip(tensors[:half], tensors[half:], strict=False))
         else:
@@ -195,8 +195,8 @@ def _name_format(tensors: Sequence[Tensor]) -> str:
 
 @cache
 def name_kind(name: str) -> Kind:
-    """The kind of an operation by its `base_name` alone. What is not listed goes by torch's own
-    tags of it, and a backward operation by its forward one."""
+    """Return the kind of an operation by its `base_name` alone. Operations not listed here are
+    classified by torch's own tags, and backward operations by the forward one."""
     if name in _KINDS:
         return _KINDS[name]
     forward = name.removesuffix("_data").removesuffix("_backward")
@@ -215,8 +215,8 @@ def name_kind(name: str) -> Kind:
 
 
 def _count_products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
-    """FLOP of an operation, by torch's own formulas but for `count_gradients`: a product and a sum
-    are two; of others than products none."""
+    """Return the FLOP of an operation, by torch's own formulas except for `count_gradients`: a
+    multiply-add counts as two, and operations other than products as none."""
     packet = func.overloadpacket
     if packet is torch.ops.aten.convolution_backward:
         return float(count_gradients(*(t.shape for t in args[:3]), *args[3:]))
@@ -227,12 +227,12 @@ def _count_products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ou
 def count_gradients(
     grad: Sequence[int], x: Sequence[int], weight: Sequence[int], *rest: Any, **_: Any
 ) -> int:
-    """FLOP of ``aten.convolution_backward``, from its tensors' shapes and its other arguments. Up
-    to torch 2.13, its own formula takes the weight gradient of a grouped convolution for one that
-    is not grouped, ``groups`` times too much."""
+    """Return the FLOP of ``aten.convolution_backward``, from its tensors' shapes and its other
+    arguments. Up to torch 2.13, torch's formula counts the weight gradient of a grouped convolution
+    as if it were not grouped, ``groups`` times too much."""
     transposed, needed = rest[4], rest[7]
     # an output element is a dot product over weight[1:], one group's inputs and the kernel; each of
-    # its products comes again once in the gradient of the input and once in the weight's
+    # its products occurs once in the gradient of the input and once in the weight's
     products = math.prod(x if transposed else grad) * math.prod(weight[1:])
     return int(2 * products * (int(needed[0]) + int(needed[1])))
 
@@ -245,15 +245,15 @@ _ALIKE = {
     ),
     _ATEN.mkldnn_convolution: _ATEN.convolution,
 }
-"""Operations without a formula of torch's own, and those whose formula is theirs."""
+"""Operations without a formula in torch, and the operations whose formula applies."""
 
 
 def count_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
-    """Bytes that an operation must read and write: every element of its tensors once.
+    """Return the bytes that an operation must read and write: each element of its tensors once.
 
-    An expanded tensor has the elements that are stored. What is only overwritten is not read, and
-    of a table that is looked up only what is found is. `_AGAIN` says what is read or written more
-    than once.
+    An expanded tensor counts by its stored elements. A tensor that is only overwritten is not read,
+    and of a lookup table only the elements found are read. `_AGAIN` lists what is read or written
+    more than once.
     """
     name = base_name(str(func))
     written: dict[int, Tensor] = {}
@@ -280,18 +280,18 @@ def _twice_in_training(x: Tensor, *rest: Any) -> list[Tensor]:
 _AGAIN: dict[str, Callable[..., list[Tensor]]] = {
     # the gradients of input and weights are two kernels
     "convolution_backward": lambda grad, x, weight, *rest: [grad] * (rest[7][0] and rest[7][1]),
-    # a channel's statistics are of the whole batch: they must be known before it is normalised
+    # a channel's statistics need a pass over the whole batch before it is normalised
     "native_batch_norm": _twice_in_training,
     "cudnn_batch_norm": _twice_in_training,
     "native_batch_norm_backward": lambda grad, x, *rest: [grad, x] if rest[5] else [],
-    "cudnn_batch_norm_backward": lambda x, grad, *rest: [x, grad],  # there is none but in training
+    "cudnn_batch_norm_backward": lambda x, grad, *rest: [x, grad],  # exists for training only
     "miopen_batch_norm": _twice_in_training,
     "miopen_batch_norm_backward": lambda x, grad, *rest: [x, grad],
-    # zeros are written everywhere, then the gradient over a part of them
+    # zeros are written everywhere, then the gradient over part of them
     "slice_backward": lambda grad, *rest: [grad],
     "select_backward": lambda grad, *rest: [grad],
 }
-"""What an operation reads or writes a second time, since it does its work in two passes."""
+"""Tensors that an operation reads or writes a second time, since it works in two passes."""
 
 
 def _size(tensor: Tensor) -> int:
@@ -300,12 +300,12 @@ def _size(tensor: Tensor) -> int:
 
 
 Inside = Callable[[Kind | None], AbstractContextManager[Any]]
-"""A context in which what runs is of a part of the step; None for the network."""
+"""Returns a context whose operations belong to a part of the step; None for the network."""
 
 
 @contextmanager
 def mark_parts(training: Training, inside: Inside) -> Iterator[None]:
-    """Have the parts of each step run inside of ``inside(part)``, until this ends."""
+    """Run the parts of each step within ``inside(part)`` while this context lasts."""
     scale, optimizer = (getattr(training, name, None) for name in ("loss_scale", "optimizer"))
     places: list[tuple[Any, str, Kind | None]] = [
         (training, "compute_loss", Kind.LOSS),
@@ -315,7 +315,7 @@ def mark_parts(training: Training, inside: Inside) -> Iterator[None]:
         (scale, "step", Kind.LOSS_SCALING),
         (optimizer, "step", Kind.OPTIMIZER),
     ]
-    places = [place for place in places if hasattr(place[0], place[1])]  # apex has its own
+    places = [place for place in places if hasattr(place[0], place[1])]  # apex lacks some
     with ExitStack() as stack:
         for owner, name, part in places:
             if name in vars(owner):
@@ -327,7 +327,7 @@ def mark_parts(training: Training, inside: Inside) -> Iterator[None]:
 
 
 def mark_input(batches: Iterable[Divided], inside: Inside) -> Iterator[Divided]:
-    """The same batches, made inside of ``inside(Kind.INPUT)``, and their micro-batches too."""
+    """Yield the same batches, made, as their micro-batches, within ``inside(Kind.INPUT)``."""
     for batch in _draw(batches, inside):
         yield Divided(batch.size, _draw(batch.parts, inside), batch.whole)
 
@@ -352,12 +352,12 @@ def _wrap(function: Callable[..., Any], part: Kind | None, inside: Inside) -> Ca
 
 
 def count_step(training: Training, batches: Supply, case: Case) -> dict[Label, Work]:
-    """The work of a step, of operations that are alike together; the network is not compiled.
+    """Return the work of a step, summed by label, with the network not compiled.
 
-    What an operation computes and moves is a line over the items of its micro-batch, so two steps
-    of a few items tell it for any number of them; a third shows whether it is one. Where it is not,
-    since a network or its data decide what runs, a step of all items is counted. These steps change
-    the training; whatever one raises is raised.
+    The FLOP and bytes of an operation are linear in the items of its micro-batch, so two steps of a
+    few items determine them for any number; a third checks that they are linear. If not, because
+    the network or its data decide what runs, a step of all items is counted. These steps change the
+    training; whatever one raises is raised.
     """
     size = micro_batch(case)
     if size > _FEW[-1]:
@@ -365,7 +365,7 @@ def count_step(training: Training, batches: Supply, case: Case) -> dict[Label, W
         if line := _find_line([work for work, _ in counts]):
             found = {label: add_items(work, size - _FEW[0]) for label, work in line.items()}
             if any(overflowed for _, overflowed in counts):
-                # such a step may leave the weights as they are, and another case's may not
+                # such a step may leave the weights unchanged; another case's may not
                 for work in found.values():
                     work.flop_per_item = work.bytes_per_item = None
             return found
@@ -376,7 +376,7 @@ _FEW = (2, 4, 8)  # items; BatchNorm needs two
 
 
 def _find_line(counts: Sequence[Mapping[Label, Work]]) -> dict[Label, Work] | None:
-    """The work of the first of `_FEW`, with what each more item adds; None where that varies."""
+    """Return the work of the first of `_FEW` and its increase per item; None if that varies."""
     first, second, third = counts
     if not first.keys() == second.keys() == third.keys():
         return None
@@ -395,14 +395,14 @@ def _find_line(counts: Sequence[Mapping[Label, Work]]) -> dict[Label, Work] | No
 def _count_items(
     training: Training, batches: Supply, items: int, parts: int
 ) -> tuple[dict[Label, Work], bool]:
-    """Train on a batch of micro-batches of so many items each, op by op, and count what that does;
-    the work, and whether the step's gradients overflowed."""
+    """Train op by op on a batch of ``parts`` micro-batches of ``items`` items; return the work,
+    and whether the step's gradients overflowed."""
     compiled, training.forward = training.forward, training.model
     captured, training.captured = training.captured, None
     counter = Counter()
     try:
         with counter, mark_parts(training, counter.inside):
-            # of the data in order, which no DataLoader's worker has to make
+            # the data in order, which needs no DataLoader workers
             few = Divided(items * parts, islice(batches.evaluation(items), parts))
             *_, overflowed = training.step(next(mark_input([few], counter.inside)))
     finally:
@@ -411,11 +411,11 @@ def _count_items(
 
 
 def count_flop(workload: Workload, frozen: str = NONE) -> float:
-    """FLOP per unit, forward and backward, counted on shapes alone, without computing.
+    """Return the FLOP per unit, forward and backward, counted from shapes alone.
 
-    torch's counter, with the correction of `count_gradients`: for DPN-92, 12.25 GFLOP in place of
-    17.19. Of what is frozen only those gradients are counted that autograd computes: none of its
-    weights, and none of the inputs of a layer that has nothing to train at or before it.
+    It is torch's counter with the correction of `count_gradients`: for DPN-92, 12.25 instead of
+    17.19 GFLOP. Only gradients that autograd computes are counted: none of frozen weights, and none
+    of the inputs of a layer with nothing to train at or before it.
     """
     batch = sketch_batch(workload, 2)
     with torch.device("meta"):
@@ -429,19 +429,19 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
 
 
 def sketch_batch(workload: Workload, items: int) -> Any:
-    """A batch as the workload makes it, of shapes alone: on torch's meta device."""
+    """Return a batch of the workload, moved to torch's meta device: shapes without data."""
     made = workload.make_batch(items, torch.device("cpu"), torch.Generator().manual_seed(0))
     return tree_map_only(torch.Tensor, lambda t: t.to("meta"), made)
 
 
-_SKETCHED = 64  # items, beside which the weights that every step reads are few
+_SKETCHED = 64  # items: enough for the weights that every step reads to be a small part
 
 
 def sketch_work(network: nn.Module, workload: Workload) -> tuple[WorkRow, ...]:
-    """The work of one item, forward and backward in float32, a row a kind; nothing is computed.
+    """Return the work of one item, forward and backward in float32, one row per kind, from shapes.
 
-    The network is left on torch's meta device. Whatever a network or a loss raises that looks at
-    values is raised.
+    The network is left on torch's meta device. Whatever a network or loss that reads values raises
+    is raised.
     """
     items = min(_SKETCHED, workload.samples)
     with Counter() as counter:
@@ -456,9 +456,9 @@ def sketch_work(network: nn.Module, workload: Workload) -> tuple[WorkRow, ...]:
 
 
 def join_work(counted: Mapping[Label, Work], timed: Mapping[Label, Timed]) -> list[WorkRow]:
-    """One row a label, of what was counted and what was timed. A trace does not say the number
-    format of a list of tensors: time of a label without one is that of the same operation in all
-    formats that were counted, divided as their bytes are."""
+    """Return one row per label, from counted work and measured times. A trace lacks the number
+    format of lists of tensors: the time of a label without one is divided among the counted labels
+    of the same operation in proportion to their bytes."""
     times = {label: one.scale(1) for label, one in timed.items() if label in counted}
     rest = {label: one for label, one in timed.items() if label not in counted}
     for label in [label for label in rest if not label.format]:
@@ -492,7 +492,7 @@ def read_work(rows: Iterable[WorkRow]) -> dict[Label, Work]:
 
 
 NEARLY_ALL = 0.95
-"""Share of a row's time from which no more of its kernels are named, nor are more than these."""
+"""Share of a row's time at which no more kernels are named; at most `MOST_KERNELS` are."""
 
 MOST_KERNELS = 6
 

@@ -1,9 +1,9 @@
-"""Linear layers in fp8, converted by torchao: which they are, and how much of the network's FLOP.
+"""Linear layers converted to fp8 by torchao, and their share of the network's FLOP.
 
-``convert_to_float8_training`` puts a layer in place of each `torch.nn.Linear` that rounds the two
-factors of its three products (output, gradient of the input, gradient of the weight) to 8 bits
-before each step multiplies them. Weights stay in fp32, under the names that they had. torchao is
-imported here, where a layer is to be converted, and nowhere else.
+``convert_to_float8_training`` replaces each `torch.nn.Linear` by a layer that rounds both factors
+of its three products (output, gradient of the input, gradient of the weight) to 8 bits before
+multiplying them. Weights stay in fp32, under the same names. torchao is imported only here, and
+only when a layer is converted.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ from bench.training.counting import sketch_batch
 from bench.workloads import Workload
 
 MULTIPLE = 16
-"""Of which each dimension of a product in fp8 is a multiple: what ``torch._scaled_mm`` takes."""
+"""Each dimension of an fp8 product must be a multiple of this for ``torch._scaled_mm``."""
 
 _NAMED = 8
-"""Patterns of names that a description lists at most."""
+"""Maximum number of name patterns in a description."""
 
 
 def find_products(model: nn.Module, workload: Workload) -> dict[str, nn.Linear]:
-    """The linear layers that can be converted, by name, in the network's order.
+    """Return the linear layers that can be converted, by name, in the network's order.
 
-    Both dimensions are multiples of `MULTIPLE`, and it is not the head, whose rounding costs the
-    most accuracy, nor in what the workload keeps in fp32. Left alone is also what torchao's layer
-    would change: a class that extends `torch.nn.Linear`, and a layer with hooks, such as those of
-    spectral normalisation.
+    Both dimensions must be multiples of `MULTIPLE`. Excluded are the head, whose rounding costs the
+    most accuracy, layers that the workload keeps in fp32, and layers whose behaviour torchao would
+    change: subclasses of `torch.nn.Linear`, and layers with hooks, as of spectral normalisation.
     """
     try:
         head = workload.find_head(model)
-    except UsageError:  # nothing has weights
+    except UsageError:  # no layer has weights
         return {}
     kept = {
         id(m) for whole in filter(workload.keeps_fp32, model.modules()) for m in whole.modules()
@@ -66,10 +65,10 @@ def find_products(model: nn.Module, workload: Workload) -> dict[str, nn.Linear]:
 
 @dataclass(frozen=True)
 class Product:
-    """A layer that was converted, and what two items of a batch make of it.
+    """A converted layer, and its work for a batch of two items.
 
-    ``rows`` are those of its input, and ``flop`` is forward and backward, as torch's counter counts
-    a product; both are zero where no batch could be followed through the network. ``input_grad`` is
+    ``rows`` counts the rows of its input, and ``flop`` forward and backward, as torch's counter
+    counts products; both are 0 if the network could not be run on shapes alone. ``input_grad`` is
     whether training needs the gradient of its input.
     """
 
@@ -89,16 +88,16 @@ class Product:
 
 
 _TRIED = 2
-"""Items of the batch that is followed through the network: BatchNorm needs as many."""
+"""Items of the batch that is run through the network: BatchNorm needs two."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What of a network runs in fp8.
+    """The part of a network that runs in fp8.
 
-    ``linear`` is the number of linear layers that there were. ``gradient_bits`` are the significant
-    bits of the gradients that come back to a layer. ``flop_per_unit`` are those of the converted
-    layers, forward and backward, of one of the workload's units; None where ``unknown`` says why.
+    ``linear`` is the number of linear layers before the conversion. ``gradient_bits`` are the
+    significant bits of output gradients. ``flop_per_unit`` is the FLOP of the converted layers,
+    forward and backward, per unit of the workload; None if unknown, and ``unknown`` says why.
     """
 
     products: tuple[Product, ...]
@@ -115,10 +114,10 @@ class Conversion:
 
     @property
     def unneeded(self) -> int:
-        """Layers of which torchao computes a gradient that training does not need.
+        """Number of layers for which torchao computes a gradient that training does not need.
 
-        Its backward pass computes both, that of a frozen weight too. Compiled, what nothing uses is
-        left out: of a transformer whose blocks are frozen, 19 products in place of 27.
+        Its backward pass computes both gradients, also of a frozen weight. Compiled code leaves out
+        unused ones: 19 instead of 27 products in a transformer with frozen blocks.
         """
         return sum(product.input_grad != product.weight_grad for product in self.products)
 
@@ -145,11 +144,11 @@ class Conversion:
 def convert(
     model: nn.Module, workload: Workload, recipe: str, device: torch.device, items: int = 1
 ) -> Conversion:
-    """Have torchao convert the layers of `find_products` that the network calls, in place.
+    """Convert the layers of `find_products` that the network calls by torchao, in place.
 
-    The network, on the CPU in float32, will train on ``device``, on batches that all hold a
-    multiple of so many ``items``. On a CPU, fp8 is emulated if `emulates_fp8` says that it may.
-    Raises UnsupportedError: there is nothing to convert, or torchao or the device cannot.
+    The network, on the CPU in float32, will train on ``device``, on batches whose sizes are all
+    multiples of ``items``. On a CPU, fp8 is emulated if `emulates_fp8` allows it. Raises
+    UnsupportedError: there is nothing to convert, or torchao or the device does not support it.
     """
     emulated = device.type == "cpu"
     if emulated and not emulates_fp8():
@@ -163,7 +162,7 @@ def convert(
         products = [Product(name, layer) for name, layer in found.items()]
     if not products:
         raise UnsupportedError(refuse_fp8("the network"))
-    # the rows are the inner dimension of the product that is the weight's gradient
+    # the rows are the inner dimension of the product for the weight's gradient
     padded = any(product.rows * items % (_TRIED * MULTIPLE) for product in products)
     float8 = _import_torchao()
     config = replace(
@@ -188,9 +187,9 @@ def convert(
 
 
 def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) -> list[Product]:
-    """Those of ``layers`` that a training step calls, with what it makes of them, on shapes alone.
-    A layer whose weight is used without calling it, as in `torch.nn.MultiheadAttention`, would be
-    converted in vain."""
+    """Return those of ``layers`` that a training step calls, and their work, from shapes alone. It
+    would be useless to convert a layer that is not called although its weight is used, as in
+    `torch.nn.MultiheadAttention`."""
     found = {name: Product(name, layer, input_grad=False) for name, layer in layers.items()}
 
     def watch(name: str, layer: nn.Linear) -> Any:
@@ -223,8 +222,8 @@ def _follow(model: nn.Module, workload: Workload, layers: dict[str, nn.Linear]) 
 
 
 def _import_torchao() -> Any:
-    """torchao's float8, without the warnings of its other parts, whose libraries it does not need.
-    Raises UnsupportedError: it is not installed, or does not go with this torch."""
+    """Import torchao's float8, without warnings about libraries that only other parts need. Raises
+    UnsupportedError: torchao is not installed, or not compatible with this torch."""
     if find_torchao() is None:
         raise UnsupportedError(FP8_INSTALL)
     before = logging.root.manager.disable

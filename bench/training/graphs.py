@@ -1,8 +1,8 @@
-"""A whole training step as a CUDA graph: its kernels are recorded once, and then started at once.
+"""Capture and replay of a whole training step as a CUDA graph.
 
-A step of many small kernels is bound by the host, which starts them one by one. What is recorded
-runs on the memory that it was recorded with: so a batch is copied to where the first one was, the
-learning rate is a tensor, and what a step leaves is copied from where it stands.
+A step of many small kernels is limited by the host, which launches them one by one. A graph always
+uses the memory of its capture: each batch is copied to the memory of the first one, the learning
+rate is a tensor, and a step's results are copied out.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 Results = tuple[Tensor, Tensor | None, Tensor]
-"""What `bench.training.loop.Training.step` returns."""
+"""The return type of `bench.training.loop.Training.step`."""
 
 WARMUP_STEPS = 3
-"""Steps before a capture, as in torch's notes on CUDA graphs: what a first step tunes or compiles
-cannot be captured."""
+"""Steps before a capture, as in torch's notes on CUDA graphs: the tuning and compilation of first
+steps cannot be captured."""
 
 
 class CudaGraph:
-    """What records work of the device; here the only part that needs a GPU."""
+    """Captures and replays work of the device; the only part here that needs a GPU."""
 
     def capture(self, run: Callable[[], object]) -> None:
-        """Run `WARMUP_STEPS` times in a stream of its own, then once more to record."""
+        """Call ``run`` `WARMUP_STEPS` times in a stream of its own, then once more to capture."""
         self._graph = torch.cuda.CUDAGraph()
         side, current = torch.cuda.Stream(), torch.cuda.current_stream()
         side.wait_stream(current)
@@ -35,21 +35,21 @@ class CudaGraph:
                 run()
         current.wait_stream(side)
         try:
-            # a DataLoader's thread that pins memory may call CUDA meanwhile, and does no harm
+            # a DataLoader's thread that pins memory may call CUDA meanwhile, which is harmless
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 run()
         except RuntimeError as error:
-            # ending a capture that broke raises too, and would hide what broke it
+            # ending a failed capture raises too, and would hide the cause
             raise error.__context__ or error from None
 
     def replay(self) -> None:
-        """Do what was recorded, in the current stream."""
+        """Replay the captured work in the current stream."""
         self._graph.replay()
 
 
 class Captured:
-    """A step that was recorded for batches like ``batch``, of its shapes, dtypes and other
-    contents, which is trained on in one piece."""
+    """A step captured for batches like ``batch``: with the same shapes, dtypes, devices and other
+    contents, in one piece."""
 
     def __init__(
         self, step: Callable[[Any], Results], batch: Any, recorder: CudaGraph | None = None
@@ -78,7 +78,7 @@ class Captured:
             if isinstance(kept, Tensor):
                 kept.copy_(one, non_blocking=True)
         self._recorder.replay()
-        # the next step writes over them
+        # the next step overwrites them
         loss, correct, overflowed = (None if one is None else one.clone() for one in self._results)
         assert loss is not None
         assert overflowed is not None

@@ -1,7 +1,7 @@
 """One epoch of training, written as a plain training loop.
 
-No NVML, CSV or command line here. Nothing in a step waits for the device: losses, correct
-predictions and overflows stay there until the epoch ends.
+There is no NVML, CSV or command line here. Nothing in a step waits for the device: losses, correct
+predictions and overflows stay on it until the epoch ends.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from bench.workloads import Loss, Network, Workload
 
 
 class Alone:
-    """What the steps of a training share with other processes: nothing."""
+    """The exchange of a training in a single process, which exchanges nothing."""
 
     def begin(self, batch: Any) -> float:
-        """A step on this process's part of ``batch`` begins; what the mean loss over it counts."""
+        """Begin a step on this process's part of ``batch``; return the weight of its mean loss."""
         return 1.0
 
     def run(self, compute: Callable[[], Loss], last: bool) -> Loss:
-        """Compute a loss whose gradients are summed; all processes' with the ``last`` of a step."""
+        """Compute a loss; the ``last`` one of a step sums the gradients of all processes."""
         return compute()
 
 
@@ -47,28 +47,28 @@ class Training:
 
     Args:
         model: on the CPU, in float32.
-        lr: learning rate of every step, unless `set_lr` says otherwise.
-        items: a number of which every micro-batch holds a multiple.
-        cuda_graphs: whether a step may be captured, for which the learning rate is on the device.
-        workload: its loss, and what of it stays in fp32; by default of ten classes of images.
+        lr: learning rate of every step, until `set_lr` changes it.
+        items: a divisor of the size of every micro-batch.
+        cuda_graphs: whether a step may be captured; the learning rate is then on the device.
+        workload: the loss, and the layers that stay in fp32; by default for ten classes of images.
 
-    The others are values of the axes of these names; ``frozen`` is one of ``freeze``.
+    The others are values of the axes of the same names; ``frozen`` is a value of ``freeze``.
     """
 
     captured: Captured | None = None
-    """The step as a CUDA graph, where `capture` recorded one."""
+    """The step as a CUDA graph, if `capture` recorded one."""
 
     apex: str | None = None
-    """What of NVIDIA apex trains: its version and interface; None where it does not."""
+    """Version and interface of NVIDIA apex, if it trains."""
 
     conversion: Conversion | None = None
-    """What of the network runs in fp8; None where the precision is another."""
+    """The part of the network that runs in fp8; None in other precisions."""
 
     brings_optimizer = False
     """Whether the optimizer is the workload's own."""
 
     start_note = ""
-    """What a reader should know of the weights that it starts from."""
+    """A note for the reader on the weights that it starts from."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Training:
         self.workload = workload or Workload()
         self.exchange = Alone()
         self._still = freeze(model, frozen, self.workload.find_head)
-        # kept on the CPU, so that remembering the start costs no device memory
+        # kept on the CPU, so that the initial state takes no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
         self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
         self._opt_level, self._optimizer_name = opt_level, optimizer
@@ -103,8 +103,8 @@ class Training:
         self.model = model
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._equip()
-        # dynamic=False: the last, smaller batch compiles for itself during warm-up instead of
-        # turning the full batch's code into the slower general one
+        # dynamic=False: the last, smaller batch is compiled separately during warm-up instead of
+        # replacing the full batch's code by slower general code
         self.forward = (
             model if compile == "off" else torch.compile(model, dynamic=False, mode=compile)
         )
@@ -120,8 +120,8 @@ class Training:
                 self.model, self.workload, self._fp8_recipe, self.device, self._items
             )
         self._move()
-        # the masters are what the optimizer steps: fp32 copies, or the weights themselves where the
-        # precision has none or where the cast left them in fp32 (affine BatchNorm)
+        # the optimizer steps the masters: fp32 copies, or the weights themselves if the precision
+        # has no masters or the cast left them in fp32 (affine BatchNorm)
         self.masters = [
             p.detach().float().clone().requires_grad_()
             if self.precision.masters and p.dtype != torch.float32
@@ -144,7 +144,7 @@ class Training:
         self.optimizer = own or build_optimizer(
             self._optimizer_name, self.masters, self.lr, self._cuda_graphs
         )
-        # a workload's own may have groups with learning rates of their own, such as a tenth
+        # a workload's own optimizer may have groups with other learning rates, such as a tenth
         self._ratios = [
             1.0 if own is None else float(group["lr"]) / self.lr
             for group in self.optimizer.param_groups
@@ -152,31 +152,30 @@ class Training:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Go back to the start: weights, BatchNorm statistics, optimizer, lr and loss scale.
-        Warm-up steps train the model; without this, the epoch after them is not one from
-        scratch."""
+        """Restore the initial weights, BatchNorm statistics, optimizer, lr and loss scale.
+        Warm-up steps train the model; without a reset, the next epoch would not be from scratch."""
         self.model.load_state_dict(self._start)
         if self.precision.masters:
             named = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
             for master, (name, weight) in zip(self.masters, named, strict=True):
                 master.copy_(weight if self.precision.rounds_start else self._start[name])
-                if self.captured is None:  # which writes to it where it is
+                if self.captured is None:  # a captured step writes to it in place
                     master.grad = None
         self.model.zero_grad(set_to_none=True)
         if self.brings_optimizer:
-            self._make_optimizer()  # its state need not start at zero: NAdam's is not
+            self._make_optimizer()  # its state need not start at zero: NAdam's does not
         else:
             clear_state(self.optimizer)
         self.set_lr(self.lr)
-        if self.captured is None:  # which has it too, and a static one does not change
+        if self.captured is None:  # a captured step holds it too, and a static scale is constant
             self.loss_scale = build_loss_scale(
                 self._loss_scale_setting, self.device, self._skip_overflow
             )
 
     def state(self) -> dict[str, Any]:
-        """All that steps change: tensors, as they are on the device, in plain containers. Masters
-        that are the weights themselves are not there twice. Raises UsageError: what trains keeps a
-        state that is not known."""
+        """Return everything that steps change, as device tensors in plain containers, not copied.
+        Masters that are the weights themselves are not repeated. Raises UsageError: the training
+        keeps state that cannot be read."""
         return {
             "model": self.model.state_dict(),
             "masters": [master.detach() for master, _ in chain.from_iterable(self._copied)],
@@ -186,8 +185,8 @@ class Training:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave in a training of the same settings; the optimizer may keep
-        tensors of it and write to them."""
+        """Continue from the `state` of a training with the same settings; the optimizer may keep
+        its tensors and write to them."""
         self.model.load_state_dict(state["model"])
         apart = [master for master, _ in chain.from_iterable(self._copied)]
         for master, kept in zip(apart, state["masters"], strict=True):
@@ -198,8 +197,8 @@ class Training:
         self.loss_scale.restore(state["loss_scale"])
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps from here on; groups of a workload's own optimizer
-        keep their ratio to it."""
+        """Set the learning rate of the following steps; groups of a workload's own optimizer keep
+        their ratio to it."""
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr * ratio)
@@ -207,23 +206,23 @@ class Training:
                 group["lr"] = lr * ratio
 
     def capture(self, batch: Any, recorder: CudaGraph | None = None) -> None:
-        """Record a step on ``batch``, in one piece, and replay it for all that are like it. It
-        trains on it some times. Any other batch, such as a smaller last one, is trained on as
-        before."""
+        """Record a step on ``batch``, in one piece, and replay it for all batches like it.
+        Recording trains on ``batch`` several times. Other batches, such as a smaller last one, are
+        trained on as before."""
         self.captured = Captured(self._step, _join(batch), recorder)
 
     def step(self, batch: Any) -> Results:
         """Train on one batch, whole or in micro-batches, and update once.
 
-        The loss of a micro-batch of n items of N counts n / N, so that the gradients of all of them
-        sum to that of the mean loss over the batch. autograd sums them in the weight's ``.grad``,
-        in its dtype, as for apex and torch.amp: fp16 weights sum in fp16. BatchNorm normalises each
-        micro-batch by its own statistics, which makes the result another one.
+        The loss of a micro-batch of n of N items is weighted by n / N, so that their gradients sum
+        to the gradient of the mean loss over the batch. autograd sums them in the weight's
+        ``.grad``, in its dtype, as with apex and torch.amp: fp16 weights sum in fp16. BatchNorm
+        normalises each micro-batch by its own statistics, so the result differs from a whole batch.
 
-        Where several processes share the batch, their gradients become those of the mean loss over
-        all of it. What is returned is of this process's part, which may be empty: mean loss
-        (float32), units predicted right (int64, or None where the workload does not say) and
-        whether the scaled gradients overflowed (bool), each of shape () and still on the device.
+        If several processes share the batch, the gradients are those of the mean loss over all of
+        it. Return the results of this process's part, which may be empty: mean loss (float32),
+        units predicted correctly (int64, or None if the workload does not say) and whether the
+        scaled gradients overflowed (bool), each of shape () and still on the device.
         """
         if self.captured is None:
             return self._step(batch)
@@ -242,7 +241,7 @@ class Training:
             self.backward(loss if weight == 1 else loss * weight, last=last)
             losses.append(_keep(loss))
             hits.append(found.correct)
-        if not size:  # the others wait for gradients of this process too
+        if not size:  # other processes wait for gradients from this one too
             found = self.exchange.run(self._compute_nothing, True)
             self.backward(found.loss)
             losses, hits = [found.loss.detach()], [found.correct]
@@ -250,37 +249,37 @@ class Training:
         return reduce(torch.add, losses), _sum(hits), overflowed
 
     def _compute_nothing(self) -> Loss:
-        """A loss of 0 of no items, which gives each weight a gradient of 0."""
+        """Return a loss of 0 for no items, which gives each weight a gradient of 0."""
         zeros = [(weight * 0).sum().float() for weight in self.parameters]
         none = torch.zeros((), dtype=torch.int64, device=self.device)
         return Loss(torch.stack(zeros).sum(), none)
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
-        """Backpropagate the scaled loss, float32 of shape (), and add to the gradients; an update
-        follows the ``last``."""
+        """Backpropagate the scaled loss, float32 of shape (), and add to the gradients; ``last``
+        says that an update follows."""
         self.loss_scale.scale(loss).backward()
 
     def current_scale(self) -> Tensor:
         return self.loss_scale.current()
 
     def compute(self, *inputs: Any, **named: Any) -> Any:
-        """What the network makes of its inputs, as a step computes it; a `Network`."""
+        """Return the network's outputs, computed as in a step; a `Network`."""
         outputs = self._run(self.forward, *inputs, **named)
         if not self._own_graphs:
             return outputs
-        # the next step's graph writes to where they are: what is kept, as a loss is that the
-        # network itself computes, is a copy; torch raises where an old output is read
+        # the next step's graph overwrites outputs, and torch raises an error if an old one is read:
+        # scalars, which may be kept (a loss that the network itself computes), are copied
         return tree_map_only(Tensor, lambda x: x if x.numel() > 1 else x.clone(), outputs)
 
     def compute_loss(self, batch: Any, compiled: bool = True) -> Loss:
-        """The workload's loss of a batch, float32 of shape (); not ``compiled``, the network is run
-        as written, op by op."""
+        """Return the workload's loss of a batch, float32 of shape (); if not ``compiled``, the
+        network runs op by op."""
         network: Network = self.compute if compiled else partial(self._run, self.model)
         found = self.workload.compute_loss(network, batch)
         return found if isinstance(found, Loss) else Loss(found)
 
     def _run(self, forward: Network, *inputs: Any, **named: Any) -> Any:
-        """Cast inputs as 2019's recipe does before the network, and outputs to fp32 behind it."""
+        """Cast inputs as in 2019's recipe before the network, and outputs to fp32 after it."""
 
         def prepare(x: Tensor) -> Tensor:
             if self.precision.masters and x.is_floating_point():
@@ -294,12 +293,12 @@ class Training:
 
     @torch.no_grad()
     def update(self) -> Tensor:
-        """Step the optimizer, through the masters where there are any, and clear all gradients;
+        """Step the optimizer, through masters if there are any, and clear all gradients; return
         whether the scaled gradients overflowed: bool, of shape ().
 
-        The rule, for each weight that has a gradient: copy the gradient to its master in fp32, step
-        the master, and round the master to the weight's dtype. A weight in fp32 is its own master
-        and is not copied. A weight without a gradient is left as it is, momentum included.
+        For each weight with a gradient, copy the gradient to its master in fp32, step the master,
+        and round the master to the weight's dtype. A weight in fp32 is its own master and is not
+        copied. A weight without a gradient stays unchanged, momentum included.
         """
         for master, weight in chain.from_iterable(self._copied):
             if weight.grad is None:
@@ -310,7 +309,7 @@ class Training:
         for pairs in filter(None, moving):
             torch._foreach_copy_([m.grad for m, _ in pairs], [w.grad for _, w in pairs])  # type: ignore[misc]
             for _, weight in pairs:
-                weight.grad = None  # its memory is free before the optimizer steps
+                weight.grad = None  # frees its memory before the optimizer steps
         overflowed = self.loss_scale.step(self.optimizer, self.masters)
         for pairs in filter(None, moving):
             torch._foreach_copy_([w for _, w in pairs], [m for m, _ in pairs])
@@ -318,15 +317,15 @@ class Training:
         return overflowed
 
     def resume(self) -> None:
-        """Put the network in training mode, as it was before an evaluation; frozen BatchNorm layers
-        stay in evaluation mode."""
+        """Put the network back in training mode after an evaluation; frozen BatchNorm layers stay
+        in evaluation mode."""
         self.model.train()
         for layer in self._still:
             layer.eval()
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Any]) -> tuple[float, float | None]:
-        """Mean loss and fraction right, None where the workload does not say, over ``batches``, in
+        """Return mean loss and accuracy (None if the workload does not say) over ``batches``, in
         evaluation mode."""
         self.model.eval()
         losses, hits, items = [], [], 0
@@ -344,14 +343,14 @@ class Training:
 
 
 def _join(batch: Any) -> Any:
-    """A batch in one piece, also where it came as a `Divided` one of one part."""
+    """Return a batch in one piece; a `Divided` one must have one part."""
     (part,) = batch.parts if isinstance(batch, Divided) else [batch]
     return part
 
 
 def _keep(loss: Tensor) -> Tensor:
-    """A loss to be kept until the epoch ends, without the graph behind it. torch's mse_loss and
-    smooth_l1_loss return theirs in the memory of all elements' losses."""
+    """Detach a loss to keep until the epoch ends. It is copied if it shares larger memory: the
+    results of torch's mse_loss and smooth_l1_loss use the memory of all elements' losses."""
     loss = loss.detach()
     return loss.clone() if loss.untyped_storage().nbytes() > loss.nbytes else loss
 
@@ -363,8 +362,8 @@ def _sum(parts: list[Tensor | None]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What the steps of an epoch left behind, one value a step. ``images`` are the workload's
-    units, and ``correct`` is empty where it does not say."""
+    """Results of the steps of an epoch, one value per step. ``images`` counts the workload's units;
+    ``correct`` is empty if the workload does not say."""
 
     images: list[int]
     losses: list[float]
@@ -374,7 +373,7 @@ class Epoch:
 
 
 def merge(parts: Sequence[Epoch]) -> Epoch:
-    """The epoch of several processes, of what each had of it: losses are means over all units."""
+    """Merge the parts of an epoch from several processes; losses are means over all units."""
     if len(parts) == 1:
         return parts[0]
     first, images = parts[0], [list(ns) for ns in zip(*(one.images for one in parts), strict=True)]
@@ -383,7 +382,7 @@ def merge(parts: Sequence[Epoch]) -> Epoch:
     return Epoch(
         [sum(ns) for ns in images],
         [
-            # a process without items has no loss, whatever number stands for it
+            # a process without items has no meaningful loss
             sum(n * x for n, x in zip(ns, xs, strict=True) if n) / sum(ns)
             for ns, xs in zip(images, losses, strict=True)
         ],
@@ -401,12 +400,12 @@ def train_epoch(
     rates: Sequence[float] | None = None,
     enough: Callable[[], bool] = lambda: False,
 ) -> Callable[[], Epoch]:
-    """Train on ``batches``, as `Training.step` takes them. What is returned waits for the device
-    and fetches the `Epoch`, so that the caller decides what its clock sees.
+    """Train on ``batches``, as `Training.step` takes them. Return a function that waits for the
+    device and fetches the `Epoch`, so that the caller decides what its clock includes.
 
-    ``on_step`` is told each step's index and loss (float32, (), on the device), and ``enough``
-    asked after it whether it was the last. ``rates`` are the learning rates of the steps, by
-    default that of the training.
+    ``on_step`` is called with each step's index and loss (float32, (), on the device); then the
+    epoch ends if ``enough`` returns True. ``rates`` are the learning rates of the steps; by
+    default the training's current one.
     """
     images: list[int] = []
     results: list[tuple[Tensor | None, ...]] = []

@@ -1,7 +1,7 @@
-"""Loss scaling: none, static as in 2019, or dynamic; and what overflowed under it.
+"""Loss scaling: none, static as in 2019, or dynamic; and the detection of overflow.
 
-fp16 holds nothing below 2^-24: small gradients flush to zero unless the loss, and with it every
-gradient, is multiplied by a scale first; too large a scale overflows to inf.
+fp16 has no values below 2^-24: small gradients flush to zero unless the loss, and so every
+gradient, is multiplied by a scale first; a scale that is too large overflows to inf.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bench.training.optimizers import skips_itself
 
 
 class LossScale:
-    """Scales the loss and steps on unscaled gradients, without waiting for the device; by itself it
-    scales nothing, for precisions whose gradients keep fp32's range."""
+    """Scales the loss and steps on unscaled gradients, without waiting for the device. This base
+    class scales nothing, for precisions whose gradients have fp32's range."""
 
     def __init__(self, device: torch.device, value: float = 1.0) -> None:
         self._current = torch.full((), value, device=device)
@@ -34,15 +34,15 @@ class LossScale:
         return self._never
 
     def current(self) -> Tensor:
-        """The scale now, float32 of shape (), on the device."""
+        """Return the current scale, float32 of shape (), on the device."""
         return self._current
 
     def state(self) -> dict[str, Any]:
-        """What steps change, as plain numbers; asking waits for the device."""
+        """Return the state that steps change, as plain numbers; this waits for the device."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from a `state`."""
 
 
 def _overflowed(parameters: Sequence[Tensor]) -> Tensor:
@@ -52,12 +52,11 @@ def _overflowed(parameters: Sequence[Tensor]) -> Tensor:
 
 
 class StaticScale(LossScale):
-    """A constant scale, as apex's ``static_loss_scale``.
+    """A constant scale, like apex's ``static_loss_scale``.
 
-    It skips no step unless told to: inf and NaN reach the weights, as they did in 2019. Either way
-    the overflow is counted. To ``skip`` is to leave the weights as they are in a step whose
-    gradients overflowed. A fused optimizer does so without asking the device; for any other the
-    step waits for the answer.
+    By default no step is skipped: inf and NaN reach the weights, as in 2019. With ``skip``, a step
+    whose gradients overflowed leaves the weights unchanged. A fused optimizer skips without waiting
+    for the device; any other waits for the result. Overflows are counted either way.
     """
 
     def __init__(self, value: float, device: torch.device, skip: bool = False) -> None:
@@ -80,13 +79,13 @@ class StaticScale(LossScale):
 
 
 class DynamicScale(LossScale):
-    """A scale that follows a `DynamicPolicy`: it falls on overflow and skips the step.
+    """A scale that follows a `DynamicPolicy`: on overflow it is lowered and the step skipped.
 
-    The rules of apex are that of torch's GradScaler but for their constants and bounds: apex
-    counted the steps since the last overflow and grew at every multiple of its window, and a count
-    that starts anew at each multiple comes to the same. So GradScaler carries them all out. With a
-    fused optimizer it skips inside the kernel, and no step waits for the device; with any other
-    each step waits to be told whether to skip.
+    apex's rules equal that of torch's GradScaler except for constants and bounds: apex counted the
+    steps since the last overflow and grew at every multiple of its window; restarting the count at
+    each multiple gives the same. So GradScaler implements all policies. A fused optimizer skips
+    inside the kernel without waiting for the device; with any other, each step waits to learn
+    whether to skip.
     """
 
     def __init__(self, device: torch.device, policy: DynamicPolicy = POLICIES["dynamic"]) -> None:
@@ -122,7 +121,7 @@ class DynamicScale(LossScale):
 def build_loss_scale(
     setting: float | str | None, device: torch.device, skip: bool = False
 ) -> LossScale:
-    """Make the loss scale an axis value asks for; ``skip`` is for a static one."""
+    """Make the loss scale of an axis value; ``skip`` applies to a static one."""
     if setting is None:
         return LossScale(device)
     if isinstance(setting, str):

@@ -1,8 +1,8 @@
-"""The optimizers of `OPTIMIZERS`, their state made before the first step.
+"""The optimizers of `OPTIMIZERS`, with their state created before the first step.
 
-torch's fused ones make the state of a weight in its first step, SGD's uninitialised: a first step
-that overflows and is skipped would leave it so. From zero the first step is the same, and memory
-does not grow in it.
+torch's fused optimizers create a weight's state in its first step, for SGD uninitialised: a first
+step that overflows and is skipped would leave it so. With a state of zeros the first step gives the
+same result and allocates no memory.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Make the optimizer ``name`` of `OPTIMIZERS` for ``parameters``.
 
-    SGD and AdamW are fused: one kernel, and a step is skipped inside it instead of by asking the
-    device. LARS has no such kernel: where steps may be skipped, each waits for the device. The
-    learning rate of a ``capturable`` one, whose steps may be captured in a CUDA graph, is a tensor
-    beside the weights, float32, (). Raises UnsupportedError: it needs a package that is not
-    installed.
+    SGD and AdamW are fused: one kernel, which also skips steps without waiting for the device. LARS
+    has no such kernel: if steps may be skipped, each waits for the device. If ``capturable``, steps
+    can be captured in a CUDA graph, and the learning rate is a tensor on the weights' device,
+    float32, (). Raises UnsupportedError: it needs a package that is not installed.
     """
     optimizer = _BUILDERS[name](parameters, lr)
     if capturable:
         for group in optimizer.param_groups:
             group["lr"] = torch.tensor(lr, device=group["params"][0].device)
-            if "capturable" in group:  # of AdamW; torch refuses to capture it otherwise
+            if "capturable" in group:  # AdamW's; torch refuses to capture it otherwise
                 group["capturable"] = True
-        # torch warns of each step that is not captured, as those of a smaller last batch are not
+        # torch warns of steps that are not captured, such as those of a smaller last batch
         optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
     return optimizer
 
 
 def skips_itself(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step reads ``found_inf`` on the device and is skipped there, as a fused one is."""
-    # what torch.amp.GradScaler asks
+    """Return whether a step is skipped on the device by ``found_inf``, as fused ones are."""
+    # the attribute that torch.amp.GradScaler reads
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
@@ -69,7 +68,7 @@ def _build_adamw(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimiz
     )
     for parameter in parameters:
         optimizer.state[parameter] = {
-            # a fused step counts on the device, so as not to count one that it skips
+            # on the device, so that a fused step does not count if it is skipped
             "step": torch.zeros((), device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
@@ -78,18 +77,18 @@ def _build_adamw(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimiz
 
 
 TRUST = 0.001
-"""LARS: the part of its norm by which a layer moves at a learning rate of 1, as in the paper."""
+"""The trust coefficient of LARS, as in the paper: a layer's step relative to its norm at lr 1."""
 
 _TESTED = 4, 1
 """The first version of pytorch-optimizer whose LARS was compared with the paper's."""
 
 
 def _build_lars(parameters: Sequence[Tensor], lr: float) -> torch.optim.Optimizer:
-    """LARS as You et al. have it, arXiv 1708.03888, algorithm 1, for weights of two dimensions up.
+    """Make LARS (You et al., arXiv 1708.03888, algorithm 1) for weights of two or more dimensions.
 
     ``v = m v + TRUST |w| / (|g| + b |w|) (g + b w); w = w - lr v``. The paper has the learning rate
-    inside v, which is the same where it is constant. Biases and BatchNorm's weights get SGD with
-    momentum and neither this nor weight decay.
+    inside v, which is the same if it is constant. Biases and BatchNorm's weights use SGD with
+    momentum, without this scaling and without weight decay.
     """
     try:
         from pytorch_optimizer import LARS

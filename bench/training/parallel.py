@@ -1,9 +1,9 @@
-"""Several processes train one network: their group, and the gradients that they exchange.
+"""Training of one network by several processes: their group, and the exchange of gradients.
 
-torch's DistributedDataParallel exchanges them while the backward pass goes on, a bucket at a time.
-Of BatchNorm's statistics nothing is exchanged unless ``--sync-bn`` is given: each process keeps its
-own, and evaluation uses those of the first, as it would after torch's default, which copies the
-first's to all others before each step (285 buffers of DPN-92).
+torch's DistributedDataParallel exchanges gradients during the backward pass, one bucket at a time.
+BatchNorm statistics are not exchanged unless ``--sync-bn`` is given: each process keeps its own,
+and evaluation uses those of the first, as with torch's default, which copies them from the first to
+all others before each step (285 buffers of DPN-92).
 """
 
 from __future__ import annotations
@@ -38,33 +38,32 @@ T = TypeVar("T")
 
 
 class Group:
-    """The processes that train one network together: this one alone."""
+    """The group of processes that train one network; in this class, a single process."""
 
     rank = 0
     size = 1
     backend: str | None = None
-    """What exchanges gradients, and its version."""
+    """Name and version of the library that exchanges gradients."""
 
     def gather(self, value: T) -> list[T]:
-        """What each process has here, in the order of their ranks; all wait for it."""
+        """Return the values of all processes, in the order of their ranks; all wait for it."""
         return [value]
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have called this."""
 
     def now(self) -> float:
-        """The first process's clock in s, which reads the same in all; all wait for it."""
+        """Return the first process's clock, in s, the same in all processes; all wait for it."""
         return perf_counter()
 
     def leave(self) -> None:
-        """Go on alone; all processes leave."""
+        """Leave the group; all processes must call this."""
 
 
 class Processes(Group):
-    """Processes of one machine, which torch.distributed joins: NCCL between GPUs, gloo on CPUs.
-    What is no gradient (clocks, times, losses) goes through gloo, so that no GPU waits for it. All
-    of them name a file ``store`` that none has written to; of GPUs, each trains on the first that
-    it sees."""
+    """Processes of one machine, joined by torch.distributed: NCCL between GPUs, gloo on CPUs.
+    Other values than gradients (clocks, times, losses) go through gloo, so that no GPU waits for
+    them. All processes name the same new file ``store``; each trains on the first GPU it sees."""
 
     def __init__(
         self, rank: int, size: int, store: str, device: torch.device, timeout_s: float
@@ -102,39 +101,39 @@ class Processes(Group):
 
 
 class Exchange(Alone):
-    """What the steps of a training share with those of the other processes: gradients.
+    """Exchanges the gradients of a training's steps with the other processes.
 
-    Each process has a part of a batch of n items of N, and its mean loss counts ``n * size / N``:
-    the mean of the gradients over all processes is then that of the mean loss over the batch, also
-    where the parts are uneven.
+    A process with n of the N items of a batch weights its mean loss by ``n * size / N``: the mean
+    of the gradients over all processes is then the gradient of the mean loss over the batch, also
+    if the parts are uneven.
 
-    Gradients are divided by the number of processes before they are summed, in their own format,
-    and rounded to that of ``--grad-compression`` after that. A sum that is divided afterwards would
-    overflow in float16; what is divided before may lose what is below its smallest number, which
-    for float16 is 6e-8, and a loss scale keeps the gradients above that.
+    Gradients are divided by the number of processes in their own format, then rounded to that of
+    ``--grad-compression``, then summed. Dividing after the sum would overflow in float16; dividing
+    before may lose values below the format's smallest number, which for float16 is 6e-8. A loss
+    scale keeps the gradients above it.
 
-    With a loss scale they are exchanged as they are, scaled. So all processes see the same sum, and
+    With a loss scale, the scaled gradients are exchanged. So all processes see the same sum, and
     overflow and skip a step together.
     """
 
     def __init__(self, training: Training, case: Case, group: Group) -> None:
         self.buckets: int | None = None
-        """Parts that the gradients of the last step were exchanged in."""
+        """Number of buckets in which the last step's gradients were exchanged."""
         self.wire_bytes: int | None = None
-        """Bytes of gradients that this process handed over in the last step."""
+        """Bytes of gradients that this process sent in the last step."""
         self.exchanging = True
-        """Whether steps exchange gradients; where not, each process trains on its own."""
+        """Whether steps exchange gradients; if not, each process trains on its own."""
         self._size = group.size
         self._format = _FORMATS[case.grad_compression]
         self._device = training.device
         self._parts: DistributedDataParallel | None = DistributedDataParallel(
             _Whole(training.parameters),
             device_ids=[0] if training.device.type == "cuda" else None,
-            # without a size it is 25, and the first bucket has 1 MiB, so that exchange begins
-            # early: what users of torch have who choose none
+            # torch's default: 25 MiB, but 1 MiB for the first bucket, so that the exchange begins
+            # early
             bucket_cap_mb=None if case.bucket_mb == Case.bucket_mb else case.bucket_mb,
         )
-        # without annotations, which would have to be evaluated ones
+        # a lambda without annotations: torch would require evaluated ones
         self._parts.register_comm_hook(None, lambda state, bucket: self._average(bucket))
         self.watch()
 
@@ -150,12 +149,12 @@ class Exchange(Alone):
         return found
 
     def watch(self) -> None:
-        """Time from here on how long this process works before it hands over gradients."""
+        """Start to time how long this process works in each step before it sends gradients."""
         self._clock = StepClock(self._device)
 
     def read_work(self) -> list[float]:
-        """Of each step since `watch`, its start to its first gradients handed over, in s.
-        Synchronise first. Step times do not tell which process is slow: all wait for it."""
+        """Return the time from start to first gradients sent of each step since `watch`, in s.
+        Synchronise first. Step times do not show which process is slow: all wait for it."""
         return self._clock.read()[::2]
 
     def end(self) -> None:
@@ -183,11 +182,10 @@ _FORMATS = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class _Whole(nn.Module):
-    """The weights whose gradients are exchanged; what it computes is whatever it is given.
+    """The weights whose gradients are exchanged; ``forward`` runs the function it is given.
 
-    A workload may run the network several times for a loss, or not on all of a batch:
-    DistributedDataParallel is to see one forward pass a loss. It finds no buffers here, and copies
-    none.
+    A workload may run the network several times per loss, or on part of a batch, but
+    DistributedDataParallel must see one forward pass per loss. There are no buffers to copy.
     """
 
     def __init__(self, parameters: list[Tensor]) -> None:
@@ -200,8 +198,8 @@ class _Whole(nn.Module):
 
 @dataclass(frozen=True)
 class Exposed:
-    """A step with gradients exchanged, and without, in s; the difference is exposed. ``error_s`` is
-    half of the 95 % interval of the difference, within this run."""
+    """Time of a step with and without gradient exchange, in s; the difference is exposed.
+    ``error_s`` is half of the 95 % confidence interval of the difference, within this run."""
 
     sync_step_s: float
     no_sync_step_s: float
@@ -209,29 +207,28 @@ class Exposed:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Exposed:
-        """That of the steps of pairs of blocks, with exchange and without, in s."""
+        """Make it from pairs of step times with and without exchange, in s, one per block pair."""
         sync, alone = (fmean(steps) for steps in zip(*pairs, strict=True))
         return cls(sync, alone, find_reach([(variance(a - b for a, b in pairs), len(pairs))]))
 
 
 _PAIRS, _FEWEST, _MOST, _SECONDS = 6, 2, 30, 6.0
-"""Pairs of blocks, and how many steps each has for about so many seconds in all. Student's t of six
-pairs is 2.6, of three 4.3: six shorter blocks tell more than three longer ones."""
+"""Pairs of blocks, limits of the steps per block, and total seconds. Student's t is 2.6 for six
+pairs and 4.3 for three: six pairs of shorter blocks are more precise than three of longer ones."""
 
 
 def measure_exchange(
     training: Training, batches: Supply, case: Case, group: Group, step_s: float
 ) -> Exposed:
-    """How long a step takes with gradients exchanged, and without, each the mean over blocks as
-    `find_slowest` takes it.
+    """Measure the time of a step with and without gradient exchange, each the mean over blocks of
+    the results of `find_slowest`.
 
-    Exchange that the backward pass hides takes no time of a step. Blocks of the two kinds come in
-    pairs, and every other pair the other way round, so that a machine that slows down meanwhile
-    slows both. All processes, which all call this, begin a block together, and its first step is
-    left out: it would wait for those that were slower in the block before. What a step takes,
-    ``step_s``, counts as the first process has it.
+    Exchange hidden behind the backward pass adds no time. Blocks of the two kinds come in pairs of
+    alternating order, so that a slowing machine affects both. All processes must call this; they
+    begin each block together, and its first step is left out, since it would wait for processes
+    that were slower in the block before. The first process's ``step_s`` sets the number of steps.
 
-    The training is as before when this ends; what it was is kept in host memory meanwhile.
+    The training is restored at the end; its state is kept in host memory meanwhile.
     """
     exchange = training.exchange
     assert isinstance(exchange, Exchange)
@@ -242,7 +239,7 @@ def measure_exchange(
     stream = chain.from_iterable(
         batches.divide(i, steps=full, size=whole) for i in count(case.epochs)
     )
-    # on the CPU, where it is not in the way of a step's memory
+    # on the CPU, so that it takes no memory from the steps
     before = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), training.state())
     blocks: dict[bool, list[list[float]]] = {True: [], False: []}
     try:
@@ -265,12 +262,12 @@ def measure_exchange(
 
 
 def find_slowest(times: Sequence[Sequence[Sequence[float]]]) -> list[float]:
-    """The median step of each block, of whichever process was slowest in a step, in s, by the times
-    of each process, of each block, of each step.
+    """Return the median of each block's step times, in s, with the slowest process counting in each
+    step. ``times`` is indexed by process, block and step.
 
-    Processes that exchange wait for the slowest of each step, so that those which do not are taken
-    alike. By the slowest process's median instead, jitter of 2 % would be exposed communication of
-    2 % of a step between eight processes that exchange nothing.
+    Processes that exchange wait for the slowest in each step, so those that do not are treated
+    alike. With the median of the slowest process instead, jitter of 2 % between eight processes
+    that exchange nothing would appear as exposed communication of 2 % of a step.
     """
     return [median(map(max, zip(*block, strict=True))) for block in zip(*times, strict=True)]
 
@@ -284,7 +281,7 @@ def replicate(training: Training, number: int) -> None:
 
 
 class _Cast(nn.Module):
-    """The network in its own autocast: each of DataParallel's threads begins with the default."""
+    """The network with its own autocast: each of DataParallel's threads starts with the default."""
 
     def __init__(self, training: Training) -> None:
         super().__init__()

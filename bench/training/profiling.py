@@ -1,8 +1,7 @@
-"""A few steps under torch's profiler, outside of all measured time.
+"""A few steps under torch's profiler, outside all measured time.
 
-The profiler's first start takes seconds and memory, so nothing is measured after it. Compiled code
-runs on a CPU without a name for its kernels: there it is compiled a second time, with names, for
-the profile alone.
+The profiler's first start takes seconds and memory, so nothing is measured after it. On a CPU the
+kernels of compiled code have no names, so it is compiled again, with names, for the profile alone.
 """
 
 from __future__ import annotations
@@ -31,36 +30,35 @@ if TYPE_CHECKING:
     from bench.training.loop import Training
 
 SECONDS = 1.0
-"""As long as the steps under the profiler take together, unless that were fewer or more than these.
+"""Total time of the steps under the profiler, within the limits of `FEWEST` and `MOST` steps.
 
-One of them is not profiled: it pays for the profiler's start."""
+One of them is not profiled: it includes the profiler's start."""
 
 FEWEST, MOST = 2, 5
-"""A GPU's are the fewest: of ten steps of dpn-small that an H100 recorded, any two had the time of
-all kernels within 0.1 % and each kernel's that is more than 1 % of it within 2.5 %, any five within
-0.05 and 0.8 %. In fp16 at batch size 512 five took an H200 2.0 to 2.5 s of a case, of which steps
-are 0.7 s; two take 1.0 to 1.2 s."""
+"""Limits of the number of profiled steps; a GPU always has the fewest. In ten steps of dpn-small on
+an H100, any two agreed within 0.1 % in total kernel time and within 2.5 % in each kernel of more
+than 1 % of it, any five within 0.05 and 0.8 %. In fp16 at batch size 512 on an H200, five took 2.0
+to 2.5 s of a case whose steps take 0.7 s; two take 1.0 to 1.2 s."""
 
 
 def profile_step(
     training: Training, batches: Supply, case: Case, step_s: float, trace: Path | None = None
 ) -> Timeline:
-    """Train a few steps of full batches under the profiler: where the time of one goes, which takes
-    ``step_s`` without it. They change the training. The trace is kept in the file ``trace``,
-    gzipped, if one is given.
+    """Train a few steps of full batches under the profiler, and return where a step's time goes.
+    A step takes ``step_s`` without the profiler. The steps change the training. The trace is kept,
+    gzipped, in the file ``trace`` if one is given.
 
-    Raises ValueError, where the trace cannot be read or a GPU's holds no kernel, and whatever a
-    step raises.
+    Raises ValueError: the trace cannot be read, or a GPU's has no kernels. Whatever a step raises
+    is raised.
     """
     device = training.device
     steps = choose_steps(step_s, device.type, case.workers)
     full = max(1, batches.samples // case.batch_size)  # a batch may be larger than the data
-    left = full - case.workers - 2  # of the epoch, once those that are not profiled have run
-    # these start the workers of a DataLoader, of which the first batch of each says nothing of the
-    # others, or compile
+    left = full - case.workers - 2  # steps of the epoch after the unprofiled ones
+    # these steps compile, or start a DataLoader's workers, whose first batches are not typical
     first = 1 + case.workers if case.workers or _names_kernels(case, device) else 0
     if case.workers and 0 < left < steps:
-        steps = left  # at the next one other workers start, which no median step waits for
+        steps = left  # the next epoch starts other workers, for which a median step does not wait
 
     def mark(part: Kind | None) -> AbstractContextManager[Any]:
         return record_function(name_region(part))
@@ -79,7 +77,7 @@ def profile_step(
                 training.step(batch)
             with profile(
                 activities=activities,
-                # the first step under the profiler pays for its start
+                # the first step under the profiler includes its start
                 schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
                 on_trace_ready=lambda found: found.export_chrome_trace(str(file)),
                 record_shapes=True,
@@ -91,18 +89,18 @@ def profile_step(
                     for batch in islice(supply, steps):
                         training.step(batch)
                 synchronize(device)
-                # it would go through all events time and again: 126,000 of them were read and
-                # divided in 2.1 CPU s with it and in 1.0 s without
+                # garbage collection would scan all events repeatedly: reading and dividing 126,000
+                # took 2.1 CPU s with it and 1.0 s without
                 reading.enter_context(pause_collection())
         if trace:
             trace.parent.mkdir(parents=True, exist_ok=True)
-            # torch's own export zips at level 9: 0.38 CPU s for a tenth less than 0.11 s give
+            # torch's own export uses level 9: 0.38 CPU s instead of 0.11 s for a tenth less space
             trace.write_bytes(gzip.compress(file.read_bytes(), 6))
         return summarize(read_trace(file), steps, read_vocabulary(), device.type)
 
 
 def choose_steps(step_s: float, device: str, workers: int = 0) -> int:
-    """How many steps are profiled; with workers of a DataLoader, as many from each.
+    """Return the number of steps to profile; with DataLoader workers, a multiple of their number.
 
     >>> choose_steps(0.25, "cpu"), choose_steps(60, "cpu"), choose_steps(0.001, "cpu")
     (3, 2, 5)
@@ -128,7 +126,7 @@ def _naming_kernels(training: Training, case: Case) -> Iterator[None]:
     compiled = training.forward
     torch._dynamo.reset()
     with config.patch({"cpp.enable_kernel_profile": True}):
-        # compiled at the first step, which is within
+        # compiled at the first step, within this context
         training.forward = torch.compile(training.model, dynamic=False, mode=case.compile)
         try:
             yield

@@ -1,10 +1,10 @@
-"""Which arithmetic a network's own layers ran in, seen from their error against float64.
+"""The arithmetic that a network's own layers ran in, derived from their error against float64.
 
-A flag says what may happen, an output's dtype what came out; only the error says what was computed.
-Probed are the network's most expensive convolution and its most expensive grouped one, forward and
-both gradients, in the shapes (of `bench.case.MOST_PROBED` images at most), memory format and
-compilation of the case; and a matmul. Of a network with frozen weights, gradients that training
-does not compute are not probed, and are no expense.
+A flag only allows an arithmetic, and an output's dtype only shows how the result is stored; the
+error shows what was computed. The probe runs the network's most expensive convolution and its most
+expensive grouped convolution, forward and both gradients, with the case's shapes (at most
+`bench.case.MOST_PROBED` images), memory format and compilation, and a matmul. With frozen weights,
+gradients that training does not compute are neither probed nor counted as cost.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from bench.training.float8 import MULTIPLE, Conversion
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution or linear layer of a network, as one of its forward passes called it.
+    """A convolution or linear layer of a network, as a forward pass called it.
 
-    ``image`` is the input's shape and ``out`` the output's, without the batch; ``batch`` how many
-    such inputs one item of a batch makes. A linear layer has no ``stride``. ``input_grad`` and
-    ``weight_grad`` say whether training computes these. One that was converted to fp8 has
-    ``gradient_bits``, the significant bits of what comes back to its output.
+    ``image`` and ``out`` are the shapes of input and output, without the batch dimension; ``batch``
+    is the number of such inputs per item of a batch. A linear layer has no ``stride``.
+    ``input_grad`` and ``weight_grad`` say whether training computes these gradients.
+    ``gradient_bits`` are the significant bits of the output's gradient in a layer converted to fp8.
     """
 
     image: tuple[int, ...]
@@ -62,14 +62,14 @@ class Layer:
 
     @property
     def flop(self) -> int:
-        """Of all passes, for one input."""
+        """FLOP of the forward pass and the computed gradients, for one input."""
         elements = self.image if self.transposed else self.out
         passes = 1 + self.input_grad + self.weight_grad
         return passes * 2 * math.prod(elements) * math.prod(self.weight[1:])
 
     @property
     def products(self) -> tuple[int, int, int]:
-        """Products an element sums: forward, input gradient, weight gradient of one input."""
+        """Products summed per element: forward, input gradient, weight gradient of one input."""
         ahead = math.prod(self.weight[1:])
         back = self.weight[0] // self.groups * math.prod(self.kernel)
         if self.transposed:
@@ -78,7 +78,7 @@ class Layer:
 
     @property
     def fp8_bits(self) -> tuple[tuple[int, int] | None, ...]:
-        """Bits of the factors, where it was converted: forward, input and weight gradient."""
+        """Bits of both factors in forward, input and weight gradient; None unless converted."""
         if self.gradient_bits is None:
             return None, None, None
         back = (BITS[Arithmetic.FLOAT8], self.gradient_bits)
@@ -86,7 +86,7 @@ class Layer:
 
     @property
     def winograd(self) -> bool:
-        """Whether Winograd's algorithm can compute it: 3x3, one pixel at a time."""
+        """Whether Winograd's algorithm can compute it: 3x3, with stride and dilation of 1."""
         steps = {*self.stride, *self.dilation}
         return self.kernel == (3, 3) and steps == {1} and not self.transposed
 
@@ -107,7 +107,7 @@ class Layer:
         return [tensor for tensor in (x, weight) if tensor.requires_grad]
 
     def compute(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Run it on ``x`` (N, *image) and ``weight``; (N, *out)."""
+        """Run the layer on ``x`` (N, *image) and ``weight``; return (N, *out)."""
         if self.linear:
             return F.linear(x, weight)
         name = f"conv{'_transpose' if self.transposed else ''}{len(self.stride)}d"
@@ -119,18 +119,18 @@ class Layer:
 
 
 DENSE = Layer((128, 16, 16), (128, 128, 3, 3), (128, 16, 16), (1, 1), (1, 1), (1, 1))
-"""Large enough that cuDNN takes the tensor cores where it may, at `_DENSE_IMAGES` at least.
+"""A convolution large enough for cuDNN to use allowed tensor cores, from `_DENSE_IMAGES` images on.
 
-Of one small image it took none on an A100, its flag on (TensorFlow issue 58047): at a case's own
-batch of one, a true label would be called false.
+With one small image, cuDNN used none on an A100 although its flag was on (TensorFlow issue 58047):
+at a case's batch size of 1, a correct label would be rejected.
 """
 
 _DENSE_IMAGES = 16
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes each convolution and matmul of a forward pass of so many ``items``; with some weights
-    ``frozen`` it is to see a graph, which says who has gradients."""
+    """Records each convolution and matmul of a forward pass of ``items`` items. With ``frozen``
+    weights, the pass must build an autograd graph, which shows the tensors that get gradients."""
 
     def __init__(self, items: int, frozen: bool) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class _Recorder(TorchDispatchMode):
                 into, features = w.shape
                 layer = Layer((into,), (features, into), (features,))
         if layer:
-            # the first layer that trains is probed as the first of a network: with both gradients
+            # a layer that trains is probed with both gradients, even if it is the first one
             trained, both = self._has_gradient(w), self._has_gradient(x, w)
             batch = max(1, len(x) // self._items)
             self.layers.add(replace(layer, batch=batch, input_grad=both, weight_grad=trained))
@@ -167,9 +167,9 @@ class _Recorder(TorchDispatchMode):
 
 
 def find_layers(compute: Callable[[], object], items: int, frozen: bool = False) -> list[Layer]:
-    """The layers to probe: the most expensive convolution, and grouped one if that is another;
-    where there is no convolution, the largest linear layer; or nothing. ``compute`` runs the
-    network forward on a batch of so many ``items``, with some weights ``frozen`` or none."""
+    """Return the layers to probe: the most expensive convolution, and the most expensive grouped
+    one if it differs; without convolutions, the largest linear layer, if any. ``compute`` runs the
+    network forward on ``items`` items; ``frozen`` is whether some weights are frozen."""
     with torch.set_grad_enabled(frozen), _Recorder(items, frozen) as seen:
         compute()
     convolutions = [layer for layer in seen.layers if not layer.linear]
@@ -196,11 +196,11 @@ class LayerProof:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found of a network's layers and of a matmul.
+    """Findings for a network's layers and for a matmul.
 
-    ``dense`` is what must run as labelled: a convolution that has a kernel for every arithmetic,
-    where it was needed to tell a layer that has none from a flag that is off. ``notes`` says what
-    could not be probed as the case runs.
+    ``dense`` must run as labelled. It is a convolution with a kernel for every arithmetic, probed
+    if necessary to tell a layer without such a kernel from a flag that is off, or the converted fp8
+    layer. ``notes`` says what could not be probed the way the case runs it.
     """
 
     layers: tuple[LayerProof, ...]
@@ -210,20 +210,20 @@ class Proof:
 
     @property
     def findings(self) -> tuple[OperationProof, ...]:
-        """All of them, the most expensive layer's forward pass first, the matmul last."""
+        """All findings, the most expensive layer's forward pass first, the matmul last."""
         return (*(f for proof in self.layers for f in proof.findings), self.matmul)
 
     @property
     def arithmetic(self) -> str:
-        """Each arithmetic that was found, in that order: ``float16``, or ``tfloat32/float32``."""
+        """Each arithmetic found, in that order: ``float16``, or ``tfloat32/float32``."""
         return "/".join(dict.fromkeys(f.arithmetic for f in self.findings))
 
     def contradicts(self, precision: Precision) -> str:
-        """What ran that ``precision`` does not allow; empty where its label is true.
+        """Return the findings that ``precision`` does not allow; empty if its label is correct.
 
-        Nothing may be coarser than the label. A layer may be finer: not every shape has a kernel in
-        TF32. But then a dense convolution that has one must run as labelled; else the flag is off.
-        A layer that was converted to fp8 must. What is unclear contradicts nothing.
+        No arithmetic may be coarser than the label. A layer may run in a finer one, since not every
+        shape has a TF32 kernel; then a dense convolution that has one must run as labelled, or the
+        flag is off. A layer converted to fp8 must run in fp8. Unclear findings contradict nothing.
         """
         wanted = precision.arithmetic
         against = [f for f in self.findings if f.arithmetic is Arithmetic.WRONG]
@@ -233,7 +233,7 @@ class Proof:
         return f"labelled {precision.name}, but {'; '.join(map(str, against))}" if against else ""
 
     def remarks(self, precision: Precision) -> list[str]:
-        """What a reader should know although it contradicts nothing."""
+        """Return findings worth reporting although they contradict nothing, and the notes."""
         found = [*self.findings, *([self.dense] if self.dense else [])]
         fine = [precision.arithmetic, *([Arithmetic.BFLOAT16] if precision.float8 else [])]
         odd = [f for f in found if f.arithmetic not in fine or f.ways]
@@ -241,9 +241,9 @@ class Proof:
 
 
 _FLOP = {"cuda": 1.5e12, "cpu": 1e9}
-"""Of one probe at most: 0.3 s on a card at 5 TFLOP/s, and less on a CPU at 10 GFLOP/s."""
+"""Maximum of one probe: 0.3 s on a card at 5 TFLOP/s, and less on a CPU at 10 GFLOP/s."""
 
-_EXACT_FLOP = 2e9  # of the float64 reference, on a CPU
+_EXACT_FLOP = 2e9  # maximum of the float64 reference, on a CPU
 _EXACT_IMAGES = 8
 
 
@@ -252,13 +252,12 @@ _WITHOUT_GRAPHS = {
     "reduce-overhead": "default",
     "max-autotune": "max-autotune-no-cudagraphs",
 }
-"""The mode of torch.compile that has the kernels of another, each started by itself."""
+"""For each mode of torch.compile, the mode with the same kernels but without CUDA graphs."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a case runs its layers, on how many images they are probed, and whether some weights are
-    ``frozen``."""
+    """How a case runs its layers, the batch size to probe, and whether weights are ``frozen``."""
 
     precision: Precision
     device: torch.device
@@ -274,14 +273,14 @@ def prove(
     items: int,
     conversion: Conversion | None = None,
 ) -> Proof:
-    """Probe a network's layers and a matmul as ``setting`` runs them; of what of it runs in fp8, by
-    ``conversion``, the layer that does the most. ``compute`` runs the network as it was trained,
-    forward and not compiled, on a batch of so many ``items``, at least two."""
+    """Probe a network's layers and a matmul as ``setting`` runs them, and the layer with the most
+    FLOP of those that ``conversion`` converted to fp8. ``compute`` runs the trained network
+    forward, uncompiled, on a batch of ``items`` items, at least two."""
     notes: list[str] = []
     layers: list[Layer] = []
     try:
         layers = find_layers(compute, items, setting.frozen)
-    except Exception as error:  # a network for which two items are too few is probed all the same
+    except Exception as error:  # a network that needs more than two items is probed nevertheless
         notes.append(f"the network's layers could not be listed: {first_line(error)}")
     right = (setting.precision.arithmetic, Arithmetic.UNCLEAR)
     converted = [_probe_converted(conversion, setting, notes)] if conversion else []
@@ -307,7 +306,7 @@ def _probe_converted(conversion: Conversion, setting: Setting, notes: list[str])
         weight,
         (weight[0],),
         batch=max(1, product.rows_per_item),
-        # as of the other layers, the first that trains is probed with both
+        # as in `_Recorder`, a layer that trains is probed with both gradients
         input_grad=product.input_grad or product.weight_grad,
         weight_grad=product.weight_grad,
         gradient_bits=conversion.gradient_bits,
@@ -327,13 +326,13 @@ def probe(
     notes: list[str],
     compute: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> LayerProof:
-    """Run a layer forward and backward on a batch, and look at its first images' errors, and those
+    """Run a layer forward and backward on a batch, and measure the errors of its first images and
     of the gradients that training computes.
 
-    Images do not mix in a forward pass and an input gradient; for the weight gradient, the gradient
-    behind all other images is zero. So float64 computes those few alone, on the CPU. Why a
-    compilation failed is added to ``notes``, and the layer is run without. ``compute`` runs it on
-    an input (N, *image) and a weight; by default `Layer.compute`.
+    The float64 reference computes only those few images, on the CPU: images do not mix in forward
+    pass and input gradient, and for the weight gradient all other images get an output gradient of
+    zero. If compilation fails, the reason is added to ``notes`` and the layer runs uncompiled.
+    ``compute`` runs it on an input (N, *image) and a weight; by default `Layer.compute`.
     """
     compute = compute or layer.compute
     device, dtype = setting.device, getattr(torch, setting.precision.weights)

@@ -1,4 +1,4 @@
-"""The learning rate of each step: torch's own schedulers, run ahead of the training."""
+"""The learning rate of each step, from torch's own schedulers run ahead of the training."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _BUILDERS: Mapping[str, _Build] = {
 
 
 def learning_rates(case: Case, steps: int) -> list[float]:
-    """The learning rate of each of the ``steps`` steps of all epochs of ``case``.
+    """Return the learning rate of each of the ``steps`` steps of all epochs of ``case``.
 
-    With the base ``b = scale_lr(...)``, W steps of warm-up and S = steps - W after it:
+    With the base ``b = scale_lr(...)``, W warm-up steps and S = steps - W steps after them:
 
-    - In warm-up step i = 0 ... W - 1 has ``b (i + 1) / (W + 1)``: the first is not 0, and all are
+    - Warm-up step i = 0 ... W - 1 has ``b (i + 1) / (W + 1)``: the first is not 0, and all are
       below b.
-    - After it, step j = 0 ... S - 1 has b (constant), ``b (1 - j / S)`` (linear),
-      ``b (1 + cos(pi j / S)) / 2`` (cosine) or ``b (1 - j / S)^2`` (polynomial): the first has
-      exactly b, and the last is not 0, which would come at j = S, a step that is not taken.
-    - onecycle has no other warm-up. It rises from ``b / 25`` as half a cosine up to b at the
-      position ``0.3 S - 1``, which is a step only where 0.3 S is whole, and falls as another to
-      ``b / 250,000`` at the last step: torch's defaults, of Smith and Topin, arXiv 1708.07120. Of
-      three steps or fewer none is in the rise, and a single one has the last value.
+    - Step j = 0 ... S - 1 after it has b (constant), ``b (1 - j / S)`` (linear),
+      ``b (1 + cos(pi j / S)) / 2`` (cosine) or ``b (1 - j / S)^2`` (polynomial): the first is
+      exactly b, and the last is not 0, which would follow at j = S.
+    - onecycle has no other warm-up. It rises along half a cosine from ``b / 25`` to b at position
+      ``0.3 S - 1``, which is a step only if 0.3 S is whole, and falls along another to
+      ``b / 250,000`` at the last step: torch's defaults, from Smith and Topin, arXiv 1708.07120.
+      With three steps or fewer none is in the rise, and a single step has the last value.
 
     Raises UsageError: the warm-up is longer than all steps.
     """

@@ -1,16 +1,16 @@
-"""When a case's clock runs, and how its steps are timed.
+"""Timing of a case's phases and of its steps.
 
-The boundaries, written down once::
+The boundaries of the phases::
 
     set-up       process start to the first step: imports, pixels to the device, network
-    warm-up      steps thrown away, until step times are steady, of each batch shape that is
-                 measured, and no more of them than that; then weights, optimizer, BatchNorm
-                 statistics and random numbers are as at the start
+    warm-up      discarded steps of each measured batch shape, until step times are steady or
+                 the limit is reached; then weights, optimizer, BatchNorm statistics and random
+                 numbers are reset
     warm epoch   between two device synchronisations, around the training steps alone
     evaluation   the test images, outside the epoch
 
-Only the warm epoch is an epoch time. One H200 read 33.8 s or 11.0 s for the same case, depending on
-whether cuDNN's autotuning of the first steps was counted.
+Only the warm epoch counts as epoch time. For the same case an H200 took 33.8 s or 11.0 s, depending
+on whether cuDNN's autotuning in the first steps was included.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from bench.limits import STEADY, leave_out_first
 from bench.training.accelerator import find_accelerator
 
 LEAST_S = 0.5
-"""As long warm-up takes after the first step, unless fewer steps are measured."""
+"""Minimum time of warm-up after the first step, in s, unless its limit of steps is reached."""
 
 FEWEST_WINDOWS, MOST_WINDOWS = 3, 16
-"""One to allocate or capture anew, one more, one as it is. A window is at least a sixteenth of what
-has passed, so that judging hundreds of them costs nothing."""
+"""Limits of the number of windows. Of three, the first may allocate or capture again. A window is
+at least a sixteenth of the elapsed time, so that judging them all stays cheap."""
 
 LEAST_STEPS = 5
-"""Warm-up may take as many after the first, however few are measured; else half as many as are."""
+"""Warm-up steps after the first that are always allowed; the limit is half the measured steps if
+that is more."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -46,8 +47,8 @@ def synchronize(device: torch.device) -> None:
 
 
 class StepClock:
-    """Times each step without stopping the device: by its events, read once after the epoch; on a
-    CPU, perf_counter."""
+    """Times each step without stopping the device: by device events, read once after the epoch; on
+    a CPU by perf_counter."""
 
     def __init__(self, device: torch.device) -> None:
         self._make_event = find_accelerator(device).make_event
@@ -69,8 +70,8 @@ class StepClock:
         return [b - a for a, b in pairwise(self._moments)]
 
     def read_ended(self) -> list[float]:
-        """The duration of each step that the device has ended; nothing is waited for, and each
-        event is read once, however often this is asked within an epoch."""
+        """Return the durations of the steps that the device has finished, in s, without waiting.
+        Each event is read only once, however often this is called within an epoch."""
         if not self._make_event:
             return self.read()
         events, ended = self._events, self._ended
@@ -81,7 +82,7 @@ class StepClock:
 
 @dataclass(frozen=True)
 class Warmup:
-    """What warming up took: steps and seconds in all, and of those the seconds of first steps."""
+    """Total steps and seconds of a warm-up, and the seconds of first steps among them."""
 
     steps: int
     time_s: float
@@ -101,11 +102,12 @@ class Slope:
 
 
 def measure_slope(moments: Sequence[float], values: Sequence[float]) -> Slope:
-    """Theil-Sen slope of ``values`` over ``moments`` in s, relative to their median, per second.
+    """Return the Theil-Sen slope of ``values`` over ``moments`` (s), relative to the median value,
+    per second.
 
-    The median of the slopes of all pairs; up to 29 % of the values may be outliers. Its interval
-    is made of ranks of those slopes, from the normal approximation of Kendall's statistic:
-    P. K. Sen, J. Am. Stat. Assoc. 63 (1968) 1379. At least two values.
+    It is the median slope of all pairs; up to 29 % of the values may be outliers. Its 95 % interval
+    uses ranks of those slopes, by the normal approximation of Kendall's statistic: P. K. Sen, J.
+    Am. Stat. Assoc. 63 (1968) 1379. There must be at least two values.
     """
     n, level = len(values), median(values)
     slopes = sorted(
@@ -120,12 +122,12 @@ def measure_slope(moments: Sequence[float], values: Sequence[float]) -> Slope:
 
 
 def is_level(moments: Sequence[float], durations: Sequence[float], steps: int) -> bool:
-    """Whether windows of steps, two or more by their middles and the durations of a step in them,
-    in s, show no trend that would matter over ``steps`` more of them.
+    """Return whether step times show no trend that would matter over ``steps`` more steps. There
+    are two or more windows, given by their midpoints and their durations per step, in s.
 
-    Their later half takes as long as the earlier one within `STEADY`, by the medians; and a trend
-    that can be told from noise comes to no more than that. One that noise hides, or that is slower
-    than a second shows, is left to the epoch, which sees more of it.
+    The medians of the later and the earlier half must agree within `STEADY`, and a significant
+    trend must amount to no more than that. A trend hidden by noise, or too slow to see within a
+    second, is left to the epoch, which shows more of it.
     """
     level, half = median(durations), len(durations) // 2
     apart = abs(median(durations[-half:]) - median(durations[:half]))
@@ -140,17 +142,17 @@ def warm_up(
     measured_steps: int,
     clock: Callable[[], float] | None = None,
 ) -> Warmup:
-    """Run ``step`` until its duration has no trend that would matter in what is measured.
+    """Run ``step`` until its duration has no trend that would matter in the measurement.
 
-    The first step (autotuning, compilation, allocation) is timed apart. From there on windows are
-    timed, of one step or, where steps are short, of several. Warm-up takes `LEAST_S` and
-    `FEWEST_WINDOWS` of them, and is over when
+    The first step (autotuning, compilation, allocation) is timed separately. After it, windows of
+    one step, or of several short steps, are timed, for at least `LEAST_S` and `FEWEST_WINDOWS`
+    windows. Warm-up is over when
 
-    - those of the later half of that time are level (`is_level`): steady; or
-    - half as many steps were run as will be measured, or `LEAST_STEPS`: not steady.
+    - the windows of the later half of that time are level (`is_level`): steady; or
+    - half as many steps as will be measured, or `LEAST_STEPS` if more, were run: not steady.
 
-    ``step`` runs one training step of one shape. All that is decided hangs on ``clock``, by default
-    perf_counter, so that processes that share it run as many steps.
+    ``step`` runs one training step of one shape. All decisions depend on ``clock``, by default
+    perf_counter, so that processes with the same clock run the same number of steps.
     """
     now = clock or perf_counter
 
@@ -173,7 +175,7 @@ def warm_up(
         durations.append(duration)
         passed = now() - begun
         moments.append(passed - size * duration / 2)
-        # the step before may still have been a slow one, so each window sets the next one's length
+        # the last window may still have been slow, so each one sets the length of the next
         length_s = max(LEAST_S / FEWEST_WINDOWS, passed / MOST_WINDOWS)
         size = max(1, min(math.ceil(length_s / duration), budget // MOST_WINDOWS, budget - steps))
         if steps < budget and (len(durations) < FEWEST_WINDOWS or passed < LEAST_S):
@@ -186,7 +188,7 @@ def warm_up(
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """A whole epoch in s, told from a part of it, with a 95 % interval where there can be one."""
+    """Time of a whole epoch in s, estimated from a part, with a 95 % interval if there is one."""
 
     epoch_s: float
     low_s: float | None
@@ -194,17 +196,17 @@ class Extrapolation:
 
     @property
     def error(self) -> float:
-        """How far the interval reaches from the epoch, as a share of it; infinite without one."""
+        """The larger distance from epoch to interval end, relative; infinite without one."""
         if self.low_s is None or self.high_s is None:
             return math.inf
         return max(self.high_s - self.epoch_s, self.epoch_s - self.low_s) / self.epoch_s
 
     def widen(self, share: float) -> Extrapolation:
-        """The same with an interval of at least this share of the epoch to both sides.
+        """Return it with an interval of at least ±``share`` of the epoch.
 
-        A case that ends once it is known that well ends the sooner the fewer slow steps it met.
-        Where 2 of 100 steps take a fifth longer, its own interval held in 86 % of simulated epochs,
-        and one of ±1 % in all; where 3 take half as long again, in 61 and 74 %.
+        A case that ends once it is known this well ends sooner the fewer slow steps it met. If 2 of
+        100 steps take 20 % longer, its own interval held in 86 % of simulated epochs, and one of
+        ±1 % in all; if 3 take 50 % longer, in 61 and 74 %.
         """
         if self.low_s is None or self.high_s is None:
             return self
@@ -221,38 +223,38 @@ def extrapolate(
 ) -> Extrapolation:
     """Estimate a whole epoch from its first steps.
 
-    What was measured stands as measured; each step left out takes the mean of the steady ones. A
-    mean, not a median: what slows one step in twenty slows the epoch too. The first tenth is left
-    out of it (`leave_out_first`).
+    Measured steps count as measured; each step left out takes the mean of the steady ones. This is
+    a mean, not a median, because slow steps slow the epoch too. The first tenth of the steps is
+    excluded from it (`leave_out_first`).
 
-    The last, smaller batch counts by its images. It takes at least its share of a full step, but
-    for fixed costs, and at most a full one, so the estimate is short by less than
+    The last, smaller batch counts by its images. It takes at least its share of a full step, and
+    with fixed costs at most a full step, so the estimate is too low by less than
     ``ceil(full_steps) - full_steps`` steps; the interval's upper end adds that much.
 
-    The interval is one for the mean of the R steps left out, told from n steady ones of mean m and
+    The interval is for the mean of the R steps left out, estimated from n steady ones of mean m and
     standard deviation s::
 
         m ± t(0.975, n / tau - 1) * s * sqrt(tau * (1 / n + 1 / R)),  tau = (1 + r) / (1 - r)
 
-    n / tau is the effective sample size of a series whose neighbours correlate by r (AR(1): Zwiers
-    and von Storch, J. Climate 8 (1995) 336); s carries tau's correction for it. r is the series'
-    own, its bias removed as Kendall (Biometrika 41 (1954) 403) has it, between 0 and 0.95. Below
-    `FEWEST_STEPS` steady steps there is no interval.
+    n / tau is the effective sample size of a series with autocorrelation r between neighbours
+    (AR(1): Zwiers and von Storch, J. Climate 8 (1995) 336); s is corrected by tau for it. r is that
+    of the series, its bias removed after Kendall (Biometrika 41 (1954) 403), between 0 and 0.95.
+    With fewer than `FEWEST_STEPS` steady steps there is no interval.
 
-    With ``drift`` it also holds the interval for steps that drift by b a step, as least squares
-    have it (Draper and Smith, Applied Regression Analysis, 3rd ed., 1.4), up to the middle of the
-    steps left out, d = (n + R) / 2 steps on from that of the steady ones::
+    With ``drift`` it also includes the interval for a linear drift of b per step, fitted by least
+    squares (Draper and Smith, Applied Regression Analysis, 3rd ed., 1.4), at the middle of the
+    steps left out, d = (n + R) / 2 steps after the middle of the steady ones::
 
         m + b d ± t(0.975, n / tau - 2) * s * sqrt(tau * (1 / n + 1 / R + 12 d² / (n³ - n)))
 
-    It speaks for this run alone. A machine that changes state in blocks (a virtual machine took 72
-    ms a step for a minute and a half, then 119) is steady within each block, and no interval of
-    steps from one block knows of the next: only repeats at other times do.
+    It holds for this run alone. A machine that changes state in blocks (a virtual machine took 72
+    ms per step for a minute and a half, then 119) is steady within each block, and an interval from
+    one block says nothing about the next: only repeats at other times do.
 
     ``measured_s`` is the wall time of the measured steps, all of full batches, and ``times`` their
-    durations in s; ``full_steps`` the epoch's images over the batch size, so 390.625 for 50,000 and
-    128. Of steps ``ahead``, whose batches may lie ready once the first does, a loader knows no more
-    than a start: they are left out too, if as many more were measured.
+    durations in s; ``full_steps`` is the epoch's images divided by the batch size, 390.625 for
+    50,000 and 128. A loader may have prepared the batches of the first ``ahead`` steps, which are
+    not typical: they are left out too, if as many more were measured.
     """
     steady = leave_out_first(times)
     if len(times) >= 2 * ahead:
@@ -276,9 +278,9 @@ def extrapolate(
 
 
 def _reach(away: Sequence[float], fitted: int, left: float, lever: float = 0.0) -> float:
-    """Half of a 95 % interval of `extrapolate`, for one of so many steps ``left`` out: by how far
-    ``away`` each steady step is from what was fitted to them, so many parameters, and the square of
-    how far away these are, over the sum of the squares of the places."""
+    """Return half of a 95 % interval of `extrapolate`, per step of the ``left`` steps left out.
+    ``away`` are the steady steps' residuals of a fit with ``fitted`` parameters; ``lever`` is the
+    squared distance of the steps left out over the sum of the squared places."""
     n, squares = len(away), sum(d * d for d in away)
     r = sum(a * b for a, b in pairwise(away)) / squares if squares else 0.0
     r = min(max((n * r + fitted) / (n - 2 - fitted), 0.0), 0.95)
@@ -290,23 +292,23 @@ def _reach(away: Sequence[float], fitted: int, left: float, lever: float = 0.0) 
 
 
 class Certainty:
-    """Says after each step of an epoch whether the steps so far tell all of it, within ``share`` of
-    its time by the 95 % interval of `extrapolate`.
+    """Decides after each step of an epoch whether its total time is known within ``share``, by the
+    95 % interval of `extrapolate`.
 
-    It looks after `FIRST_LOOK` steps and then each time that a quarter more have ended. Each look
-    is one more chance to be lucky, so that the interval of a case that was ended holds less often
-    than one of a fixed number of steps would; tests/test_timing.py simulates how often.
+    It checks after `FIRST_LOOK` steps and then each time that a quarter more have ended. Each check
+    is one more chance to be lucky, so the interval of a case ended this way holds less often than
+    with a fixed number of steps; tests/test_timing.py simulates how often.
     """
 
     def __init__(self, share: float, clock: StepClock, full_steps: float, ahead: int = 0) -> None:
-        # it imports scipy: within an epoch that kept an H200 waiting for 0.13 to 0.3 s
+        # this imports scipy, which within an epoch kept an H200 waiting for 0.13 to 0.3 s
         find_quantile(1.0)
         self._share, self._clock = share, clock
         self._full_steps, self._ahead = full_steps, ahead
         self._next = float(max(FIRST_LOOK, 2 * ahead))
 
     def __call__(self) -> bool:
-        """Whether the time of the epoch is known well enough."""
+        """Return whether the time of the epoch is known well enough."""
         times = self._clock.read_ended()
         if len(times) < self._next:
             return False
@@ -316,16 +318,16 @@ class Certainty:
 
 
 FIRST_LOOK, LOOKS = 10, 1.25
-"""Steps before the first look, and by how many times more of them the next one comes. On an H100
-10 to 12 steps were enough for each batch of 512, and 15 to 47 for most of 128 and 256."""
+"""Steps before the first check, and the growth factor of that number until the next one. On an H100
+10 to 12 steps were enough for each case of batch size 512, and 15 to 47 for most of 128 and 256."""
 
 
 FEWEST_FREE = {1: 1.0, 2: 3.0}
-"""Degrees of freedom that remain at least, by how many parameters were fitted. With 1 beside a
-drift, an H200's steps that were all within 0.3 % told their epoch within 7 %; with 3 the interval
-still held in 96 to 100 % of simulated parts of 11 to 79 steps without spikes. Beside a mean alone,
-3 would have let it hold in 74 instead of 87 % of 11 steps that correlate by 0.8."""
+"""Minimum degrees of freedom, by the number of fitted parameters. With a drift and 1, the interval
+was ±7 % of the epoch for an H200's steps all within 0.3 %; with 3 it still held in 96 to 100 % of
+simulated parts of 11 to 79 steps without spikes. For a mean alone, 3 would make it hold in 74
+instead of 87 % of cases of 11 steps with a correlation of 0.8."""
 
 
 FEWEST_STEPS = 5
-"""Steady steps below which an extrapolated epoch has no interval."""
+"""Minimum number of steady steps for an interval of an extrapolated epoch."""

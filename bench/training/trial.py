@@ -1,4 +1,4 @@
-"""A user's network or workload, tried once on the CPU before anything is measured."""
+"""Trial of a user's network or workload on the CPU before anything is measured."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from bench.training.loop import Training
 from bench.workloads import Loss, Workload, WorkloadFacts
 
 _TRIED = 2
-"""Items that are tried: BatchNorm needs as many."""
+"""Items in a trial batch: BatchNorm needs two."""
 
 _CPU = torch.device("cpu")
 
 
 def attempt(what: str, action: Callable[[], Any]) -> Any:
-    """Do ``action``, which runs the user's code. Raises UsageError: whatever it raises, in a line
-    that begins with ``what``."""
+    """Run ``action``, which runs the user's code. Raises UsageError: the action raised any error;
+    the message is one line that begins with ``what``."""
     try:
         return action()
     except UsageError:
@@ -64,7 +64,7 @@ def is_library(file: Path) -> bool:
 
 
 def check_network(name: str, model: object) -> nn.Module:
-    """Check what the factory of a user's model made. Raises UsageError: it cannot be trained."""
+    """Check the result of a user's model factory. Raises UsageError: it cannot be trained."""
     if isinstance(model, Workload):
         raise UsageError(f"model {name!r} returned a workload; give it as --workload")
     if not isinstance(model, nn.Module):
@@ -77,9 +77,9 @@ def check_network(name: str, model: object) -> nn.Module:
 
 
 def count_outputs(name: str, model: nn.Module, shape: Shape) -> int:
-    """Take a training step's forward pass on two images, float32 (2, *shape), on the device that
-    the network puts itself on; the classes that it tells apart. Raises UsageError: it is no network
-    for such images."""
+    """Run a forward pass in training mode on two images, float32 (2, *shape), on the network's own
+    device; return the number of classes. Raises UsageError: the network does not support such
+    images."""
     images = torch.zeros(_TRIED, *shape, device=next(model.parameters()).device)
     model.train()
     given = "" if shape == SHAPE else f", those of --input {'x'.join(map(str, shape))}"
@@ -101,8 +101,9 @@ def count_outputs(name: str, model: nn.Module, shape: Shape) -> int:
 def check_tuning(
     what: str, model: nn.Module, workload: Workload, freezes: Sequence[str], starts: Sequence[str]
 ) -> tuple[str, ...]:
-    """Check that a network, ``what`` in a UsageError, can start from files and be frozen, and leave
-    it as it is; those of ``freezes`` that leave no BatchNorm which normalises by the batch."""
+    """Check that a network can start from files and be frozen, without changing it; return those of
+    ``freezes`` that leave no BatchNorm that normalises by the batch. Raises UsageError: it cannot;
+    the message begins with ``what``."""
     still = []
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
@@ -123,8 +124,8 @@ def check_tuning(
 
 
 class Trial:
-    """A user's workload, tried on two items. Each method raises UsageError: the workload breaks the
-    protocol of `Workload`; one line says how."""
+    """Trial of a user's workload on two items. Each method raises UsageError: the workload violates
+    the protocol of `Workload`; the message says how in one line."""
 
     def __init__(self, name: str, workload: Workload) -> None:
         self.name, self.workload = name, workload
@@ -154,9 +155,8 @@ class Trial:
             )
 
     def run(self, model: nn.Module, freezes: Sequence[str] = ()) -> WorkloadFacts:
-        """Take the loss of a batch of two and its gradients, on the CPU, and look at everything.
-        Then take a training step of the batch in fp32 and in bf16, and one with each of
-        ``freezes``."""
+        """Compute the loss of a batch of two and its gradients, on the CPU, and check all results.
+        Then train a step on the batch in fp32, in bf16, and with each of ``freezes``."""
         workload = self.workload
         units = self._check_numbers()
         batch, again = (self._attempt("make_batch", self._make_batch) for _ in range(2))
@@ -204,7 +204,7 @@ class Trial:
         )
 
     def _check_numbers(self) -> int:
-        """Check what the workload counts; the units that two items are."""
+        """Check the workload's numbers; return the number of units of two items."""
         workload = self.workload
         if not (isinstance(workload.unit, str) and workload.unit.strip()):
             raise self._refuse("its unit is empty; name what is counted, such as 'tokens'")
@@ -311,8 +311,8 @@ class Trial:
         return made
 
     def _try_steps(self, batch: Any, freezes: Sequence[str]) -> None:
-        """Step once as a case does: where weights stay in fp32, where they are cast, with each
-        freeze, which may leave an optimizer or a loss without what it needs."""
+        """Train one step as a case does: with weights in fp32, with cast weights, and with each
+        freeze, which may leave an optimizer or a loss without the weights it needs."""
         tried = [("fp32", NONE), ("bf16", NONE), *(("fp32", frozen) for frozen in freezes)]
         for precision, frozen in tried:
             where = f"{precision} with --freeze {frozen}" if frozen != NONE else precision

@@ -38,49 +38,50 @@ from bench.training.timing import StepClock, synchronize
 from bench.yardstick import Collapse, Tries, Yardstick
 
 PRODUCT_ROWS = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2048, 4096, 8192)}
-"""Of square matrices. The largest fill every GPU: their product takes 1.4 ms of one that does 800
+"""Rows of square matrices. The largest fill every GPU: their product takes 1.4 ms at 800
 TFLOP/s."""
 
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Of a convolution."""
+"""Batch sizes of a convolution."""
 
 COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
-"""The largest copy. It touches twice as much: more than a GPU's 50 MB of cache, or a CPU's 400."""
+"""Maximum size of the copy. It touches twice as much memory: more than the 50 MB cache of a GPU or
+the 400 MB of a CPU."""
 
 TRIES = {"cuda": 8, "cpu": 24}
-"""Of each rate; as many again where it falls short of what is expected. A CPU that other programs
-use is given for 3 ms or so, and then to them: tries of 12 ms all shared it."""
+"""Tries per rate, made again if the rate is lower than expected. A busy CPU is given to a program
+for about 3 ms at a time, so tries of 12 ms would all share it with other programs."""
 
 FEWEST_TRIES = 3
-"""Of what takes longer than its time even once, such as a product that is emulated."""
+"""Minimum tries of a task that exceeds its time even once, such as an emulated product."""
 
 COLLAPSED = 0.75
-"""Threads that together do less than this share of what one of them does alone wait for each other.
-Two that share the vector units of a core do about as much as one."""
+"""If all threads together reach less than this share of the rate of one thread, they wait for each
+other. Two threads that share a core's vector units reach about the rate of one."""
 
 FAMILIES = {
     "rate_float32": frozenset(f"rate_{arithmetic}" for arithmetic in Arithmetic),
     "rate_conv_float32": frozenset(f"rate_conv_{arithmetic}" for arithmetic in Arithmetic),
 }
-"""What is measured with a single thread too, and the columns that are as sound as it is."""
+"""Columns also measured with a single thread, and the columns that are invalid if it collapses."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Something to do again and again; ``amount`` is what once does: FLOP, bytes or operations."""
+    """An action to repeat; ``amount`` is its work per call: FLOP, bytes or operations."""
 
     action: Callable[[], object]
     amount: float
-    precision: str = "fp32"  # whose flags are on
+    precision: str = "fp32"  # whose flags are set
 
 
 @dataclass
 class Meter:
-    """Measures one rate, a column of a record, by tries of about ``try_s``.
+    """Measures one rate, a column of a record, by tries of about ``try_s`` seconds.
 
-    ``make`` gives the task of a size, of which the largest of ``sizes`` is taken that fits into a
-    try; each takes ``growth`` times as long as the one before. ``alone`` is with a single thread,
-    and ``card`` what is read during each try.
+    ``make`` returns the task of a size. The largest of ``sizes`` that fits into a try is used; each
+    size takes ``growth`` times as long as the one before. ``alone`` means a single thread. ``card``
+    is read during each try.
     """
 
     column: str
@@ -108,8 +109,8 @@ class Meter:
         return Tries(self._number, self._reading.sm_clock_mhz, self._reading.power_w)
 
     def attempt(self) -> None:
-        """Try once; the first time, find the size before. Raises RuntimeError, NotImplementedError
-        or AttributeError: the device or build cannot do it."""
+        """Make one try; the first one chooses the size before. Raises RuntimeError,
+        NotImplementedError or AttributeError: the device or the torch build does not support it."""
         with use_threads(1 if self.alone else torch.get_num_threads()):
             self._task = self._task or self._fit()
             set_flags(PRECISIONS[self._task.precision])
@@ -120,7 +121,7 @@ class Meter:
             self.rate, self._reading = rate, reading
 
     def renew(self) -> None:
-        """Find the size anew at the next try: a slow moment keeps it small."""
+        """Choose the size again at the next try: a slow moment leads to a small size."""
         self._task, self._least_s = None, math.inf
 
     def _fit(self) -> Task:
@@ -139,9 +140,9 @@ class Meter:
         return task
 
     def _estimate(self, task: Task) -> float:
-        """The least of a few times, in s: on a busy machine one was 300 times the others."""
+        """Return the minimum of a few times, in s: on a busy machine one was 300 times longer."""
         set_flags(PRECISIONS[task.precision])
-        task.action()  # the first chooses an algorithm and takes memory
+        task.action()  # the first call chooses an algorithm and allocates memory
         times = [time_task(task, self.device, 1)[0]]
         while len(times) < 3 and sum(times) < self.try_s:
             times.append(time_task(task, self.device, 1)[0])
@@ -154,10 +155,10 @@ def measure(
     expected: Mapping[str, float] | None = None,
     card: Device | None = None,
 ) -> Yardstick:
-    """Measure all that the device, which nothing else uses, has, an arithmetic that it only
-    emulates too. The tries of each rate may take so many ``seconds``; a few are made that take
-    longer. What falls short of a rate that is ``expected`` by its column, or of half the data
-    sheet's, is measured again. ``card`` is read during each try."""
+    """Measure all rates of the device, which must be idle, including emulated arithmetics. The
+    tries of each rate take about ``seconds``; of slow tasks, a few longer tries are made. A rate
+    below its ``expected`` rate by column, or below half the data sheet's, is measured again.
+    ``card`` is read during each try."""
     tries = TRIES[size_as(device.type)]
     found, try_s = Yardstick(), seconds / tries
     meters = list_meters(device, try_s, card)
@@ -191,7 +192,7 @@ def _take_turns(
     for turn in range(tries):
         for meter in meters:
             if meter.column in reasons or (meter.slow and turn % (tries // FEWEST_TRIES)):
-                continue  # what is slow tries now and then: it may be so for a moment only
+                continue  # slow tasks try now and then: they may be slow for a moment only
             try:
                 meter.attempt()
             except (RuntimeError, NotImplementedError, AttributeError) as error:
@@ -200,7 +201,7 @@ def _take_turns(
 
 
 def _find_best(meters: Sequence[Meter]) -> dict[str, Meter]:
-    """Of each column the meter with the highest rate, of all threads."""
+    """Return the meter with the highest rate of each column, without single-thread meters."""
     found: dict[str, Meter] = {}
     for meter in (meter for meter in meters if not meter.alone):
         if meter.rate >= found.get(meter.column, meter).rate:
@@ -239,9 +240,9 @@ def list_meters(device: torch.device, try_s: float, card: Device | None = None) 
 
 
 def list_arithmetics(device: torch.device) -> list[Arithmetic]:
-    """The number formats whose products the device computes, emulated ones too."""
+    """Return the number formats in which the device computes products, emulated ones included."""
     formats = [Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
-    if device.type == "cuda" and torch.version.hip is None:  # whose capability is no CUDA's
+    if device.type == "cuda" and torch.version.hip is None:  # HIP's capability is not CUDA's
         capability = torch.cuda.get_device_capability(device)
         for name in ("tf32", "fp8"):
             if capability >= PRECISIONS[name].min_capability:
@@ -260,8 +261,8 @@ def make_product(arithmetic: Arithmetic, device: torch.device, size: int) -> Tas
         out = torch.empty_like(a)
         return Task(lambda: torch.mm(a, b, out=out), 2.0 * size**3, precision)
     one = torch.ones((), device=device)
-    a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()  # it takes b by columns
-    # as torchao's tensorwise recipe has it for the forward pass and the gradients of inputs
+    a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()  # b must be column-major
+    # as in torchao's tensorwise recipe for the forward pass and the gradients of inputs
     return Task(
         lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
         2.0 * size**3,
@@ -269,7 +270,7 @@ def make_product(arithmetic: Arithmetic, device: torch.device, size: int) -> Tas
 
 
 WINDOWS = {3: 64, 1: 128}
-"""Convolutions that stand for all of a CPU: window, and channels in and out."""
+"""Convolutions that represent all others on a CPU: kernel size, and channels in and out."""
 
 _PIXELS = 16
 
@@ -277,7 +278,7 @@ _PIXELS = 16
 def make_convolution(
     arithmetic: Arithmetic, device: torch.device, window: int, channels: int, images: int
 ) -> Task:
-    """A convolution of images of 16 by 16 pixels, forward and both its gradients."""
+    """Make a convolution of images of 16 by 16 pixels, forward and both gradients."""
     dtype = _HALVES.get(arithmetic, torch.float32)
     x, grad = (
         torch.randn(images, channels, _PIXELS, _PIXELS, device=device).to(dtype) for _ in range(2)
@@ -291,7 +292,7 @@ def make_convolution(
 
 
 def make_copy(device: torch.device) -> Task:
-    """A copy that no cache holds, of at most a sixteenth of the free memory."""
+    """Make a copy too large for caches, of at most a sixteenth of the free memory."""
     free = find_accelerator(device).free_bytes(device)
     size = min(COPIED_BYTES[size_as(device.type)], free // 16)
     source = torch.ones(size // 4, device=device)
@@ -306,14 +307,14 @@ def make_call(device: torch.device) -> Task:
 def time_task(
     task: Task, device: torch.device, repeats: int, card: Device | None = None
 ) -> tuple[float, Reading]:
-    """Seconds of doing it once, of several one after the other; and what was read meanwhile."""
+    """Return the mean time of ``repeats`` runs, in s, and the reading of ``card`` meanwhile."""
     clock = StepClock(device)
     synchronize(device)
     clock.tick()
     for _ in range(repeats):
         task.action()
     clock.tick()
-    # a GPU has only begun by now; that reading it takes some milliseconds does not stop its events
+    # a GPU has only begun by now: a reading of some milliseconds does not delay its events
     readings = card.read(Depth.SLOW) if card else ()
     synchronize(device)
     (time_s,) = clock.read()

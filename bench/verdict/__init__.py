@@ -1,8 +1,8 @@
-"""Whether two sets of repeats differ, and by more than a margin; whether they are equivalent.
+"""Tests of whether two sets of repeats differ by more than a margin, or are equivalent.
 
-`ratio` answers the first of times, bytes and joules, and `seeds` of losses and errors;
-`equivalence` answers the second. `difference` is what all three compute with.
+`ratio` tests times, bytes and joules for a difference, and `seeds` losses and errors; `equivalence`
+tests for equivalence. All three build on `difference`.
 
-Nothing here sees what repeats cannot show: one sweep is one session, and what differs between
-sessions (temperature, other load) counts as a difference between A and B.
+Repeats cannot show differences between sessions: one sweep is one session, so temperature or other
+load that differs between sessions counts as a difference between A and B.
 """

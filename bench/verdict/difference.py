@@ -1,13 +1,13 @@
-"""How far the logarithms of two sides of repeats lie apart, and what chance makes of it.
+"""The difference of the mean logarithms of two sides of repeats, its interval and p-value.
 
-A p-value refers Welch's statistic to the degrees of freedom that follow from the median noise ratio
-of all cases. A case's own two variances are a poor estimate of it: Holm looks far into the tail,
-where a case mostly is because its variance came out small by chance, and its degrees of freedom too
-large. By simulation (24 equal cases, 20 % noise, 3 against 10 repeats), own degrees of freedom call
-a difference in 15 % of comparisons, and in 28 % where the three are also the noisier; the median's
-in 1 %. A single case has only its own: 5 %. The median errs where each case has a noise ratio of
-its own: at 10 % noise and ratios spread from 1/4 to 4, in 5 to 8 % of comparisons. A paired case
-has n - 1, which is exact.
+A p-value is of Welch's statistic, with the degrees of freedom that follow from the median noise
+ratio (variance of A over that of B) of all cases. A case's own two variances are a poor estimate of
+it: Holm looks far into the tail, where most cases are because their variance came out small by
+chance, and their degrees of freedom too large. By simulation (24 equal cases, 20 % noise, 3 against
+10 repeats), a case's own degrees of freedom give a false positive in 15 % of comparisons, and in
+28 % if the side with 3 is also noisier; those of the median in 1 %. A single case has only its own:
+5 %. With a different noise ratio in each case, the median errs too: at 10 % noise and ratios from
+1/4 to 4, in 5 to 8 % of comparisons. A paired case has n - 1, which is exact.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import NamedTuple
 from bench.interval import find_freedom, find_reach
 
 SIDES = ("A", "B")
-"""What the two sides are called in a reason, unless the caller has better names."""
+"""Default names of the two sides in a reason."""
 
 ROUNDING = 1e-12
-"""Values this close, relatively, are one value written twice."""
+"""Values within this relative difference are treated as equal."""
 
 
 class Spread(NamedTuple):
@@ -34,9 +34,9 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean difference B - A of one case's logarithms, and each side's spread. ``pairs`` differences
-    of paired readings are a side A with their spread and a side B without any: its degrees of
-    freedom are pairs - 1."""
+    """Difference B - A of one case's mean logarithms, and the spread of each side. For paired
+    readings, A has the spread of the ``pairs`` differences and B has none: the degrees of freedom
+    are pairs - 1."""
 
     shift: float
     a: Spread
@@ -48,14 +48,14 @@ class Difference:
         return math.sqrt(self.a.variance / self.a.number + self.b.variance / self.b.number)
 
     def freedom(self, noise: float | None = None) -> float:
-        """Satterthwaite's degrees of freedom; ``noise`` is the variance of A's side over that of
-        B's, by default the case's own."""
+        """Return Satterthwaite's degrees of freedom. ``noise`` is the variance of A over that of B,
+        by default the case's own."""
         a, b = (self.a.variance, self.b.variance) if noise is None else (noise, 1.0)
         return find_freedom([(a, self.a.number), (b, self.b.number)])
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for being the smallest of many (Holm 1979, step-down).
+    """Adjust p-values for multiple comparisons (Holm 1979, step-down).
 
     >>> adjust([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -86,7 +86,7 @@ def subtract(a: Sequence[float], b: Sequence[float]) -> Difference:
 
 
 def summarize(values: Sequence[float]) -> tuple[float, Spread]:
-    """Mean of the logarithms, and their unbiased variance: 0 where the values are one."""
+    """Return the mean of the logarithms and their unbiased variance: 0 if all values are equal."""
     logs = [math.log(value) for value in values]
     mean = fmean(logs)
     if max(values) - min(values) <= ROUNDING * max(values):
@@ -101,7 +101,7 @@ def find_interval(difference: Difference, confidence: float) -> tuple[float, flo
 
 
 def find_p_values(cases: Sequence[Difference]) -> list[float]:
-    if not cases:  # as of single runs, for which scipy need not be imported
+    if not cases:  # as for single runs, which need no import of scipy
         return []
     from scipy.special import stdtr
 
@@ -112,14 +112,14 @@ def find_p_values(cases: Sequence[Difference]) -> list[float]:
 
 
 def find_freedoms(cases: Sequence[Difference]) -> list[float]:
-    """Degrees of freedom of each case's test; see the module."""
+    """Return the degrees of freedom of each case's test; see the module."""
     noises = {
         index: math.log(case.a.variance / case.b.variance)
         for index, case in enumerate(cases)
         if case.a.variance and case.b.variance
     }
     typical = math.exp(median(noises.values())) if noises else None
-    # a side that never varies leaves the noise to the other, and says nothing about the typical
+    # if one side never varies, the case uses its own variances
     return [case.freedom(typical if i in noises else None) for i, case in enumerate(cases)]
 
 

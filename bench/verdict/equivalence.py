@@ -1,27 +1,27 @@
-"""Whether a difference beyond a margin can be ruled out.
+"""Tests of whether a difference beyond a margin can be ruled out.
 
-"Not significantly different" does not show this, as too few seeds never show a difference. The
-answer is one of four:
+"Not significantly different" does not show this: too few seeds never show a difference. There are
+four verdicts:
 
 - equivalent: two one-sided tests at 5 % reject both a ratio above the margin and one below it
   (TOST, Schuirmann 1987), so that the 90 % interval lies within the margin;
 - worse, better: the 95 % interval lies beyond the margin;
-- cannot tell: neither, with the number of seeds that would probably tell.
+- cannot tell: neither; the number of seeds that would probably tell is given.
 
-Exactly one of three regions (below the margin, within it, above) holds the true ratio, so the
+The true ratio lies in exactly one of three regions (below the margin, within it, above it), so the
 three tests together err in at most 5 % of cases (Goeman, Solari & Stijnen 2010, Statistics in
 Medicine 29). Several cases, such as several precisions, are one family: Holm's adjustment is
 applied to the claims "equivalent" and, separately, to "worse" and "better", so that any false claim
 of either kind has a probability of at most 5 %. The intervals are not adjusted.
 
-The number of seeds is the smallest with a power of 80 %. The power of two one-sided tests at a
+The number of seeds is the smallest with a power of 80 %. The power of two one-sided tests for a
 given spread is an integral over the chi-squared distribution of the sample variance (Owen 1965;
 Phillips 1990, J. Pharmacokinet. Biopharm. 18; see Chow & Liu, Design and Analysis of
-Bioavailability and Bioequivalence Studies). The true ratio is taken as 1, or as the observed one
-where that differs from 1 significantly. A few seeds estimate the spread poorly (the 90 % interval
-from 5 reaches from 0.65 to 2.4 times), so the power is averaged over the spreads that fit the
-observed one (Julious & Owen 2006, Pharmaceutical Statistics 5). By simulation, plans from 5 seeds
-then tell in 86 to 88 % of cases; had they taken the observed spread as the true one, in 67 %.
+Bioavailability and Bioequivalence Studies). The true ratio is assumed to be 1, or the observed
+one if that differs from 1 significantly. A few seeds estimate the spread poorly (the 90 % interval
+from 5 seeds is 0.65 to 2.4 times the estimate), so the power is averaged over the spreads that fit
+the observed one (Julious & Owen 2006, Pharmaceutical Statistics 5). By simulation, plans from 5
+seeds then give a verdict in 86 to 88 % of cases; with the observed spread as the true one, in 67 %.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_SEEDS = 1000
-"""Above this, the number of seeds that would tell is not searched for."""
+"""Largest number of seeds that is considered for the advice."""
 
 POWER = 0.8
-"""Probability with which the advised number of seeds tells."""
+"""Probability that the advised number of seeds gives a verdict."""
 
 ERROR = 0.05
-"""Of one claim of equivalence, and of all claims of a family."""
+"""Error probability of a single claim of equivalence, and of all claims of a family."""
 
 
 class Claim(Enum):
-    """What is concluded of B against A when equivalence is asked for; lower is better."""
+    """Verdicts of a test of equivalence of B against A; lower is better."""
 
     EQUIVALENT = "equivalent"
     BETTER = "better"
@@ -76,18 +76,18 @@ class Claim(Enum):
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Whether B may replace A without a loss or an error that differs by more than the margin.
+    """Result of testing whether a loss or an error of B differs from A's by more than the margin.
 
     Attributes:
         margin: a fraction: 0.02 is a ratio from 1/1.02 to 1.02.
-        ratio: of geometric means over seeds, B/A; None where there is none.
+        ratio: ratio B/A of geometric means over seeds; None if there is none.
         low, high: its 90 % interval, not adjusted; None with too few seeds.
-        p: of the two one-sided tests: that the ratio is beyond the margin; adjusted by Holm.
-        seeds: that were compared, of the side that has fewer.
-        paired: compared seed by seed.
-        seeds_needed: with which a verdict has a power of `POWER`; None where there is a verdict,
-            where fewer than `MIN_SEEDS` say too little about the spread, and above `MOST_SEEDS`.
-        lack: why there can be no verdict; empty where there could.
+        p: p-value of the two one-sided tests for a ratio within the margin, adjusted by Holm.
+        seeds: number of seeds compared, of the side with fewer.
+        paired: whether sides were compared seed by seed.
+        seeds_needed: seeds that give a verdict with a probability of `POWER`; None if there is a
+            verdict, if fewer than `MIN_SEEDS` ran, or if more than `MOST_SEEDS` are needed.
+        lack: why no verdict is possible; empty if one is.
     """
 
     verdict: Claim
@@ -133,15 +133,15 @@ class Equivalence:
 
 
 def take_back(found: Equivalence, lack: str) -> Equivalence:
-    """Leave the ratio, and give no verdict for the reason ``lack``."""
+    """Keep the ratio, but replace the verdict by the reason ``lack``."""
     return Equivalence(
         Claim.UNCLEAR, found.margin, found.ratio, seeds=found.seeds, paired=found.paired, lack=lack
     )
 
 
 def doubt_guessing(found: Equivalence, guessing: Sequence[bool]) -> Equivalence:
-    """Take back a verdict on networks that guess; that only one of them learnt is one. ``guessing``
-    says of the sides whose loss is known whether it is still that of guessing."""
+    """Withdraw a verdict on networks that guess, unless it is that only one of them learnt.
+    ``guessing`` is whether the loss of each side, if known, is still that of guessing."""
     differs = found.verdict in (Claim.BETTER, Claim.WORSE)
     if not any(guessing) or (differs and not all(guessing)):
         return found
@@ -149,8 +149,8 @@ def doubt_guessing(found: Equivalence, guessing: Sequence[bool]) -> Equivalence:
 
 
 def judge_equivalence(a: Mapping[int, float], b: Mapping[int, float], margin: float) -> Equivalence:
-    """Test whether B's loss or error is equivalent to A's: a positive reading of each seed, such as
-    a loss or 1 - accuracy. ``margin`` is a fraction: 0.02 is a ratio from 1/1.02 to 1.02."""
+    """Test whether B's loss or error is equivalent to A's. Each side has a positive reading per
+    seed. ``margin`` is a fraction: 0.02 is a ratio from 1/1.02 to 1.02."""
     pair = ({s: [v] for s, v in a.items()}, {s: [v] for s, v in b.items()})
     return judge_equivalences([pair], margin)[0]
 
@@ -158,8 +158,8 @@ def judge_equivalence(a: Mapping[int, float], b: Mapping[int, float], margin: fl
 def judge_equivalences(
     family: Sequence[Seeded], margin: float, names: tuple[str, str] = SIDES
 ) -> list[Equivalence]:
-    """Test each case of a family, in order, for equivalence, adjusted over all of it; see the
-    module. Seeds are averaged, paired and counted as by `compare_seeds`."""
+    """Test each case of a family for equivalence, in order, adjusted over the family; see the
+    module. Seeds are averaged, paired and counted as in `compare_seeds`."""
     limit = math.log1p(margin)
     unclear = Equivalence(Claim.UNCLEAR, margin)
     results: list[Equivalence] = []
@@ -191,7 +191,7 @@ def judge_equivalences(
         _place(case.shift, limit) if min(p_within, p_beyond) < ERROR else Claim.UNCLEAR
         for case, p_within, p_beyond in zip(tested.values(), within, beyond, strict=True)
     ]
-    # Holm tests the next case at this level, with those that are shown to be equivalent set aside
+    # the level at which Holm tests the next case: those shown to be equivalent no longer count
     level = ERROR / max(1, len(claims) - claims.count(Claim.EQUIVALENT))
     for (index, case), claim, p in zip(tested.items(), claims, within, strict=True):
         needed = None
@@ -203,31 +203,31 @@ def judge_equivalences(
 
 
 def _place(shift: float, limit: float) -> Claim:
-    """The region that holds a difference of logarithms."""
+    """Return the claim for the region in which a difference of logarithms lies."""
     if abs(shift) <= limit:
         return Claim.EQUIVALENT
     return Claim.WORSE if shift > 0 else Claim.BETTER
 
 
 def _test_equivalence(cases: Sequence[Difference], limit: float) -> tuple[list[float], list[float]]:
-    """Holm's p-values that a case is not within the limit, and that it is not beyond it."""
+    """Return Holm's p-values for the claims that a case is within the limit, and beyond it."""
     from scipy.special import stdtr
 
     within, beyond = [], []
     for case, freedom in zip(cases, find_freedoms(cases), strict=True):
         inside = (limit - abs(case.shift)) / case.error
-        within.append(float(stdtr(freedom, -inside)))  # the larger one of the two tests
+        within.append(float(stdtr(freedom, -inside)))  # the larger p of the two tests
         beyond.append(min(1.0, 2 * float(stdtr(freedom, inside))))
     return adjust(within), adjust(beyond)
 
 
 def find_seeds(case: Difference, limit: float, level: float) -> int | None:
-    """The least number of seeds a side, from `MIN_SEEDS`, with which a case gets a verdict with
-    `POWER`; None above `MOST_SEEDS`.
+    """Return the least number of seeds per side, at least `MIN_SEEDS`, that gives a case a verdict
+    with `POWER`; None above `MOST_SEEDS`.
 
-    The true difference is taken as none, or as the observed one where that is significant. The true
-    spread is taken as uncertain as the number of observed seeds makes it. ``limit`` is the
-    logarithm of the margin's end, ``level`` that of the test for equivalence.
+    The true difference is assumed to be zero, or the observed one if that is significant. The
+    uncertainty of the spread follows from the number of observed seeds. ``limit`` is the logarithm
+    of the margin's end, ``level`` the significance level of the test for equivalence.
     """
     shift = abs(case.shift) if case.error and min(find_p_values([case])) < ERROR else 0.0
     known = case.freedom() if case.error else math.inf
@@ -244,7 +244,7 @@ def find_seeds(case: Difference, limit: float, level: float) -> int | None:
     return high
 
 
-_POINTS = 50  # of a distribution of variances; with 2,000, a power near 80 % differs by < 0.001
+_POINTS = 50  # of a distribution of variances; 2,000 change a power near 80 % by less than 0.001
 
 
 def find_power(
@@ -255,10 +255,10 @@ def find_power(
     level: float = ERROR,
     known: float = math.inf,
 ) -> float:
-    """Probability that so many seeds a side show on which side of the limit, the logarithm of the
-    margin's end, ``shift`` is: the true difference of logarithms, not negative. The variances of
-    ``case`` are known from ``known`` degrees of freedom; by default they are true. ``level`` is of
-    the test for equivalence, and of the two-sided one for a difference."""
+    """Return the probability that ``seeds`` seeds per side show on which side of ``limit``, the
+    logarithm of the margin's end, ``shift`` lies: the true difference of logarithms, not negative.
+    The variances of ``case`` are estimates with ``known`` degrees of freedom; by default exact.
+    ``level`` is of the test for equivalence and of the two-sided test for a difference."""
     import numpy as np
     from scipy.special import gammaincinv, ndtr, stdtrit
 
@@ -267,7 +267,7 @@ def find_power(
         return 1.0
 
     def spread(freedom: float) -> NDArray[np.float64]:
-        """Equally likely ratios of a variance's estimate to the true variance."""
+        """Return equally likely ratios of an estimated variance to the true one."""
         shares = (np.arange(_POINTS) + 0.5) / _POINTS
         return np.asarray(gammaincinv(freedom / 2, shares) * 2 / freedom)
 
@@ -275,7 +275,7 @@ def find_power(
     freedom = (seeds - 1) * variance**2 / (case.a.variance**2 + case.b.variance**2)
     error = np.sqrt(true / seeds)[:, None]
     estimates = error * np.sqrt(spread(freedom))
-    # the mean of normal readings, and the estimate of its error, are independent
+    # the mean of normal readings and its estimated standard error are independent
     if shift > limit:
         shown = ndtr((shift - limit - stdtrit(freedom, 1 - level / 2) * estimates) / error)
     else:

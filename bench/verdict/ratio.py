@@ -1,15 +1,15 @@
 """The ratio of two sides of repeats, and whether it differs from 1 by more than a margin.
 
 Times, bytes, losses and joules are positive and differ by factors, so everything is done on
-logarithms: the ratio B/A is that of geometric means, and a margin of 2 % is a ratio above 1.02 or
-below 1/1.02, so that swapping the sides swaps the verdict. The ratio of one case has Welch's 95 %
-interval (Welch 1947; Satterthwaite's degrees of freedom), that of
+logarithms: the ratio B/A is of geometric means, and a margin of 2 % is exceeded by a ratio above
+1.02 or below 1/1.02, so that swapping the sides swaps the verdict. The ratio of one case has
+Welch's 95 % interval (Welch 1947; Satterthwaite's degrees of freedom), as in
 ``scipy.stats.ttest_ind(log b, log a, equal_var=False)``. A case is judged by two questions.
 
-1. Do the sides differ at all? Of many cases chance answers yes for some, so p-values are adjusted
-   by Holm (1979) over all cases of one metric: where none differs, the probability that any is
-   called different is at most 5 %.
-2. Do they differ by more than the margin? The case's own interval answers: it lies beyond the
+1. Do the sides differ at all? Among many cases some differ by chance, so p-values are adjusted by
+   Holm (1979) over all cases of one metric: if none differs, the probability that any is called
+   different is at most 5 %.
+2. Do they differ by more than the margin? The case's own interval decides: it lies beyond the
    margin, within it ("same"), or across its end ("ambiguous").
 """
 
@@ -44,16 +44,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Ratio:
-    """What the repeats of one case say of B/A.
+    """The ratio B/A of one case, estimated from its repeats.
 
     Attributes:
-        value: ratio of geometric means; None where there is none, and ``lack`` says why.
+        value: ratio of geometric means; None if there is none, and ``lack`` says why.
         low, high: the 95 % interval; None with too few repeats.
-        p: two-sided, of no difference; None where nothing was tested.
-        p_adjusted: by Holm over the family.
+        p: two-sided p-value of no difference; None if nothing was tested.
+        p_adjusted: ``p``, adjusted by Holm over the family.
         exact: both sides repeat without any spread; the interval is a point, and there is no p.
-        lack: why there is no ratio, or no verdict on it; empty where there is one.
-        pairs: how many seeds of both sides were compared pair by pair; 0 where none were.
+        lack: why there is no ratio or no verdict on it; empty if there is one.
+        pairs: number of seeds compared pair by pair; 0 if the sides were not paired.
     """
 
     value: float | None = None
@@ -66,12 +66,12 @@ class Ratio:
     pairs: int = 0
 
     def invert(self) -> Ratio:
-        """The same of A/B: of times, what is a speed."""
+        """Return the ratio A/B: for times, the speed."""
         value, low, high = (x and 1 / x for x in (self.value, self.high, self.low))
         return replace(self, value=value, low=low, high=high)
 
     def judge(self, margin: float) -> Verdict:
-        """Conclude against ``margin``, a fraction: 0.02 is 2 %."""
+        """Return the verdict for ``margin``, a fraction: 0.02 is 2 %."""
         if self.lack or self.low is None or self.high is None:
             return Verdict.NONE
         limit = 1 + margin
@@ -83,15 +83,15 @@ class Ratio:
         return Verdict.SAME if inside else Verdict.AMBIGUOUS
 
     def rules_out_nothing(self, margin: float) -> bool:
-        """Whether the interval is so wide that lower, same and higher are all possible."""
+        """Return whether the interval is so wide that lower, same and higher are all possible."""
         if self.lack or self.low is None or self.high is None:
             return False
         return self.low < 1 / (1 + margin) and self.high > 1 + margin
 
     def foretell(self, margin: float, repeats: int) -> float:
-        """Repeats a side from which on it may be decided what ``repeats`` did not decide. The
-        interval narrows with the square root of their number, and these bring its end to that of
-        the margin: of sides that differ by more, half are then decided. Infinite without one."""
+        """Return the repeats per side that may decide what ``repeats`` did not. The interval
+        narrows with the square root of their number until it ends at the margin; half of the sides
+        that differ by more are then decided. Infinite without an interval."""
         if not (self.value and self.low and self.high):
             return math.inf
         reach = math.log(self.high / self.low) / 2
@@ -100,11 +100,11 @@ class Ratio:
 
     @property
     def differs(self) -> bool:
-        """Whether the sides differ at all, at 5 % family-wise."""
+        """Whether the sides differ at all, at a family-wise error of 5 %."""
         return self.exact or (self.p_adjusted is not None and self.p_adjusted < 1 - CONFIDENCE)
 
     def explain(self, margin: float) -> str:
-        """Say why there is no verdict or an ambiguous one; empty for the others."""
+        """Explain a missing or ambiguous verdict; empty for the others."""
         verdict = self.judge(margin)
         if verdict is Verdict.NONE:
             return self.lack
@@ -118,26 +118,26 @@ class Ratio:
 
 
 Samples = tuple[Sequence[float], Sequence[float]]
-"""The repeats of one case, A's and B's."""
+"""The repeats of one case: A's and B's."""
 
 
 def compare(
     family: Sequence[Samples], deterministic: bool = False, names: tuple[str, str] = SIDES
 ) -> list[Ratio]:
-    """The ratio B/A of each case of a family, in order, with evidence adjusted over all of it.
+    """Return the ratio B/A of each case of a family, in order, with p-values adjusted over it.
 
     Args:
         family: all cases of one metric.
-        deterministic: the metric may truly repeat to the last digit, as the bytes an allocator
-            takes do: the ratio is then exact, and the margin alone decides. A clock or a power
-            meter that shows no spread was not read independently, and there is no verdict.
-        names: what A and B are called in a reason.
+        deterministic: the metric may repeat to the last digit, like an allocator's bytes: the
+            ratio is then exact, and the margin alone decides. Otherwise readings without spread
+            (of a clock or a power meter) are not independent, and there is no verdict.
+        names: the names of A and B in a reason.
     """
     return estimate([find_lack(a, b, names) or subtract(a, b) for a, b in family], deterministic)
 
 
 def estimate(cases: Sequence[Difference | str], deterministic: bool = False) -> list[Ratio]:
-    """The ratio of each case; of one that has none, why."""
+    """Return the ratio of each difference; a string is the reason why a case has none."""
     ratios: list[Ratio] = []
     tested: dict[int, Difference] = {}
     for index, difference in enumerate(cases):

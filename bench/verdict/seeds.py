@@ -1,16 +1,15 @@
 """Losses and errors, judged over seeds.
 
-They differ from seed to seed by more than most changes move them, and a deterministic network
-repeats the loss of one seed to the last digit, which says nothing about the next. Where both sides
-ran some seed, the others are left out: a sweep that was interrupted has seeds on one side alone,
-and their spread would be taken for the change. The two losses of a seed are a pair: they share
-initial weights, the order of images and their augmentation. From `MIN_SEEDS` pairs on, the paired
-t-test of the differences of logarithms is taken, which is valid whether or not the two are
-correlated, and far more powerful where they are. Measured (dpn-small on real images on a CPU, fp32
-against bf16-amp, 5 seeds, batch sizes 64 and 128): losses spread by 0.6 % over seeds, their
-differences within a seed by 0.15 and 0.08 %; the correlation is 0.96 and 0.999. Without shared
-seeds it is Welch's test. Times are never paired: two repeats with the same seed did not run at the
-same moment.
+They differ between seeds by more than most changes move them, and a deterministic network repeats
+the loss of one seed to the last digit, which says nothing about the next. If both sides share any
+seeds, the others are left out: an interrupted sweep has seeds on one side alone, and their spread
+would be mistaken for the change. The two losses of a seed are a pair: they share initial weights,
+the order of images and their augmentation. With `MIN_SEEDS` pairs or more, a paired t-test of the
+differences of logarithms is used, which is valid whether or not the two are correlated, and far
+more powerful if they are. Measured (dpn-small on real images on a CPU, fp32 against bf16-amp, 5
+seeds, batch sizes 64 and 128): losses spread by 0.6 % over seeds, their differences within a seed
+by 0.15 and 0.08 %; the correlation is 0.96 and 0.999. Without shared seeds, Welch's test is used.
+Times are never paired: two repeats with the same seed did not run at the same moment.
 """
 
 from __future__ import annotations
@@ -35,25 +34,24 @@ from bench.verdict.difference import (
 from bench.verdict.ratio import Ratio, estimate
 
 MIN_SEEDS = MIN_REPEATS
-"""Distinct seeds a side for a verdict on a loss or an error."""
+"""Distinct seeds per side that a verdict on a loss or an error needs."""
 
 LEAST_GAIN = 0.02
-"""A network that guesses among equally frequent classes has a loss of ln(classes). One that learnt
-is below that by at least this share. Records say how many classes there were where --classes was
-given; else the datasets of the harness have 10, and for a user's folders with more the rule is
-merely weaker."""
+"""A network that guesses among equally frequent classes has a loss of ln(classes); one that learnt
+has a loss lower by at least this share. Records hold the number of classes if --classes was given;
+otherwise 10 is assumed, as in the harness's datasets, although a user's folders may have more."""
 
 Seeded = tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]
-"""The repeats of one case by their seed, A's and B's."""
+"""The repeats of one case by seed: A's and B's."""
 
 
 def compare_seeds(family: Sequence[Seeded], names: tuple[str, str] = SIDES) -> list[Ratio]:
-    """The ratio B/A of a loss or an error of each case of a family, in order, over seeds.
+    """Return the ratio B/A of a loss or an error over seeds, for each case of a family, in order.
 
-    Repeats of one seed are no further evidence: their geometric mean is one reading. Seeds that
-    both sides ran are compared pair by pair, and other seeds are then left out; where the ratio of
-    all of these agrees to the last digit, it is exact. With fewer than `MIN_SEEDS` of them, or a
-    side where there are none, there is no verdict.
+    The geometric mean of the repeats of one seed is one reading. Seeds that both sides ran are
+    compared pair by pair, and other seeds are then left out; if all pairs have the same ratio to
+    the last digit, it is exact. Fewer than `MIN_SEEDS` pairs, or seeds per side if there are no
+    pairs, give no verdict.
     """
     means = [(average_repeats(a), average_repeats(b)) for a, b in family]
     ratios = iter(estimate([subtract_seeds(a, b, names) for a, b in means if not are_equal(a, b)]))
@@ -66,7 +64,7 @@ def compare_seeds(family: Sequence[Seeded], names: tuple[str, str] = SIDES) -> l
 
 
 def average_repeats(seeds: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """One reading a seed: the geometric mean of its repeats."""
+    """Return the geometric mean of the repeats of each seed."""
     return {seed: _mean(values) for seed, values in seeds.items() if values}
 
 
@@ -78,7 +76,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def are_equal(a: Mapping[int, float], b: Mapping[int, float]) -> bool:
-    """Whether both sides ran the same seeds, enough of them, and agree in each of these."""
+    """Return whether both sides share at least `MIN_SEEDS` seeds and have equal values in each."""
     shared = a.keys() & b.keys()
     return len(shared) >= MIN_SEEDS and all(
         a[seed] > 0 and abs(a[seed] - b[seed]) <= ROUNDING * a[seed] for seed in shared
@@ -88,13 +86,13 @@ def are_equal(a: Mapping[int, float], b: Mapping[int, float]) -> bool:
 def subtract_seeds(
     a: Mapping[int, float], b: Mapping[int, float], names: tuple[str, str]
 ) -> Difference | str:
-    """Subtract seed by seed where both sides ran any, else side from side."""
+    """Return the difference over shared seeds, if any, else of the sides; or why there is none."""
     readings = (list(a.values()), list(b.values()))
     if lack := find_lack(*readings, names):
         return lack
     shared = sorted(a.keys() & b.keys())
     if not shared or (len(shared) >= MIN_SEEDS and not subtract(*readings).error):
-        return subtract(*readings)  # seeds without effect make no pairs
+        return subtract(*readings)  # seeds that change nothing make no pairs
     shift, spread = summarize([b[seed] / a[seed] for seed in shared])
     return Difference(shift, spread, Spread(0.0, len(shared)), pairs=len(shared))
 
@@ -102,7 +100,7 @@ def subtract_seeds(
 def _ask_for_seeds(
     ratio: Ratio, a: Mapping[int, float], b: Mapping[int, float], names: tuple[str, str]
 ) -> Ratio:
-    """Say which side lacks seeds, where one does, and by how much the readings differ."""
+    """Set ``lack`` if a side has too few seeds; for one seed, with the size of the difference."""
     fewest = ratio.pairs or min(len(a), len(b))
     if ratio.value is None or fewest >= MIN_SEEDS:
         return ratio
@@ -116,9 +114,8 @@ def _ask_for_seeds(
 
 
 def learnt_nothing(loss: float, classes: int | None = None) -> bool:
-    """Whether a training loss, a geometric mean over seeds, is still that of guessing among
-    ``classes``, so that equal losses show nothing; one that is not finite is not of a network that
-    learnt.
+    """Return whether a training loss, a geometric mean over seeds, is still that of guessing among
+    ``classes``, so that equal losses show nothing. A loss of NaN or inf counts as guessing.
 
     >>> learnt_nothing(2.309), learnt_nothing(2.0), learnt_nothing(math.nan)
     (True, False, True)
@@ -127,9 +124,9 @@ def learnt_nothing(loss: float, classes: int | None = None) -> bool:
 
 
 GUESSING = "the loss is still that of guessing; train longer (--fraction, --steps or --epochs)"
-"""Why there is no verdict where nothing was learnt."""
+"""The reason for no verdict if nothing was learnt."""
 
 
 def average_seeds(readings: Mapping[int, Sequence[float]]) -> float:
-    """The geometric mean over seeds, each the geometric mean of its repeats; at least one seed."""
+    """Return the geometric mean over seeds, at least one, of the geometric mean of each."""
     return _mean(list(average_repeats(readings).values()))

@@ -1,1 +1,1 @@
-"""The largest batch that fits in memory: a line that predicts it, a search that closes on it."""
+"""The largest batch that fits in memory: a linear prediction, and a search that brackets it."""

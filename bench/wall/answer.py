@@ -1,4 +1,4 @@
-"""What a search found, from its probes alone: the wall, and which batch size to use."""
+"""The result of a search, from its probes alone: the wall, and the batch size to use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from bench.wall.search import MARGIN, Ending, Goal, MemoryLine, Probe, Standing,
 
 @dataclass(frozen=True)
 class Wall:
-    """The answer on cases alike in all but the batch size; memory in bytes, margin as a share.
+    """The result for cases that differ only in the batch size; memory in bytes, margin as a share.
 
-    ``largest`` is the batch size that trains, none above it did, and ``smallest_failing`` one that
-    does not; all between the two are not known. From ``thrashes_from`` on a batch trains only by
-    freeing the allocator's cache, in a probe or in a whole epoch. The predicted memory of
-    ``recommended`` leaves ``margin`` free; it is at most what a longer run confirmed, and below
-    ``thrashes_from``. ``predicted`` is where the first line put the wall, ``line`` the memory of a
-    batch near it. ``probes`` are the runs that it took, failed ones included; ``ending`` is None
-    while the search has not ended.
+    ``largest`` is the largest batch size that trained, ``smallest_failing`` the smallest above it
+    that did not; sizes between the two are not known. From ``thrashes_from``, a batch trains only
+    by freeing the allocator's cache, in a probe or in a whole epoch. ``recommended`` is predicted
+    to leave ``margin`` of the memory free; it is at most the size that a longer run confirmed, and
+    below ``thrashes_from``. ``predicted`` is the first prediction of the wall, ``line`` the memory
+    of batches near it. ``probes`` counts runs, including failed ones; ``ending`` is None while the
+    search has not ended.
     """
 
     largest: int | None
@@ -34,13 +34,13 @@ class Wall:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the search ended with a longer run of the largest batch that trains."""
+        """Whether the search ended with a longer run that confirmed the largest batch."""
         return self.ending in (Ending.FOUND, Ending.NO_WALL)
 
     @property
     def off(self) -> int | None:
-        """Images by which the first prediction lay above the largest batch that trains; None where
-        no wall was found, because then nothing says where it is."""
+        """Images by which the first prediction exceeded the largest batch that trains; None if no
+        wall was found."""
         if self.predicted is None or self.largest is None or self.smallest_failing is None:
             return None
         return self.predicted - self.largest
@@ -49,8 +49,8 @@ class Wall:
 def conclude(
     probes: Sequence[Probe], goal: Goal, margin: float = MARGIN, retried: Collection[int] = ()
 ) -> Wall:
-    """Say what the probes show, in the order in which they were made, and batch sizes at which
-    whole epochs made the allocator retry."""
+    """Derive the wall from the probes, in the order they were made. ``retried`` are batch sizes at
+    which the allocator retried in whole epochs."""
     standing = Standing(probes, goal)
     asked = decide(probes, goal)
     of_probes = (p.batch_size for p in probes if p.trained and p.alloc_retries)
@@ -87,7 +87,7 @@ def _recommend(
 
 
 def _predict_first(probes: Sequence[Probe], goal: Goal) -> int | None:
-    """Where the wall was predicted as soon as two batch sizes had trained."""
+    """Return the first prediction of the wall: as soon as two batch sizes had trained."""
     for count in range(2, len(probes) + 1):
         wall = Standing(probes[:count], goal).predict_wall()
         if wall is not None:

@@ -1,4 +1,4 @@
-"""Searches in a sweep's records: the probes of each family of cases, and the wall they found."""
+"""Searches in a sweep's records: the probes of each family of cases, and its wall."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHORT_STEPS, LONG_STEPS = 4, 16
-"""Steps of a probe after its warm-up, and of the longer run that confirms the answer. An allocator
-reaches its peak within the warm-up; what grows later than 16 steps a sweep shows."""
+"""Steps of a probe after its warm-up, and of the longer run that confirms the result. An allocator
+reaches its peak within the warm-up; only a sweep shows growth after more than 16 steps."""
 
 _LESS = 0.05
-"""Part of a card's memory by which what others leave may differ from probe to probe."""
+"""Share of a card's memory by which the memory left by others may differ between probes."""
 
 APART = tuple(name for name in AXES if name not in list_affecting(Trait.FIT))
-"""Axes that do not change how large a batch fits: no family has a value of its own."""
+"""Axes that do not change which batches fit: all families have their defaults."""
 
 
 def name_family(case: Case) -> Case:
-    """What stands for all cases that are searched together: ``case`` without what is searched. Its
-    batch size says nothing. The learning rate is the optimizer's own."""
+    """Return the key of all cases that are searched together: ``case`` without the axes that do not
+    matter, with the optimizer's default learning rate. Its batch size is a placeholder."""
     plain = {name: getattr(Case, name) for name in APART}
     plain |= {"lr": default_lr(case.optimizer), "batch_size": Case.batch_size * case.accumulate}
     return replace(case, **plain)
@@ -46,12 +46,12 @@ def make_probe(family: Case, batch_size: int, long: bool) -> Case:
 
 @dataclass
 class Trial:
-    """The probes of a family so far, in order, and what their rows say of the machine.
+    """The probes of a family so far, in order, and what their rows say about the machine.
 
-    ``train_images`` is None where no row knows it. ``retried`` are the batch sizes of cases, which
-    are no probes, that made the allocator retry. ``spilled`` says that a driver put on the host
-    what the card had no room for, as it does on Windows and in WSL: such a batch does not fit.
-    ``batchnorm`` says whether the network may have BatchNorm; None where only the rows can tell.
+    ``train_images`` is None if no row has it. ``retried`` are the batch sizes of cases (not probes)
+    that made the allocator retry. ``spilled`` is whether a driver moved to the host what the card
+    had no room for, as on Windows and in WSL: such a batch does not fit. ``batchnorm`` is whether
+    the network may have BatchNorm; None if it must be inferred from the rows.
     """
 
     family: Case
@@ -62,19 +62,19 @@ class Trial:
     batchnorm: bool | None = None
 
     def add(self, row: Mapping[Any, Any]) -> None:
-        """Add a row of the records, by the names of its columns; one that was cut off is none."""
+        """Add a row of the records, by column name; a row that was cut off is ignored."""
         if images := _number(row, "train_images"):
             self.train_images = int(images)
         if row["status"] in (Status.INTERRUPTED, Status.LOST):
             return
-        # a peak that was clipped in warm-up is on no line either
+        # a peak that was clipped in warm-up would not be on the line either
         counts = [_number(row, name) for name in ("warmup_alloc_retries", "alloc_retries")]
         retries = [int(count) for count in counts if count is not None]
         status = Status(row["status"])
         limit, card = self.family.memory_limit, _number(row, "gpu_memory_bytes")
         left = card - (_number(row, "baseline_device_bytes") or 0) if card else None
-        # an allocator that is short of memory gives its cache back, and the context grows after
-        # that, by some 150 MB on an H100: the two peaks are not of one moment
+        # an allocator that is short of memory frees its cache, and the context grows after that, by
+        # some 150 MB on an H100: the two peaks are not simultaneous
         held = _peak(row, "reserved") if sum(retries) else _read_reserved(row)
         if status in MEASURED and not limit and held and left and held > left:
             status, self.spilled = Status.OOM, True
@@ -88,14 +88,14 @@ class Trial:
                 long=(_number(row, "steps") or math.inf) > SHORT_STEPS,
                 setup_bytes=_number(row, "setup_process_bytes"),
                 room_bytes=min(known, default=None),
-                # where that is not allowed, a lack of memory is an error
+                # without --allow-shared, such a lack of memory is an error
                 crowded=status is Status.ERROR and bool(_number(row, "neighbours_computing")),
             )
         )
 
     @property
     def probes(self) -> list[Probe]:
-        """What came of each; a refusal is doubted where others had clearly more of the card."""
+        """The probes; a refused one with clearly less memory left than others had is crowded."""
         most = max((p.room_bytes for p in self.rows if p.room_bytes), default=0.0)
         return [
             replace(p, crowded=True)
@@ -106,16 +106,16 @@ class Trial:
 
     @property
     def rooms(self) -> list[float]:
-        """The memory that each probe had which says something of it, if known."""
+        """The memory available to each probe that trained or ran out of memory, if known."""
         return [p.room_bytes for p in self.probes if p.room_bytes and (p.trained or p.refused)]
 
     @property
     def available_bytes(self) -> float | None:
-        """The memory that there is: the least that any probe had which says something of it."""
+        """The least memory that was available to any of these probes (`rooms`)."""
         return min(self.rooms, default=None)
 
     def describe_others(self) -> str:
-        """Say what others on the card changed while it was searched; empty where nothing."""
+        """Describe how the memory left by others on the card changed; empty if it did not."""
         low, high = min(self.rooms, default=0.0), max(self.rooms, default=0.0)
         if low >= (1 - _LESS) * high:
             return ""
@@ -127,7 +127,7 @@ class Trial:
     def aim(self, images: int, step: int) -> Goal:
         batchnorm = self.batchnorm
         if batchnorm is None:
-            # a size that only a network without BatchNorm can train was tried for no other
+            # only a network without BatchNorm was tried at sizes that BatchNorm cannot train
             every, usual = (list_sizes(self.family, images, step, b) for b in (False, True))
             batchnorm = not {p.batch_size for p in self.rows} & (set(every) - set(usual))
         sizes = list_sizes(self.family, images, step, batchnorm)
@@ -140,17 +140,16 @@ def _number(row: Mapping[Any, Any], name: str) -> float | None:
 
 
 def read_peak(row: Mapping[Any, Any]) -> float | None:
-    """The memory that counts against what is available. A limit on a GPU counts what torch's
-    allocator reserves, and the context. Otherwise it is the process's memory, or the device's over
-    its baseline where the process's is not known; where NVML tells neither, what a limit would
-    count."""
+    """Return the peak memory that counts against the available memory. With a memory limit, it is
+    what torch's allocator reserves, plus the context. Otherwise it is the process's memory, else
+    the device's over its baseline, else the same as with a limit."""
     readings = [_peak(row, "process"), _peak(row, "device")]
     readings.insert(0 if row["memory_limit"] else 2, _read_reserved(row))
     return next((reading for reading in readings if reading is not None), None)
 
 
 def _read_reserved(row: Mapping[Any, Any]) -> float | None:
-    """What torch's allocator held at most, and the context: all of the process, on a GPU."""
+    """Return the peak of torch's allocator plus the context: all of a process's GPU memory."""
     reserved, context = _peak(row, "reserved"), _number(row, "context_bytes")
     return None if reserved is None or context is None else reserved + context
 
@@ -161,8 +160,8 @@ def _peak(row: Mapping[Any, Any], owner: str) -> float | None:
 
 
 def read_trials(frame: pd.DataFrame) -> list[Trial]:
-    """The searches in a table of `bench.store.reader.read_records`, in order. What other
-    environments measured, as with ``--mix``, is a search of its own."""
+    """Return the searches in a table of `bench.store.reader.read_records`, in order. Each
+    environment, as with ``--mix``, has its own search."""
     rows = frame[frame["probe"].astype(bool)]
     if rows.empty:
         return []
@@ -185,8 +184,8 @@ def read_trials(frame: pd.DataFrame) -> list[Trial]:
 
 
 def read_goal(told: Any) -> tuple[int | None, float]:
-    """The step and the margin of a folder's last search, as its configuration has them under
-    ``search``; None and `MARGIN` where they are not told."""
+    """Read the step and the margin of a folder's last search from ``search`` in its configuration;
+    None and `MARGIN` by default."""
     told = told if isinstance(told, dict) else {}
     step, margin = told.get("step"), told.get("margin")
     return (
@@ -198,9 +197,9 @@ def read_goal(told: Any) -> tuple[int | None, float]:
 def read_walls(
     frame: pd.DataFrame, step: int | None = None, margin: float = MARGIN
 ) -> list[tuple[Case, Wall]]:
-    """What the searches in a table of `bench.store.reader.read_records` found, each with its family
-    of `name_family`: to ``step`` images, by default what divides all batch sizes that were tried,
-    and with the ``margin`` of memory that the recommended batch leaves free."""
+    """Return the family (`name_family`) and the wall of each search in a table of
+    `bench.store.reader.read_records`. ``step`` is the resolution in images, by default the greatest
+    common divisor of the tried batch sizes; the recommended batch leaves ``margin`` free."""
     found = []
     for trial in read_trials(frame):
         common = reduce(math.gcd, (probe.batch_size for probe in trial.probes), 0) or STEP

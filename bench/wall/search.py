@@ -1,7 +1,7 @@
-"""The search for the largest batch that fits: which batch size to try next, given what came so far.
+"""The search for the largest batch that fits: the next batch size to try, given all probes so far.
 
-Nothing here trains or reads a file, and nothing is remembered between calls: the next question and
-the answer follow from the probes alone, so that a search goes on wherever its records end.
+This module neither trains nor reads files, and keeps no state between calls: the next batch size
+and the result follow from the probes alone, so that a search can be resumed from its records.
 """
 
 from __future__ import annotations
@@ -21,50 +21,49 @@ from bench.record import MEASURED, REFUSED, Status
 from bench.text import Explained
 
 STEP = 8
-"""Images to which the wall is found. Kernels prefer multiples of 8, so nobody asks for less."""
+"""Default resolution of the wall, in images: kernels prefer multiples of 8."""
 
 MARGIN = 0.05
 """Share of memory that the recommended batch leaves free."""
 
 ATTEMPTS = 3
-"""How often a batch size is tried whose runs end without saying anything about memory."""
+"""Attempts at a batch size whose runs end without showing whether it fits."""
 
 _DOUBTED = 0.95
-"""An `oom` at a batch predicted to take less than this share of memory is run once more before it
-is believed, and so is every `oom_suspected`. Closer to the wall a second run would cost more than
-it could move."""
+"""An `oom` of a batch predicted to take less than this share of memory is checked by a second run,
+as is every `oom_suspected`. Nearer to the wall, a second run costs more than it can gain."""
 
 START = 32
 """Images of a first micro-batch."""
 
 _FAR = 3.0
-"""By how many times a line may be continued beyond its last probe: from a third of the wall,
-readings that are wrong by 1 % put the wall wrong by up to 4 %."""
+"""Largest factor by which a line is extrapolated beyond its last probe: from a third of the wall,
+an error of 1 % in the readings moves the wall by up to 4 %."""
 
 _REACH = 16
-"""By how many times a probe may exceed the largest batch that trained: where most of the memory
-does not depend on the batch, two small batches may say anything of what each image takes."""
+"""Largest factor of a probe over the largest batch that trained: if most of the memory does not
+depend on the batch, two small batches hardly show the memory per image."""
 
 _NEAR = 0.8
-"""A line through batches closer to each other than this would follow their noise."""
+"""Ratio of batch sizes above which a line through them would follow their noise."""
 
 _STRAIGHT = 0.005
-"""By how much readings may miss a line that they are said to lie on."""
+"""Largest relative distance of readings from a line that they count as lying on."""
 
 _FALL = 0.01
-"""By how much memory may read lower than that of a smaller batch without being doubted: readings of
-one batch on a busy CPU differed by 0.3 %."""
+"""Share by which memory may be below that of a smaller batch without a doubt: readings of one batch
+on a busy CPU differed by 0.3 %."""
 
 _FOLLOWED = 12
-"""Probes after which halving takes over from predictions, where memory is no line at all, and
-doubling where nothing was refused, as where a limit is not kept: small steps beyond the predicted
-wall took 371 probes to the end of CIFAR-10."""
+"""Probes after which bisection replaces predictions, because memory is not linear, and doubling if
+nothing was refused, as with a limit that is not enforced: small steps beyond the predicted wall
+took 371 probes to the end of CIFAR-10."""
 
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """Memory over the batch size: weights, optimizer state and context do not depend on the batch,
-    activations do."""
+    """Memory as a linear function of the batch size: weights, optimizer state and context are
+    fixed, activations grow with the batch."""
 
     fixed_bytes: float
     bytes_per_image: float
@@ -73,14 +72,14 @@ class MemoryLine:
         return self.fixed_bytes + self.bytes_per_image * batch_size
 
     def find_largest(self, available_bytes: float, step: int = 1) -> int:
-        """The largest multiple of ``step`` predicted to fit; 0 where none does."""
+        """Return the largest multiple of ``step`` predicted to fit; 0 if none is."""
         images = (available_bytes - self.fixed_bytes) / self.bytes_per_image
         return max(0, math.floor(images / step) * step)
 
 
 def fit_line(points: Sequence[tuple[int, float]]) -> MemoryLine | None:
-    """Fit the least-squares line through (batch size, bytes); None where there are fewer than two
-    batch sizes, or memory does not grow with them."""
+    """Fit a least-squares line through (batch size, bytes); None for fewer than two batch sizes, or
+    if memory does not grow with them."""
     if len({size for size, _ in points}) < 2:
         return None
     slope, fixed = linear_regression(*zip(*points, strict=True))
@@ -89,11 +88,11 @@ def fit_line(points: Sequence[tuple[int, float]]) -> MemoryLine | None:
 
 @dataclass(frozen=True)
 class Probe:
-    """What came of one batch size; memory in bytes, None where it is not known.
+    """The result of a run of one batch size; memory in bytes, None if not known.
 
-    ``setup_bytes`` is what the process held before its first step, ``room_bytes`` what others had
-    left on the card or a limit allows; ``long`` says that it was a longer run; ``crowded`` that
-    others used the GPU, and may have had the memory that it lacked.
+    ``setup_bytes`` is the memory of the process before its first step, ``room_bytes`` the memory
+    that others left on the card, or that a limit allows. ``long`` is whether it was a longer run,
+    ``crowded`` whether others used the GPU and may have held the memory that it lacked.
     """
 
     batch_size: int
@@ -107,19 +106,19 @@ class Probe:
 
     @property
     def trained(self) -> bool:
-        """Whether it fitted. What its loss or its clocks did is another matter."""
+        """Whether it fitted, even if the loss diverged or a check failed."""
         return self.status in MEASURED
 
     @property
     def refused(self) -> bool:
-        """Whether it ran out of memory, and nobody else can have had it."""
+        """Whether it ran out of memory that nobody else can have held."""
         return self.status in REFUSED and not self.crowded
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is searched: ``sizes`` that may be tried, upwards, in ``available_bytes`` if known;
-    ``start`` is about the first batch size to try."""
+    """The range of a search: ``sizes`` to choose from, ascending, the ``available_bytes`` if known,
+    and ``start``, approximately the first batch size to try."""
 
     sizes: Sequence[int]
     available_bytes: float | None = None
@@ -128,7 +127,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Ask:
-    """The batch size to try next, whether in a longer run, and why again, if it is."""
+    """The batch size to try next, whether in a longer run, and why it is repeated, if it is."""
 
     batch_size: int
     long: bool = False
@@ -154,18 +153,18 @@ class Ending(Explained):
 
 
 ANSWERED = frozenset({Ending.FOUND, Ending.NO_WALL, Ending.UNSUPPORTED})
-"""Endings of a search after which nothing is left to find out."""
+"""Endings of a search that need no further runs."""
 
 
 @cache
 def list_sizes(
     case: Case, images: int, step: int = STEP, batchnorm: bool = True
 ) -> tuple[int, ...]:
-    """The multiples of ``step`` that ``case``, of settings that go together, can train on so many
-    images, upwards.
+    """Return the batch sizes, multiples of ``step``, that a valid ``case`` can train on ``images``
+    images, ascending.
 
-    Left out are those that so many micro-batches of one size do not make, and where there may be
-    ``batchnorm``, those with a batch or micro-batch of one image.
+    Left out are sizes that cannot be divided into the case's number of micro-batches, and with
+    ``batchnorm``, those that give a batch or micro-batch of one image.
     """
 
     def fits(size: int) -> bool:
@@ -181,9 +180,8 @@ def list_sizes(
 
 
 def fit_near(points: dict[int, float]) -> MemoryLine | None:
-    """Fit the line that memory follows near the largest of the batch sizes: that of all of them
-    where they lie on one. Else it goes through the largest, those within a fifth of it, and the
-    nearest below these."""
+    """Fit a line to the memory near the largest of the batch sizes. If all points lie on one line,
+    return it; else fit the largest size, those within a fifth of it, and the next one below."""
     whole = fit_line(list(points.items()))
     if whole and all(abs(whole.predict(n) / used - 1) <= _STRAIGHT for n, used in points.items()):
         return whole
@@ -194,11 +192,11 @@ def fit_near(points: dict[int, float]) -> MemoryLine | None:
 
 
 def take_points(probes: Sequence[Probe]) -> tuple[dict[int, float], dict[int, bool]]:
-    """The memory that batch sizes took, where the allocator was not short of them; and by each
-    batch size that trained once and fell below a smaller one, whether that was a longer run.
+    """Return the memory of each batch size, where the allocator was not short of it; and for each
+    size that trained once with less memory than a smaller one, whether that was a longer run.
 
-    The larger of two has taken less by mistake, until it has trained twice; then the smaller has
-    taken more by mistake.
+    The reading of the larger of two sizes is considered wrong until it has trained twice; then that
+    of the smaller one is.
     """
     runs: dict[int, list[Probe]] = {}
     for p in probes:
@@ -217,13 +215,13 @@ def take_points(probes: Sequence[Probe]) -> tuple[dict[int, float], dict[int, bo
 
 
 def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
-    """Say which batch size to try next, or how the search ended.
+    """Return the batch size to try next, or how the search ended.
 
-    Memory that is a line within a quarter of a step takes at most 8 probes, 9 or 10 in one case of
-    2,000. Whatever it does, no more than ``12 + 4 * ceil(log2(n + 1)) + 2`` probes are made that
-    say something of memory, n being the number of `Goal.sizes`, and each at most twice more for
-    runs that say nothing. Where the first run of any batch may read too little, and train by that
-    where it does not fit, it is twice as many; of a line of which one run does, 24.
+    If memory is linear within a quarter of a step, a search takes at most 8 probes; 9 or 10 in one
+    case of 2,000. For any memory, at most ``12 + 4 * ceil(log2(n + 1)) + 2`` probes train or run
+    out of memory, where n is the number of `Goal.sizes`; each may take two more runs that do
+    neither. If the first run of any batch may read too low, and train although the batch does not
+    fit, the limit doubles; for linear memory with one such run it is 24.
     """
     if not goal.sizes:
         return Ending.NOTHING_FITS
@@ -241,20 +239,20 @@ def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
 
 
 class Standing:
-    """What the probes so far have shown.
+    """The state of a search, derived from the probes so far.
 
-    A batch of which a longer run was refused does not train, even if a short one did. From then on
-    only longer runs count. A batch that trained once, with less memory than a smaller one, does not
-    count until it has trained again: what made it read less may have let it fit.
+    A batch whose longer run was refused does not train, even if a short run did. From then on only
+    longer runs count. A batch that trained once with less memory than a smaller one does not count
+    until it has trained again: whatever made it read less may have let it fit.
     """
 
     def __init__(self, probes: Sequence[Probe], goal: Goal) -> None:
         self._goal, self._sizes = goal, goal.sizes
         told = [p for p in probes if p.trained or p.refused]
         self.points, self._fallen = take_points(told)
-        self.line = fit_near(self.points)  # that memory follows near the wall
+        self.line = fit_near(self.points)  # memory near the wall
         self._told = [p for p in told if p.refused or p.batch_size not in self._fallen]
-        # the last run of a batch and a length counts: where it was run again, it had been doubted
+        # the last run of each batch and length counts: it was repeated because of a doubt
         last = {(p.batch_size, p.long): p.trained for p in self._told}
         self._long_trained = {size for (size, long), trained in last.items() if trained and long}
         self._trained = {size for (size, _), trained in last.items() if trained}
@@ -266,12 +264,12 @@ class Standing:
         self._fitting = self._long_trained if self._long_only else self._trained
         self._refused = long_refused + self._refusals(self._fitting, long=False)
         self._doubted_long = set(long_refused)
-        self.largest = max(self._fitting, default=None)  # that trains, as far as is known
-        self.confirmed = max(self._long_trained, default=None)  # that a longer run trained
+        self.largest = max(self._fitting, default=None)  # that trains, as far as known
+        self.confirmed = max(self._long_trained, default=None)  # trained in a longer run
 
     def _refusals(self, trained: set[int], long: bool) -> Counter[int]:
-        """How often each batch was refused; one below a batch that trained was no matter of size.
-        Only runs of one length speak of each other: a short run that trains does not overrule a
+        """Count how often each batch above those that trained was refused; below, size was not the
+        cause. Only runs of one length are considered: a short run that trains does not overrule a
         longer one."""
         top = max(trained, default=0)
         return Counter(
@@ -280,22 +278,22 @@ class Standing:
 
     def _believe(self, refusals: tuple[int, int]) -> bool:
         size, times = refusals
-        # where a library failed for want of memory, as it seemed, nothing near the wall is certain
+        # a suspected lack of memory in a library is not certain, even near the wall
         certain = any(p.status is Status.OOM for p in self._told if p.batch_size == size)
         return times > 1 or (certain and self._predict_share(size) >= _DOUBTED)
 
     def _predict_share(self, size: int) -> float:
-        """The part of memory that a batch should take; 0 where nothing is known of it."""
+        """Return the share of memory that a batch is predicted to take; 0 if not known."""
         available = self._goal.available_bytes
         return self.line.predict(size) / available if self.line and available else 0.0
 
     @cached_property
     def smallest_refused(self) -> int | None:
-        """The smallest batch above `largest` that does not train, and is believed."""
+        """The smallest batch above `largest` whose refusal is believed."""
         return min((n for n, *_ in filter(self._believe, self._refused.items())), default=None)
 
     def predict_wall(self) -> float | None:
-        """The batch size at which the line meets the memory there is, as a fraction of images."""
+        """Return the batch size, not rounded, at which the line reaches the available memory."""
         available = self._goal.available_bytes
         if self.line is None or available is None:
             return None
@@ -305,7 +303,7 @@ class Standing:
         refused = self.smallest_refused
         low = -1 if self.largest is None else self._at_most(self.largest)
         high = len(self._sizes) if refused is None else self._index(refused)
-        # a refusal that is not believed matters while it lies in the bracket
+        # a refusal that is not believed matters only inside the bracket
         doubted = [n for n in self._refused if low < self._index(n) < high]
         if doubted:
             size = min(doubted)
@@ -322,7 +320,7 @@ class Standing:
             index = min(max(self._choose(low, high), low + 1), high - 1)
             return Ask(self._sizes[index], self._long_only)
         if low < 0:
-            # what only ever crashed may be broken
+            # a case that only ever crashed may be broken
             if any(p.status is Status.OOM for p in self._told):
                 return Ending.NOTHING_FITS
             tried = self._refused[self._sizes[0]]
@@ -333,7 +331,7 @@ class Standing:
         return Ending.NO_WALL if high == len(self._sizes) else Ending.FOUND
 
     def _surprised(self, low: int) -> bool:
-        """Whether the largest batch that trained seems to have read too little, in its only run."""
+        """Return whether the largest batch that trained probably read too low, in its only run."""
         fitting = [n for n in self._refused if 0 < self._predict_share(n) <= 1]
         return low >= 0 and len(fitting) > 1 and self._count_trained(self._sizes[low]) == 1
 
@@ -347,7 +345,7 @@ class Standing:
         return bisect_right(self._sizes, size) - 1
 
     def _choose(self, low: int, high: int) -> int:
-        """The index to try between two; the caller keeps it between them."""
+        """Return the index to try between two; the caller clamps it to lie between them."""
         middle, open_above = (low + high) // 2, high == len(self._sizes)
         if not self._told:
             return min(self._index(self._goal.start), high - 1)
@@ -370,19 +368,19 @@ class Standing:
         if open_above and top * _FAR < within:
             return self._at_most(min(within / 2, _REACH * top))
         if not open_above and self._predict_share(self._sizes[high]) < _DOUBTED:
-            # the line is none: a batch well below its end was refused
+            # memory is not linear: a batch well below the predicted wall was refused
             return self._at_most(math.sqrt(top * self._sizes[high]))
         if at >= high:
             beyond = sum(self._index(size) <= at for size in self._refused)
             return max(high - (1 << beyond - 1), middle)
-        # several trained this near to each other: the line ends too low, so go on in larger steps
+        # several trained this close together: the prediction is too low, so take larger steps
         beyond = sum(size > _DOUBTED * top for size in self._trained)
         ahead = max(at, low + (1 << max(beyond - 2, 0)))
         return ahead if open_above else min(ahead, max(at, middle))
 
     def _choose_second(self, first: int) -> int:
-        """Half way to where memory would end if it grew from the start as over the first batch; the
-        first step also brings gradients and the optimizer's state, so that it would end later."""
+        """Return the index half way to a wall extrapolated from set-up and the first batch. The
+        first step also allocates gradients and optimizer state, so the true wall is higher."""
         probe = next(p for p in self._told if p.trained)
         available, setup, used = self._goal.available_bytes, probe.setup_bytes, probe.used_bytes
         if not (available and setup and used and used > setup):

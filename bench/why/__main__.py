@@ -59,8 +59,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _read_ends(axis: str, options: argparse.Namespace) -> dict[str, str | None]:
-    """The two values that are asked for, by the flag of each. Raises UsageError: --axis has one
-    value or more than two, they are given twice, or are the same."""
+    """Return the two requested values by flag. Raises UsageError: --axis has one value or more than
+    two, or the values are given twice or are the same."""
     name, *values = options.axis
     texts = values or [options.before, options.after]
     if len(values) == 2 and (options.before or options.after):

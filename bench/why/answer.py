@@ -1,4 +1,4 @@
-"""Why profiled cases of a sweep that differ in one axis differ in speed, and what is doubtful."""
+"""Explanations of why profiled cases that differ in one axis differ in speed, and doubts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.study.sweeps import read_sweeps
 
 @dataclass(frozen=True)
 class Answer:
-    """The pairs explained, what they were measured on, and what is doubtful of it."""
+    """The explained pairs, what they were measured on, and doubts about them."""
 
     explanations: Sequence[Explanation]
     conditions: Sequence[str]
@@ -33,8 +33,8 @@ def explain(
     sweep: Path, axis: str, ends: Mapping[str, str | None], where: Sequence[Filter]
 ) -> Answer:
     """Explain the pairs of a sweep that differ in ``axis`` alone. ``ends`` are its values before
-    and after, as text, by the flag of each; None is any. Raises UsageError: there is no such pair,
-    or none that was profiled."""
+    and after as text, by flag; None is any. Raises UsageError: there is no such pair, or none was
+    profiled."""
     sweeps = read_sweeps([sweep])
     records = read(sweeps)
     rows = latest(records)

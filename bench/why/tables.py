@@ -17,12 +17,12 @@ from bench.report.jsonfile import lay_out
 from bench.text import count
 from bench.why.answer import Answer
 
-MOST_ROWS = 5  # rows of a table where not all is asked for
+MOST_ROWS = 5  # most rows of a table without --full
 
 
 def render_text(answer: Answer, full: bool = False) -> str:
-    """Each pair for a terminal: its words, the reasons, the way from one step to the other; in
-    ``full`` all rows and all evidence."""
+    """Render each pair for a terminal: a summary, the reasons, and the changes between the two
+    steps; with ``full``, all rows and all evidence."""
     width = shutil.get_terminal_size((text.WIDTH, 0)).columns
     console = text.make_plain(width)
     for line in answer.conditions:
@@ -47,7 +47,7 @@ def render_text(answer: Answer, full: bool = False) -> str:
 
 
 def _tell_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
-    """As `tell_explained`, with few rows, and words that neither a row nor a title says."""
+    """Like `tell_explained`, with few rows, and sentences that no row or title repeats."""
     said: set[str] = set()
     for why in explanations:
         words = [word for word in describe(replace(why, about=""), True) if word not in said]
@@ -58,7 +58,7 @@ def _tell_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
 
 
 def render_markdown(answer: Answer, full: bool = True) -> str:
-    """Each pair as GitHub-flavoured Markdown, to paste."""
+    """Render each pair as GitHub-flavoured Markdown, to paste."""
     lines = [*(f"- {escape(line)}" for line in answer.conditions), ""]
     for table in reasons.EXPLAINED.lay_out(reasons.tell_explained(answer.explanations)):
         lines += table_lines(table)
@@ -67,7 +67,7 @@ def render_markdown(answer: Answer, full: bool = True) -> str:
 
 
 def render_json(answer: Answer, full: bool = True) -> str:
-    """Every figure, in SI units."""
+    """Render every figure, in SI units."""
     document = {
         "conditions": list(answer.conditions),
         "doubts": [notice.line for notice in answer.doubts],

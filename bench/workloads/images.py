@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class Images(Workload):
-    """A network on images with labels, by cross-entropy: ``model`` by its name, or the user's own
-    ``package.module:factory``, and without ``data`` what needs none, such as counting FLOP."""
+    """Training of a network on labelled images with cross-entropy. ``model`` is a name or the
+    user's ``package.module:factory``. Uses without images, such as counting FLOP, need no ``data``.
+    """
 
     def __init__(self, model: str, data: Dataset | None = None) -> None:
         self.model = model
@@ -30,8 +31,8 @@ class Images(Workload):
             self.test_samples = len(data.test_images)
             _, *shape = data.train_images.shape
             self.shape = (shape[0], shape[1], shape[2])
-            # there is a logit for each class; but of class folders, of which there may be fewer, a
-            # built-in network has ten as on CIFAR-10
+            # one logit per class; but for class folders, which may be fewer, a built-in network has
+            # ten, as for CIFAR-10
             if model not in MODELS or data.info.name == SYNTHETIC:
                 self.classes = data.info.classes
 
@@ -39,15 +40,15 @@ class Images(Workload):
         return build_model(self.model, self.classes, self.shape)
 
     def open_batches(self, **making: Unpack[Making]) -> Batches:
-        """The training images in random order; those of CIFAR's shape are cropped and flipped.
+        """Return the training images in random order; images of CIFAR's shape are augmented.
 
-        On a 2-core CPU, at 224 pixels and batch 16, that would take 8 % of a step of timm's
-        vit_tiny and 5 % of one of mobilenetv3_small; without it, a batch takes less than 1 %.
+        On a 2-core CPU, at 224 pixels and batch size 16, augmentation would take 8 % of a step of
+        timm's vit_tiny and 5 % of mobilenetv3_small; without it a batch takes less than 1 %.
         """
         return Batches(**self._training, **making)
 
     def open_loader(self, *, loading: Loading, **making: Unpack[Making]) -> LoadedBatches:
-        """The batches of `open_batches`, made by torch's DataLoader."""
+        """Return the batches of `open_batches`, made by torch's DataLoader."""
         return load_images(**self._training, **making, loading=loading)
 
     @property
@@ -60,7 +61,7 @@ class Images(Workload):
         }
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:
-        """The test images as they are. Raises UsageError: the dataset has none."""
+        """Return the test images without augmentation. Raises UsageError: the dataset has none."""
         if not self.test_samples:
             raise UsageError("the dataset has no test images")
         return Batches(
