@@ -37,7 +37,8 @@ from bench.work import Kind
 #               what an item adds
 #   8  2026-11  the mode in which a network is compiled; steps captured as CUDA graphs
 #   9  2026-11  the versions of HIP and MIOpen, of an AMD GPU
-SCHEMA = 9
+#  10  2026-11  how many classes the images have
+SCHEMA = 10
 
 
 class Status(Explained):
@@ -352,6 +353,8 @@ class Environment:
     dataset_source: str | None = quantity("layout the images came from")
     train_images: int | None = quantity("training images in the dataset, or units")
     test_images: int | None = quantity("test images in the dataset, or units")
+    dataset_classes: int | None = quantity(
+        "classes of the images; empty for a workload, whose loss may be any", since=10)
     rate_float32: float | None = quantity(
         "FLOP/s of a large matrix product in float32, measured before the case", since=4)
     rate_tfloat32: float | None = quantity("the same in TF32", since=4)

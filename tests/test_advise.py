@@ -366,7 +366,8 @@ def test_seeds_that_differ_are_not_called_equivalent() -> None:
 
 
 def test_networks_that_guess_have_not_learnt_as_well() -> None:
-    _, standing = search(GRIDS["H100, DPN-92"], 5000, lambda setting, seed: math.log(10))
+    grid, guess = GRIDS["H100, DPN-92"], math.log(10)
+    _, standing = search(grid, 5000, lambda setting, seed: guess, classes=10)
     said = "\n".join(answer(standing).write())
     assert "the loss is still that of guessing" in said
     assert "learns as well:" not in said

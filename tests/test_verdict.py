@@ -664,8 +664,8 @@ def test_paired_losses_without_difference_are_seldom_called_different(shared: fl
 )
 def test_a_loss_2_percent_below_that_of_guessing_is_learnt(loss: float, nothing: bool) -> None:
     """0.98 ln 10 is 2.25653."""
-    assert learnt_nothing(loss) is nothing
-    assert learnt_nothing(math.nan)
+    assert learnt_nothing(loss, 10) is nothing
+    assert learnt_nothing(math.nan, 10)
 
 
 def test_so_many_repeats_as_are_foretold_decide() -> None:

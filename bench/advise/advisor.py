@@ -134,6 +134,7 @@ class Advisor:
                 noise=0.0 if exact else NOISE,
                 start_s=expect_start,
                 epoch_s=lambda setting: self.loop.inputs.predict(setting),
+                classes=inputs.data(now).classes or None,
                 items=inputs.data(now).train_images,
             )
         return self._made

@@ -158,6 +158,7 @@ class Space:
     noise: float = NOISE  # 0 for what repeats exactly, such as peak memory
     start_s: Callable[[Case], float] = lambda case: 10.0
     epoch_s: Callable[[Case], float | None] = lambda case: None  # None if not known
+    classes: int | None = None  # that the loss distinguishes; None if it may be any
     items: int = 0  # per epoch; 0 if not known
 
     @cached_property
@@ -434,7 +435,7 @@ class Standing:
         if len(both) < LEARN_SEEDS:
             found = take_back(found, f"{len(both)} of {LEARN_SEEDS} seeds were run")
         else:
-            guessed = [learnt_nothing(fmean(s.values()), self.now.classes) for s in (a, b)]
+            guessed = [learnt_nothing(fmean(s.values()), self.space.classes) for s in (a, b)]
             found = doubt_guessing(found, guessed)
         self._learnt[twin] = found
         return found

@@ -217,7 +217,7 @@ class Comparison:
     def guessing(self, match: Match) -> list[bool]:
         """Return for each side with a training loss whether it is still that of guessing."""
         return [
-            learnt_nothing(average_seeds(group_seeds(read)), end.case.classes)
+            learnt_nothing(average_seeds(group_seeds(read)), end.classes)
             for end in self.ends(match)
             if (read := end.readings(METRICS["train_loss"]))
         ]

@@ -21,6 +21,7 @@ from bench.study.doubts import DOUBTS
 from bench.study.metrics import METRICS, Metric
 from bench.study.summaries import find_busy, measure_part
 from bench.study.sweeps import mend_ends
+from bench.verdict.seeds import find_classes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +60,12 @@ class Ran:
             if run["status"] in counted and (value := run[metric.column]) == value  # NaN is empty
         ]
 
+    @property
+    def classes(self) -> int | None:
+        """The classes that the loss distinguishes; see `find_classes`."""
+        counted = self.runs[0]["dataset_classes"]
+        return find_classes(self.case.workload, counted, self.case.classes)
+
     def know(self, condition: Condition) -> list[Any]:
         """Return the cells of a condition in the usable runs that have it."""
         used = [run for run in self.runs if run["status"] in RELIABLE]
@@ -95,7 +102,7 @@ class Side:
     @cached_property
     def ran(self) -> dict[int, Ran]:
         names = {"cell", "part", "measured_steps", "status", "inferred", "executor", "run_seed"}
-        names |= {metric.column for metric in METRICS.values()}
+        names |= {"dataset_classes"} | {metric.column for metric in METRICS.values()}
         names |= {name for c in CONDITIONS for name in (c.column, c.known) if name}
         runs = self.records[[*names]].to_dict("records")
         both = list(zip(self.cases, runs, strict=True))

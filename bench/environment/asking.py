@@ -167,6 +167,7 @@ def with_inputs(
         dataset_source=data.source,
         train_images=data.train_images,
         test_images=data.test_images,
+        dataset_classes=data.classes or None,
     )
     if model is not None:
         inputs.model_parameters = model.parameters

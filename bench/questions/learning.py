@@ -30,7 +30,7 @@ from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import SAME_LOSS
 from bench.text import write_range, write_share
 from bench.verdict.equivalence import Claim, Equivalence, judge_equivalences, take_back
-from bench.verdict.seeds import GUESSING, learnt_nothing
+from bench.verdict.seeds import GUESSING, find_classes, learnt_nothing
 
 MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
 
@@ -69,18 +69,18 @@ def _judge_learning(found: Material) -> Iterator[Lesson]:
             low, high = min(ratios), max(ratios)
             if equivalence.verdict is Claim.EQUIVALENT and max(high, 1 / low) > 1 + MARGIN:
                 equivalence = take_back(equivalence, "not in every case")
-            if all(_guesses(losses.get(c), cells[c].classes) for pair in known for c in pair):
+            if all(_guesses(losses.get(c), cells[c]) for pair in known for c in pair):
                 equivalence = take_back(equivalence, GUESSING)
             remarks = [equivalence.lack, *_list_remarks([cells[a] for a, _ in known], low, high)]
             of = sum(told[a] == told[b] for a, b in effect.pairs)
             yield Lesson(effect, metric, equivalence, len(known), of, [*filter(None, remarks)])
 
 
-def _guesses(losses: Seeds | None, classes: str) -> bool:
+def _guesses(losses: Seeds | None, case: Row) -> bool:
     if losses is None:
         return False
     loss = math.exp(fmean(log for _, log in losses.values()))
-    return learnt_nothing(loss, int(classes) if classes else None)
+    return learnt_nothing(loss, find_classes(case.workload, case.dataset_classes, case.classes))
 
 
 def _list_remarks(before: Sequence[Row], low: float, high: float) -> Iterator[str]:

@@ -32,6 +32,7 @@ from bench.verdict.difference import (
     summarize,
 )
 from bench.verdict.ratio import Ratio, estimate
+from bench.workloads import IMAGES
 
 MIN_SEEDS = MIN_REPEATS
 """Distinct seeds per side that a verdict on a loss or an error needs."""
@@ -113,14 +114,26 @@ def _ask_for_seeds(
     return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
 
 
-def learnt_nothing(loss: float, classes: int | None = None) -> bool:
-    """Return whether a training loss, a geometric mean over seeds, is still that of guessing among
-    ``classes``, so that equal losses show nothing. A loss of NaN or inf counts as guessing.
+def find_classes(workload: str, counted: float | None, given: str | int | None) -> int | None:
+    """Return how many classes the loss of a case distinguishes; None for a workload, whose loss can
+    be anything. ``counted`` is the column ``dataset_classes``, which rows before schema 10 lack,
+    and ``given`` the axis ``classes``; either may be empty."""
+    if workload != IMAGES:
+        return None
+    return int(counted if counted and counted == counted else given or CLASSES)  # NaN is empty
 
-    >>> learnt_nothing(2.309), learnt_nothing(2.0), learnt_nothing(math.nan)
+
+def learnt_nothing(loss: float, classes: int | None) -> bool:
+    """Return whether a training loss, a mean over seeds, is still that of guessing among
+    ``classes``, so that equal losses show nothing. With None, for a loss of any kind, only NaN and
+    inf count as guessing.
+
+    >>> learnt_nothing(2.309, 10), learnt_nothing(2.0, 10), learnt_nothing(math.nan, 10)
     (True, False, True)
+    >>> learnt_nothing(6.0, None), learnt_nothing(math.inf, None)
+    (False, True)
     """
-    return not loss < (1 - LEAST_GAIN) * math.log(classes or CLASSES)
+    return not loss < ((1 - LEAST_GAIN) * math.log(classes) if classes else math.inf)
 
 
 GUESSING = "the loss is still that of guessing; train longer (--fraction, --steps or --epochs)"
