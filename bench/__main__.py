@@ -21,15 +21,15 @@ COMMANDS = {
     "Check the harness": ("crosscheck", "rehearsal"),
     "Publish": ("asv_import", "export", "publish"),
 }
-"""The commands that people run, by what they are for. To add one, add the name of its module."""
+"""The user-facing commands, by purpose. To add one, add the name of its module."""
 
 _ROOT = Path(__file__).parent
 _FIRST_LINE = re.compile(r"`python -m bench\.(\w+)[^`]*`: (.+)\.")
 
 
 def read_line(command: str) -> str:
-    """The line that describes ``command``: the first of its docstring, after the command itself.
-    Raises ValueError: the docstring does not begin with ```python -m bench.NAME …`: what it
+    """Return the line that describes ``command``: the first of its docstring, after the command
+    itself. Raises ValueError: the docstring does not begin with ```python -m bench.NAME …`: what it
     does.``"""
     file = _ROOT / f"{command}.py"
     if not file.is_file():
@@ -54,7 +54,7 @@ def write_list() -> Iterator[str]:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """List the commands; 2 where an argument is given that this command does not have, else 0."""
+    """List the commands. Returns 0, or 2 for an argument that it does not have."""
     if argv and argv[0] not in ("-h", "--help"):
         names = [name for names in COMMANDS.values() for name in names]
         name = argv[0].removeprefix("bench.")

@@ -1,12 +1,12 @@
-"""Whether lanes can be believed: their anchors, run alone, with all lanes busy, and at the end.
+"""Checks of lanes by their anchors, run alone, with all lanes busy, and at the end.
 
-An anchor is a few dozen steps of one case, the same on every lane. What is compared is its median
-step, with the standard error of a median of normally distributed steps: 1.2533 σ / √n, and σ is
+An anchor is a few dozen steps of one case, the same on every lane. Its median step is compared,
+with the standard error of the median of normally distributed steps: 1.2533 σ / √n, where σ is
 1.4826 times their median absolute deviation.
 
-That estimate of σ is as uncertain as a standard deviation of 0.37 times as many steps (the
-efficiency of the median absolute deviation: Rousseeuw and Croux, JASA 88, 1993). It counts where
-many lanes are compared, of which the interval of two looks far into the tail.
+This estimate of σ is as uncertain as a standard deviation of 0.37 times as many steps (the
+efficiency of the median absolute deviation: Rousseeuw and Croux, JASA 88, 1993). That matters if
+many lanes are compared: the interval for a pair of them then reaches far into the tail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ALONE, BUSY, CLOSE = "alone", "busy", "close"
-"""When an anchor ran: while other lanes were idle, on all lanes at once, and when all was done."""
+"""When an anchor ran: while other lanes were idle, on all lanes at once, and at the end."""
 
 _QUANTILE = 1.96
 _HALF_INTERVAL = _QUANTILE * 1.2533 * 1.4826  # in median absolute deviations, over √n
@@ -39,8 +39,8 @@ class AnchorVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Pace:
-    """The median step of an anchor, in s, and half of its 95 % interval, as a share of it, known
-    with ``freedom`` degrees of freedom."""
+    """An anchor's median step in s, and the half-width of its 95 % interval as a share of it, with
+    ``freedom`` degrees of freedom."""
 
     step_s: float
     error: float
@@ -49,14 +49,14 @@ class Pace:
 
 @dataclass(frozen=True)
 class Change:
-    """One anchor's median step over another's, minus 1, and half of its 95 % interval."""
+    """The ratio of two anchors' median steps, minus 1, and half of its 95 % interval."""
 
     share: float
     margin: float
 
     @property
     def verdict(self) -> AnchorVerdict:
-        """Whether it is more than `INTERFERENCE`, or surely not, or noise hides it."""
+        """Return whether the change exceeds `INTERFERENCE`, surely does not, or is unclear."""
         if abs(self.share) > max(self.margin, INTERFERENCE):
             return AnchorVerdict.DIFFERENT
         if abs(self.share) + self.margin <= INTERFERENCE:
@@ -72,7 +72,7 @@ class Change:
 
 
 def read_pace(median_s: float | None, mad_s: float | None, steps: float | None) -> Pace | None:
-    """The pace of an anchor by its columns; None where too little was measured to tell."""
+    """Return the pace of an anchor from its columns; None if too little was measured."""
     known = [value for value in (median_s, mad_s, steps) if value is not None]
     if len(known) < 3 or not all(map(math.isfinite, known)) or known[0] <= 0 or known[2] < 2:
         return None
@@ -81,7 +81,7 @@ def read_pace(median_s: float | None, mad_s: float | None, steps: float | None) 
 
 
 def compare(now: Pace | None, before: Pace | None) -> Change | None:
-    """How ``now``, the later or busier one, differs from ``before``; None where one is unknown."""
+    """Return how ``now``, the later or busier pace, differs from ``before``; None if unknown."""
     if now is None or before is None:
         return None
     share = now.step_s / before.step_s - 1
@@ -92,8 +92,8 @@ def compare(now: Pace | None, before: Pace | None) -> Change | None:
 class LaneReading:
     """The anchors of a lane in one session of a sweep, by when they ran.
 
-    ``place`` is its GPU with the UUID, or the CPU with its number of cores; ``disturbed`` counts
-    the anchors that other programs disturbed.
+    ``place`` is the lane's GPU with its UUID, or the CPU with its number of cores; ``disturbed``
+    counts the anchors that other programs disturbed.
     """
 
     lane: str
@@ -103,16 +103,16 @@ class LaneReading:
 
     @property
     def drift(self) -> Change | None:
-        """The closing anchor over the busy one; where lanes took turns, over the first."""
+        """Return the closing anchor over the busy one, or the first if lanes took turns."""
         return compare(self.paces.get(CLOSE), self.paces.get(BUSY) or self.paces.get(ALONE))
 
     @property
     def interference(self) -> Change | None:
-        """The busy anchor over the one alone.
+        """Return the busy anchor over the one alone.
 
-        All lanes are busy in the closing anchor too, so that what it differs in from the busy one
-        is none of other lanes' doing. A lane may have drifted as much from the first anchor to the
-        second: that is added to the margin, which is then that of what is left without it.
+        All lanes are busy in the closing anchor too, so its difference from the busy one is drift,
+        not interference. A lane may have drifted as much between the first two anchors: this is
+        added to the margin, which is then that of the change without drift.
         """
         alone, busy, close = (self.paces.get(kind) for kind in (ALONE, BUSY, CLOSE))
         found = compare(busy, alone)
@@ -120,7 +120,7 @@ class LaneReading:
             return found
         drift = abs(found.share - (close.step_s / alone.step_s - 1))
         left = 1 + found.share - drift
-        # the busy one less what it lacks of the closing one, which is 2 busy - close; or closing
+        # without drift: 2 busy - close if the closing anchor is slower, else close
         weight = 2 if close.step_s > busy.step_s else 0
         error = math.hypot(weight * busy.step_s * busy.error, close.step_s * close.error)
         margin = drift + math.hypot(error / alone.step_s, left * alone.error)
@@ -134,9 +134,9 @@ class Session:
 
     @property
     def spread(self) -> Change | None:
-        """The slowest lane over the fastest, each alone; None where fewer than two are known.
+        """Return the slowest lane over the fastest, each alone; None if fewer than two are known.
 
-        They ran one after the other, so what any of them drifted may be in it.
+        They ran one after the other, so the result may include drift.
         """
         paces = sorted(
             (lane.paces[ALONE] for lane in self.lanes if ALONE in lane.paces),
@@ -160,19 +160,19 @@ def _choose_quantile(lanes: int, freedom: float) -> float:
 
 
 def find_sessions(records: pd.DataFrame) -> dict[str, Session]:
-    """The lanes of each start of a sweep whose anchors ran, by the column ``session``; ``records``
-    are of one folder, in the order in which they were written."""
+    """Return the lanes of each start of a sweep whose anchors ran, by the column ``session``.
+    ``records`` are the rows of one folder, in the order in which they were written."""
     anchors = records[records["anchor"] != ""]
     sessions = {}
     for key, rows in anchors.groupby("session", sort=False):
-        # a larger one came before where a lane had not the memory for it, and a smaller one is
-        # asked of that lane alone
+        # a larger anchor came before if a lane lacked the memory for it; a smaller one is repeated
+        # on that lane alone
         ended = rows["batch_size"][rows["status"].isin(list(RELIABLE))]
         rows = rows[rows["batch_size"] == [*rows["batch_size"], *ended][-1]]
         lanes = []
         for lane, own in rows.groupby("lane", sort=False):
             timed = own[own["status"].isin(list(RELIABLE))]
-            # one that other programs disturbed says nothing of lanes
+            # an anchor that other programs disturbed says nothing about lanes
             shared = is_shared(timed["neighbours_computing"], timed["other_cores"])
             timed = timed[~shared]
             measured = timed[["step_time_median_s", "step_time_mad_s", "measured_steps"]]
@@ -189,11 +189,11 @@ def find_sessions(records: pd.DataFrame) -> dict[str, Session]:
 
 
 def judge_lanes(records: pd.DataFrame) -> dict[str, pd.Series]:
-    """What the anchors say against each row, as shares; NaN where they say nothing against it.
+    """Return what the anchors say against each row, as shares; NaN if nothing.
 
-    ``interference`` is how much longer its lane's steps took with all lanes busy, of a row that was
-    measured beside others; ``lane_spread`` how much longer the slowest lane's took than the
-    fastest's. ``records`` are of one folder, in the order in which they were written.
+    ``interference``, for rows measured beside others, is how much longer the lane's steps took with
+    all lanes busy; ``lane_spread`` is how much longer the slowest lane's steps took than the
+    fastest's. ``records`` are the rows of one folder, in the order in which they were written.
     """
     import pandas as pd
 

@@ -1,9 +1,9 @@
-"""NVIDIA apex as it is installed: recognised by its files, without importing it.
+"""The installed NVIDIA apex, recognised by its files without importing it.
 
-Its mixed precision has three interfaces, of which a copy offers those of its time: ``fp16_utils``
-(April 2018 to May 2025), ``amp`` with opt levels (February 2019 to May 2025), and the
-``FP16_Optimizer`` of ``contrib.optimizers`` (since October 2019), all that is left today. Two
-projects have the name: the one on PyPI is a login toolkit for web sites.
+Its mixed precision has three interfaces; a copy offers those of its time: ``fp16_utils`` (April
+2018 to May 2025), ``amp`` with opt levels (February 2019 to May 2025), and the ``FP16_Optimizer``
+of ``contrib.optimizers`` (since October 2019), the only one left today. Two projects have the name:
+the one on PyPI is a login toolkit for web sites.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.errors import UnsupportedError
 
 
 class Interface(StrEnum):
-    """What trains in mixed precision, by where it is imported from."""
+    """The interface that trains in mixed precision, by its import path."""
 
     FP16_UTILS = "apex.fp16_utils.FP16_Optimizer"
     AMP = "apex.amp"
@@ -29,8 +29,7 @@ class Interface(StrEnum):
 
 @dataclass(frozen=True)
 class Apex:
-    """The installed package `apex`; contrib's of its ``interfaces`` needs the CUDA extensions
-    too."""
+    """The installed package `apex`; its contrib interface also needs the CUDA extensions."""
 
     version: str
     nvidia: bool
@@ -64,11 +63,11 @@ _FILES = {
 def find_apex(path: Sequence[str] | None = None) -> Apex | None:
     """Recognise the package `apex` by its files, on ``path`` or wherever `import` would find it.
 
-    NVIDIA's has a sub-package ``optimizers``; the one on PyPI does not.
+    Only NVIDIA's has a sub-package ``optimizers``; the one on PyPI does not.
     """
 
     def look(name: str) -> ModuleSpec | None:
-        # an editable install is found by a finder of its own, not on sys.path
+        # an editable install has its own finder, outside sys.path
         return find_spec(name) if path is None else PathFinder.find_spec(name, path)
 
     spec = look("apex")
@@ -96,8 +95,8 @@ _BUILD = "build it from the repository NVIDIA/apex on GitHub"
 
 
 def choose_interface(apex: Apex | None, opt_level: str | None) -> Interface:
-    """What trains a case: amp where it has an opt level, else the oldest FP16_Optimizer there is.
-    Raises UnsupportedError: this copy cannot; the message says what to do."""
+    """Return the interface for a case: amp with an opt level, else the oldest FP16_Optimizer.
+    Raises UnsupportedError: this copy cannot train it; the message says what to do."""
     if apex is None:
         raise UnsupportedError(f"NVIDIA apex is not installed: {_BUILD}")
     if not apex.nvidia:
@@ -125,11 +124,11 @@ def choose_interface(apex: Apex | None, opt_level: str | None) -> Interface:
 
 
 _ON_A_CPU = {None: "fp16", "O0": "fp32", "O1": "fp16-amp", "O2": "fp16"}
-"""What to train instead, by opt level; none is as O3, all of it in fp16 without masters."""
+"""What to train instead, by opt level; O3 has no counterpart: all fp16, without masters."""
 
 
 def refuse_apex(apex: Apex | None, opt_level: str | None, device: str) -> str:
-    """Say why a case cannot be trained with apex here, and what to do; empty where it can."""
+    """Return why apex cannot train a case here, and what to do; empty if it can."""
     if device != "cuda":
         instead = _ON_A_CPU.get(opt_level)
         alike = f"; {instead} is the same recipe on a CPU" if instead else ""

@@ -16,8 +16,8 @@ from bench.processes import leave
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Import every sweep named, each whole or not at all; 2 where records are not there, are of no
-    commit, or clash with results asv has."""
+    """Import every named sweep, each completely or not at all. Returns 2 if records are missing,
+    belong to no commit, or clash with results that asv has."""
     parser = Parser(prog="python -m bench.asv_import", description=describe(__doc__))
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="RESULTS", help="a sweep's folder")
     for folder in parser.parse(argv).sweeps:

@@ -1,4 +1,4 @@
-"""An axis: what is said of it, once, at its field of `bench.case.Case`; how values are read."""
+"""Axes: the description of each, given once at its field of `bench.case.Case`, and parsers."""
 
 from __future__ import annotations
 
@@ -18,100 +18,100 @@ Value = str | int | float | bool | None
 
 
 class Trait(StrEnum):
-    """What an axis may matter to."""
+    """A property that an axis may affect."""
 
     LEARNING = "learning"
-    """Loss and accuracy. They show at the end of an epoch: before, a larger batch has taken fewer
-    steps, and a loss tells of the first steps. Cases that differ in any other axis, such as the
-    precision, may be compared after equal steps."""
+    """Loss and accuracy. They are compared at the end of an epoch: before that, a larger batch has
+    taken fewer steps, and a loss describes only the first steps. Cases that differ in any other
+    axis, such as the precision, may be compared after equal steps."""
     RATE = "rate"
     """The learning rate of each step."""
     DATA = "data"
-    """The images, without which losses cannot be compared. A workload brings its own."""
+    """The images: losses on different ones cannot be compared. A workload brings its own."""
     DRAWS = "draws"
-    """The data of a user's workload: micro-batches are drawn each by itself, and a DataLoader has a
+    """The data of a user's workload: each micro-batch is drawn separately, and a DataLoader uses a
     dataset instead."""
     FIT = "fit"
-    """How large a batch fits in memory."""
+    """The largest batch that fits in memory."""
     PROOF = "proof"
-    """The proof of a precision: layers by themselves, without a loss, an optimizer or a loader."""
+    """The proof of a precision, on single layers: no loss, optimizer or loader is involved."""
     WORK = "work"
-    """The work of a step, counted operation by operation, without the workers of a loader."""
+    """The work of a step, counted operation by operation, without loader workers."""
     FLOP = "flop"
     """FLOP per image."""
     PART = "part"
     """How much of an epoch is measured."""
     FIRST = "first"
-    """The loss of the first step, before anything is learned. It is of what BatchNorm normalises
-    together, and of frozen layers by their running statistics."""
+    """The loss of the first step, before anything is learned. It depends on what BatchNorm
+    normalises together, and on the running statistics of frozen layers."""
     KERNELS = "kernels"
-    """How fast the same step is computed. The references were measured at its default, and say
-    nothing of cases with another value."""
+    """How fast the same step is computed. The references were measured at the axis's default, and
+    do not apply to cases with another value."""
     RECIPE = "recipe"
-    """What else cards agree in that are compared, beside all that matters to learning."""
+    """What compared cards must also agree on, besides everything that affects learning."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold of a case for an axis to apply to it."""
+    """A condition that a case must meet for an axis to apply to it."""
 
     holds: Callable[[Any], bool]
-    decided: str  # the axis that decides it: where a flag gives that, a preset's own is not missed
-    lack: str  # what is said where an axis is given and no case has it
+    decided: str  # the axis it is about; if a flag sets that, a preset's values need not apply
+    lack: str  # the message if an axis is given and no case meets this
     mend: str  # the flag to add then
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """What an axis cannot be together with in a case."""
+    """A combination with other settings that an axis does not allow in a case."""
 
     holds: Callable[[Any], bool]
-    why: str  # and what to give instead; the values of the case are {case.NAME}
+    why: str  # the message, with what to give instead; may use {case.NAME}
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What is said of an axis.
+    """The description of an axis.
 
-    By default it is to leave learning as it is, and what was found of a case, such as the largest
-    batch that fits, says nothing of a case with another value.
+    By default an axis does not affect learning, and findings about a case, such as the largest
+    batch that fits, do not apply to a case with another value.
     """
 
     default: Any
-    parse: Callable[[str], Value]  # of flags, presets and CSV; a ValueError says what is right
+    parse: Callable[[str], Value]  # for flags, presets and CSV; its ValueError says what is right
     help: str
-    since: int = 1  # the schema of records that brought it
-    quiet: bool = False  # a case is not named by it where it has its default
-    switch: bool = False  # one value is "off", and "on" is understood; so are all off or on
-    common: bool = False  # ``--help`` shows its flag; else ``--help-all`` alone does
-    named: bool = False  # a case is named by it even where it does not vary
-    plain: bool = False  # its values speak for themselves, without its name
-    number: bool = False  # its values are numbers, as they are where the default is one
-    legacy: tuple[str, ...] = ()  # values that only stand beside others for comparison
-    affects: tuple[Trait, ...] = (Trait.FIT, Trait.PROOF, Trait.WORK)  # what it matters to
-    measuring: bool = False  # it says how a case was measured, and tells no two questions apart
-    spread: bool = False  # it is varied to see a spread, not for what it does
-    prepares: str = ""  # what it does before the first epoch, so that all are shorter
-    follows: str = ""  # the axis of which only some values have it: it may change with that
-    kept: bool = False  # though it follows, it is a question too: what is compared agrees in it
-    applies: tuple[Condition, ...] = ()  # where all hold; else a grid leaves it at its default
-    fill: Callable[[Any], Value] | None = None  # the value in a case where none is given
-    baseline: bool = False  # its default is what others are compared with; else the first value is
-    order: Callable[[str], Any] | None = None  # sorts values, as CSV; else numbers, or as they ran
-    anchored: bool = True  # an anchor has it as its case does, not its default
-    # values of other axes that it is not measured with, where it is not at its default
+    since: int = 1  # the records schema that introduced it
+    quiet: bool = False  # not part of a case's name at its default
+    switch: bool = False  # "off" is a value and "on" is accepted; implied by a default of False
+    common: bool = False  # ``--help`` shows its flag; else only ``--help-all`` does
+    named: bool = False  # part of a case's name even where it does not vary
+    plain: bool = False  # its values are clear without its name
+    number: bool = False  # its values are numbers; implied by a default that is one
+    legacy: tuple[str, ...] = ()  # values kept only for comparison
+    affects: tuple[Trait, ...] = (Trait.FIT, Trait.PROOF, Trait.WORK)  # what it affects
+    measuring: bool = False  # says how a case was measured; never distinguishes two questions
+    spread: bool = False  # varied to see a spread, not for its effect
+    prepares: str = ""  # what it does before the first epoch, to make all epochs shorter
+    follows: str = ""  # the axis whose values decide whether it exists; may change with that
+    kept: bool = False  # compared cases must agree on it although it follows another
+    applies: tuple[Condition, ...] = ()  # it applies where all hold; else a grid keeps its default
+    fill: Callable[[Any], Value] | None = None  # its value in a case that gives none
+    baseline: bool = False  # its default is the baseline; else its first value is
+    order: Callable[[str], Any] | None = None  # sort key for CSV spellings; else numeric or as run
+    anchored: bool = True  # an anchor has the value of its case, not the default
+    # values of other axes with which a non-default value of this one is not measured
     beside: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
-    conflicts: tuple[Conflict, ...] = ()  # what else it cannot be with, each for a reason
+    conflicts: tuple[Conflict, ...] = ()  # other combinations that are refused, with the reason
     absent: Mapping[str, str] = field(default_factory=dict)  # commands without its flag, and why
     name: str = ""
 
     def holds(self, case: Any) -> bool:
-        """Whether it applies to a case."""
+        """Return whether the axis applies to ``case``."""
         return all(rule.holds(case) for rule in self.applies)
 
 
 def describe_axis(default: Value, parse: Callable[[str], Value], help: str, **about: Any) -> Any:
-    """Describe an axis by what `Axis` has of it: a field of `bench.case.Case`."""
+    """Make a field of `bench.case.Case` that describes an axis; ``about`` are fields of `Axis`."""
     about["switch"] = about.get("switch", False) or default is False
     about["number"] = about.get("number", False) or type(default) in (int, float)
     return field(default=default, metadata={"axis": Axis(default, parse, help, **about)})
@@ -132,7 +132,7 @@ COMPILES = {
 """How torch.compile treats the network: its modes, and ``off``."""
 
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")
-"""Of these, the modes in which torch.compile makes CUDA graphs itself."""
+"""Modes of `COMPILES` in which torch.compile makes CUDA graphs itself."""
 
 PARALLELS = {
     "none": "one GPU",
@@ -142,7 +142,7 @@ PARALLELS = {
 """How several GPUs train one network."""
 
 GRAD_COMPRESSIONS = ("none", "fp16", "bf16")
-"""The number formats that gradients are exchanged in; ``none`` is that of the gradients."""
+"""Number formats in which gradients are exchanged; ``none`` keeps that of the gradients."""
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
@@ -165,7 +165,7 @@ def parse_batch_size(text: str) -> int:
 
 
 def parse_number(what: str, low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Make the parser of an axis whose values are numbers above ``low``, at most ``high``."""
+    """Return a parser of numbers above ``low`` and up to ``high``."""
 
     def parse(text: str) -> float:
         with suppress(ValueError):
@@ -234,7 +234,7 @@ def parse_until(text: str) -> float:
 
 
 LEAST_LIMIT = 64 * 2**20
-"""Bytes; no process that imports torch is smaller."""
+"""Minimum memory limit in bytes; any process that imports torch needs more."""
 
 
 @or_none

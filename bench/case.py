@@ -1,7 +1,7 @@
 """A case holds the settings of one row of the results: every field is an axis.
 
 An axis is described once, as a field of `Case`. That field gives the command-line flag, the preset
-key, the CSV column and the asv parameter, and says what else `bench.axis.Axis` has of it.
+key, the CSV column and the asv parameter, and everything else in `bench.axis.Axis`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from bench.workloads import IMAGES, OWN, parse_workload
 
 
 def order_scale(text: str) -> tuple[float, str]:
-    """A key that sorts loss scales as CSV spells them: none, numbers upwards, dynamic ones."""
+    """Return a sort key for loss scales as CSV spells them: none, numbers ascending, dynamic."""
     try:
         return float(text or 0), ""
     except ValueError:
@@ -65,7 +65,7 @@ def order_scale(text: str) -> tuple[float, str]:
 
 
 def _need(attribute: str, lack: str) -> Condition:
-    """Only precisions with an attribute have it."""
+    """Return the condition that the precision has an attribute."""
     names = [name for name, kind in PRECISIONS.items() if getattr(kind, attribute)]
     return Condition(
         lambda case: bool(getattr(PRECISIONS[case.precision], attribute)),
@@ -127,8 +127,8 @@ _parallel = partial(_later, since=5, follows="parallel", applies=(_TRAINS_TOGETH
 
 @dataclass(frozen=True)
 class Case:
-    """The settings of one measurement, hashable. `loss_scale` is None where the precision scales no
-    loss, `opt_level` where apex.amp does not train."""
+    """The settings of one measurement, hashable. `loss_scale` is None if the precision scales no
+    loss, and `opt_level` if apex.amp does not train."""
 
     # fmt: off
     model: str = describe_axis("dpn92", parse_model,
@@ -312,7 +312,7 @@ class Case:
         return self._hash
 
     def __reduce__(self) -> tuple[type[Case], tuple[Value, ...]]:
-        return Case, list_values(self)  # without the hash, which another process has otherwise
+        return Case, list_values(self)  # without the hash, which differs in another process
 
     @property
     def compiled(self) -> bool:
@@ -320,14 +320,14 @@ class Case:
 
     @property
     def own_graphs(self) -> bool:
-        """Whether torch.compile starts the network's kernels by CUDA graphs of its own."""
+        """Return whether torch.compile launches the network's kernels with its own CUDA graphs."""
         return self.compile in OWN_GRAPHS and self.device == "cuda"
 
     def label(self, axes: Iterable[str] | None = None) -> str:
-        """Name the case for people by ``axes``, or `NAMED`: ``fp16 · loss scale 128 · batch size
+        """Return a readable name by ``axes``, or `NAMED`: ``fp16 · loss scale 128 · batch size
         512``.
 
-        Of several GPUs, whose ``batch_size`` is that of each, the batch of all is named too.
+        With several GPUs, ``batch_size`` is per GPU, so the global batch is named too.
         """
         named = list(axes or NAMED)
         words = [_name_value(name, getattr(self, name)) for name in named]
@@ -336,7 +336,7 @@ class Case:
         return " · ".join(text for text in words if text is not None)
 
     def slug(self) -> str:
-        """Name the case for files: readable, unique, ASCII."""
+        """Return a name for files: readable, unique, ASCII."""
         readable = f"{self.precision}-b{self.batch_size}"
         if self.loss_scale is not None:
             readable += f"-s{format_value(self.loss_scale)}"
@@ -350,41 +350,41 @@ list_values: Callable[[Case], tuple[Value, ...]] = attrgetter(*AXES)
 """The values of all axes of a case, in the order of `AXES`."""
 
 make_case: Callable[..., Case] = cache(Case)
-"""The case of the values of all axes, in the order of `AXES`: one object for equal ones. To find
-10,000 runs in a dict took 0.1 s more each time where their cases were equal but not the same."""
+"""Return the case with these values of all axes, in the order of `AXES`; equal values give the same
+object. With equal but distinct cases, finding 10,000 runs in a dict took 0.1 s more."""
 
 FOLLOWS: dict[str, tuple[str, ...]] = {
     leader: tuple(name for name, axis in AXES.items() if axis.follows == leader)
     for leader in AXES
     if any(axis.follows == leader for axis in AXES.values())
 }
-"""Axes that only some values of another axis have: where that one changes, so may these."""
+"""Axes that only some values of another axis have: they may change together with it."""
 
 SAME_QUESTION = tuple(name for name, axis in AXES.items() if axis.measuring)
-"""Axes that say how a case was measured; they never tell two questions apart."""
+"""Axes that say how a case was measured; they never distinguish two questions."""
 
 NAMED = tuple(name for name, axis in AXES.items() if axis.named)
 """The axes that name a case even where they do not vary."""
 
 
 def list_affecting(trait: Trait) -> tuple[str, ...]:
-    """The axes that matter to ``trait``."""
+    """Return the axes that affect ``trait``."""
     return tuple(name for name, axis in AXES.items() if trait in axis.affects)
 
 
 def list_absent(command: str) -> dict[str, str]:
-    """The axes that a command, such as ``check``, has no flag for, and why."""
+    """Return the axes that a command, such as ``check``, has no flag for, and why."""
     return {name: axis.absent[command] for name, axis in AXES.items() if command in axis.absent}
 
 
 def fill_value(name: str, case: Any) -> Value:
-    """The value of an axis in ``case`` where nothing gives it one."""
+    """Return the value of an axis in ``case`` if none is given."""
     fill = AXES[name].fill
     return fill(case) if fill else AXES[name].default  # type: ignore[no-any-return]
 
 
 def default_lr(optimizer: str) -> float:
-    """The learning rate of ``optimizer`` where none is given; a workload's own takes SGD's."""
+    """Return the default learning rate of ``optimizer``; SGD's for a workload's own."""
     return OPTIMIZERS[Case.optimizer if optimizer == OWN else optimizer].lr
 
 
@@ -393,15 +393,15 @@ def axis_flag(name: str) -> str:
 
 
 def free_axes(axis: str) -> tuple[str, ...]:
-    """The axes in which two cases may differ that differ in ``axis``: it, and what follows; none
-    for the empty name."""
+    """Return the axes in which two cases may differ when ``axis`` is compared: it and its
+    followers; none for the empty name."""
     return (axis, *FOLLOWS.get(axis, ())) if axis else ()
 
 
 def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
-    """The loss scale that stands for a precision: its default, or the commonest of ``scales``.
+    """Return the loss scale that represents a precision: its default, or the commonest one.
 
-    Of equally common ones, as `format_value` spells them, it is the lowest; dynamic ones come last.
+    Ties go to the lowest of ``scales``, as spelled by `format_value`; dynamic ones come last.
 
     >>> main_loss_scale("fp16", ["64", "128", "64"]), main_loss_scale("fp16", ["64", "256", "64"])
     ('128', '64')
@@ -412,8 +412,8 @@ def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
 
 
 def telling_axes(cases: Iterable[Case], but: str = "") -> list[str]:
-    """The axes to name each of ``cases`` by, without ``but``: `NAMED`, and whatever else varies
-    among them. A workload is named by its model."""
+    """Return the axes to name each of ``cases`` by, without ``but``: `NAMED` and any that vary. A
+    workload is named by its model."""
     columns = zip(AXES, zip(*map(list_values, {*cases}), strict=True), strict=False)
     varying = {name for name, values in columns if len(set(values)) > 1}
     return [n for n in AXES if n in {*varying, *NAMED} and n not in ("workload", but)]
@@ -424,7 +424,7 @@ def _name_value(name: str, value: Value) -> str | None:
     if value is None or value is False or quiet:
         return None
     if name == "workload" or value == OWN:
-        return None  # its model says it
+        return None  # named by its model
     words = name.replace("_", " ")
     if value is True:
         return words
@@ -446,13 +446,13 @@ def format_value(value: Value) -> str:
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"
-    # every digit: a case read back from its row must be the case that wrote it
+    # all digits: a case read back from its row must equal the case that wrote it
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def spell_cases(cases: Iterable[Case]) -> dict[str, Any]:
-    """What a configuration says of cases, as `format_value` writes it: the ``settings`` that all
-    share, and of each of the ``cases`` the axes that it is named by, or that vary."""
+    """Return what a configuration says about cases, as `format_value` writes it: the ``settings``
+    that all share, and for each of the ``cases`` the axes that name it or vary."""
     shared, told = dict[str, str](), dict[str, Iterable[str]]()
     for name, column in zip(AXES, zip(*map(list_values, cases), strict=True), strict=False):
         texts = {value: format_value(value) for value in {*column}}
@@ -465,7 +465,7 @@ def spell_cases(cases: Iterable[Case]) -> dict[str, Any]:
 
 
 def spell_value(value: Value) -> str:
-    """Write an axis value as people and flags say it; None is none.
+    """Format an axis value as people and flags write it; None is ``none``.
 
     >>> spell_value("21GiB"), spell_value(None)
     ('21GiB', 'none')
@@ -474,8 +474,8 @@ def spell_value(value: Value) -> str:
 
 
 def parse_value(name: str, value: object, where: str) -> Value:
-    """Read one value of axis ``name`` from a flag, a preset or a CSV cell, which a UsageError calls
-    ``where``, such as ``--batch-size``."""
+    """Parse a value of axis ``name`` from a flag, preset or CSV cell. Raises UsageError: it is
+    wrong; the message starts with ``where``, such as ``--batch-size``."""
     text = format_value(value) if isinstance(value, (bool, int, float)) else str(value)
     try:
         return AXES[name].parse(text)
@@ -484,17 +484,17 @@ def parse_value(name: str, value: object, where: str) -> Value:
 
 
 def whole_batch(case: Case) -> int:
-    """Items of a step of the optimizer: those of all GPUs together."""
+    """Return the items per optimizer step, over all GPUs."""
     return case.batch_size * case.world_size
 
 
 def divide_items(case: Case, items: int) -> list[int]:
-    """How many of the ``items`` of a step each GPU takes.
+    """Return how many of the ``items`` of a step each GPU takes.
 
     >>> divide_items(Case(parallel="ddp", world_size=4), 5)
     [2, 1, 1, 1]
     """
-    if case.parallel == "dp":  # which divides as torch.chunk does
+    if case.parallel == "dp":  # divides like torch.chunk
         size = max(1, -(-items // case.world_size))
         return [len(range(items)[i * size : (i + 1) * size]) for i in range(case.world_size)]
     shares = (Share(rank, case.world_size) for rank in range(case.world_size))
@@ -502,28 +502,28 @@ def divide_items(case: Case, items: int) -> list[int]:
 
 
 def micro_batch(case: Case) -> int:
-    """Images of each micro-batch but the last of a GPU's batch, which may hold fewer."""
+    """Return the images per micro-batch of a GPU's batch; the last one may hold fewer."""
     return -(-case.batch_size // case.accumulate)
 
 
 MOST_PROBED = {"cuda": 128, "cpu": 16}
-"""Images that the proof runs a layer on, at most: so it is the same for all larger batches.
+"""Maximum images that the proof runs a layer on, so that it is the same for all larger batches.
 
-On a CPU (DPN of few channels, fp32 and bf16-amp) its errors were the same in every digit at batch
-sizes from 16 to 256. In two sweeps of an H100 (DPN-92, five precisions) those of the forward pass
-and the input gradient were so from 128 to 640, and the weight gradient's differed no more than from
-run to run. tf32 alone ran a part in float32 at 128 that it did not at 512: cuDNN took a finer
-kernel for the smaller batch.
+On a CPU (DPN of few channels, fp32 and bf16-amp) its errors were equal in every digit at batch
+sizes from 16 to 256. In two sweeps of an H100 (DPN-92, five precisions) the errors of the forward
+pass and the input gradient were equal from 128 to 640, and those of the weight gradient differed no
+more than between runs. Only tf32 ran a part in float32 at 128 that it did not at 512: cuDNN chose a
+finer kernel for the smaller batch.
 """
 
 
 def count_probed(case: Case) -> int:
-    """Images that the proof of a case runs a layer on."""
+    """Return the number of images that the proof of a case runs a layer on."""
     return min(micro_batch(case), MOST_PROBED[size_as(case.device)])
 
 
 def list_micro_batches(case: Case, samples: int) -> list[int]:
-    """The sizes of the micro-batches in an epoch of so many items, each once.
+    """Return the distinct sizes of micro-batches in an epoch of ``samples`` items.
 
     >>> list_micro_batches(Case(batch_size=100, accumulate=3), 450)
     [16, 32, 34]

@@ -1,4 +1,4 @@
-"""The CPU cores that this process may use, and who uses them."""
+"""The CPU cores that this process may use, and their use by other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def usable_cpus() -> Sequence[int]:
 
 
 def spell_cpu(name: str, cores: int) -> str:
-    """A CPU and how many of its cores may be used, as records have it.
+    """Format a CPU and how many of its cores may be used, as in records.
 
     >>> spell_cpu("AMD EPYC", 2), spell_cpu("AMD EPYC", 1)
     ('AMD EPYC, 2 cores', 'AMD EPYC, 1 core')
@@ -28,7 +28,7 @@ def spell_cpu(name: str, cores: int) -> str:
 
 
 def parse_cpu(text: str) -> tuple[str, int | None]:
-    """What `spell_cpu` was given; None where the text does not say.
+    """Parse the output of `spell_cpu`; the number is None if it is missing.
 
     >>> parse_cpu("AMD EPYC, 1 core"), parse_cpu("AMD EPYC")
     (('AMD EPYC', 1), ('AMD EPYC', None))
@@ -38,7 +38,7 @@ def parse_cpu(text: str) -> tuple[str, int | None]:
 
 
 def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """The cores of each of ``size`` processes: equal shares, or one for several of them.
+    """Return the cores of each of ``size`` processes: equal shares, or one shared by several.
 
     >>> share_cores([0, 1, 2, 3, 4], 2), share_cores([0, 1], 3)
     ([(0, 1), (2, 3)], [(0,), (1,), (0,)])
@@ -50,8 +50,7 @@ def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 def read_governor(folder: Path = Path("/sys/devices/system/cpu")) -> str | None:
-    """The frequency governors of the CPUs that this process may use, joined by a comma; None where
-    none is told."""
+    """Return the frequency governors of the usable CPUs, joined by a comma; None if unknown."""
     governors = set()
     for cpu in usable_cpus():
         with suppress(OSError):
@@ -61,8 +60,8 @@ def read_governor(folder: Path = Path("/sys/devices/system/cpu")) -> str | None:
 
 
 def read_core_times() -> tuple[float, float]:
-    """Seconds for which the cores that this process may use were busy so far, and for which other
-    guests of its hypervisor had them. What runs on other cores takes nothing from these."""
+    """Return for how many seconds the usable cores have been busy so far, and for how many other
+    guests of the hypervisor had them. Work on other cores is not counted."""
     import psutil
 
     cpus, busy, stolen = psutil.cpu_times(percpu=True), 0.0, 0.0
@@ -75,7 +74,7 @@ def read_core_times() -> tuple[float, float]:
 
 
 class OtherWork:
-    """How much of the cores that this process may use others use while it works."""
+    """The use of this process's cores by others while it works."""
 
     def __init__(
         self,
@@ -85,15 +84,15 @@ class OtherWork:
         stolen: float = 0.0,
         root: int | None = None,
     ) -> None:
-        """Go on from these sums, in s of cores and of the clock; what was ``stolen`` is a part of
-        ``busy``. Process ``root`` and its descendants, by default this one, are not others."""
+        """Continue from these sums, in core seconds and wall seconds; ``stolen`` is a part of
+        ``busy``. Process ``root``, by default this one, and its descendants are not others."""
         self.sums = busy, own, wall, stolen
         self.on, self._root = usable_cpus(), root
 
     @classmethod
     def add(cls, ranks: Sequence[OtherWork]) -> OtherWork:
-        """That of processes that work side by side: none of them is another to the first. Cores
-        that several of them share count once."""
+        """Combine ranks that run side by side and so are not others to each other. Cores that
+        several of them share count once; wall time is that of the first."""
         cores = {tuple(one.on): one.sums for one in ranks}
         busy, stolen = (sum(sums[at] for sums in cores.values()) for at in (0, 3))
         added = cls(busy, sum(one.sums[1] for one in ranks), ranks[0].sums[2], stolen)
@@ -113,18 +112,18 @@ class OtherWork:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Count what happens within; may be entered again."""
+        """Count what happens in the block; may be entered again."""
         self.start()
         yield
         self.stop()
 
     def cores(self, guests: bool = True) -> float:
-        """Cores that others used on average, other ``guests`` of the hypervisor among them."""
+        """Return the mean number of cores used by others, including other ``guests`` by default."""
         busy, own, wall, stolen = self.sums
         return max(0.0, busy - own - (0.0 if guests else stolen)) / wall if wall else 0.0
 
     def stolen(self) -> float:
-        """The share of the cores that other guests of the hypervisor had."""
+        """Return the share of the cores that other guests of the hypervisor had."""
         _, _, wall, stolen = self.sums
         return min(1.0, stolen / (wall * len(self.on))) if wall else 0.0
 

@@ -1,4 +1,4 @@
-"""The exceptions whose message a user is meant to see."""
+"""Exceptions whose messages are shown to the user."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class StoreError(Exception):
 
 
 _ABBREVIATION = 3
-"""From so many letters on, the start of a right word is taken for an abbreviation of it."""
+"""Minimum letters for the start of a right word to count as an abbreviation of it."""
 
 
 def nearest(word: str, right: list[str], otherwise: str = "") -> str:
-    """Say what would have been right for a misspelt ``word``: the nearest of ``right``, or where
-    none is near, ``otherwise`` or all.
+    """Return a hint for a misspelt ``word``: the nearest of ``right``, else ``otherwise``, else
+    all.
 
     >>> nearest("fp61", ["fp32", "fp16"])
     "did you mean 'fp16'?"
@@ -57,7 +57,7 @@ def nearest(word: str, right: list[str], otherwise: str = "") -> str:
 
 
 def choose(flag: str, name: str, right: Mapping[str, T]) -> T:
-    """What a name that a flag gave stands for. Raises UsageError: it is none of the right ones."""
+    """Return the value of a flag by its name. Raises UsageError: the name is not in ``right``."""
     if name not in right:
         raise UsageError(f"{flag} {name!r}: {nearest(name, list(right))}")
     return right[name]

@@ -1,4 +1,4 @@
-"""What a failure means: one table from exceptions and ended processes to outcomes."""
+"""Causes of failures: one table from exceptions and dead processes to outcomes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bench.record import Status
 from bench.text import clean
 
 NEARLY_FULL = 0.05
-"""Free share of device memory below which a CUDA library's odd failure is suspected to be OOM."""
+"""Free share of device memory below which an odd CUDA library failure may be an OOM."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """Exceptions whose class and message match end a case with ``status``.
 
-    ``kind`` is a class name anywhere among the exception's ancestors, or empty for any; ``base``
-    the class that this one derives from directly, where its name alone is another's too;
-    ``message`` a regular expression searched for in its text. ``when_full`` rules hold only while
-    device memory is nearly full, ``when_limited`` ones under a memory limit on a CPU;
-    ``transient`` ones are worth another try. By ``shared`` ones the memory that processes share
-    ran out. ``peer`` ones follow from the end of another process that trains the same network.
+    ``kind`` is the name of any class among the exception's ancestors, or empty; ``base`` the direct
+    base of that class, where its name alone is ambiguous; ``message`` a regular expression searched
+    for in the text. Rules with ``when_full`` hold only while device memory is nearly full, those
+    with ``when_limited`` only under a memory limit on a CPU. ``transient`` failures are worth a
+    retry, ``shared`` ones ran out of memory shared between processes, and ``peer`` ones follow from
+    the end of another process that trains the same network.
     """
 
     status: Status
@@ -42,14 +42,14 @@ class Rule:
 _PLACES = ("Backend", "Network", "Store")
 
 # The first match counts. torch.OutOfMemoryError and torch.AcceleratorError are sibling classes, and
-# the libraries below torch have spellings of their own.
+# the libraries below torch spell errors in their own ways.
 RULES: tuple[Rule, ...] = (
     # Ray ended the process before the host ran out of memory; no smaller batch would have helped
     Rule(Status.KILLED, kind="OutOfMemoryError", base="RayError"),
     Rule(Status.OOM, kind="OutOfMemoryError"),
     Rule(Status.OOM, kind="MemoryError"),
     Rule(Status.OOM, r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
-    # torch.compile wraps what happened in exceptions of its own
+    # torch.compile wraps errors in exceptions of its own
     Rule(Status.OOM, r"(?:CUDA|MPS backend) out of memory|OutOfMemoryError"),
     # NCCL allocates outside torch's allocator, and names the reason in its last line
     Rule(Status.OOM, r"Cuda failure[^\n]*out of memory"),
@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.OOM, r"CUDNN_STATUS_\w*ALLOCATION_FAILED"),  # cuDNN 9
     Rule(Status.OOM, r"DefaultCPUAllocator: (?:can't|not enough).*memory"),
     Rule(Status.OOM, r"std::bad_alloc|Cannot allocate memory"),
-    # what workers of a DataLoader die of where a page of it is missing, and what they say otherwise
+    # DataLoader workers out of shared memory: killed if a page is missing, else with a message
     Rule(
         Status.OOM,
         r"DataLoader worker \(pid[^)]*\) is killed by signal: Bus error"
@@ -69,7 +69,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Status.KILLED, r"DataLoader worker \(pid[^)]*\) is killed by signal: (?:Killed|Terminated)"
     ),
-    # libraries that do not say why the memory that they asked for was refused
+    # libraries that do not say why their request for memory was refused
     Rule(
         Status.OOM,
         r"could not (?:create|execute) a (?:memory|primitive)|can't start new thread"
@@ -81,18 +81,18 @@ RULES: tuple[Rule, ...] = (
         r"CUDNN_STATUS_(?:NOT_INITIALIZED|NOT_SUPPORTED|INTERNAL_ERROR|EXECUTION_FAILED)"
         r"|CUBLAS_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)"
         r"|unable to find an engine to execute"
-        # torch's allocator asks NVML while it words an OOM, and asserts that it is answered
+        # torch's allocator asks NVML while it words an OOM, and asserts that it gets an answer
         r"|NVML_SUCCESS == r",
         when_full=True,
     ),
     Rule(Status.ERROR, r"gloo/\w+|Connection (?:closed|reset) by peer", peer=True),
-    # those of NCCL, and of what processes find each other by
+    # errors of NCCL, and of the store through which processes find each other
     *(Rule(Status.ERROR, kind=f"Dist{of}Error", peer=True) for of in _PLACES),
     Rule(Status.ERROR, r"CUDA-capable device.*busy", transient=True),
     Rule(Status.ERROR, r"cudaErrorDevicesUnavailable|system not yet initialized", transient=True),
     Rule(Status.ERROR, r"NVML.*(?:Unknown Error|Timeout|In use by another)", transient=True),
     Rule(Status.ERROR, r"Unknown Error|Timeout|In use by another", "NVMLError", transient=True),
-    # the host has no process to spare at the moment
+    # the host cannot start another process at the moment
     Rule(Status.ERROR, kind="BlockingIOError", transient=True),
     Rule(Status.UNSUPPORTED, r"not implemented for '(?:Half|BFloat16|ComplexHalf)'"),
     Rule(Status.UNSUPPORTED, r"no kernel image is available|HIP error: invalid device function"),
@@ -100,11 +100,11 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.UNSUPPORTED, r"Device does not support bfloat16"),
     Rule(Status.UNSUPPORTED, r"Torch not compiled with CUDA enabled"),
     Rule(Status.UNSUPPORTED, r"bfloat16 is only supported on GPUs with compute capability"),
-    # what torch.compile says of a card, a Python or a host that it cannot compile for
+    # cards, Python versions and hosts that torch.compile does not support
     Rule(Status.UNSUPPORTED, r"too old to be supported by the triton GPU compiler"),
     Rule(Status.UNSUPPORTED, r"Cannot find a working triton installation"),
     Rule(Status.UNSUPPORTED, r"No working C\+\+ compiler found"),
-    # of a step that --cuda-graphs captures: it waits for the device, or allocates on the host
+    # captured steps (--cuda-graphs) that wait for the device, or allocate on the host
     Rule(Status.UNSUPPORTED, r"when stream is capturing"),
     Rule(Status.UNSUPPORTED, r"(?:torch\.compile|Dynamo) is not supported on"),
 )
@@ -115,8 +115,8 @@ _SHARED = "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers
 
 @dataclass(frozen=True)
 class Fault:
-    """A failure with its meaning. ``peer`` says that it follows from the end of another process
-    that trains the same network."""
+    """A classified failure. ``peer``: it follows from the end of another process that trains the
+    same network."""
 
     status: Status
     reason: str
@@ -131,9 +131,9 @@ def list_kinds(error: BaseException) -> list[str]:
 def classify(
     kinds: list[str], message: str, free_share: float | None = None, case: Case | None = None
 ) -> Fault:
-    """Say what an exception means, by the names of its class and that one's ancestors, nearest
-    first, and its text. ``free_share`` of device memory is as when it was caught, 0 also where the
-    allocator refused some; the memory limit of ``case`` is named where memory ran out."""
+    """Classify an exception by the names of its class and that one's ancestors, nearest first, and
+    its text. ``free_share`` of device memory is that at the time of the exception, 0 also if the
+    allocator refused some; the memory limit of ``case`` is named if memory ran out."""
     first, where = _quote(message)
     reason = f"{kinds[0]}: {first[:300]}" if first else kinds[0]
     reason += where
@@ -152,7 +152,7 @@ def classify(
             if rule.shared:
                 reason = f"{_SHARED}: {reason}"
             elif limit and rule.status is Status.OOM:
-                # the allocator's own words, which the log has, say what one block asked for
+                # the allocator's message, which the log has, is about one block
                 spaced = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", limit)
                 memory = "host memory" if on_host else "GPU memory"
                 reason = f"needs more than {spaced} of {memory}{where}"
@@ -163,8 +163,8 @@ def classify(
 
 
 def _quote(message: str) -> tuple[str, str]:
-    """The line of a message that says what happened, and where, if not in the process itself: a
-    DataLoader's own line is below the last place of its worker's traceback."""
+    """Return the line of a message that says what happened, and where, if in another process: a
+    DataLoader's line is below the last frame of its worker's traceback."""
     lines = message.splitlines()
     if found := re.match(r"Caught \w+ (in DataLoader worker process \d+)\.", message):
         places = [i for i, line in enumerate(lines) if line.startswith('  File "')]
@@ -177,13 +177,13 @@ def _quote(message: str) -> tuple[str, str]:
 def classify_death(
     returncode: int, oom_kills: int, case: Case | None = None, trained: bool = False
 ) -> Fault:
-    """Say what it means that a worker ended without reporting a result, by its return code,
-    negative for a signal, and how many processes the kernel's OOM killer ended meanwhile.
+    """Classify the end of a worker that reported no result, by its return code, negative for a
+    signal, and the number of processes that the kernel's OOM killer ended meanwhile.
 
-    Under a memory limit on a CPU a library that does not check an allocation, or a thread that
-    cannot be started, ends the process; that proves nothing of the batch. On a GPU the limit is the
-    allocator's own, which raises an exception. Before it has ``trained``, or begun to warm up, no
-    batch takes memory.
+    Under a memory limit on a CPU, a library that does not check an allocation, or a thread that
+    cannot be started, ends the process; that proves nothing about the batch. On a GPU the limit is
+    the allocator's own, which raises an exception. No batch takes memory before the worker has
+    ``trained``, or begun to warm up.
     """
     if returncode == -signal.SIGKILL and oom_kills > 0:
         return Fault(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
@@ -202,7 +202,7 @@ def classify_death(
 
 
 def count_oom_kills() -> int:
-    """Processes the kernel's OOM killer has ended since boot; 0 where the kernel does not say."""
+    """Return the OOM kills of the kernel since boot; 0 if it does not report them."""
     try:
         match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:

@@ -1,8 +1,8 @@
-"""Three hashes that identify a model, and a check that it can be trained.
+"""Hashes that identify a model, and a check that it can be trained.
 
-This is done once for a sweep, in a separate process (`bench.environment`). Each model is examined
-in a fork of it, so that the imports of one are not counted as another's, and a model that ends its
-process does not end the others. The sweep itself imports neither torch nor the user's code.
+They are computed once per sweep, in a separate process (`bench.environment`). Each model is
+examined in a fork of it, so that the imports of one are not counted for another, and a model that
+ends its process does not end the others. The sweep itself imports neither torch nor user code.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from bench.models.freezing import normalises_batches
 from bench.record import WorkRow
 from bench.workloads import IMAGES, Workload, WorkloadFacts, check_workload
 
-_SKETCH_S = 10.0  # that a user's code may take on the meta device; DPN-92 takes 0.4
+_SKETCH_S = 10.0  # limit for a user's code on the meta device; DPN-92 takes 0.4 s
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a model is: each the first 12 hex digits of a SHA-256.
+    """The identity of a model: each hash is the first 12 hex digits of a SHA-256.
 
-    ``parameters`` is over name, shape and dtype of every parameter and buffer, ``structure`` over
-    the printed module without memory addresses, ``source`` over the files that build it.
-    ``outputs`` is the number of classes it tells apart; None for a built-in network, which is not
-    run, and for a workload, whose network need not. ``products`` is the number of its layers that
-    fp8 can convert, ``batchnorm`` whether it has BatchNorm, and ``still`` are those of the freezes
-    asked for that leave none which normalises by the batch. ``work`` is what an item computes and
-    moves in float32, as `bench.training.counting.sketch_work` has it; empty where that fails.
+    ``parameters`` hashes name, shape and dtype of every parameter and buffer, ``structure`` the
+    printed module without memory addresses, ``source`` the files that build it. ``outputs`` is the
+    number of classes; None for a built-in network, which is not run, and for a workload, which need
+    not have any. ``products`` is the number of layers that fp8 can convert, ``batchnorm`` whether
+    the model has BatchNorm, and ``still`` the requested freezes that leave no layer normalising by
+    the batch. ``work`` is what one item computes and moves in float32, by
+    `bench.training.counting.sketch_work`; empty if that fails.
     """
 
     parameters: str
@@ -61,7 +61,7 @@ _WORKLOAD = "workload:"
 
 
 def name_subject(case: Case) -> str:
-    """What is examined for a case: its workload; or its network, for its images and classes.
+    """Name what is examined for a case: its workload, or its network with images and classes.
 
     >>> from bench.case import Case
     >>> name_subject(Case("m:f")), name_subject(Case("m:f", input="3x64x64", classes=100))
@@ -75,7 +75,7 @@ def name_subject(case: Case) -> str:
 
 
 def split_subject(text: str) -> tuple[str, str, Shape, int]:
-    """Name, kind (model or workload), shape of an image and classes of a `name_subject`."""
+    """Split a `name_subject` into name, kind (model or workload), image shape and classes."""
     if text.startswith(_WORKLOAD):
         return text.removeprefix(_WORKLOAD), "workload", SHAPE, CLASSES
     name, shape, classes = [*text.split(), "-", "-"][:3]
@@ -89,8 +89,8 @@ def split_subject(text: str) -> tuple[str, str, Shape, int]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A network or workload that is to be examined, by `name_subject`, and how it is to be trained:
-    values of the axes `freeze` and `start`."""
+    """A network or workload to examine, by `name_subject`, and the values of the axes `freeze` and
+    `start` that it is to be trained with."""
 
     subject: str
     freezes: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Asked:
 
 
 def parse_asked(text: str) -> Asked:
-    subject, bracket, rest = text.partition(" [")  # no name has either
+    subject, bracket, rest = text.partition(" [")  # names contain neither a space nor a bracket
     freezes, starts = json.loads(f"[{rest}") if bracket else ((), ())
     return Asked(subject, tuple(freezes), tuple(starts))
 
@@ -117,17 +117,17 @@ def examine(
     tell: Callable[[Fingerprint], object] = lambda found: None,
 ) -> Fingerprint:
     """Import and build ``name``, a ``model`` or ``workload`` by its kind, run a user's own once,
-    and say what it is.
+    and return its fingerprint.
 
-    What it is does not depend on what is frozen or where it starts; that this can be done is
-    checked. ``shape`` is of the images that a model is tried on, and a built-in network, or one of
-    timm, is built for so many ``classes``. A built-in network is built without memory (torch's meta
-    device) and not run: DPN-92 would take 2 s. Its work is sketched last, and ``tell`` is given all
-    else before: a user's code may crash on torch's meta device, or never end.
+    The fingerprint does not depend on ``freezes`` and ``starts``; they are only checked. ``shape``
+    is that of the images that a model is tried on; a built-in network, or one of timm, is built for
+    this number of ``classes``. A built-in network is built without memory (torch's meta device) and
+    not run: DPN-92 would take 2 s. Its work is sketched last, after ``tell`` got everything else: a
+    user's code may crash on torch's meta device, or never end.
 
     Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
-    it cannot be imported, built or run, or is no network for images; or the others do not go with
-    it.
+    the model cannot be imported, built or run, or is no network for images; or ``freezes`` or
+    ``starts`` do not fit it.
     """
     import torch
 
@@ -143,7 +143,7 @@ def examine(
     )
 
     before = set(sys.modules)
-    torch.manual_seed(0)  # as a worker does before it builds: a factory may draw its layers
+    torch.manual_seed(0)  # as a worker does before it builds: a factory may use random numbers
     outputs = facts = None
     workload, what = Workload(), f"{kind} {name!r}"
     workload.shape, workload.classes = shape, classes
@@ -166,7 +166,7 @@ def examine(
         facts = trial.run(model, freezes)
     elif name not in MODELS:
         found_outputs = count_outputs(name, model, shape)
-        # the head of one of timm is made for as many classes as the images have
+        # timm makes the head for the classes of the images
         outputs = None if is_timm(name) else found_outputs
     module, _ = split_model(name)
     own = {module: getattr(sys.modules[module], "__file__", None) or ""}
@@ -192,7 +192,7 @@ def examine(
         still,
     )
     tell(found)
-    with suppress(BaseException):  # of a user's code, which may look at values, or leave
+    with suppress(BaseException):  # user code may look at values, or exit
         return replace(found, work=sketch_work(model, workload))
     return found
 
@@ -206,8 +206,8 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 
 def examine_in_fork(text: str) -> Any:
-    """`examine` in a fork of this process, of what is `Asked`: a `Fingerprint` as JSON has it, or
-    the line that says what is wrong."""
+    """Run `examine` on an `Asked` in a fork of this process. Returns a `Fingerprint` as JSON, or a
+    line that says what is wrong."""
     asked = parse_asked(text)
     name, kind, shape, classes = split_subject(asked.subject)
     reader, writer = os.pipe()
@@ -230,11 +230,11 @@ def examine_in_fork(text: str) -> Any:
     os.close(writer)
     with os.fdopen(reader) as file:
         told = file.readline()
-        # of both lines the second is in the file's buffer, and the end of the pipe is seen
+        # if both lines came, the second is in the file's buffer, and select sees the closed pipe
         if told and select.select([reader], [], [], _SKETCH_S)[0]:
             told = file.readline() or told
     if told:
-        os.kill(pid, signal.SIGKILL)  # it may be sketching for ever
+        os.kill(pid, signal.SIGKILL)  # it may be sketching forever
     _, status = os.waitpid(pid, 0)
     if told:
         return json.loads(told)
@@ -244,8 +244,8 @@ def examine_in_fork(text: str) -> Any:
 
 
 def check_outputs(name: str, found: Fingerprint, classes: int) -> None:
-    """Refuse a model that does not tell as many classes apart as the images have. Raises
-    UsageError: it says both numbers."""
+    """Refuse a model with another number of classes than the images have. Raises UsageError: it
+    gives both numbers."""
     if found.outputs not in (None, classes):
         raise UsageError(
             f"model {name!r} gives {(2, found.outputs)} for 2 images; it must give {(2, classes)}, "

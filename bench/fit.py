@@ -41,10 +41,10 @@ from bench.wall.search import ANSWERED, MARGIN, STEP, Ending
 from bench.workloads import IMAGES
 
 PRECISIONS = {"cuda": ["fp32", "fp16", "bf16-amp"], "cpu": ["fp32", "bf16-amp"]}
-"""Those that are tried where none is given."""
+"""The default precisions, by device."""
 
 _MIB = 2**20
-_WIDTH = 140  # columns where there is no terminal to ask and COLUMNS is not set
+_WIDTH = 140  # columns if there is no terminal and COLUMNS is not set
 
 
 def build_parser() -> Parser:
@@ -78,8 +78,8 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Find the largest batch sizes.
 
-    Returns 0; 1 where none was found, a search ended without an answer or the disk is full; 2 for a
-    usage error; 130 or 143 where it was stopped.
+    Returns 0; 1 if none was found, a search ended without an answer or the disk is full; 2 for a
+    usage error; 130 or 143 if it was stopped.
     """
     given = build_parser().parse(argv)
     options = _read_options(given)
@@ -106,15 +106,15 @@ def _read_options(given: argparse.Namespace) -> Options:
     axes = read_axes(given)
     devices = list_devices(axes, "bench.fit")
     known = dict.fromkeys(name for device in devices for name in PRECISIONS[str(device)])
-    # not as if they were given as flags: what this machine cannot run is then a row that says so
+    # not treated as flags: settings that this machine cannot run become rows that say so
     chosen: dict[str, list[Value]] = {"precision": [*known], "batch_size": [AUTO]}
     chosen["dataset"] = [choose_dataset(given)]
     return read_running(given, axes, Preset("fit", "", (chosen,)))
 
 
 def print_walls(walls: Mapping[Case, Wall], step: int, executor: str, as_json: bool) -> None:
-    """Print a table, or JSON: memory in bytes, batch sizes in images or items, and where the probes
-    of the ``executor`` come from."""
+    """Print a table, or JSON: memory in bytes, batch sizes in images or items, and the origin of
+    the probes of ``executor``."""
     from bench.render.text import draw_table, open_console
 
     if as_json:

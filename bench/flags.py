@@ -1,4 +1,4 @@
-"""Command lines: one-line errors, a flag for every axis, a help that fits a screen."""
+"""Command-line helpers: one-line errors, a flag for every axis, and help that fits a screen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ALL = "--help-all"
 
 
 def describe(docstring: str | None) -> str:
-    """What a command does, for its help: its module's docstring without the command and backticks.
+    """Return a command's help text: its module's docstring without the command and backticks.
 
     >>> describe("`python -m bench.thing`: do ``this``.")
     'Do this.'
@@ -43,7 +43,7 @@ class Rare(str):
 
 
 class _Layout(argparse.HelpFormatter):
-    """Help where a flag that takes several values is written ``--flag VALUE …``."""
+    """Help in which a flag that takes several values is written ``--flag VALUE …``."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)  # room for --persistent-workers [VALUE …]
@@ -54,12 +54,12 @@ class _Layout(argparse.HelpFormatter):
         return super()._format_args(action, default_metavar)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        # a list, whose lines are indented, stands as it is
+        # keep a list, whose lines are indented, as it is
         return text if "\n  " in text else super()._fill_text(text, width, indent)
 
 
 class _Short(_Layout):
-    """The same without the flags whose help is `Rare`."""
+    """A `_Layout` without the flags whose help is `Rare`."""
 
     def add_argument(self, action: argparse.Action) -> None:
         if not isinstance(action.help, Rare):
@@ -74,11 +74,11 @@ class _HelpAll(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, raising `UsageError` instead of printing its whole usage.
+    """An argparse parser that raises `UsageError` instead of printing its whole usage.
 
-    ``--help`` leaves out the flags whose help is `Rare`. A flag is written out and given once,
-    unless its action is made to be repeated. The axes of ``absent`` have no flag, and are refused
-    with the reason given there.
+    ``--help`` leaves out flags whose help is `Rare`. Flags cannot be abbreviated, nor repeated
+    unless their action allows it. The axes in ``absent`` have no flag, and are refused with the
+    reason given there.
     """
 
     def __init__(self, absent: Mapping[str, str] | None = None, **settings: Any) -> None:
@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse ``argv``; ``command`` is the whole command line. Raises UsageError: a flag is
-        unknown, with the nearest right one if any is near, is given twice, or lacks its value."""
+        unknown (the message names the nearest), is given twice, or lacks its value."""
         self._refuse_absent(argv)
         self._refuse_repeated(argv)
         given, unknown = self.parse_known_args(argv)
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
     def _refuse_absent(self, argv: Sequence[str]) -> None:
         given, command = {word.partition("=")[0] for word in argv}, self.prog.split()[-1]
         for flag, why in ((axis_flag(name), why) for name, why in self.absent.items()):
-            # bench.check has a --steps of its own
+            # bench.check has its own --steps
             if flag in given and flag not in self._option_string_actions:
                 raise UsageError(f"{flag}: {command} does not take it, because {why}; leave it out")
 
@@ -126,7 +126,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def join_flags(*parts: Sequence[str]) -> list[str]:
-    """Join parts of a command line that begin with flags; of a flag in several the last counts.
+    """Join parts of a command line that begin with flags; the last occurrence of a flag counts.
 
     >>> join_flags(["--repeats", "1", "--mix"], ["--lr", "1", "2", "--repeats", "3"])
     ['--mix', '--lr', '1', '2', '--repeats', '3']
@@ -137,7 +137,7 @@ def join_flags(*parts: Sequence[str]) -> list[str]:
 
 
 def split_flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Words of a command line that begins with a flag, by their flags; each begins with it.
+    """Group the words of a command line by flag; each group begins with its flag.
 
     >>> split_flags(["--lr", "1", "2", "--budget=2m"])
     {'--lr': ['--lr', '1', '2'], '--budget': ['--budget=2m']}
@@ -154,7 +154,7 @@ def split_flags(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def add_axes(parser: Parser, description: str) -> None:
-    """Add a flag for every axis that the parser has; ``--help`` shows those that are common."""
+    """Add a flag for every axis that the parser has; ``--help`` shows only the common ones."""
     axes = {name: axis for name, axis in AXES.items() if name not in parser.absent}
     if not all(axis.common for axis in axes.values()):
         parser.add_argument(
@@ -172,7 +172,7 @@ def add_axes(parser: Parser, description: str) -> None:
 
 
 def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
-    """The axes given as flags of `add_axes`; UsageError for a value or axes that cannot be."""
+    """Return the axes given as flags of `add_axes`. Raises UsageError: they cannot be used."""
     axes: dict[str, list[Value]] = {}
     for name in given.axes:
         if (texts := getattr(given, name)) is not None:
@@ -185,7 +185,7 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
 
 
 def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:
-    """Refuse the axes that a user's workload decides by itself."""
+    """Refuse axes that a user's workload decides itself. Raises UsageError."""
     if any(name != IMAGES for name in axes.get("workload", [])):
         for name in ("model", *list_affecting(Trait.DATA)):
             if name in axes:
@@ -203,8 +203,8 @@ def add_flag(
     default: Any = None,
     dest: str | None = None,
 ) -> None:
-    """Add a flag with one value, of which ``read`` makes what it is: of the flag and its text, as
-    `parse_whole` and `parse_number` do."""
+    """Add a flag with one value, converted by ``read`` from the flag and its text, as `parse_whole`
+    and `parse_number` do."""
     kind = partial(read, flag) if read else str
     dest = dest or flag.removeprefix("--").replace("-", "_")
     group.add_argument(flag, metavar=metavar, help=help, type=kind, default=default, dest=dest)
@@ -230,7 +230,7 @@ def _parse_output(text: str) -> Path | None:
 
 @contextmanager
 def writable(flag: str, path: Path) -> Iterator[None]:
-    """Write to a path that a flag gave. Raises UsageError: it cannot be written."""
+    """Turn an OSError while writing to a flag's path into a UsageError."""
     try:
         yield
     except OSError as error:
@@ -239,8 +239,8 @@ def writable(flag: str, path: Path) -> Iterator[None]:
 
 
 def write_document(document: str, output: Path | None) -> None:
-    """Write to the file that ``-o`` gave, or to standard output. Raises UsageError: it cannot be
-    written."""
+    """Write to the file given by ``-o``, or to standard output. Raises UsageError: the file cannot
+    be written."""
     if output is None:
         sys.stdout.write(document)
         return
@@ -250,7 +250,7 @@ def write_document(document: str, output: Path | None) -> None:
 
 @contextmanager
 def hold(lock: Path, busy: str) -> Iterator[None]:
-    """Do what one process at a time may do; a second one ends with the UsageError ``busy``."""
+    """Hold ``lock``. Raises UsageError: another process holds it; the message is ``busy``."""
     from filelock import FileLock, Timeout
 
     try:
@@ -262,23 +262,23 @@ def hold(lock: Path, busy: str) -> Iterator[None]:
 
 
 def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    """Make the `main` of a command of what its command line does.
+    """Make the `main` of a command from a function of its arguments.
 
-    A `UsageError` becomes one line on standard error and the return code 2, a `StoreError` 1. If
-    the reader of standard output has gone, as with ``| head``, it ends with the return code that a
-    shell gives for SIGPIPE, and without a traceback.
+    A `UsageError` becomes one line on standard error and return code 2, a `StoreError` return code
+    1. If the reader of standard output has gone, as with ``| head``, the command ends without a
+    traceback and with the return code that a shell gives for SIGPIPE.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
         often = gc.get_threshold()
-        # as often as Python does by itself, collecting garbage took a tenth of a report's time
+        # at Python's default threshold, garbage collection took a tenth of a report's time
         gc.set_threshold(200_000)
         try:
             code = run(sys.argv[1:] if argv is None else argv)
-            sys.stdout.flush()  # here, where a closed pipe is caught, and not as Python ends
+            sys.stdout.flush()  # here, where a closed pipe is caught, not at exit
             return code
         except (UsageError, StoreError) as error:
-            print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold anything
+            print(f"error: {clean(str(error))}", file=sys.stderr)  # a path may hold any character
             return 2 if isinstance(error, UsageError) else 1
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -297,7 +297,7 @@ def parse_number(
     right: str,
     fits: Callable[[float], bool] = lambda value: 0 < value < math.inf,
 ) -> float:
-    """Read a number that a flag gave; UsageError, with what is ``right``, unless it ``fits``."""
+    """Parse a flag's number. Raises UsageError: it fails ``fits``; the message says ``right``."""
     with suppress(ValueError):
         if fits(value := float(text)):
             return value
@@ -305,7 +305,7 @@ def parse_number(
 
 
 def parse_percent(where: str, text: str) -> float:
-    """Read ``2%`` as 0.02; UsageError where it is no percentage from 0 to 1000."""
+    """Parse ``2%`` as 0.02. Raises UsageError: it is not a percentage from 0 to 1000."""
     number, sign, rest = text.strip().partition("%")
     with suppress(ValueError):
         if sign and not rest and number.isascii() and 0 <= (value := float(number)) <= 1000:
@@ -314,7 +314,7 @@ def parse_percent(where: str, text: str) -> float:
 
 
 def parse_whole(flag: str, text: str, least: int, most: int | None = None) -> int:
-    """Read a whole number that a flag gave. Raises UsageError: it is none from least to most."""
+    """Parse a flag's whole number. Raises UsageError: it is not one from ``least`` to ``most``."""
     digits = text.isascii() and text.isdigit() and len(text) <= 9
     if not (digits and least <= int(text) <= (most or math.inf)):
         right = f" of at least {least}" if most is None else f", from {least} to {most}"

@@ -1,4 +1,4 @@
-"""Which cases a grid has, what goes together in one, and what batches fit its data."""
+"""Grids of cases: their expansion, and checks of settings, batch sizes and the data they need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bench.text import join_words
 from bench.workloads import IMAGES, OWN
 
 AUTO = "auto"
-"""The batch size that is yet to be found: the largest that fits, less a margin."""
+"""The batch size to be found: the largest that fits, less a margin."""
 
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9}|auto)")
 
@@ -41,7 +41,7 @@ def _double(low: int, high: int) -> Iterator[int]:
 
 
 def fill_auto(text: str, largest: int, recommended: int) -> list[int]:
-    """The batch sizes that ``auto`` or ``32..auto`` stands for once the largest is known.
+    """Return the batch sizes that ``auto`` or ``32..auto`` stands for once the largest is known.
 
     >>> fill_auto("auto", 600, 560), fill_auto("128..auto", 600, 560)
     ([560], [128, 256, 512, 560])
@@ -51,10 +51,10 @@ def fill_auto(text: str, largest: int, recommended: int) -> list[int]:
 
 
 def parse_values(name: str, value: object, where: str) -> list[Value]:
-    """Read what a flag or a preset gives for axis ``name``: a value, or for batch sizes several.
+    """Parse what a flag or preset gives for axis ``name``: a value, or for batch sizes several.
 
-    ``32..1024`` is the powers of two between; ``auto`` and ``32..auto`` are left to be found.
-    Raises UsageError as `parse_value`.
+    ``32..1024`` gives the powers of two between; ``auto`` and ``32..auto`` are kept, to be found
+    later. Raises UsageError as `parse_value` does.
     """
     if name == "batch_size" and value == AUTO:
         return [AUTO]
@@ -72,13 +72,13 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
 
 
 MICRO_BATCH = "micro_batch"
-"""A key of `grid` beside the axes: the most images of a micro-batch, which gives `accumulate`."""
+"""A key of `grid` besides the axes: the most images of a micro-batch, which sets `accumulate`."""
 
 parse_micro_batch = parse_whole("a micro-batch")
 
 
 def refuse_auto(family: Case, text: str) -> list[int]:
-    """What a command makes of ``auto`` that does not look for the largest batch. Raises UsageError:
+    """Refuse ``auto`` in a command that does not look for the largest batch. Raises UsageError:
     always."""
     raise UsageError(
         f"--batch-size {text}: only bench.sweep looks for the largest batch; give a number, such "
@@ -91,16 +91,16 @@ def grid(
     find: Callable[[Case, str], Sequence[int]] = refuse_auto,
     asked: Collection[str] | None = None,
 ) -> list[Case]:
-    """Every combination of the axes of each block, in order, the batch size varying fastest; each
-    case once.
+    """Return every combination of the axes of each block, in order, without duplicates; the batch
+    size varies fastest.
 
-    Where an axis does not apply (`Axis.applies`) it is at its default; where it has no value, it
-    has that of `fill_value`. A user's workload has no images of ours, and its name for a model.
+    An axis that does not apply (`Axis.applies`) is at its default; one without a value gets that of
+    `fill_value`. A user's workload has no image axes, and its own name as model.
 
-    ``blocks`` are values of axes by name, `MICRO_BATCH` among them. ``find`` is given the other
-    settings and ``auto`` or ``32..auto``, and says which batch sizes are meant. ``asked`` are the
-    axes, by default all of the blocks, that some case must have if any value is not the default.
-    Raises UsageError: settings do not go together, or an axis is asked for that applies to no case.
+    ``blocks`` map axes, and `MICRO_BATCH`, to values. ``find`` gets the other settings and ``auto``
+    or ``32..auto``, and returns the batch sizes. ``asked`` are the axes, by default all of the
+    blocks, that must apply to some case if any of their values is not the default. Raises
+    UsageError: settings do not go together, or an axis that is asked for applies to no case.
     """
     families: list[Case] = []
 
@@ -152,14 +152,14 @@ def _expand(
                 settled[at_size], settled[at_made] = number, made
                 case = make_case(*settled)
                 check_division(case)
-                if made not in checked:  # of 10,000 cases, most of what is checked
+                if made not in checked:  # saves most checks of 10,000 cases
                     check_settings(case)
                     checked.add(made)
                 yield case
 
 
 def _settle(settings: Mapping[str, Any]) -> Case:
-    """The case with these settings where they apply."""
+    """Return the case with these settings, each where it applies."""
     case = Case(**settings)
     if case.workload != IMAGES:
         ours = {name: AXES[name].default for name in list_affecting(Trait.DATA)}
@@ -190,7 +190,7 @@ def check_axes(case: Case) -> None:
 
 
 def check_division(case: Case) -> None:
-    """Refuse a batch that so many micro-batches of one size do not make. Raises UsageError."""
+    """Refuse a batch that cannot be divided into equal micro-batches. Raises UsageError."""
     if case.accumulate > case.batch_size:
         raise UsageError(
             f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches; "
@@ -198,7 +198,7 @@ def check_division(case: Case) -> None:
         )
     made = -(-case.batch_size // micro_batch(case))
     if made != case.accumulate:
-        # as many as are needed for micro-batches of one size always come out
+        # the number needed for micro-batches of one size always works
         smaller = micro_batch(case) - 1
         works = [made, *([-(-case.batch_size // smaller)] if smaller > 1 else [])]
         raise UsageError(
@@ -208,7 +208,7 @@ def check_division(case: Case) -> None:
 
 
 def check_settings(case: Case) -> None:
-    """Refuse what does not go together at any batch size. Raises UsageError."""
+    """Refuse settings that do not go together at any batch size. Raises UsageError."""
     if why := next(_find_conflicts(case), ""):
         raise UsageError(why)
 
@@ -237,11 +237,10 @@ def _find_conflicts(case: Case) -> Iterator[str]:
 
 
 def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
-    """Refuse a batch size or a warm-up that does not fit so many training images, or items of a
-    workload's data.
+    """Refuse a batch size or warm-up that does not fit this number of training images, or items.
 
-    Raises UsageError: the batch is larger than the dataset; a batch or micro-batch, or what a GPU
-    has of one, holds one image, and there may be BatchNorm, which needs two; or the learning rate's
+    Raises UsageError: the batch is larger than the dataset; a batch, a micro-batch or a GPU's share
+    of one holds one image, and there may be BatchNorm, which needs two; or the learning rate's
     warm-up is longer than the training.
     """
     item = "image" if case.workload == IMAGES else "item"
@@ -282,7 +281,7 @@ def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None
 
 
 def _refuse_shares(case: Case, train_images: int, batchnorm: bool) -> str:
-    """Why so many images cannot be divided over several GPUs; empty where they can."""
+    """Return why the images cannot be divided over several GPUs; empty if they can."""
     item = "image" if case.workload == IMAGES else "item"
     where = "GPUs" if case.device == "cuda" else "processes"
     whole = whole_batch(case)
@@ -296,7 +295,7 @@ def _refuse_shares(case: Case, train_images: int, batchnorm: bool) -> str:
     if not batchnorm:
         return ""
     if case.sync_bn:
-        # each of its layers waits for the same layer of all the others
+        # each SyncBatchNorm waits for the same layer on all other GPUs
         counts = {math.ceil(items / size) for items in last}
         if any(last) and (0 in last or len(counts) > 1):
             return (

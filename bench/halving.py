@@ -2,7 +2,7 @@
 
 Asynchronous successive halving (ASHA: Li et al., "A System for Massively Parallel Hyperparameter
 Tuning", MLSys 2020) gives every trial ``grace`` epochs, and the better ones ``reduction`` times as
-many, again and again. The epochs at which it decides are its rungs.
+many, repeatedly. The epochs at which it decides are its rungs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ METRICS = {
     "train_accuracy": "higher",
     "train_loss": "lower",
 }
-"""The columns of an epoch that trials may be compared by, and what is better."""
+"""The columns of an epoch by which trials may be compared, and which direction is better."""
 
 Settings = Mapping[str, str]
-"""The axes that tell the trials of a search apart, each with its value as records spell it."""
+"""The axes that distinguish the trials of a search, each with its value as in records."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Halving:
     """How a search compares trials.
 
     Attributes:
-        metric: of `METRICS`.
-        epochs: of a whole trial.
+        metric: a key of `METRICS`.
+        epochs: length of a whole trial.
         grace: epochs before which no trial is ended.
-        reduction: of the trials at a rung, about one in so many goes on.
+        reduction: about one in this many trials at a rung continues.
         trials: the settings of each trial, in the order in which they run.
-        combinations: how many there are in all; None where an axis has a range.
+        combinations: total number of settings; None if an axis has a range.
     """
 
     metric: str
@@ -50,7 +50,7 @@ class Halving:
 
     @property
     def rungs(self) -> list[int]:
-        """The numbers of epochs after which a trial may be ended, upwards.
+        """Return the numbers of epochs after which a trial may be ended, ascending.
 
         >>> Halving("test_loss", epochs=9, grace=1, reduction=3).rungs
         [1, 3]
@@ -63,17 +63,17 @@ class Halving:
 
     @property
     def rules(self) -> dict[str, str | int]:
-        """What trials must agree on to be compared with each other."""
+        """Return what trials must agree on to be compared with each other."""
         return {name: getattr(self, name) for name in ("metric", "epochs", "grace", "reduction")}
 
 
 def read_halving(told: object) -> Halving | None:
-    """The search that a folder's configuration tells of; None where what stands there, which people
-    may have edited, tells of none."""
+    """Read the search from a folder's configuration; None if there is no valid one, as people may
+    have edited it."""
     if not isinstance(told, dict) or "trials" not in told:
         return None
     known = {one.name: told[one.name] for one in fields(Halving) if one.name in told}
-    if type(known.get("combinations")) is not int:  # only said to people
+    if type(known.get("combinations")) is not int:  # only shown to people
         known["combinations"] = None
     try:
         found: Halving = read_value(Halving, known)

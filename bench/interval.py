@@ -1,4 +1,4 @@
-"""Half of an interval, from a spread: Student's t, and Welch's of several independent means."""
+"""Half-widths of confidence intervals: Student's t, and Welch's for independent means."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 CONFIDENCE = 0.95
-"""Of an interval; the rest is the error of a test."""
+"""Confidence level of intervals; a test's significance level is the rest."""
 
 
 def find_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
@@ -16,17 +16,17 @@ def find_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
 
 
 def find_freedom(parts: Sequence[tuple[float, int]]) -> float:
-    """Degrees of freedom of a sum of independent means (Welch 1947, Satterthwaite): of each, the
-    variance of its readings and how many they are; not all variances are 0."""
+    """Return the degrees of freedom of a sum of independent means (Welch 1947, Satterthwaite).
+    ``parts`` are pairs of variance and number of readings; not all variances are 0."""
     shares = [variance / number for variance, number in parts]
-    # each over the largest: squares of tiny variances would vanish
+    # relative to the largest: squares of tiny variances would underflow
     shares = [share / max(shares) for share in shares]
     squares = (s**2 / (number - 1) for s, (_, number) in zip(shares, parts, strict=True))
     return sum(shares) ** 2 / sum(squares)
 
 
 def find_reach(parts: Sequence[tuple[float, int]], confidence: float = CONFIDENCE) -> float:
-    """Half the interval of a sum or difference of independent means, as `find_freedom` takes them;
-    0 where nothing varies."""
+    """Return the half-width of the interval of a sum or difference of independent means, with
+    ``parts`` as in `find_freedom`; 0 if nothing varies."""
     error = math.sqrt(sum(variance / number for variance, number in parts))
     return find_quantile(find_freedom(parts), confidence) * error if error else 0.0

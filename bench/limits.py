@@ -8,25 +8,24 @@ from statistics import median
 from typing import Any
 
 STEADY = 0.02
-"""Within this share of each other, times are called the same: what a trend of steps may come to
-when warm-up ends, and how far repeats and the sentinel may lie from the median of their case."""
+"""Times that differ by at most this share count as equal: the steps at the end of warm-up, and
+repeats and the sentinel against the median of their case."""
 
 LEAST_END = 5
-"""Steps at each end of an epoch that a trend is told by, unless a quarter of them is more."""
+"""Minimum steps at each end of an epoch to judge a trend by; a quarter of them if more."""
 
 
 def leave_out_first(times: Sequence[float]) -> Sequence[float]:
-    """All but the first tenth: the first steps after a reset allocate anew, on an idle device."""
+    """Return all but the first tenth: after a reset, steps allocate memory on an idle device."""
     return times[math.ceil(len(times) / 10) :] or times
 
 
 def find_ends(times: Sequence[float]) -> tuple[float, float] | None:
-    """The level of full steps at both ends of an epoch: the medians of two quarters of its times,
-    in s.
+    """Return the level of full steps at both ends of an epoch: the medians of two quarters, in s.
 
     A mean would take isolated spikes for a trend: on an H100 four of forty steps took 1.3 to 1.5
-    times as long as the others, which were alike within 0.1 %. The first tenth is left out; None
-    where one slow step of so few would show as a trend.
+    times as long as the others, which agreed within 0.1 %. The first tenth is left out. Returns
+    None if there are so few steps that a single slow one would look like a trend.
     """
     level = leave_out_first(times)
     size = max(math.ceil(len(level) / 4), min(LEAST_END, len(level) // 2))
@@ -34,30 +33,30 @@ def find_ends(times: Sequence[float]) -> tuple[float, float] | None:
 
 
 BUSY_CORES = 0.15
-"""CPU cores that others may use during an epoch on a CPU; an idle machine's daemons stay below."""
+"""CPU cores that others may use during an epoch on a CPU; idle daemons use fewer."""
 
 
 def is_shared(computing: Any, cores: Any) -> Any:
-    """Whether others computed beside what was measured: how many processes on its card, and on how
-    many CPU cores; two numbers, or two columns of them."""
+    """Return whether other processes computed during the measurement: ``computing`` is their number
+    on the card, ``cores`` the CPU cores they used; both are numbers or columns."""
     return (computing > 0) | (cores > BUSY_CORES)
 
 
 MIN_REPEATS = 3
-"""Repeats a side for a verdict. Two give a spread with one degree of freedom: an interval reaches
-12.7 standard errors, and no difference a reader cares for is shown."""
+"""Minimum repeats per side for a verdict. Two leave one degree of freedom: the interval spans 12.7
+standard errors, too wide for any difference of practical interest."""
 
 SLOWED = 0.1
-"""A device whose product or copy is slower than at another time by more than this share is named.
-A card steps its clocks by 1 %; two CPU cores that others use too gave 30 % less a minute later."""
+"""A device whose matrix product or copy is slower than at another time by more than this share is
+reported. A card's clocks vary by 1 %; two shared CPU cores lost 30 % within a minute."""
 
 FAR = 0.5
-"""A rate of products or copies below this share of the data sheet's is measured again, and named.
-An H100 reaches 0.64 to 0.76 of its FLOP/s, by number format, and 0.9 of its bytes a second."""
+"""A rate of products or copies below this share of the data sheet's is measured again, and
+reported. An H100 reaches 0.64 to 0.76 of its FLOP/s, by number format, and 0.9 of its bandwidth."""
 
 INTERFERENCE = 0.02
-"""A lane's steps that take longer by more than this share while all lanes are busy make its rows
-doubtful, and so do lanes whose steps differ by more than it when each runs alone."""
+"""A lane's rows are doubtful if its steps take longer by more than this share while all lanes are
+busy; lanes are doubtful if their steps differ by more when each runs alone."""
 
 STRAGGLES = 0.05
 """A process that works longer than the others' median by more than this share makes them wait."""

@@ -1,4 +1,4 @@
-"""What steps the weights and at which learning rate: optimizers, schedules, scaling by batch size.
+"""Optimizers, learning-rate schedules and learning-rate scaling by batch size, as data.
 
 Only names, constants and arithmetic; `bench.training` makes torch's optimizers and schedulers.
 """
@@ -14,8 +14,8 @@ from bench.errors import UsageError
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """The learning rate where none is given, and the weight decay; ``momentum`` is 0 for one that
-    has none of that name."""
+    """An optimizer's default learning rate, and its weight decay; ``momentum`` is 0 if it has no
+    parameter of that name."""
 
     help: str
     lr: float
@@ -51,11 +51,11 @@ LR_SCALINGS: Mapping[str, Callable[[float], float]] = {
     # Krizhevsky, arXiv 1404.5997; for adaptive optimizers Malladi et al., arXiv 2205.10287
     "sqrt": math.sqrt,
 }
-"""By how much the learning rate is multiplied at a batch size over the base batch size."""
+"""Factor of the learning rate, by the ratio of the batch size to the base batch size."""
 
 
 def scale_lr(lr: float, rule: str, batch_size: int, base_batch: int) -> float:
-    """The learning rate at ``batch_size``, where ``lr`` is that at ``base_batch``.
+    """Return the learning rate at ``batch_size``, given ``lr`` at ``base_batch``.
 
     >>> scale_lr(0.1, "linear", 512, 128), scale_lr(0.1, "sqrt", 512, 128)
     (0.4, 0.2)
@@ -64,7 +64,7 @@ def scale_lr(lr: float, rule: str, batch_size: int, base_batch: int) -> float:
 
 
 def count_warmup_steps(warmup: str, steps: int) -> int:
-    """How many of ``steps`` training steps an axis value of ``lr_warmup`` is. Raises UsageError:
+    """Return how many of ``steps`` training steps an ``lr_warmup`` value means. Raises UsageError:
     there are fewer steps than that.
 
     >>> count_warmup_steps("20", 391), count_warmup_steps("5%", 391)

@@ -1,4 +1,4 @@
-"""What the rows of a sweep come from: the executors, as data, and figures that were published."""
+"""Origins of the rows of a sweep: the executors, as data, and published figures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bench.errors import UsageError
 
 @dataclass(frozen=True)
 class Kind:
-    """An executor as ``module:class``, and what has to be known of it before it is loaded."""
+    """An executor as ``module:class``, and what must be known about it before it is loaded."""
 
     place: str
-    about: str = ""  # what it does, for --executor's help
-    trains: bool = True  # else nothing is looked at or measured, and its rows are no measurements
-    here: bool = True  # its lanes are of this machine: before it starts, it can say which, and a
-    # run can be asked after each epoch whether to go on; else --address says where they are
+    about: str = ""  # what it does, for the help of --executor
+    trains: bool = True  # if not, nothing is inspected or measured: its rows are no measurements
+    here: bool = True  # its lanes are on this machine: they are known before it starts, and a run
+    # can be asked after each epoch whether to go on; else --address says where they are
 
 
 EXECUTORS: dict[str, Kind] = {
@@ -33,14 +33,14 @@ EXECUTORS: dict[str, Kind] = {
 Origin = Literal["measured", "fake", "published", "unknown"]
 
 OF_OTHERS: dict[str, Origin] = {"published": "published", "bare loop": "measured"}
-"""Executors that rows of results/reference name, which no sweep has, and what these came from."""
+"""Executors named by rows of results/reference, not used by sweeps, and their origins."""
 
 LABELS: dict[str, str] = {
     "fake": "made up",
     "unknown": "not known to be measured",
     "published": "published figures",
 }
-"""What rows that were not measured are called."""
+"""Labels of rows that were not measured."""
 
 OPENINGS: dict[Origin, str] = {
     "fake": "Nothing here was measured: these rows came from the {} executor.",
@@ -49,18 +49,18 @@ OPENINGS: dict[Origin, str] = {
         "version does not know."
     ),
 }
-"""What is said first where no row was measured, by where rows of an executor come from."""
+"""The opening line if no row was measured, by the origin of an executor's rows."""
 
 
 def find_origin(executor: str) -> Origin:
-    """Where rows come from, by what their column ``executor`` has."""
+    """Return the origin of rows by their column ``executor``."""
     if executor in EXECUTORS:
         return "measured" if EXECUTORS[executor].trains else "fake"
     return OF_OTHERS.get(executor, "unknown")
 
 
 def tell_origin(executors: Iterable[str]) -> Iterator[str]:
-    """A sentence on each of the executors that rows come from, where these measured nothing."""
+    """Yield a sentence on each executor of the rows, if none of them measured anything."""
     distinct = dict.fromkeys(executors)
     if all(find_origin(executor) in OPENINGS for executor in distinct):
         yield from (OPENINGS[find_origin(executor)].format(executor) for executor in distinct)
@@ -70,15 +70,15 @@ REAL: tuple[Origin, ...] = ("measured", "published")
 
 
 def are_mixed(executors: Iterable[str]) -> bool:
-    """Whether rows that were made up stand beside real ones. What is not known to be made up may
-    stand beside both, and is told where it is."""
+    """Return whether made-up rows are mixed with real ones. Rows of unknown origin may be beside
+    both, and are labelled."""
     origins = {*map(find_origin, executors)}
     return "fake" in origins and not origins.isdisjoint(REAL)
 
 
 def refuse_mixture(having: Iterable[tuple[str, str]], mend: str) -> None:
-    """Refuse what is `are_mixed`, by pairs of who has rows, with its verb, and of which executor.
-    Raises UsageError: it names both, and says how to ``mend`` that."""
+    """Refuse rows that `are_mixed`. ``having`` are pairs of who has rows, with its verb, and of
+    their executor. Raises UsageError: it names both, and says how to ``mend`` that."""
     pairs = list(having)
     if not are_mixed(executor for _, executor in pairs):
         return

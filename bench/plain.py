@@ -1,4 +1,4 @@
-"""JSON values, read as the types that they were written from."""
+"""Conversion of JSON values to the types that they were written from."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Reader = Callable[[Any], Any]
 
 
 def read_value(kind: Any, value: Any) -> Any:
-    """Read a value as a dataclass, which is a table of its fields or a row of all of them, or as an
-    enum, a literal, a list, a tuple, a table of texts or numbers, a union or a plain type.
+    """Convert a JSON value to a dataclass (from a table of its fields, or a row of all), an enum, a
+    literal, a list, a tuple, a table of texts or numbers, a union or a plain type.
 
-    Raises ValueError: it is none; says where in it, and why. Raises TypeError: a field is missing.
+    Raises ValueError: it does not fit; says where and why. Raises TypeError: a field is missing.
     """
     return _make_reader(kind)(value)
 
@@ -36,20 +36,20 @@ def _make_reader(kind: Any) -> Reader:
     if origin in (Union, UnionType):
         return partial(_try, [_make_reader(one) for one in options if one is not NoneType])
     if origin in (dict, Mapping):
-        key, reader = options[0], _make_reader(options[1])  # JSON has text for a number there
+        key, reader = options[0], _make_reader(options[1])  # JSON keys are text, also for numbers
         return lambda table: {
             key(k): _within(k, reader, v) for k, v in _expect(dict, table).items()
         }
     if origin in (list, tuple, Sequence):
         made = list if origin is list else tuple
-        # all of a tuple are alike
+        # all items of a tuple have one type
         number = len(options) if origin is tuple and Ellipsis not in options else None
         return partial(_read_list, made, _make_reader(options[0]), number)
     return kind if issubclass(kind, Enum) else partial(_expect, kind)
 
 
 def _expect(kind: type, value: Any) -> Any:
-    # JSON knows no difference between 2 and 2.0, and bool is an int to Python
+    # JSON does not distinguish 2 from 2.0, and in Python bool is an int
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:

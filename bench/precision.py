@@ -1,6 +1,6 @@
 """The number formats that a case can train in, as data.
 
-Reading this module costs nothing; torch is imported by the functions that act on a model.
+Importing this module is cheap; torch is imported by the functions that act on a model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Arithmetic(StrEnum):
-    """What the inputs of a layer's products are rounded to; the last two only where looked at."""
+    """What a layer rounds the inputs of its products to; the last two are only observed."""
 
     FLOAT32 = "float32"
     TFLOAT32 = "tfloat32"
@@ -35,7 +35,7 @@ class Precision:
     """How weights, activations and arithmetic flags are set.
 
     ``weights`` and ``autocast`` are torch dtype names; ``arithmetic`` is what a convolution or
-    matmul rounds its inputs to, and so what `bench.training.proof` must find.
+    matmul rounds its inputs to, which `bench.training.proof` must confirm.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Precision:
     scales_loss: bool = False
     default_loss_scale: float | str | None = None
     min_capability: tuple[int, int] = (0, 0)
-    rounds_start: bool = False  # the masters start from weights already rounded, as apex's did
-    apex: bool = False  # NVIDIA apex trains it, where the user has it
-    float8: bool = False  # torchao converts its linear layers; the rest runs as autocast says
+    rounds_start: bool = False  # the masters start from rounded weights, as apex's did
+    apex: bool = False  # trained by NVIDIA apex, if installed
+    float8: bool = False  # torchao converts the linear layers; the rest runs under autocast
 
     @property
     def float32(self) -> Arithmetic:
@@ -57,17 +57,17 @@ class Precision:
 
     @property
     def masters(self) -> bool:
-        """Whether fp32 master weights stand behind the weights the network computes with."""
+        """Return whether the network computes with rounded copies of fp32 master weights."""
         return self.weights != "float32"
 
 
 @dataclass(frozen=True)
 class DynamicPolicy:
-    """A dynamic loss scale as a rule.
+    """The rule of a dynamic loss scale.
 
     A step whose gradients overflow is skipped and divides the scale by ``factor``; ``window`` steps
-    in a row without one multiply it by ``factor``. It stays between ``lowest`` and ``highest``, and
-    starts at ``initial``.
+    in a row without overflow multiply it by ``factor``. The scale starts at ``initial`` and stays
+    between ``lowest`` and ``highest``.
     """
 
     name: str
@@ -76,13 +76,13 @@ class DynamicPolicy:
     window: int
     factor: float = 2.0
     lowest: float = 0.0
-    # fp32 holds no larger power of two: torch stops there by itself, and apex's scale, a Python
-    # number, made the scaled loss inf above it, skipped that step and came back
+    # the largest power of two in fp32: torch stops there by itself; apex's scale, a Python number,
+    # made the scaled loss inf above it, skipped that step and came back
     highest: float = 2.0**127
 
     @property
     def bounded(self) -> bool:
-        """Whether it stops before the range of fp32 ends."""
+        """Return whether the policy stops before the range of fp32 ends."""
         return self.lowest > 0 or self.highest < 2.0**127
 
 
@@ -105,7 +105,7 @@ POLICIES: dict[str, DynamicPolicy] = {
         ),
     )
 }
-"""The loss scales that change while training, by the name the axis has for them."""
+"""The loss scales that change during training, by their names on the axis."""
 
 
 def is_dynamic(loss_scale: float | str | None) -> bool:
@@ -139,14 +139,14 @@ PRECISIONS: dict[str, Precision] = {
             scales_loss=True,
             default_loss_scale="dynamic",
         ),
-        # its masters start from the fp32 weights: no recipe of 2019 is to be matched, and rounding
-        # to bf16 first would drop up to 2^-9 of every weight that the masters are there to keep
+        # the masters start from the fp32 weights: there is no recipe of 2019 to match, and rounding
+        # to bf16 first would lose up to 2^-9 of each weight, which the masters are there to keep
         Precision(
             "bf16",
             "bf16 network, fp32 BatchNorm, loss and master weights",
             weights="bfloat16",
             arithmetic=Arithmetic.BFLOAT16,
-            # Volta and Turing emulate bf16: slow enough to say nothing about the card
+            # Volta and Turing emulate bf16, too slowly to say anything about the card
             min_capability=(8, 0),
         ),
         Precision(
@@ -180,11 +180,11 @@ PRECISIONS: dict[str, Precision] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How torchao scales what a linear layer multiplies before rounding it to fp8.
+    """How torchao scales the operands of a linear layer before rounding them to fp8.
 
-    Inputs and weights are rounded to e4m3, of 4 significant bits; the gradients that come back to a
-    layer's output to a format of ``gradient_bits``. Rowwise needs no newer GPU than tensorwise
-    does: torch's kernel for compute capability 8.9 came with 2.7 (pytorch pull request 144348).
+    Inputs and weights are rounded to e4m3, with 4 significant bits; the gradients of a layer's
+    output to a format of ``gradient_bits``. Rowwise needs no newer GPU than tensorwise: torch's
+    kernel for compute capability 8.9 came with 2.7 (pytorch pull request 144348).
     """
 
     help: str
@@ -198,7 +198,7 @@ FP8_RECIPES: dict[str, Recipe] = {
         gradient_bits=4,
     ),
 }
-"""The values of the axis ``fp8_recipe``, by torchao's names for them."""
+"""The values of the axis ``fp8_recipe``, by torchao's names."""
 
 
 def find_torchao() -> str | None:
@@ -209,13 +209,13 @@ def find_torchao() -> str | None:
 
 
 FP8_INSTALL = "fp8 needs the package torchao: pip install 'gpu-precision-bench[fp8]'"
-"""What is said where it is not installed."""
+"""The message if torchao is not installed."""
 
 EMULATE_FP8 = "BENCH_EMULATE_FP8"
 
 
 def emulates_fp8() -> bool:
-    """Whether fp8 may be emulated on a CPU: for tests, since its times say nothing about a GPU."""
+    """Return whether fp8 may be emulated on a CPU: for tests only, as times say nothing of GPUs."""
     return os.environ.get(EMULATE_FP8) == "1"
 
 
@@ -242,7 +242,7 @@ OPT_LEVELS: dict[str, OptLevel] = {
 
 
 def find_formats(name: str, opt_level: str | None = None) -> Precision:
-    """The number formats of a precision, at an opt level where it has one."""
+    """Return the number formats of a precision, at an opt level if it has one."""
     if opt_level is None:
         return PRECISIONS[name]
     level = OPT_LEVELS[opt_level]
@@ -250,12 +250,12 @@ def find_formats(name: str, opt_level: str | None = None) -> Precision:
 
 
 def set_flags(precision: Precision) -> None:
-    """Set the process's fp32 arithmetic for ``precision``, of all of cuDNN and of matmuls alike.
+    """Set the process's fp32 arithmetic for ``precision``, for all of cuDNN and for matmuls.
 
-    A default "fp32" run is TF32 in its convolutions. torch raises on reading an older
-    ``allow_tf32`` flag that disagrees with the newer ``fp32_precision`` ones, those of cuDNN's
-    recurrent layers among them, so all are set. The setter used for matmuls sets both of its own,
-    of which inductor reads the older.
+    A default "fp32" run uses TF32 in its convolutions. torch raises when an older ``allow_tf32``
+    flag is read that disagrees with the newer ``fp32_precision`` ones, including those of cuDNN's
+    recurrent layers, so all are set. The setter for matmuls sets both of its flags; inductor reads
+    the older.
     """
     import torch
 
@@ -287,8 +287,8 @@ def is_batchnorm(module: nn.Module) -> bool:
 
 
 def is_affine_batchnorm(module: nn.Module) -> bool:
-    """Whether ``module`` is what apex ``fp16_utils.network_to_half`` of 2019 left in fp32: running
-    statistics and affine parameters of BatchNorm lose too much in half precision."""
+    """Return whether ``module`` is one that apex ``fp16_utils.network_to_half`` of 2019 left in
+    fp32: BatchNorm's running statistics and affine parameters lose too much in half precision."""
     return is_batchnorm(module) and bool(module.affine)
 
 
@@ -297,11 +297,11 @@ def cast(
     precision: Precision,
     keeps_fp32: Callable[[nn.Module], bool] = is_affine_batchnorm,
 ) -> nn.Module:
-    """Cast ``model`` in place to the precision's weights, but for modules of ``keeps_fp32``,
-    children included.
+    """Cast ``model`` in place to the precision's weights, except modules selected by
+    ``keeps_fp32``, with their children.
 
-    BatchNorm takes inputs in half precision beside fp32 weights; any other is given its inputs in
-    fp32, and its outputs are cast back.
+    BatchNorm takes half-precision inputs with fp32 weights; any other such module gets its inputs
+    in fp32, and its outputs are cast back.
     """
     import torch
 
@@ -316,7 +316,7 @@ def cast(
 
 
 def _surround(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give ``module`` its floating-point inputs in fp32, and hand on its outputs in ``dtype``."""
+    """Cast the floating-point inputs of ``module`` to fp32, and its outputs to ``dtype``."""
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -332,7 +332,7 @@ def _surround(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which the forward pass and the loss run."""
+    """Return the context in which the forward pass and the loss run."""
     import torch
 
     if precision.autocast is None:

@@ -1,4 +1,4 @@
-"""Presets: grids of cases in TOML, by name or from the user's own file."""
+"""Presets: grids of cases in TOML, built in by name or from the user's own file."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Preset:
         defaults: Mapping[str, Sequence[Value]],
         find: Callable[[Case, str], Sequence[int]] = refuse_auto,
     ) -> list[Case]:
-        """Expand to cases; ``flags`` override the grids, ``defaults`` fill what neither names, by
-        axis, and ``find`` is as in `bench.grid.grid`.
+        """Expand to cases. ``flags`` override the grids, ``defaults`` fill axes that neither names,
+        and ``find`` is as in `bench.grid.grid`.
 
-        Raises UsageError: settings do not go together, or none of the cases has an axis that is
-        asked for. A preset's own is not asked for where a flag decides whether it applies.
+        Raises UsageError: settings do not go together, or an axis that is asked for applies to no
+        case. A preset's own axis is not asked for if a flag decides whether it applies.
         """
-        # a flag decides in another way: micro-batches by their size or number, and the optimizer
-        # by a workload that may bring its own
+        # drop axes replaced by another flag: micro-batches by size or number, and the optimizer by
+        # a workload that may bring its own
         pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH, "optimizer": "workload"}
         own = [{n: v for n, v in block.items() if pair.get(n) not in flags} for block in self.grids]
         blocks = [{**defaults, **block, **flags} for block in own]
@@ -56,14 +56,14 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> Preset:
-    """Read a preset by name. Raises UsageError: there is none of that name."""
+    """Read a preset by name. Raises UsageError: there is none with that name."""
     if name not in preset_names():
         raise UsageError(f"--preset {name!r}: {nearest(name, preset_names())}")
     return parse_preset((_FOLDER / f"{name}.toml").read_bytes(), name)
 
 
 def load_config(path: Path) -> Preset:
-    """Read a preset from the user's own file; UsageError where it is none."""
+    """Read a preset from the user's own file. Raises UsageError: it is not one."""
     try:
         return parse_preset(path.read_bytes(), str(path))
     except OSError as error:
@@ -71,10 +71,10 @@ def load_config(path: Path) -> Preset:
 
 
 def parse_preset(data: bytes, name: str) -> Preset:
-    """Parse a preset's TOML; UsageError for another key than an axis, or a wrong value."""
+    """Parse a preset's TOML. Raises UsageError: a key is not an axis, or a value is wrong."""
     try:
         table = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number of 5000 digits
         why = " ".join(str(error).split())[:200]
         raise UsageError(f"{name}: not TOML: {why}; see bench/presets for examples") from error
     _refuse_unknown(table, ["description", "grid"], name)
@@ -104,7 +104,7 @@ def _parse_grid(block: Mapping[str, object], where: str) -> dict[str, list[Value
 
 
 def read_micro_batch(value: object, where: str) -> int:
-    """Read the most images that a micro-batch may hold; UsageError if no whole number from 1."""
+    """Parse the most images of a micro-batch. Raises UsageError: no whole number from 1."""
     try:
         return parse_micro_batch(str(value))
     except ValueError as error:

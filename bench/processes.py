@@ -1,4 +1,4 @@
-"""Processes that this one starts: that none outlives it, and what CPU time they take."""
+"""Child processes: they never outlive this one, and their CPU time and memory are measured."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import NoReturn
 from bench.text import last_line
 
 LENT = "BENCH_WORKERS"
-"""Environment variable: the process that lends this one a server, and the server's socket, whose
-name is that of the surroundings."""
+"""Environment variable: the id of the process that lends this one a server, and the server's
+socket, named after the `Surroundings` that it serves."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -29,12 +29,12 @@ def die_with_parent(parent: int) -> None:
 
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before it could be asked for
+        if os.getppid() != parent:  # it died before the call
             os._exit(1)
 
 
 def leave(status: int) -> NoReturn:
-    """End this process as `multiprocessing` ends one: what is imported is not taken apart.
+    """End this process as `multiprocessing` ends one: without tearing down imported modules.
 
     That took a report 0.2 of its 1.6 CPU s, and a process with torch 0.4 to 0.9, more in a fork,
     which copies each page that it writes to.
@@ -48,8 +48,8 @@ def leave(status: int) -> NoReturn:
 
 @contextmanager
 def stop_signals(kill: Callable[[], None]) -> Iterator[Callable[[], int]]:
-    """Turn the first Ctrl-C or SIGTERM into a clean stop, and the second into an immediate one,
-    after ``kill``; yields a function that returns the number of the signal that came, 0 before."""
+    """Turn the first Ctrl-C or SIGTERM into a clean stop, and the second into an immediate exit
+    after ``kill``. Yields a function that returns the number of the signal received, or 0."""
     received = 0
 
     def stop(number: int, _: object) -> None:
@@ -60,7 +60,7 @@ def stop_signals(kill: Callable[[], None]) -> Iterator[Callable[[], int]]:
                 os.write(2, b"\x1b[?25h\n")  # the live line hides the cursor
             os._exit(128 + number)
         received = number
-        # print() may have been interrupted half way and cannot be entered twice
+        # an interrupted print() cannot be entered again
         os.write(2, b"\nstopping: what is done is kept; again to stop at once\n")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -73,10 +73,10 @@ def stop_signals(kill: Callable[[], None]) -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def hold_to(cores: Collection[int]) -> Iterator[None]:
-    """Have the processes that this thread starts run on ``cores`` alone; none for no change.
+    """Run the processes that this thread starts on ``cores`` only; empty for no change.
 
-    A process inherits the affinity of the thread that starts it, which on Linux is its own. A
-    ``preexec_fn`` could deadlock in a process of several threads.
+    A process inherits the affinity of the thread that starts it, which on Linux is set per thread.
+    A ``preexec_fn`` could deadlock in a process with several threads.
     """
     if not cores:
         yield
@@ -92,10 +92,10 @@ def hold_to(cores: Collection[int]) -> Iterator[None]:
 def run_module(
     name: str, *arguments: str, timeout_s: float, variables: Mapping[str, str] | None = None
 ) -> tuple[str, str | None]:
-    """Run a module in a process of its own, which Ctrl-C does not reach: it is the caller's.
+    """Run a module in a process of its own. Ctrl-C does not reach it: the caller handles that.
 
-    ``variables`` are set besides those of this process. Returns what it printed, and the last line
-    of its errors; None for that where ``timeout_s`` ran out.
+    ``variables`` are added to the environment. Returns what it printed, and the last line of its
+    errors; None for the latter if ``timeout_s`` ran out.
     """
     command = [sys.executable, "-m", name, *arguments]
     try:
@@ -109,14 +109,14 @@ def run_module(
             start_new_session=True,
             env={**os.environ, **(variables or {})},
         )
-    except subprocess.TimeoutExpired as late:  # its output is bytes, whatever was asked for
+    except subprocess.TimeoutExpired as late:  # its output is bytes despite text=True
         said = late.stdout or b""
         return said.decode(errors="replace") if isinstance(said, bytes) else said, None
     return done.stdout, last_line(done.stderr)
 
 
 def list_children(pid: int) -> list[int]:
-    """The ids of all that process ``pid`` started and what that started; none if it has ended."""
+    """Return the ids of all descendants of process ``pid``; none if it has ended."""
     import psutil
 
     with suppress(psutil.NoSuchProcess):
@@ -129,14 +129,14 @@ _RESIDENT = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
 
 
 def read_held_memory(pid: int) -> int:
-    """The bytes of memory that a process holds, without the pages of files that it has mapped.
+    """Return the bytes of memory that a process holds, without pages of mapped files.
 
-    The kernel takes back pages of files, such as torch's code and the images as they were read,
-    whenever others need memory. With them a worker of 1012 MiB read 865 once that had happened, and
-    a batch that needs more than its limit of 1 GiB trained.
+    The kernel reclaims pages of files, such as torch's code and images that were read, whenever
+    others need memory. Counting them, a worker of 1012 MiB read 865 after that, and a batch that
+    needs more than its limit of 1 GiB trained.
 
-    It is the resident set where the system does not tell them apart, as other systems than Linux.
-    Raises OSError, or psutil.Error elsewhere than on Linux: there is no such process.
+    It is the resident set where the system does not tell them apart, such as outside Linux. Raises
+    OSError, or psutil.Error outside Linux: there is no such process.
     """
     if sys.platform != "linux":
         import psutil
@@ -147,7 +147,7 @@ def read_held_memory(pid: int) -> int:
 
 
 def read_peak_memory() -> int:
-    """About the most that this process held: the peak of its resident set, less files as of now."""
+    """Return about the peak memory held: the peak resident set less the current file pages."""
     import resource
 
     import psutil
@@ -157,14 +157,14 @@ def read_peak_memory() -> int:
 
 
 def find_lender() -> int | None:
-    """The process that lends this one a server, where one does: the workers are under that."""
+    """Return the id of the process that lends this one a server, the workers' parent; else None."""
     pid = os.environ.get(LENT, "").partition(" ")[0]
     return int(pid) if pid else None
 
 
 def read_cpu_time(pid: int | None = None) -> float:
-    """CPU seconds of this process, or another, and of all that it started, whether they ended or
-    not. Raises psutil.NoSuchProcess: there is no such process."""
+    """Return the CPU seconds of this process, or another, and of all its descendants, ended or not.
+    Raises psutil.NoSuchProcess: there is no such process."""
     import psutil
 
     total, root = 0.0, psutil.Process(pid)
@@ -176,17 +176,17 @@ def read_cpu_time(pid: int | None = None) -> float:
                 raise
             continue
         total += times.user + times.system
-        # of its own children only those that ended; the others are in this list
+        # only its children that ended; the others are in this list
         total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return total
 
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Leave the garbage collector off while what is to stay is imported and built.
+    """Turn the garbage collector off while long-lived objects are imported and built.
 
-    It would go through all of it time and again: torch and what its optimizers import took 4.4 CPU
-    s with it and 3.6 s without.
+    It would scan all of them again and again: torch and what its optimizers import took 4.4 CPU s
+    with it and 3.6 s without.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -16,11 +16,11 @@ from bench.case import AXES, Case, list_affecting
 from bench.text import Explained, count
 from bench.work import Kind
 
-# History of the schema; a reader migrates what is older and refuses what is newer.
+# History of the schema. Readers migrate older files and refuse newer ones.
 #   1  2026-11  the first
-#   2  2026-11  the seed of each run; what the report doubts by, in columns instead of sentences
-#               (others on the card or the CPU, trends within the epoch); intervals of extrapolated
-#               times; gradients in the proof; the model and more of what ran it
+#   2  2026-11  the seed of each run; the grounds of the report's doubts, in columns instead of
+#               sentences (others on the card or the CPU, trends within the epoch); intervals of
+#               extrapolated times; gradients in the proof; the model and more of its environment
 #   3  2026-11  NVIDIA apex: its opt level and which of its interfaces ran; the loss scale of each
 #               step, in steps.csv; memory of the process before the first step
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
@@ -28,13 +28,13 @@ from bench.work import Kind
 #               checkpoints, and the work of a step (in work.csv), profiled or counted
 #   5  2026-11  lanes, and the anchors that compare them; training on several GPUs, the processes of
 #               a case in ranks.csv; cases that a search ended before their last epoch
-#   6  2026-11  which start of a sweep wrote a row; how certain exposed communication is
-#   7  2026-11  in work.csv, time that kernels have to themselves, and which kernels ran; how the
-#               rates of a device were measured, and those of convolutions on a CPU; cases that end
-#               once their epoch time is known; both ends of an epoch by the medians of their steps;
-#               memory on a CPU without the pages of mapped files; what the time beside training
-#               goes into; whose proof and whose count of FLOP and bytes a row has, and in work.csv
-#               what an item adds
+#   6  2026-11  which start of a sweep wrote a row; the error of exposed communication
+#   7  2026-11  in work.csv, the exclusive time of kernels, which kernels ran, and the work of one
+#               more item; how the rates of a device were measured, and rates of convolutions on a
+#               CPU; cases that end once their epoch time is known; both ends of an epoch by the
+#               medians of their steps; memory on a CPU without the pages of mapped files; the parts
+#               of the time outside training; the sources of a row's proof and of its count of FLOP
+#               and bytes
 #   8  2026-11  the mode in which a network is compiled; steps captured as CUDA graphs
 #   9  2026-11  the versions of HIP and MIOpen, of an AMD GPU
 #  10  2026-11  how many classes the images have
@@ -66,23 +66,23 @@ REFUSED = frozenset({Status.OOM, Status.OOM_SUSPECTED})
 """Outcomes of a case that did not get the memory that it asked for."""
 
 REPEATED = frozenset({Status.INTERRUPTED, Status.LOST})
-"""Outcomes that the same command answers anew without being asked to."""
+"""Outcomes of runs that the same command repeats without being asked to."""
 
 RELIABLE = frozenset({Status.OK, Status.DIVERGED})
-"""Outcomes whose time and memory can be compared: of `MEASURED`, those that nothing disturbed.
+"""Outcomes whose time and memory can be compared: those in `MEASURED` that nothing disturbed.
 
-A loss that became inf or NaN costs as much time and memory as any other; it is no loss to compare.
+A loss that became inf or NaN takes as much time and memory as any other, but cannot be compared.
 """
 
 
 def column(help: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """Describe one column: its meaning, and ``since`` which schema it is there. Its name says its
-    unit, and its annotation its type and whether it may stay empty."""
+    """Describe one column by its meaning; ``since`` is the schema that introduced it. Its name
+    gives the unit, its annotation the type and whether it may be empty."""
     return field(default=default, metadata={"help": help, **metadata})
 
 
 def quantity(help: str, **metadata: Any) -> Any:
-    """Describe a column that is empty until it is filled."""
+    """Describe a column that is empty by default."""
     return column(help, None, **metadata)
 
 
@@ -94,10 +94,10 @@ def beside(label: str, help: str) -> Any:
 class Measurement:
     """Raw readings of one case, in SI units. None where there is no value.
 
-    The phases: set-up (process start to first step), warm-up (steps thrown away), epoch (the warm
-    epoch, between two device synchronisations), evaluation. Only the epoch is in `epoch_time_s`.
-    Where a case trains several epochs, each is followed by its evaluation, and "epoch" below means
-    all of them together, without the evaluations between; `EpochRow` has each by itself.
+    The phases: set-up (process start to first step), warm-up (discarded steps), epoch (the warm
+    epoch, between two device synchronisations), evaluation. Only the epoch is in `epoch_time_s`. If
+    a case trains several epochs, each is followed by its evaluation, and "epoch" below means all of
+    them together without the evaluations between; `EpochRow` has each separately.
     """
 
     # fmt: off
@@ -289,24 +289,24 @@ PROVEN = (
     "weight_grad_error",
     "matmul_error",
 )
-"""Columns that the proof fills, and says why where it cannot."""
+"""Columns that the proof fills; ``missing`` says why where it cannot."""
 
 BESIDE: dict[str, str] = {
     f.name: f.metadata["beside"] for f in fields(Measurement) if "beside" in f.metadata
 }
-"""Columns of the time of a worker that is neither warm-up nor training, and what each is called.
+"""Columns of the time that a worker spends outside warm-up and training, with their labels.
 
-The first five add up to `setup_time_s`. What a case is asked for besides is in none of them: its
-evaluation, checkpoints, profile, and measurements of a DataLoader or of exchanged gradients.
+The first five add up to `setup_time_s`. Optional work of a case is in none of them: its evaluation,
+checkpoints, profile, and measurements of a DataLoader or of gradient exchange.
 """
 
 
 @dataclass
 class Environment:
-    """What ran the case.
+    """The hardware, software and data that a case ran with.
 
     Rows can only be compared if they agree on the fields marked ``comparable``. The mark names what
-    the field belongs to: a sweep of two models has two networks, and its rows are not mixed.
+    the field belongs to: rows of different models, say, may differ in the fields of the model.
     """
 
     # fmt: off
@@ -381,7 +381,7 @@ class Environment:
 
 @dataclass
 class Step:
-    """One row of a learning curve: a training step, or a run of steps a log reported together."""
+    """One row of a learning curve: a training step, or several that a log reported together."""
 
     step: int = column("from 0; continues across epochs")
     images: int = column("images since the row before")
@@ -413,7 +413,7 @@ class KernelTime:
 
 
 def write_kernels(kernels: Sequence[KernelTime], others: Sequence[KernelTime] = ()) -> str:
-    """Write the kernels of a row of work.csv as its cell has them, and those without their names.
+    """Format the kernels of a row of work.csv as its cell; ``others`` are not named.
 
     >>> write_kernels([KernelTime("bn_fw_tr_1C11_kernel_NCHW", 0.0115)], [KernelTime("fill", 2e-6)])
     '0.0115 bn_fw_tr_1C11_kernel_NCHW; 2e-06 1 other'
@@ -425,7 +425,7 @@ def write_kernels(kernels: Sequence[KernelTime], others: Sequence[KernelTime] = 
 
 
 def read_kernels(cell: str) -> tuple[KernelTime, ...]:
-    """Read the kernels that `write_kernels` named; the rest of the row's time is that of others.
+    """Parse the kernels that `write_kernels` named; the rest of the row's time is of others.
 
     >>> read_kernels("0.0115 void at::native::vectorized<4, float>(int); 2e-06 3 others")
     (KernelTime(name='void at::native::vectorized<4, float>(int)', time_s=0.0115),)
@@ -440,8 +440,8 @@ def read_kernels(cell: str) -> tuple[KernelTime, ...]:
 class WorkRow:
     """One row of work.csv: the operations of a step that have the same `bench.work.Label`.
 
-    ``exclusive_s`` divides each instant among the kernels that run in it, so that it adds up to the
-    time in which any ran; ``time_s`` adds up to more where kernels overlap. ``kernels`` is the cell
+    ``exclusive_s`` divides each instant among the kernels that run then, and adds up to the time in
+    which any of them runs; ``time_s`` adds up to more where kernels overlap. ``kernels`` is a cell
     of `write_kernels`.
     """
 
@@ -467,11 +467,11 @@ class WorkRow:
 
 @dataclass(frozen=True)
 class Known:
-    """What earlier rows have found that a case need not find anew.
+    """Results of earlier rows that a case can reuse.
 
-    ``sources`` says for ``proof``, ``flop`` and ``work``, as far as they are known, which record
-    found it. ``values`` are columns of a `Measurement`, with the ``flags`` that the proof holds
-    for, ``missing`` says why some are empty, and ``work`` is that of the case's own step.
+    ``sources`` gives the record that each of ``proof``, ``flop`` and ``work`` comes from, where
+    known. ``values`` are columns of a `Measurement`, with the ``flags`` that the proof is valid
+    for; ``missing`` says why some are empty, and ``work`` is the work of one step of this case.
     """
 
     sources: dict[str, str] = field(default_factory=dict)
@@ -499,8 +499,8 @@ class RankRow:
 class Outcome:
     """The result of running a case: a status with its one-line reason, and what was measured.
 
-    ``preempted`` says of one that was lost that its machine was taken away as had been agreed, and
-    ``awaited`` that the lanes that it takes were gone, and waited for in vain.
+    ``preempted``: the case is lost because its machine was taken away as agreed. ``awaited``: the
+    lanes that it needs are gone, and waiting for them was in vain.
     """
 
     status: Status
@@ -549,12 +549,12 @@ class Column:
     type: type
     help: str
     optional: bool = False
-    since: int = 1  # the schema that brought it; older files lack it
+    since: int = 1  # the schema that introduced it; older files lack it
 
 
 def make_axis_column(axis: Axis) -> Column:
     """Describe the column that an axis has in a records file."""
-    # what may be empty is text: a loss scale is a number, the name of a rule or nothing
+    # an axis that may be empty is text: a loss scale is a number, the name of a rule or nothing
     kind = str if axis.default is None else type(axis.default)
     return Column(axis.name, kind, axis.help, since=axis.since)
 
@@ -573,7 +573,7 @@ def _by_name(*columns: Column) -> dict[str, Column]:
 
 
 def _join(kind: type, what: str) -> dict[str, Column]:
-    """The columns of a table whose rows belong to records."""
+    """Return the columns of a table whose rows belong to records."""
     return _by_name(Column("record_id", str, f"the record {what} belongs to"), *_columns(kind))
 
 
@@ -604,7 +604,7 @@ COMPARABLE = {
     for f in fields(Environment)
     if "comparable" in f.metadata
 }
-"""Environment columns on which rows of one sweep must agree, as far as they agree on these axes."""
+"""Environment columns on which rows of a sweep must agree if they agree on these axes."""
 
 MODEL_PARTS = {
     "model_parameters": "parameters",
@@ -612,7 +612,7 @@ MODEL_PARTS = {
     "model_source": "source files",
     "start_fingerprint": "starting weights",
 }
-"""Environment columns that say which network a model's name stood for, and what each is of."""
+"""Environment columns that identify the network behind a model's name, and what each hashes."""
 
 _list_cells = attrgetter(
     "record_id",
@@ -628,13 +628,12 @@ def flatten(record: Record) -> dict[str, Any]:
 
 
 def write_missing(reasons: Mapping[str, str]) -> str:
-    """Write why columns are empty, as the column ``missing`` has it, or ``shared`` whose they
-    are."""
+    """Format reasons by column for ``missing``, or source records by part for ``shared``."""
     return "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
 
 def read_missing(text: str, names: Container[str] = COLUMNS) -> dict[str, str]:
-    """Read what `write_missing` wrote, by column; a reason may hold a semicolon itself.
+    """Parse the output of `write_missing`, by column; a reason may contain a semicolon itself.
 
     >>> read_missing("energy_j: no sensor; use another; notes: none")
     {'energy_j': 'no sensor; use another', 'notes': 'none'}
@@ -645,7 +644,7 @@ def read_missing(text: str, names: Container[str] = COLUMNS) -> dict[str, str]:
 
 
 def read_sources(cell: str) -> dict[str, str]:
-    """The records that the parts of one are from, as its column ``shared`` has them.
+    """Parse the column ``shared``: the record that each part of a row comes from.
 
     >>> read_sources("proof: 0123; work: 4567")
     {'proof': '0123', 'work': '4567'}

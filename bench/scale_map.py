@@ -19,37 +19,37 @@ from bench.precision import PRECISIONS
 from bench.text import Explained
 
 TOLERANCE = 0.01
-"""A scale is large enough where at most this share of the gradient values is lost beyond what the
-best scale that does not overflow loses. It is a choice: half the values of a layer may lie below
-the range of fp16 without harm (Micikevicius et al. 2018, arXiv:1710.03740, figure 3), so the loss
-after the same steps stands beside it."""
+"""A scale is large enough if it loses at most this share of the gradient values beyond the share
+lost at the best scale that does not overflow. This is a choice: half the values of a layer may lie
+below the range of fp16 without harm (Micikevicius et al. 2018, arXiv:1710.03740, figure 3), so the
+training loss after the same steps is shown beside it."""
 
 LAYER_TOLERANCE = 0.5
-"""A scale is large enough only where no layer loses more than this share of its values beyond what
-it loses at its best scale: over all layers, a large one hides a small one that loses everything.
-Half may be lost without harm (Micikevicius et al. 2018, figure 3)."""
+"""A scale is large enough only if no layer loses more than this share of its values beyond the
+share lost at its best scale: over all layers, a large layer hides a small one that loses
+everything. Half may be lost without harm (Micikevicius et al. 2018, figure 3)."""
 
 HEADROOM = 8
-"""At the recommended scale, gradients this many times as large as any seen would not overflow.
+"""At the recommended scale, gradients this many times the largest seen would not overflow.
 
 "Train With Mixed Precision" (NVIDIA, Choosing A Scaling Factor) asks that the factor times the
 largest gradient stay below 65504, and Micikevicius et al. 2018 (section 3.2) see no harm in a large
-one that does not overflow. Only some steps of one seed are seen here: within 30 steps on CIFAR-10
-the largest gradient of dpn-small (batch size 32) varies by a factor of 2.2. Two more powers of two
-are left for what was not seen."""
+one that does not overflow. Only some steps of one seed are observed here: within 30 steps on
+CIFAR-10 the largest gradient of dpn-small (batch size 32) varies by a factor of 2.2. Two more
+powers of two are left for the rest."""
 
 
 class Fate(StrEnum):
-    ZERO = "zero"  # it was zero before
-    FLUSHED = "flushed"  # it was not, and is now
+    ZERO = "zero"  # was zero before rounding
+    FLUSHED = "flushed"  # became zero
     SUBNORMAL = "subnormal"  # kept, with fewer digits than the format has
     NORMAL = "normal"
     OVERFLOWED = "overflowed"  # beyond the largest finite value, or inf or NaN before
 
 
 class Kind(StrEnum):
-    """Which gradients of a layer: ``OUTPUT`` is what its backward pass begins with, the gradient of
-    the loss by the layer's output; ``WEIGHT`` is what it leaves in the layer's parameters."""
+    """Which gradients of a layer: ``OUTPUT`` is the gradient of the loss with respect to the
+    layer's output, where its backward pass begins; ``WEIGHT`` is that of its parameters."""
 
     OUTPUT = "output"
     WEIGHT = "weight"
@@ -87,8 +87,8 @@ class Tally:
         return Tally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Tally)))
 
     def share(self, fate: Fate) -> float:
-        """Of the values that are not zero by themselves, those of a fate; 0 where there are none.
-        No scale changes zeros, and ReLU makes many."""
+        """Return the share of a fate among the values that are not zero by themselves; 0 if there
+        are none. No scale changes zeros, and ReLU makes many."""
         values = self.flushed + self.subnormal + self.normal + self.overflowed
         count: int = getattr(self, fate.value)
         return count / values if values else 0.0
@@ -110,9 +110,9 @@ class ScaledTraining:
     """A training from the same start and with the same batches as all others of its case.
 
     Attributes:
-        setting: a loss scale as a flag spells it; empty for fp32, which the others stand beside.
-        losses: one a step; NaN where it was not finite.
-        overflowed: whether each step's gradients did.
+        setting: a loss scale as a flag spells it; empty for fp32, the reference of the others.
+        losses: one per step; NaN where it was not finite.
+        overflowed: for each step, whether its gradients overflowed.
     """
 
     setting: str
@@ -131,7 +131,7 @@ class ScaledTraining:
 
 @dataclass(frozen=True)
 class Overflow:
-    """The first overflow at a scale: the step, from 1, and where the largest value was."""
+    """The first overflow at a scale: the step, from 1, and the place of the largest value."""
 
     step: int
     where: str = ""
@@ -142,13 +142,13 @@ class ScaleCase:
     """One precision, model and batch size: what each scale did.
 
     Attributes:
-        steps: of the fp32 training that was looked at, and of each training.
+        steps: number of steps of the observed fp32 training, and of each training.
         at: the steps, from 1, at which gradients were counted.
         layers: from the network's input to its output.
-        scales: rising.
+        scales: ascending.
         overflows: the first overflow of each scale that had one.
         peaks: the largest gradient of each step in the fp32 training, unscaled; NaN if not finite.
-        limit: the value from which on the format overflows, such as 65520.
+        limit: the smallest value that overflows in the format, such as 65520.
     """
 
     model: str
@@ -171,7 +171,7 @@ class ScaleCase:
 
     @property
     def diverged(self) -> int | None:
-        """The first step, from 1, at which the fp32 training itself was not finite."""
+        """Return the first step, from 1, at which the fp32 training itself was not finite."""
         fp32 = self.training("")
         steps = zip_longest(fp32.losses if fp32 else (), self.peaks, fillvalue=0.0)
         return next(
@@ -191,7 +191,7 @@ class ScaleCase:
         return totals
 
     def share(self, fate: Fate, scale: float, kind: Kind) -> float:
-        """Share of the values of all layers, at the step where it is largest."""
+        """Return the share of values of all layers, at the step where it is largest."""
         totals = self._totals.items()
         tallies = (tally for (s, k, _), tally in totals if (s, k) == (scale, kind))
         return max((tally.share(fate) for tally in tallies), default=0.0)
@@ -203,7 +203,7 @@ class ScaleCase:
         return max(self.share(Fate.SUBNORMAL, scale, kind) for kind in Kind)
 
     def by_layer(self, fate: Fate, kind: Kind) -> Mapping[tuple[str, float], float]:
-        """Share of each layer's values, by layer and scale, at the step where it is largest."""
+        """Return each layer's share by layer and scale, at the step where it is largest."""
         shares: dict[tuple[str, float], float] = {}
         for row in self.gradients:
             if row.kind is kind:
@@ -227,16 +227,16 @@ class ScaleMap:
 
 @dataclass(frozen=True)
 class Window:
-    """The scales that are safe, and the one to use.
+    """The safe scales, and the recommended one.
 
     Attributes:
-        low, high: the smallest and largest safe scale; None where none is safe, as ``use`` then is.
-        ceiling: the smallest scale that overflowed; None where none did.
+        low, high: the smallest and largest safe scale; like ``use``, None if none is safe.
+        ceiling: the smallest scale that overflowed; None if none did.
         best: the share of values lost at the best scale that did not overflow.
         narrow: whether ``use``, the recommended scale, leaves less than `HEADROOM`.
         needed: whether a loss scale is needed at all.
         enough: the largest share that a safe scale may lose.
-        starved: of each scale at which a layer loses too much, that layer and its share lost.
+        starved: for each scale at which a layer loses too much, that layer and its share lost.
     """
 
     low: float | None = None
@@ -251,16 +251,16 @@ class Window:
 
 
 def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
-    """The safe window of scales.
+    """Find the window of safe scales.
 
-    A scale is safe where neither it nor any smaller one overflowed in any step that was looked at,
-    and where neither it nor any larger one below the overflow loses too much: more than
-    ``tolerance`` beyond the least share lost, or `LAYER_TOLERANCE` of one layer's gradients of a
-    kind beyond the least share that these lose. To be used is the largest safe scale at which the
-    largest gradient would not overflow if it were `HEADROOM` times as large, and which is at least
-    as far below any scale that overflowed. Where no safe scale leaves that room, it is the largest
-    up to the window's geometric middle. No scale is needed where the precision has none and a scale
-    of 1 is safe. Of a training that diverges in fp32 nothing is known.
+    Safe are the highest consecutive scales that lose little enough, below the smallest scale that
+    overflowed in any observed step: a scale may lose at most ``tolerance`` beyond the least share
+    lost, and no layer's gradients of a kind more than `LAYER_TOLERANCE` beyond their least share
+    lost. The recommended scale is the largest safe one at which gradients `HEADROOM` times the
+    largest would not overflow, and which is at least that factor below any scale that overflowed.
+    If no safe scale leaves that room, it is the largest up to the geometric middle of the window.
+    No scale is needed if the precision scales no loss and a scale of 1 is safe. If fp32 diverges,
+    nothing is known.
     """
     ceiling = min(case.overflows, default=None)
     held = [s for s in case.scales if ceiling is None or s < ceiling]
@@ -271,13 +271,13 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
     safe: list[float] = []
     for scale in reversed(held):
         if case.lost(scale) > enough or scale in starved:
-            # where the largest loses more, what is below it may be better; in the rounded way the
-            # share lost only falls
+            # the largest may lose too much, and smaller ones less; with rounding alone, the share
+            # lost only falls as the scale grows
             if safe:
                 break
             continue
         safe.insert(0, scale)
-    if not safe:  # in the trained way, where each scale starves a layer of its own
+    if not safe:  # with Way.TRAINED, each scale may starve another layer
         return Window(ceiling=ceiling, best=best, enough=enough, starved=starved)
     largest = max(case.peaks, default=math.nan)
     roomy = [
@@ -293,12 +293,12 @@ def find_window(case: ScaleCase, tolerance: float = TOLERANCE) -> Window:
 
 
 def _find_starved(case: ScaleCase, held: Sequence[float]) -> dict[float, tuple[str, float]]:
-    """The layer that loses most beyond its best, of each scale where that is too much."""
+    """Return, for each scale that starves a layer, the one losing most beyond its best scale."""
     starved: dict[float, tuple[str, float]] = {}
     most = dict.fromkeys(held, LAYER_TOLERANCE)
     for kind in Kind:
         lost = case.by_layer(Fate.FLUSHED, kind)
-        # the weights' gradients of some stay in fp32
+        # the weight gradients of some layers stay in fp32
         known = [layer for layer in case.layers if any((layer, s) in lost for s in held)]
         for layer in known:
             shares = {s: lost.get((layer, s), 0.0) for s in held}

@@ -1,4 +1,4 @@
-"""Temporary folders, which the kill of a process leaves behind, and the next process removes."""
+"""Temporary folders; if a process is killed, the next one removes those that it left."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-_YOUNG_S = 60  # one that is younger may not be locked yet
-_KEPT = (OSError, Timeout, NotImplementedError)  # the last where a file system has no locks
+_YOUNG_S = 60  # a younger folder may not be locked yet
+_KEPT = (OSError, Timeout, NotImplementedError)  # the last if the file system has no locks
 
 
 class Scratch(tempfile.TemporaryDirectory[str]):
-    """A temporary folder of some ``kind``, locked while it is in use; those of the same kind that
-    processes of this user left on this machine are removed."""
+    """A temporary folder of some ``kind``, locked while in use. Making one removes those of the
+    same kind that processes of this user left on this machine."""
 
     def __init__(self, kind: str) -> None:
-        prefix = f"bench-{kind}-{socket.gethostname()}-"  # other machines may share the place
+        prefix = f"bench-{kind}-{socket.gethostname()}-"  # other machines may share the directory
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             with suppress(*_KEPT):
                 if _is_ours(left):
@@ -36,12 +36,12 @@ class Scratch(tempfile.TemporaryDirectory[str]):
         self._release = weakref.finalize(self, held.release, force=True)
 
     def cleanup(self) -> None:
-        self._release()  # NFS keeps a file that is open
+        self._release()  # NFS keeps open files
         super().cleanup()
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a `Scratch` of this user made it, long enough ago. Raises OSError: it is gone."""
+    """Return whether this user's `Scratch` made it long enough ago. Raises OSError: it is gone."""
     about = folder.lstat()
     old = time.time() - about.st_mtime > _YOUNG_S
     own = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode)

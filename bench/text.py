@@ -1,4 +1,4 @@
-"""Text as it stands in files and on terminals."""
+"""Formatting and writing of text for files and terminals."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import IO, Self
 
 ESTIMATE = "≈"
-"""Stands before each number that was not measured but concluded from what was."""
+"""Mark before each number that was not measured but derived from measurements."""
 
-# also what a terminal obeys beyond ASCII (U+009B starts a sequence) and what turns text around
+# also terminal controls beyond ASCII (U+009B starts a sequence), and changes of text direction
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
-_FORMULA = tuple("=+-@＝＋－＠")  # the wide ones too: some spreadsheets read them alike
+_FORMULA = tuple("=+-@＝＋－＠")  # full-width ones too: some spreadsheets treat them alike
 
 
 GIB = 2**30
 
 
 def write_number(value: float) -> str:
-    """Four significant digits, thousands grouped, never an exponent below a billion.
+    """Format with four significant digits, grouped thousands, and an exponent only from a billion.
 
     >>> write_number(12345.6), write_number(33.1449), write_number(0.01234567)
     ('12,346', '33.14', '0.01235')
@@ -38,7 +38,7 @@ def write_number(value: float) -> str:
 
 
 class Explained(StrEnum):
-    """Words of a fixed set, as files spell them; each has a ``meaning`` that readers are shown."""
+    """Words of a fixed set, as spelled in files; each has a ``meaning`` to show to readers."""
 
     meaning: str
 
@@ -51,18 +51,18 @@ class Explained(StrEnum):
 
 def clean(text: str) -> str:
     """Make ``text`` one line of printable UTF-8, as every text cell is stored."""
-    # nearly all text is printable, and seen to be in a fifth of the time
+    # nearly all text is printable, and checking that takes a fifth of the time
     return (text if text.isprintable() else _CONTROL.sub(" ", text)).strip()
 
 
 def make_printable(text: str) -> str:
-    """As `clean`, without what else controls a terminal or changes the reading direction."""
+    """Do as `clean`, and drop any other unprintable or direction-changing character."""
     text = clean(text)
     return text if text.isprintable() else "".join(c for c in text if c.isprintable())
 
 
 def capitalize(text: str) -> str:
-    """Begin with a capital letter, and leave the others as they are.
+    """Make the first letter a capital, and leave the others as they are.
 
     >>> capitalize("GPU shared"), capitalize("memory of the GPU")
     ('GPU shared', 'Memory of the GPU')
@@ -71,17 +71,17 @@ def capitalize(text: str) -> str:
 
 
 def write_share(share: float) -> str:
-    """Write a share in per cent, without the sign: 0.02 as ``2``."""
+    """Format a share in per cent, without the sign: 0.02 as ``2``."""
     return f"{100 * share:.4g}"
 
 
 def write_percent(share: float) -> str:
-    """Write 0.02 as ``2 %``."""
+    """Format 0.02 as ``2 %``."""
     return f"{write_share(share)} %"
 
 
 def write_range(values: Iterable[float], write: Callable[[float], str] = str) -> str:
-    """Write numbers, of which there is one at least, by their ends.
+    """Format at least one number as a range.
 
     >>> write_range([7, 3, 5]), write_range([5, 5])
     ('3 to 7', '5')
@@ -91,15 +91,15 @@ def write_range(values: Iterable[float], write: Callable[[float], str] = str) ->
 
 
 def write_text(text: str) -> str:
-    """Make ``text`` a cell that no spreadsheet takes for a formula; for every CSV written."""
+    """Make ``text`` a CSV cell that no spreadsheet takes for a formula."""
     text = clean(text)
     # a spreadsheet runs a cell that starts like this; the apostrophe makes it text there
     return f"'{text}" if text.startswith((*_FORMULA, "'")) else text
 
 
 def replace_file(file: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all, text in UTF-8: an interrupt leaves what was there before.
-    It does not wait for the disk, so a power cut may undo it. Raises OSError: it cannot be
+    """Write a file completely or not at all, text as UTF-8: an interrupt leaves the old content. It
+    does not wait for the disk, so a power cut may undo it. Raises OSError: the file cannot be
     written."""
     temporary = file.with_name(f".{file.name}")
     temporary.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -108,8 +108,8 @@ def replace_file(file: Path, content: str | bytes) -> None:
 
 @contextmanager
 def replace_durably(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file to be written whole or not at all, in a way that a power cut does not undo: what
-    was there before stands until all is on the disk. Raises OSError: it cannot be written."""
+    """Open a file to be written completely or not at all, even in a power cut: the old content
+    stays until all is on the disk. Raises OSError: the file cannot be written."""
     temporary = file.with_name(f".{file.name}")
     try:
         with temporary.open("wb") as opened:
@@ -124,7 +124,7 @@ def replace_durably(file: Path) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names just created in ``folder`` survive a power cut too."""
+    """Make names just created in ``folder`` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,12 +143,12 @@ def last_line(text: str) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """Write a number of things: ``1 epoch``, ``1,200 epochs``."""
+    """Format a number of things: ``1 epoch``, ``1,200 epochs``."""
     return f"{number:,} {thing}" + ("s" if number != 1 else "")
 
 
 def write_seconds(seconds: float) -> str:
-    """A time for people, to two digits, in seconds, minutes or hours.
+    """Format a time for people, with two digits, in seconds, minutes or hours.
 
     >>> write_seconds(0.318), write_seconds(89), write_seconds(5380), write_seconds(43000)
     ('0.32 s', '89 s', '90 min', '12 h')
@@ -160,12 +160,12 @@ def write_seconds(seconds: float) -> str:
 
 
 def read_clock() -> str:
-    """The time as records have it, UTC to the millisecond."""
+    """Return the current time as records have it, UTC to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def read_time(text: str) -> float:
-    """Seconds since 1970; 0 where the text is no time, as in a file edited by hand."""
+    """Return seconds since 1970; 0 if the text is no time, as in a file edited by hand."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -174,7 +174,7 @@ def read_time(text: str) -> float:
 
 
 def name_first(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """Name the first few, and say how many more there are.
+    """Name the first ``most``, and say how many more there are.
 
     >>> name_first(["a", "b", "c"], 2)
     'a, b and 1 more'
@@ -184,7 +184,7 @@ def name_first(names: Sequence[str], most: int, between: str = ", ") -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Name things in a sentence, at least one.
+    """Join at least one word as in a sentence.
 
     >>> join_words(["a", "b", "c"]), join_words(["a"])
     ('a, b and c', 'a')
@@ -212,7 +212,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-zA-Z]+)")
 
 
 def parse_bytes(text: str) -> int:
-    """Read an amount of memory. Raises ValueError: it is none, with what is right.
+    """Parse an amount of memory. Raises ValueError: it is not one; says what is right.
 
     >>> parse_bytes("21GiB"), parse_bytes("1.5 GB")
     (22548578304, 1500000000)
@@ -225,7 +225,7 @@ def parse_bytes(text: str) -> int:
 
 
 def write_bytes(number: int) -> str:
-    """Write an amount of memory exactly, in the largest unit that holds it as a whole number.
+    """Format an amount of memory exactly, in the largest unit that gives a whole number.
 
     >>> write_bytes(21 * 2**30), write_bytes(24 * 10**9), write_bytes(1536 * 2**20)
     ('21GiB', '24GB', '1536MiB')

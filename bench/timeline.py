@@ -1,11 +1,11 @@
-"""Where the time of training steps went, from a trace as torch.profiler exports it.
+"""Analysis of where the time of training steps goes, from a trace exported by torch.profiler.
 
-On a GPU the time of an operation is that of the kernels that it launched, and waiting is where none
-ran. Where several run at once, each instant belongs in equal parts to those that run in it: beside
-its plain time an operation has this exclusive one, and exclusive times add up to that in which any
-ran. On a CPU an operation's time is what it took, with all that it called; the operators of one
-thread follow each other, so that both times are the same. Durations of kernels are sound under the
-profiler; what lies between them on the host is stretched.
+On a GPU, the time of an operation is that of the kernels it launched, and waiting is time in which
+no kernel runs. Where kernels overlap, each instant is divided equally among those that run: besides
+its plain time an operation has this exclusive time, and exclusive times add up to the time in which
+any kernel ran. On a CPU, the time of an operation includes everything it called; the operators of
+one thread run one after another, so both times are equal. Kernel durations are reliable under the
+profiler; the host time between them is stretched.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bench.work import (
 )
 
 STEPS = "bench::steps"
-"""The region of a trace that holds the steps, all of them and nothing else."""
+"""The region of a trace that holds all steps and nothing else."""
 
 _NETWORK = "network"
 _MARK = "bench::"
@@ -42,17 +42,17 @@ _WAITS = frozenset(
     for prefix in ("cuda", "hip")
     for name in ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "Memcpy")
 ) | {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize"}
-"""Calls from which the host returns once the GPU has done what it was given."""
+"""Calls that return to the host once the GPU has finished its queued work."""
 
 
 def name_region(part: Kind | None) -> str:
-    """What a region of a part of the step is called in a trace; of the network for None."""
+    """Return the name of a part's region in a trace; of the network's region for None."""
     return f"{_MARK}{part or _NETWORK}"
 
 
 @dataclass(eq=False)
 class Event:
-    """One event of a trace: times in s, the thread that it ran on, and what is known of it."""
+    """One event of a trace: times in s, the thread that it ran on, and its arguments."""
 
     name: str
     start: float
@@ -69,7 +69,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Trace:
-    """The events of a trace: operators, what ran on a GPU, calls of its runtime, and regions."""
+    """The events of a trace: operators, GPU kernels, calls of the GPU runtime, and regions."""
 
     operators: Sequence[Event] = ()
     kernels: Sequence[Event] = ()
@@ -82,9 +82,9 @@ class Timed:
     """How often operations of a label ran in a step, and for how many seconds.
 
     Attributes:
-        time_s: of their kernels, each from its start to its end.
-        exclusive_s: what is theirs when each instant is divided among the kernels that run in it.
-        kernels: the part of ``time_s`` of each kernel, by `shorten_kernel`; none on a CPU.
+        time_s: total duration of their kernels.
+        exclusive_s: the same, with each instant divided among the kernels that run then.
+        kernels: ``time_s`` split by kernel, named by `shorten_kernel`; empty on a CPU.
     """
 
     calls: float = 0.0
@@ -106,8 +106,8 @@ class Timed:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A profiled step, the mean of several: times in s, as `bench.diagnosis.step.Profile` has them.
-    ``work`` holds the time of each label; the exclusive times add up to ``busy_s``."""
+    """A profiled step, the mean of several: times in s, as in `bench.diagnosis.step.Profile`.
+    ``work`` holds the time of each label; exclusive times add up to ``busy_s``."""
 
     steps: int
     step_s: float
@@ -118,8 +118,8 @@ class Timeline:
 
 
 def read_trace(file: Path) -> Trace:
-    """Read a trace, gzipped or not, and link each operator to the one that called it. Raises
-    ValueError: it is none."""
+    """Read a trace, gzipped or not, and link each operator to its caller. Raises ValueError: the
+    file is not a trace of torch.profiler."""
     raw = file.read_bytes()
     content = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw, strict=False)
     try:
@@ -129,7 +129,7 @@ def read_trace(file: Path) -> Trace:
 
 
 def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
-    """Sort the events of a trace, as its JSON has them."""
+    """Sort the events of a trace, given as in its JSON, into a `Trace`."""
     operators, kernels, calls, regions = [list[Event]() for _ in range(4)]
     places = {
         "cpu_op": operators,
@@ -156,7 +156,7 @@ def build_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
 
 
 def _link(operators: Iterable[Event]) -> None:
-    """Say of each operator which one called it: the innermost around it on its thread."""
+    """Link each operator to its caller: the innermost operator around it on its thread."""
     around: dict[tuple[Any, Any], list[Event]] = {}
     for event in operators:
         stack = around.setdefault(event.thread, [])
@@ -169,9 +169,9 @@ def _link(operators: Iterable[Event]) -> None:
 
 
 def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> Timeline:
-    """The mean of the ``steps`` that the region `STEPS` holds, of a trace with the regions that
-    `name_region` names, where the step has such parts; ``device`` is cuda or cpu. Raises
-    ValueError: the trace holds no such region, or of a GPU no kernel."""
+    """Return the mean of the ``steps`` in the region `STEPS` of a trace, whose parts of a step are
+    regions named by `name_region`; ``device`` is cuda or cpu. Raises ValueError: the trace has no
+    such region, or no kernel of a GPU."""
     window = next((e for e in trace.regions if e.name == STEPS), None)
     if window is None:
         raise ValueError(f"the trace has no region {STEPS}")
@@ -190,7 +190,7 @@ def summarize(trace: Trace, steps: int, vocabulary: Vocabulary, device: str) -> 
 class _View:
     def __init__(self, trace: Trace, vocabulary: Vocabulary, window: Event) -> None:
         self.trace, self.vocabulary, self.window = trace, vocabulary, window
-        # the parts of the step run on the thread that trains
+        # the parts of a step run on the training thread
         marked = [
             e
             for e in trace.regions
@@ -210,13 +210,14 @@ class _View:
         return self.place(found, event.start)
 
     def place(self, label: Label, moment: float) -> Label:
-        """A label of what ran at a moment, with the kind of the part of the step that it is of; of
-        the backward pass too, by its time."""
+        """Return ``label`` with the kind of the part of the step that it ran in at ``moment``. Only
+        the time decides, so that this holds for the backward pass too."""
         at = bisect_right(self._changes, moment)
         return replace(label, kind=place_kind(label.kind, self._parts[at - 1] if at else None))
 
     def works(self, event: Event) -> bool:
-        """Whether an operator does work of its own; not wrappers, autograd's nodes or regions."""
+        """Return whether an operator does work itself, unlike wrappers, autograd nodes and
+        regions."""
         if is_fused(event.name):
             return True
         space, colons, _ = event.name.partition("::")
@@ -225,7 +226,7 @@ class _View:
         return not self.vocabulary.wraps(event.name)
 
     def find_owner(self, event: Event | None) -> Event | None:
-        """The outermost operator with work of its own around ``event``, or it itself."""
+        """Return the outermost operator that does work around ``event``, itself included."""
         owner = None
         while event is not None:
             if self.works(event):
@@ -235,7 +236,7 @@ class _View:
 
 
 def _read_cpu(view: _View) -> Timeline:
-    """The operators of the thread that trains, each with the time of all that it called."""
+    """Read the operators of the training thread, each with the time of all it called."""
     window = view.window
     work: dict[Label, Timed] = {}
     spans = []
@@ -244,7 +245,7 @@ def _read_cpu(view: _View) -> Timeline:
         if not inside or view.find_owner(event) is not event:
             continue
         if view.vocabulary.free(base_name(event.name)):
-            continue  # what it took is the program's, not that of moving an element
+            continue  # its time is overhead of the program, not of moving an element
         label = view.label(event)
         timed = Timed(1, event.duration, event.duration)
         work.setdefault(label, Timed()).add(timed)
@@ -255,7 +256,7 @@ def _read_cpu(view: _View) -> Timeline:
 
 
 def _read_gpu(view: _View) -> Timeline:
-    """The kernels, each of the operator that launched it, and the gaps between them."""
+    """Assign each kernel to the operator that launched it, and classify the gaps between them."""
     trace, window = view.trace, view.window
     kernels = [e for e in trace.kernels if e.start >= window.start]
     if not kernels:
@@ -263,7 +264,7 @@ def _read_gpu(view: _View) -> Timeline:
     operators = {e.arguments.get("External id"): e for e in trace.operators}
     launches = {e.arguments.get("correlation"): e for e in trace.calls}
     threads: dict[tuple[Any, Any], list[Event]] = {}
-    for event in trace.operators:  # sorted by their starts
+    for event in trace.operators:  # sorted by start
         threads.setdefault(event.thread, []).append(event)
     work: dict[Label, Timed] = {}
     owners: dict[Label, set[int]] = {}
@@ -296,7 +297,7 @@ def _read_gpu(view: _View) -> Timeline:
 
 
 def _find_around(operators: Sequence[Event], moment: float) -> Event | None:
-    """The operator of a thread around a moment that began last; None between operators."""
+    """Return the innermost operator that runs at ``moment``; None between operators."""
     at = bisect_right(operators, moment, key=lambda e: e.start)
     event = operators[at - 1] if at else None
     while event is not None and event.end < moment:
@@ -305,17 +306,17 @@ def _find_around(operators: Sequence[Event], moment: float) -> Event | None:
 
 
 def _ends_within(waits: Sequence[tuple[float, float]], gap: Span) -> bool:
-    """Whether the host had waited, in ``waits`` of sorted ends and starts, until nothing ran: what
-    it did next, the GPU waits for.
+    """Return whether the host waited until nothing ran, so that the GPU waits for its next launch.
+    ``waits`` are sorted pairs of end and start.
 
-    A gap that ends before the wait does was none of its making: what followed had been launched.
+    A gap that ends before the wait does was not caused by it: the work that followed was queued.
     """
     first = bisect_left(waits, (gap[0], -math.inf))
     last = bisect_right(waits, (gap[1], math.inf))
     return any(start < gap[0] for _, start in waits[first:last])
 
 
-# formats as a trace names them, and as it numbers them among an operator's plain arguments
+# number formats by their names in a trace: dtypes of tensors, and of scalar arguments
 _FORMATS = {
     "float": "float32",
     "double": "float64",
@@ -335,7 +336,7 @@ _FORMATS = {
 
 
 def label_operator(event: Event, vocabulary: Vocabulary) -> Label:
-    """The label of an operator by its name, shapes and formats; no format for a list of tensors."""
+    """Return an operator's label by name, shapes and formats; no format for lists of tensors."""
     name, known = base_name(event.name), event.arguments
     formats = _read_formats(event)
     first = next(iter([f for f in formats if "float" in f] or formats), "")
@@ -356,7 +357,7 @@ def _read_formats(event: Event) -> list[str]:
 
 
 def _label_move(event: Event, name: str, format: str) -> Label:
-    """What a copy does, by the formats and strides of the innermost copy that it makes."""
+    """Return whether a copy casts, changes the layout or does neither, by the copies it makes."""
     for copy in (e for e in _walk(event) if base_name(e.name) == "copy"):
         to, source = [*_read_formats(copy), "", ""][:2]
         if to and source and to != source:
@@ -377,10 +378,10 @@ Span = tuple[float, float]
 
 
 def divide_overlaps(spans: Sequence[Span]) -> list[float]:
-    """What of each span is its own, when each instant belongs in equal parts to all that hold it.
+    """Return the exclusive length of each span: an instant in several spans is divided equally.
 
-    The shares add up to the length of the union. A clock that runs at 1/k of the time while k spans
-    are open advances by a span's share from its start to its end, so this takes n log n steps.
+    The shares add up to the length of the union. A clock that runs at rate 1/k while k spans are
+    open advances by a span's share from its start to its end, so this takes O(n log n) time.
 
     >>> divide_overlaps([(0.0, 3.0), (1.0, 2.0)])
     [2.5, 0.5]
@@ -399,7 +400,7 @@ def divide_overlaps(spans: Sequence[Span]) -> list[float]:
 
 
 def _unite(spans: Iterable[Span]) -> list[Span]:
-    """Spans as one where they overlap, in order."""
+    """Return the spans in order, with overlapping ones merged."""
     united: list[Span] = []
     for start, end in sorted(spans):
         if united and start <= united[-1][1]:
@@ -410,7 +411,7 @@ def _unite(spans: Iterable[Span]) -> list[Span]:
 
 
 def _complement(spans: Sequence[Span], start: float, end: float) -> list[Span]:
-    """What united spans leave free between two moments."""
+    """Return the gaps that merged spans leave between ``start`` and ``end``."""
     edges = [start, *(t for span in spans for t in span), end]
     pairs = zip(edges[::2], edges[1::2], strict=True)
     return [(a, b) for a, b in pairs if b > a]
@@ -432,7 +433,7 @@ def _overlap(a: Sequence[Span], b: Sequence[Span]) -> float:
 
 
 def _lay_out(regions: Iterable[Event]) -> tuple[list[float], list[Kind | None]]:
-    """The moments at which the innermost region changes, and its part from each of them on."""
+    """Return the moments at which the innermost region changes, and the part from each on."""
     edges = sorted(
         [(e.start, 1, -e.end, e) for e in regions] + [(e.end, 0, -e.start, e) for e in regions],
         key=lambda edge: edge[:3],

@@ -1,4 +1,4 @@
-"""The kinds of work that a training step consists of, and how much of each there is."""
+"""The kinds of work in a training step, and how much of each there is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Kind(Explained):
-    """A kind of work. What decides is the operation; of the last four, where in the step it ran."""
+    """A kind of work, by the operation; the last four, by the part of the step that it ran in."""
 
     CONVOLUTION_1X1 = "convolution_1x1", "1×1 convolutions"
     CONVOLUTION = "convolution", "k×k convolutions"
@@ -39,16 +39,16 @@ class Kind(Explained):
 COMPUTING = frozenset(
     {Kind.CONVOLUTION_1X1, Kind.CONVOLUTION, Kind.GROUPED, Kind.MATMUL, Kind.ATTENTION}
 )
-"""Kinds that multiply and add; all others do little else than move memory."""
+"""Kinds that multiply and add; all others mostly move memory."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """What tells operations of a step apart: those with the same label are counted together.
+    """What identifies operations of a step: those with the same label are counted together.
 
-    ``operation`` is the name of one, or for a convolution its window, groups and channels;
-    ``format`` is the number format of what it reads first, by torch's name for it, or the two of a
-    cast: ``float32→bfloat16``. Neither depends on the batch size.
+    ``operation`` is the name, or for a convolution its window, groups and channels; ``format`` is
+    the number format of the first input, by torch's name, or the two of a cast:
+    ``float32→bfloat16``. Neither depends on the batch size.
     """
 
     kind: Kind
@@ -60,10 +60,9 @@ class Label:
 class Work:
     """How much of one kind a step does.
 
-    ``bytes`` counts, for each operation, every element that it reads and every one that it writes
-    once: the least that separate operations move, as if nothing stayed in a cache between them.
-    ``flop_per_item`` and ``bytes_per_item`` are what another item in each micro-batch adds; None
-    where that is not known.
+    ``bytes`` counts, for each operation, each element that it reads or writes once: the minimum
+    that separate operations move, as if no cache kept anything between them. ``flop_per_item`` and
+    ``bytes_per_item`` are what another item in each micro-batch adds; None if unknown.
     """
 
     calls: int = 0
@@ -79,8 +78,8 @@ class Work:
 
 
 def add_items(work: T, items: int) -> T:
-    """A `Work`, or a row of it, with so many more items in each micro-batch, or fewer; what an item
-    adds must be known."""
+    """Return a `Work`, or a row of it, with ``items`` more (or fewer) items per micro-batch; its
+    values per item must be known."""
     one: Any = work
     flop, bytes = items * one.flop_per_item, items * one.bytes_per_item
     more: T = replace(one, flop=one.flop + flop, bytes=one.bytes + bytes)
@@ -88,7 +87,6 @@ def add_items(work: T, items: int) -> T:
 
 
 def sum_kinds(work: Mapping[Label, Work]) -> dict[Kind, Work]:
-    """All work of each kind."""
     kinds: dict[Kind, Work] = {}
     for label, one in work.items():
         kinds.setdefault(label.kind, Work()).add(one)
@@ -112,7 +110,7 @@ MOVES = frozenset({"_to_copy", "to", "copy", "clone", "contiguous", "_foreach_co
 
 
 def base_name(name: str) -> str:
-    """An operation's name without its namespace, its overload and the mark of one in place.
+    """Return an operation's name without namespace, overload and in-place mark.
 
     >>> base_name("aten.add_.Tensor"), base_name("aten::_to_copy"), base_name("aten._foreach_mul_")
     ('add', '_to_copy', '_foreach_mul')
@@ -122,20 +120,20 @@ def base_name(name: str) -> str:
 
 
 def place_kind(kind: Kind, part: Kind | None) -> Kind:
-    """The kind of an operation that is within a part of the step: the part, but for a network's,
-    which is run from within its loss; products and convolutions stay what they are there."""
+    """Return the kind of an operation within a part of the step: that part. A network may run
+    inside its loss, though, so products and convolutions there keep their kind."""
     return kind if part is None or (part is Kind.LOSS and kind in COMPUTING) else part
 
 
 def read_groups(name: str, args: Sequence[Any]) -> int:
-    """The groups of a convolution, by its `base_name` and its arguments in their order."""
+    """Return the groups of a convolution, by its `base_name` and its arguments in order."""
     places = {"convolution_backward": 9, "cudnn_convolution": 5, "mkldnn_convolution": 6}
     at = places.get(name, 8)
     return int(args[at]) if len(args) > at else 1
 
 
 def label_convolution(weight: Sequence[int], groups: int, format: str = "") -> Label:
-    """The label of a convolution, by the shape of its weights and its groups.
+    """Return the label of a convolution, by the shape of its weights and its groups.
 
     >>> label_convolution((96, 3, 3, 3), 32).operation
     '3×3, 32 groups of 3→3'

@@ -1,4 +1,4 @@
-"""What a device was measured to do, and how, as rows keep it."""
+"""Measured rates of a device, and how they were measured, as stored in rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tries:
-    """How a rate was measured: as the best of so many tries, at that SM clock and power draw."""
+    """How a rate was measured: the best of ``number`` tries, and its SM clock and power draw."""
 
     number: int
     clock_mhz: float | None = None
@@ -18,7 +18,7 @@ class Tries:
 
 
 def write_tries(tries: Mapping[str, Tries]) -> str:
-    """Write how rates were measured, by column, as the cell of ``rate_tries`` has it.
+    """Format how rates were measured, by column, as a cell of ``rate_tries``.
 
     >>> write_tries({"rate_float16": Tries(16, 1365, 723.4), "call_time_s": Tries(8)})
     'rate_float16 16 1365 MHz 723 W; call_time_s 8'
@@ -31,7 +31,7 @@ def write_tries(tries: Mapping[str, Tries]) -> str:
 
 
 def read_tries(cell: str) -> dict[str, Tries]:
-    """Read what `write_tries` wrote.
+    """Parse the output of `write_tries`.
 
     >>> read_tries("rate_float16 16 1365 MHz 723 W; call_time_s 8")["rate_float16"]
     Tries(number=16, clock_mhz=1365.0, power_w=723.0)
@@ -46,9 +46,9 @@ def read_tries(cell: str) -> dict[str, Tries]:
 
 @dataclass(frozen=True)
 class Collapse:
-    """FLOP/s in float32 that ``threads`` reached together, and more that one of them did alone.
+    """FLOP/s in float32 of ``threads`` together, and the higher rate of one of them alone.
 
-    Threads that wait for each other on cores that other programs use, too, took products from 51
+    Threads that wait for each other, on cores shared with other programs, slowed products from 51
     GFLOP/s to 0.1.
     """
 
@@ -63,11 +63,11 @@ class Collapse:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What a device was measured to do, by column of `Environment`, and how.
+    """The measured rates of a device, by column of `Environment`, and how they were measured.
 
-    Each column that the device should have is in ``rates`` and ``tries``; or ``reasons`` says why
-    it could not be measured; or what was measured ``collapsed``, and is not kept. ``measured_at``
-    is UTC, and empty where it is not known.
+    Each column that the device should have is in ``rates`` and ``tries``, or ``reasons`` says why
+    it could not be measured, or the measurement ``collapsed`` and was dropped. ``measured_at`` is
+    UTC; empty if unknown.
     """
 
     rates: dict[str, float] = field(default_factory=dict)
@@ -77,8 +77,8 @@ class Yardstick:
     measured_at: str = ""
 
     def improve(self, other: Yardstick, peaks: Mapping[str, float] | None = None) -> Yardstick:
-        """With the better of two measurements of each rate, and the tries of both; a rate above its
-        own of ``peaks``, those of `bench.gpu.peaks.list_peaks`, is none."""
+        """Return the better of two measurements of each rate, with the tries of both. A rate above
+        its entry in ``peaks``, as from `bench.gpu.peaks.list_peaks`, counts as none."""
         rates, tries = dict(self.rates), dict(self.tries)
         for column, rate in other.rates.items():
             most = (peaks or {}).get(column, math.inf)

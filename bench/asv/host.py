@@ -1,11 +1,11 @@
-"""An asv plugin: every commit runs with the interpreter that runs asv, and nothing is installed.
+"""An asv plugin: every commit runs with the interpreter that runs asv; nothing is installed.
 
-asv's own virtualenv mode installs torch anew for each environment, and its ``existing`` mode takes
-no range of commits. Here a commit is checked out into asv's folder and its ``bench/`` put first on
-the path. GPU, driver, torch and preset become parameters of the results.
+asv's own virtualenv mode installs torch again for each environment, and its ``existing`` mode takes
+no range of commits. Here a commit is checked out into asv's folder, and its ``bench/`` comes first
+on the path. GPU, driver, torch and preset become parameters of the results.
 
 Environment variables: ``BENCH_PRESET`` is a preset's name or TOML file, ``BENCH_TIMEOUT`` the
-deadline in seconds of one phase of a case, ``BENCH_SWEEP_FLAGS`` further flags for `bench.sweep`.
+timeout of each phase of a case in seconds, ``BENCH_SWEEP_FLAGS`` more flags for `bench.sweep`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from bench.store.migration import RESPELLED
 
 PRESET, TIMEOUT, FLAGS = "BENCH_PRESET", "BENCH_TIMEOUT", "BENCH_SWEEP_FLAGS"
 GRID = "BENCH_ASV_GRID"
-"""Set here for the benchmarks: the cases, by their place in a grid of parameters."""
+"""Environment variable set for the benchmarks: the cases, by their place in a parameter grid."""
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ROOT / "benchmarks" / "cpu.toml"
 
 
 def choose_preset() -> Preset:
-    """The preset `BENCH_PRESET` names; else the 2019 grid on a GPU, a small one on a CPU."""
+    """Return the preset of `BENCH_PRESET`; else the 2019 grid on a GPU, a small one on a CPU."""
     asked = os.environ.get(PRESET)
     if not asked:
         return load_preset("rtx-titan") if has_cuda() else load_config(SMALL)
@@ -53,16 +53,16 @@ def choose_preset() -> Preset:
 
 
 def expand(preset: Preset) -> list[Case]:
-    """Its cases, on the GPU where there is one."""
+    """Return the preset's cases, on the GPU if there is one."""
     return preset.cases({}, {"device": ["cuda" if has_cuda() else "cpu"]})
 
 
 def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
-    """Lay cases out as asv wants them: names of parameters, the values of each, a place for each.
+    """Lay cases out for asv: names of parameters, the values of each, and a place for each case.
 
-    The parameters are `NAMED` and whatever else varies among the cases, and an optimizer other
-    than the default: results of a preset stay where they are when it gets another. asv takes the
-    whole product of all; a place without a case is not available.
+    The parameters are `NAMED`, all others that vary among the cases, and the optimizer if it is not
+    the default, so that results of a preset keep their place when another optimizer is added. asv
+    takes the product of all values; a place without a case is not available.
     """
     values = {name: {getattr(case, name) for case in cases} for name in AXES}
     told = [name for name in AXES if len(values[name]) > 1]
@@ -80,24 +80,24 @@ def lay_out(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def place(case: Case, names: Sequence[str]) -> list[str | int | float]:
-    """The values of a case's parameters: numbers where the axis is one, else text."""
+    """Return the values of a case's parameters: numbers if the axis is numeric, else text."""
     values: list[Any] = []
     for name in names:
         value, default = getattr(case, name), AXES[name].default
         if isinstance(default, bool) or not isinstance(default, int | float):
-            value = format_value(_spell_as_before(name, value)) or "none"  # text may be none
+            value = format_value(_spell_as_before(name, value)) or "none"  # a text may be empty
         values.append(value)
     return values
 
 
 def _spell_as_before(name: str, value: Value) -> Value:
-    """A value as older commits spell it, so that they understand it and a series goes on."""
+    """Return a value as older commits spell it: they understand it, and a series continues."""
     was = {new: old for old, new in RESPELLED.get(name, {}).items()}
     return was.get(str(value), value)
 
 
 def rank(value: str | float) -> tuple[int, Any]:
-    """Sort as a reader expects: none, numbers, precisions in the order of their table, the rest."""
+    """Return a sort key: none, numbers, precisions in the order of their table, the rest."""
     if value == "none":
         return 0, 0
     try:
@@ -108,9 +108,9 @@ def rank(value: str | float) -> tuple[int, Any]:
 
 
 def _settings(case: Case) -> dict[str, Value]:
-    """What a commit is told of a case; the axes left alone are its own defaults."""
+    """Return the settings passed to a commit; other axes are at the commit's defaults."""
     told = {*NAMED, "device"}
-    if case.start is not None:  # sweeps run in a folder of asv's own
+    if case.start is not None:  # sweeps run in asv's folder
         case = replace(case, start=str(Path(case.start).absolute()))
     return {
         name: _spell_as_before(name, value)
@@ -122,13 +122,13 @@ def _settings(case: Case) -> dict[str, Value]:
 def conditions(
     gpu: str | None, driver: str | None, torch: str | None, preset: str
 ) -> dict[str, str]:
-    """The parameters under which asv files a result, beside its own of machine and Python."""
+    """Return the parameters under which asv files a result, besides machine and Python."""
     here = {"gpu": gpu, "driver": driver, "torch": torch, "preset": preset}
     return {name: value or "none" for name, value in here.items()}
 
 
 def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
-    """What `benchmarks/` is told: the cases laid out, the deadline, the flags of a sweep."""
+    """Return the data for `benchmarks/`: the laid-out cases, the timeout, the sweep flags."""
     device = "cuda" if any(case.device == "cuda" for case in cases) else "cpu"
     text = os.environ.get(TIMEOUT) or ("3600" if device == "cuda" else "600")
     try:
@@ -138,7 +138,7 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
     own = ["--timeout", text, "--data-dir", str(ROOT / "data")]
     flags = join_flags(own, shlex.split(os.environ.get(FLAGS, "")))
     return {
-        # figures that are not measurements say so
+        # mark figures that are not measurements
         "preset": f"{preset}-fake" if "fake" in map(find_origin, flags) else preset,
         "device": device,
         "phase_s": phase_s,
@@ -148,7 +148,7 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def setup() -> None:
-    """Called by asv as it loads the plugin: lay the grid out for the processes it starts."""
+    """Lay out the grid for the processes that asv starts. asv calls it on loading the plugin."""
     try:
         preset = choose_preset()
         os.environ[GRID] = json.dumps(describe_grid(Path(preset.name).stem, expand(preset)))
@@ -164,7 +164,7 @@ class Host(Environment):  # type: ignore[misc]
     def __init__(
         self, conf: Any, python: str, requirements: Mapping[str, str], variables: Any
     ) -> None:
-        """Describe this machine; asv hands over its configuration and the Python it wants."""
+        """Describe this machine; asv passes its configuration and the Python version it wants."""
         grid = json.loads(os.environ[GRID])
         card = next(iter(find_cards()[0]), None) if grid["device"] == "cuda" else None
         gpu, driver = (card.name, card.driver) if card else (None, None)
@@ -174,7 +174,7 @@ class Host(Environment):  # type: ignore[misc]
 
     @classmethod
     def matches(cls, python: str) -> bool:
-        """Whether this interpreter is the Python asked for."""
+        """Return whether this interpreter is the requested Python."""
         return python in (f"{sys.version_info.major}.{sys.version_info.minor}", "same")
 
     def check_presence(self) -> bool:
@@ -184,24 +184,24 @@ class Host(Environment):  # type: ignore[misc]
         Path(self._path).mkdir(parents=True, exist_ok=True)
 
     def install_project(self, conf: Any, repo: Any, commit_hash: str) -> None:
-        """Check the commit out. Raises ProcessError: it has no harness to run; asv marks it failed
-        and goes on to the next."""
+        """Check out the commit. Raises ProcessError: it has no harness to run; asv marks it as
+        failed and continues."""
         self.checkout_project(repo, commit_hash)
         harness = Path(self._build_root) / "bench" / "sweep"
         # a module in older commits, a package since
         if not (harness.with_suffix(".py").is_file() or (harness / "__main__.py").is_file()):
-            # Python would go on to the harness installed, and it would answer for the commit
+            # Python would run the installed harness instead, with results filed under this commit
             missing = f"commit {commit_hash[:8]} has no bench.sweep to run"
             log.warning(missing)
             raise ProcessError([str(harness)], 1, "", missing)
 
     def run(self, args: Sequence[str], **options: Any) -> Any:
-        """Run Python with the checkout, `PYTHONPATH` and the current folder on its path."""
+        """Run Python with the checkout, `PYTHONPATH` and the working directory on its path."""
         env = dict(options.pop("env", os.environ))
-        # the folder asv was started in comes last: a user's own model may be there
+        # the folder that asv was started in comes last: a user's own model may be there
         folders = [self._build_root, env.get("PYTHONPATH"), str(Path.cwd())]
         path = os.pathsep.join(filter(None, folders))
-        # asv's runner takes PYTHONPATH off sys.path unless it reads the same in ASV_PYTHONPATH; the
-        # worker, started from there, needs PYTHONPATH itself
+        # asv's runner removes PYTHONPATH from sys.path unless ASV_PYTHONPATH is equal; the worker
+        # that it starts needs PYTHONPATH itself
         env.update(self._global_env_vars, PYTHONPATH=path, ASV_PYTHONPATH=path)
         return check_output([sys.executable, *args], env=env, **options)

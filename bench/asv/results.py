@@ -47,7 +47,7 @@ _ONE_RESULT = ["commit", "host", "python", "gpu", "driver", "torch"]
 
 
 def load_config() -> Any:
-    """asv's configuration of the project in the working directory; UsageError for none."""
+    """Return asv's configuration from the working directory. Raises UsageError: there is none."""
     try:
         return Config.load()
     except UserError as error:
@@ -55,7 +55,7 @@ def load_config() -> Any:
 
 
 def import_sweep(folder: Path, config: Any) -> list[Path]:
-    """Write a sweep's records as asv results; the files, one per commit and machine."""
+    """Write a sweep's records as asv results. Returns the files, one per commit and machine."""
     frame = read_measured(folder)
     cases = list(dict.fromkeys(read_cases(frame)))
     grid = describe_grid(_name_grid(folder, cases), cases)
@@ -83,9 +83,9 @@ def import_sweep(folder: Path, config: Any) -> list[Path]:
 
 
 def read_measured(folder: Path) -> pd.DataFrame:
-    """The rows of a sweep that become results: the attempt that counts of each run of its cases.
-    Raises UsageError: there are none, they are no measurements, or rows that asv would take for one
-    result were made under different environments."""
+    """Return the rows of a sweep that become results: the final attempt of each run of its cases.
+    Raises UsageError: there are none, they are not measurements, or rows that asv would take for
+    one result were made in different environments."""
     frame = keep_latest(keep_cases(read_records(folder)))
     if frame.empty:
         raise UsageError(f"{folder}: has no records yet")
@@ -106,8 +106,8 @@ def read_measured(folder: Path) -> pd.DataFrame:
 
 
 def widen_benchmarks(config: Any) -> None:
-    """Let asv show every case it has results of: it knows only the grid of the last run, and
-    results of another preset would not be shown."""
+    """Let asv show every case that has results: it knows only the grid of the last run, and would
+    not show results of another preset."""
     file = _benchmarks_file(config)
     if not file.is_file():
         return
@@ -128,8 +128,8 @@ def _benchmarks_file(config: Any) -> Path:
 
 
 def _name_grid(folder: Path, cases: Sequence[Case]) -> str:
-    """The preset a sweep ran, or its own name where flags made the cases others than the preset's:
-    a line on the site must not join figures of different questions."""
+    """Return the preset that a sweep ran, or its own name if flags changed the cases: a line on the
+    site must not join figures of different questions."""
     own = folder.resolve().name
     try:
         asked = json.loads((folder / CONFIG).read_text())["preset"]
@@ -198,14 +198,14 @@ def _values(rows: pd.DataFrame, name: str, grid: Mapping[str, Any]) -> list[floa
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    """The median of the numbers; without any, NaN for not available before None for failed."""
+    """Return the median of the numbers; without any, None (failed) if all are None, else NaN."""
     given = [value for value in values if value is not None]
     numbers = [value for value in given if not isnan(value)]
     return median(numbers) if numbers else (nan if given else None)
 
 
 def _find_commit(name: str, folder: Path, config: Any) -> tuple[str, int]:
-    """A commit's hash and date (JavaScript's milliseconds); UsageError if not of here."""
+    """Return a commit's hash and date, in JavaScript's ms. Raises UsageError: it is unknown."""
     if not name or name.endswith("+dirty"):
         raise UsageError(
             f"{folder}: measured by {f'edited source ({name})' if name else 'no known commit'}, so "
@@ -220,7 +220,7 @@ def _find_commit(name: str, folder: Path, config: Any) -> tuple[str, int]:
 
 
 def _describe_machine(row: Any, config: Any) -> dict[str, Any]:
-    """What asv says of a machine: as it knows it already, else what the record says."""
+    """Return asv's description of a machine if it knows it, else one from the record."""
     host = row["host"]
     known = Path(config.results_dir) / host / "machine.json"
     if known.is_file():

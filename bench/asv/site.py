@@ -1,7 +1,7 @@
-"""Change asv's site: it loads nothing from other hosts, opens from disk and draws every plot.
+"""Changes to asv's site: it loads nothing from other hosts, opens from disk and draws every plot.
 
-asv 0.6.6's page takes its libraries from content networks and reads its data by requests that a
-browser refuses to a file. `tests/test_publish.py` says when a newer asv no longer needs this.
+asv 0.6.6's page loads its libraries from CDNs and reads its data by requests that browsers refuse
+for files. `tests/test_publish.py` shows when a newer asv no longer needs this.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ VENDOR = "vendor"
 
 
 def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
-    """Take files from npm packages; each file's content, by asv's name for it.
+    """Fetch files from npm packages. Returns each file's content, by asv's name for it.
 
-    ``packages`` have, by ``name@version``, the package's ``integrity`` as npm gives it and its
-    ``files``: the name asv's page has for one, and its path in the package. Raises UsageError: npm
-    is missing or fails, or a package is not the one pinned.
+    ``packages`` maps ``name@version`` to the package's ``integrity``, as npm gives it, and its
+    ``files``: asv's name for each, and its path in the package. Raises UsageError: npm is missing
+    or fails, or a package is not the pinned one.
     """
     npm = shutil.which("npm")
     if npm is None:
@@ -39,7 +39,7 @@ def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
             "npm is not installed; install it, because the site's libraries come from it"
         )
     with tempfile.TemporaryDirectory() as folder:
-        # the empty project keeps npm from reading, or complaining of, the one it runs in
+        # an empty project keeps npm from reading the one it runs in, or complaining about it
         (Path(folder) / "package.json").write_text("{}")
         command = [npm, "pack", "--json", "--prefer-offline", "--ignore-scripts", *packages]
         answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -55,7 +55,7 @@ def fetch_assets(packages: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def unpack(package: str, archive: bytes, pinned: Mapping[str, Any]) -> dict[str, bytes]:
-    """Verify that a package's archive is the one pinned, and read the files wanted of it."""
+    """Verify that a package's archive is the pinned one, and return its wanted files."""
     algorithm, _, digest = pinned["integrity"].partition("-")
     found = base64.b64encode(hashlib.new(algorithm, archive).digest()).decode()
     if found != digest:
@@ -73,12 +73,12 @@ def unpack(package: str, archive: bytes, pinned: Mapping[str, Any]) -> dict[str,
 REMOTE = re.compile(
     r"""<(?P<tag>script|link)\b[^>]*?\b(?P<attribute>src|href)="(?:https?:)?//[^"]*/(?P<name>[^"/]+)"[^>]*>"""
 )
-"""A library that asv's page loads from a content network."""
+"""A library that asv's page loads from a CDN."""
 
 
 def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
-    """Make an asv site load nothing from elsewhere, open from disk, and draw every plot. Raises
-    UsageError: its page wants a library that is not among ``assets``."""
+    """Make an asv site load nothing remote, open from disk, and draw every plot. Raises UsageError:
+    its page needs a library that is not among ``assets``."""
     vendor = out / VENDOR
     vendor.mkdir()
 
@@ -100,12 +100,12 @@ def stand_alone(out: Path, assets: Mapping[str, bytes]) -> None:
     home = '<li><a href="../index.html">All reports</a></li>'
     html = html.replace('<li id="nav-li-" ', f'{home}\n\t<li id="nav-li-" ', 1)
     page.write_text(html, encoding="utf-8")
-    # asv first shows the leading values of each parameter, up to 8 lines. Of the 2019 grid that is
-    # loss scale "none" alone, and so no line of fp16; mend.js drops what has no data.
+    # asv first shows the leading values of each parameter, up to 8 lines. In the 2019 grid that is
+    # loss scale "none" only, so no line of fp16; mend.js drops lines without data.
     script = out / "graphdisplay.js"
     text = script.read_text(encoding="utf-8")
     script.write_text(text.replace("max_curves = 8;", "max_curves = 64;"), encoding="utf-8")
-    # what was never run gets an empty graph instead of a missing file, and no line in the list
+    # benchmarks that never ran get an empty graph instead of a missing file, and no list entry
     for name in json.loads((out / "index.json").read_text(encoding="utf-8"))["benchmarks"]:
         graph = out / "graphs" / "summary" / f"{name}.json"
         if not graph.exists():

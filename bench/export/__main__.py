@@ -53,7 +53,7 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Export; returns 0, 2 for a usage error."""
+    """Export. Returns 0, or 2 for a usage error."""
     given = build_parser().parse(argv)
     kind = choose("--to", given.to, TRACKERS)
     if not _PROJECT.fullmatch(given.project):
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
             f"pip install {kind.packages[0]}"
         )
     folder = given.out or OUT / given.to
-    # two at once would write each record twice
+    # two exports at once would write each record twice
     busy = f"--out {folder}: another export writes there; end it, or choose another --out"
     with ExitStack() as held:
         with say_errors(given.to, folder):

@@ -1,8 +1,8 @@
 """MLflow: one run per record in a SQLite store, without a server.
 
-A run is found by its tag ``bench.record_id``. It is running until it is whole; one that an
-interrupted export left so is written again over itself, which doubles nothing, because each metric
-has the time of its record.
+A run is found by its tag ``bench.record_id``, and marked as running until it is complete. A run
+left by an interrupted export is written again over itself; this duplicates nothing, because each
+metric has the time of its record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from shlex import quote
 
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read as mlflow is imported
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read when mlflow is imported
 
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
@@ -22,7 +22,7 @@ from bench.export.runs import Point, Run, write_facts
 from bench.record import Status
 
 _KEY = "bench.record_id"
-_AT_ONCE = {"metrics": 1000, "params": 100, "tags": 100}  # what MLflow takes in one call
+_AT_ONCE = {"metrics": 1000, "params": 100, "tags": 100}  # limits of MLflow per call
 _KILLED = frozenset({Status.KILLED, Status.INTERRUPTED, Status.TIMEOUT})
 
 
@@ -49,7 +49,7 @@ class SqliteStore:
         while True:
             page = self._client.search_runs([self._experiment], page_token=token)
             for run in page:
-                identity = run.data.tags.get(_KEY)  # another program's has none
+                identity = run.data.tags.get(_KEY)  # runs of other programs have none
                 if identity and run.info.status == "RUNNING":
                     self._unfinished[identity] = run.info.run_id
                 elif identity:

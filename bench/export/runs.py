@@ -1,4 +1,4 @@
-"""What a tracker is given: one run per record, whatever the tracker."""
+"""The data for trackers: one run per record, the same for every tracker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _IDENTITY = [
     for f in fields(Record)
     if f.name not in ("record_id", "case", "measurement", "environment")
 ]
-_KINDS = ("sentinel", "probe", "anchor", "inferred")  # rows that are no measured case, or not so
+_KINDS = ("sentinel", "probe", "anchor", "inferred")  # rows that are not ordinary cases
 _TEXT = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (str, bool)]
 _STEP = ("loss", "time_s", "loss_scale", "lr")
 _EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
@@ -52,13 +52,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Run:
-    """One record, as trackers take it. What a record lacks is left out, and never zero.
+    """One record as trackers take it. Values that a record lacks are left out, never zero.
 
-    ``name`` says the case and, so that no figure is seen without it, how the case ended if not
-    well and each doubt of it. ``outcome`` is the record's own columns, the sweep, and the doubts;
-    ``readings`` what was read as text. The numbers of ``results``, ``steps`` and ``epochs`` are
-    finite, in SI units, under the names of our columns behind ``result/``, ``step/`` and
-    ``epoch/``; ``step/accuracy`` is a fraction.
+    ``name`` gives the case and, so that no figure is seen without them, how the case ended if not
+    well, and each of its doubts. ``outcome`` has the record's own columns, the sweep and the
+    doubts; ``readings`` the readings that are text. The numbers of ``results``, ``steps`` and
+    ``epochs`` are finite, in SI units, under our column names prefixed with ``result/``, ``step/``
+    and ``epoch/``; ``step/accuracy`` is a fraction.
     """
 
     record_id: str
@@ -82,15 +82,15 @@ class Run:
 
     @property
     def flags(self) -> list[str]:
-        """What a reader should know at first sight: the status, the kind of row, its doubts."""
+        """Return what a reader should know first: the status, the kind of row, its doubts."""
         return list(dict.fromkeys([self.status.value, *self.kinds, *self.doubts]))
 
 
 def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
-    """The runs of a sweep's records, in order, but those whose ids are ``known``. Raises
-    UsageError: a record's id is none that a sweep writes, or a file cannot be read."""
+    """Yield the runs of a sweep's records, in order, except those whose ids are ``known``. Raises
+    UsageError: a record's id is not one that a sweep writes, or a file cannot be read."""
     told = sweep.records["record_id"].isin(list(known))
-    # anchors that were told before still say which of the new rows are doubtful
+    # anchors that were exported before still decide which new rows are doubtful
     wanted = sweep.records[~told | (sweep.records["anchor"] != "")]
     wanted = wanted.drop_duplicates("record_id").reset_index(drop=True)
     new = ~wanted["record_id"].isin(list(known))
@@ -103,7 +103,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
                 f"{sweep.file}: record_id {clean(text)[:40]!r}: an id is letters, digits, - and _, "
                 "at most 64; correct it"
             )
-    # after the records: a sweep writes the steps of a record before it, so that these are all there
+    # read after the records: a sweep writes the steps first, so that these are complete
     parts: list[dict[str, pd.DataFrame]] = []
     for table in (sweep.read_steps(), sweep.read_epochs()):
         mine = table[table["record_id"].isin(records["record_id"])].groupby("record_id")
@@ -141,7 +141,7 @@ def _make_run(
         doubts=remarks,
         axes={name: getattr(case, name) for name in AXES},
         outcome={name: fact for name, fact in outcome.items() if fact != ""},
-        # a switch that may be empty is read as off, so that only on is known
+        # an empty switch is read as off, so only on is certain
         readings={n: f for n, f in _take_facts(row, _TEXT).items() if f is not False},
         environment=_take_facts(row, [f.name for f in fields(Environment)]),
         results={f"result/{name}": value for name, value in _take_numbers(row, _NUMBERS)},
@@ -153,7 +153,7 @@ def _make_run(
 
 
 def _list_kinds(row: dict[Any, Any]) -> list[str]:
-    """What kind of row it is, where it is no measurement of a whole case."""
+    """Return the kinds of a row that is no measurement of a whole case."""
     kinds = [kind for kind in _KINDS if row[kind]]
     return kinds if math.isnan(row["truncated_after"]) else [*kinds, "truncated"]
 
@@ -194,7 +194,7 @@ def _take_numbers(row: dict[Any, Any], names: Iterable[str]) -> Iterator[tuple[s
 
 
 def _list_points(of: str, rows: pd.DataFrame | None, started_s: float) -> Iterator[Point]:
-    """The rows of a record's steps or epochs, each at its end."""
+    """Yield the rows of a record's steps or epochs, each at its end."""
     at = started_s
     for row in [] if rows is None else rows.to_dict("records"):
         at += row["time_s"] if isfinite(row["time_s"]) else 0.0
@@ -205,5 +205,5 @@ def _list_points(of: str, rows: pd.DataFrame | None, started_s: float) -> Iterat
 
 
 def write_facts(facts: Mapping[str, Value]) -> dict[str, str]:
-    """Facts or axes as flags spell them, switches as on and off; what does not apply is none."""
+    """Spell facts or axes as flags do: switches as on and off, and None as none."""
     return {name: spell_value(fact) for name, fact in facts.items()}

@@ -1,7 +1,7 @@
 """TensorBoard: one folder with one event file per record.
 
-The events are written by TensorBoard's own writer and messages, which need neither TensorFlow nor
-torch. The file gets its name once it is whole.
+The events are written with TensorBoard's own writer and messages, which need neither TensorFlow nor
+torch. The file gets its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from bench.export.runs import Fact, Run, write_facts
 from bench.record import COMPARABLE
 
-_LARGEST = 3.4e38  # a scalar of TensorBoard is a float32
+_LARGEST = 3.4e38  # TensorBoard's scalars are float32
 _PARTIAL = ".partial"
 
 
 class Folder:
-    """A folder that ``tensorboard --logdir`` shows, a run for each record."""
+    """A folder for ``tensorboard --logdir``, with a run for each record."""
 
     def __init__(self, folder: Path, project: str) -> None:
         self._folder = folder / project
@@ -94,7 +94,7 @@ def _plot(at_s: float, step: int, values: dict[str, float]) -> Event:
 
 
 def _write_text(run: Run) -> str:
-    """The whole record as a block of code: nothing in it is read as Markdown or HTML."""
+    """Format the whole record as a code block, so that nothing is read as Markdown or HTML."""
     lines = [run.name]
     for title in ("axes", "outcome", "readings", "environment"):
         facts = write_facts(getattr(run, title))

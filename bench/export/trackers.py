@@ -1,4 +1,4 @@
-"""The experiment trackers that runs are given to, and what goes wrong in them, in one line."""
+"""The experiment trackers, and one-line messages for their errors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bench.text import clean
 
 
 class Tracker(Protocol):
-    """Where runs go. A run that is there and whole is never written again. ``hint`` is the command
-    that shows the runs, or uploads them."""
+    """The destination of runs. A complete run is never written again. ``hint`` is the command that
+    shows the runs, or uploads them."""
 
     hint: str
 
     def find_exported(self) -> set[str]:
-        """The ids of the records that are there and whole."""
+        """Return the ids of the records that are exported completely."""
 
     def export(self, run: Run) -> None:
         """Write a run; one that was left unfinished is written again."""
@@ -28,8 +28,8 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A tracker: the `Tracker`, made of a folder and a project, as ``module:class``, what it
-    writes, and what it imports, the package to install first."""
+    """A tracker: ``place`` is the class of its `Tracker` as ``module:class``, made from a folder
+    and a project; ``packages`` are what it imports, the one to install first."""
 
     place: str
     help: str
@@ -53,8 +53,8 @@ TRACKERS = {
 
 @contextmanager
 def say_errors(name: str, folder: Path) -> Iterator[None]:
-    """Say in one line what went wrong with the folder, or in the tracker. Raises UsageError: in
-    place of any exception: of most that trackers raise, they tell nobody."""
+    """Report errors of the folder or the tracker in one line. Raises UsageError: instead of any
+    exception, as most exceptions of trackers are meaningless to users."""
     try:
         yield
     except UsageError:

@@ -1,6 +1,6 @@
 """Weights & Biases, offline: one folder per record, for ``wandb sync`` to upload.
 
-A run is written in a folder aside, and moved to its place once it is whole.
+A run is written to a separate folder, and moved to its place once it is complete.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from shlex import quote
 
-# read as wandb is imported and as its service starts: nothing is sent, nothing is said
+# read when wandb is imported and its service starts: nothing is sent or printed
 os.environ["WANDB_ERROR_REPORTING"] = "false"
 os.environ["WANDB_SILENT"] = "true"
 
@@ -22,14 +22,14 @@ _PARTIAL = ".partial"
 
 
 class Offline:
-    """A folder of offline runs, which no network sees until ``wandb sync``."""
+    """A folder of offline runs, which stay local until ``wandb sync``."""
 
     def __init__(self, folder: Path, project: str) -> None:
         self._folder, self._project = folder / project, project
         self._place = self._folder / "wandb"
         self.hint = f"wandb sync {quote(str(self._place))}/offline-run-*"
         shutil.rmtree(self._folder / _PARTIAL, ignore_errors=True)
-        # nothing of the machine that exports: it is not the one that measured
+        # nothing about the exporting machine: it is not the one that measured
         self._settings = wandb.Settings(
             mode="offline",
             silent=True,
@@ -77,7 +77,7 @@ class Offline:
                     written.log({f"{axis}/number": point.number, **point.values})
             written.summary.update(run.results)
             written.finish(exit_code=0 if run.measured else 1)
-        # the service writes the file milliseconds after that, unless it is ended, which takes 0.3 s
+        # the service would write the file milliseconds later; ending it takes 0.3 s
         wandb.teardown()
         (whole,) = (partial / "wandb").glob("offline-run-*")
         self._place.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ CONFIG = Path("asv.conf.json")
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Build the folder in the project's root, where asv.conf.json is."""
+    """Build the folder; run in the project's root, where asv.conf.json is."""
     parser = Parser(prog="python -m bench.publish", description=describe(__doc__))
     for flag, default, what in (
         ("--out", "html", "folder to write (html)"),

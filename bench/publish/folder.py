@@ -1,4 +1,4 @@
-"""The folder with every report, and the pages in it."""
+"""The folder of all reports, and its pages."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ CARDS = "cards.html"
 
 
 def publish(results: Path, out: Path) -> Path:
-    """Write all pages into ``out``; the index. Raises UsageError: as `publish_commits`."""
+    """Write all pages into ``out``; return the index. Raises UsageError as `publish_commits`
+    does."""
     import jinja2
 
     out.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(out / SWEEPS, ignore_errors=True)  # a sweep may be gone since
+    shutil.rmtree(out / SWEEPS, ignore_errors=True)  # a sweep may have been removed since
     commits = publish_commits(out / "asv")
     files = list_results(results)
     sweeps = [report(f, out, f.parent.name) for f in files if f.name == RECORDS]
@@ -44,9 +45,9 @@ def publish(results: Path, out: Path) -> Path:
 
 
 def publish_commits(out: Path) -> int:
-    """Have asv collate its results into ``out``, and make the site stand alone; the commits it
-    shows, or 0, and no site, where nothing was tracked yet. Raises UsageError: asv or npm is
-    missing, asv fails, or a package is not the one pinned."""
+    """Have asv collate its results into ``out``, and make the site stand alone. Returns the number
+    of commits shown; 0, without a site, if nothing was tracked yet. Raises UsageError: asv or npm
+    is missing, asv fails, or a package is not the pinned one."""
     if find_spec("asv") is None:
         raise UsageError("asv is not installed; install this project's 'asv' extra")
     from asv.results import iter_results
@@ -70,7 +71,7 @@ def publish_commits(out: Path) -> int:
 
 @dataclass(frozen=True)
 class Page:
-    """A report on the index; ``file`` is None where there is none, and ``note`` says why."""
+    """A report on the index; ``file`` is None if there is none, and ``note`` says why."""
 
     source: Path
     name: str
@@ -79,7 +80,7 @@ class Page:
 
 
 def report(records: Path, out: Path, name: str) -> Page:
-    """Write the HTML report of one sweep into ``out``; a sweep without one is no failure."""
+    """Write the HTML report of one sweep into ``out``; a sweep without a report is not an error."""
     file = Path(SWEEPS) / f"{name}.html"
     (out / file).parent.mkdir(exist_ok=True)
     source = records.parent if records.name == RECORDS else records
@@ -93,7 +94,7 @@ def report(records: Path, out: Path, name: str) -> Page:
 
 
 def _write_page(command: str, sources: Sequence[Path], file: Path) -> str:
-    """Write a command's page about some sweeps; why there is none, or nothing."""
+    """Write a command's page about some sweeps. Returns why there is none, or an empty text."""
     words = ["-m", f"bench.{command}", *map(str, sources), "--format", "html", "-o", str(file)]
     answer = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     failed = last_line(answer.stderr) if answer.returncode else ""

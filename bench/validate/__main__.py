@@ -20,7 +20,7 @@ from bench.validate.evidence import KNOWN_FAULTS
 from bench.validate.judgement import FAULT, KNOWN, NOTHING, validate
 
 MOST_FAULTS = 3
-"""Faults of a claim that are printed; the first says what to look at."""
+"""Faults of a claim that are printed; the first says where to look."""
 
 
 def build_parser() -> Parser:
@@ -41,7 +41,7 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Check folders; returns 0, 1 where a check failed, or 2 for a usage error."""
+    """Check folders. Returns 0; 1 if a check failed; 2 for a usage error."""
     given = build_parser().parse(argv)
     write = choose("--format", given.format, FORMATS)
     for folder in given.folders:

@@ -1,9 +1,9 @@
-"""What the rows of a folder claim, each claim once: how it is held against what else is known.
+"""The claims that the rows of a folder make, and how each is checked.
 
-Bounds are physical (a data sheet, the power limit, the memory of the card) or what the harness
-itself computes from steps and work that lie beside the rows. What is consistent with all of them
-cannot be found: a folder that was made up as a whole, or times that were all scaled alike and stay
-below the data sheet.
+Bounds are physical (a data sheet, the power limit, the memory of the card) or computed by the
+harness itself from the steps and work stored with the rows. Results that are consistent with all of
+them pass: a folder made up as a whole, or times that were all scaled alike and stay below the data
+sheet.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from bench.workloads import IMAGES
 from bench.yardstick import read_tries
 
 EXACT = 1e-6
-"""Within this share of each other, two figures of one computation are called equal."""
+"""Relative tolerance within which two figures of one computation are equal."""
 
 RULE = 2e-3
-"""The rule by which an epoch is told from its steps changed once: it moved epochs by 8e-4."""
+"""Relative tolerance of an epoch by its steps: a change of that rule once moved epochs by 8e-4."""
 
 POWER = 0.01
-"""Mean power is that of the time between two readings: of epochs of 2 s and more on an H100, up to
-0.6 % longer."""
+"""Relative tolerance of the mean power, which covers the time between two readings: up to 0.6 %
+longer than epochs of 2 s and more on an H100."""
 
 READING_S = 0.05
-"""What may lie between an epoch and the readings around it: on an H200 it was up to 23 ms."""
+"""Maximum time between an epoch and the readings around it; up to 23 ms on an H200."""
 
 CLOCKS = 5e-3
-"""Two clocks time the epoch and its steps: in all committed folders they agree within 2.1e-3."""
+"""Relative tolerance of the clocks of epoch and steps; committed folders agree within 2.1e-3."""
 
 OVER_LIMIT = 1.05
-"""A card regulates its power to its limit with some delay: an H100's mean stayed below it."""
+"""Maximum mean power over the limit: cards regulate with a delay; an H100 stayed below it."""
 
 ALIKE = 0.02
-"""The loss of the first step hangs on weights and images alone; precisions moved it by 0.4 %."""
+"""Relative tolerance of the first step's loss at equal weights; precisions moved it by 0.4 %."""
 
 FORWARD_ERROR: dict[Arithmetic, tuple[float, float]] = {
     Arithmetic.FLOAT32: (0.0, 2e-5),
@@ -61,20 +61,20 @@ FORWARD_ERROR: dict[Arithmetic, tuple[float, float]] = {
     Arithmetic.BFLOAT16: (1.7e-3, 8e-3),
     Arithmetic.FLOAT8: (1.7e-3, 0.1),
 }
-"""Least and largest error that an arithmetic leaves, of all the ways that
-`bench.training.arithmetic` derives."""
+"""Minimum and maximum error of an arithmetic, over all the ways that `bench.training.arithmetic`
+derives."""
 
 CIFAR10 = {"dataset_fingerprint": "d519226402145e1e", "train_images": 50_000, "test_images": 10_000}
-"""Pixels and labels of CIFAR-10, whatever layout they were read from."""
+"""Hash of CIFAR-10's pixels and labels, in any layout, and its numbers of images."""
 
 FLOP_PER_IMAGE = {("dpn92", "", ""): 12_250_994_688}
-"""Counted of networks of this harness, by model, --input and --classes: equal everywhere."""
+"""FLOP of this harness's networks, by model, --input and --classes; equal everywhere."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: ``shows`` is true where ``find`` yields nothing, and a row that this harness
-    measured has one of the columns that it is ``of``; without any, nothing can be checked."""
+    """A claim: ``shows`` is true if ``find`` yields nothing. It can only be checked if a row
+    measured by this harness has one of the columns in ``of``; without ``of``, always."""
 
     name: str
     shows: str
@@ -93,7 +93,7 @@ def _differ(one: float, other: float, within: float) -> bool:
 
 
 def _of_rows(find: Callable[[Row], Iterator[str]]) -> Callable[[Evidence], Iterator[str]]:
-    """A claim about each row by itself: its faults, with the name of the row before each."""
+    """Make a claim about each row by itself; its faults start with the name of the row."""
     return lambda evidence: (
         f"{row.name}: {fault}"
         for row in evidence.rows
@@ -127,7 +127,7 @@ def find_environments(evidence: Evidence) -> Iterator[str]:
     own = evidence.own
     for column in (name for name, owners in COMPARABLE.items() if owners == ("device",)):
         for device, rows in own.groupby("device"):
-            # a row that was cut off before its worker could look says nothing
+            # a row that was cut off before its worker could look has no value
             found = [str(cell) for cell in rows[column].unique() if cell != ""]
             if len(found) > 1:
                 yield f"{column} is not the same in all rows of {device}: {name_first(found, 3)}"
@@ -144,7 +144,7 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
     axes = telling_axes(evidence.cases)
     for (case, repeat, sentinel), past in read_history(evidence.records).items():
         began = (case, repeat, sentinel, past.attempt) in attempts
-        # a sentinel that was cut off is among the gaps
+        # a sentinel that was cut off is among the gaps above
         if past.status in REPEATED and began and not sentinel:
             which = f", repeat {repeat}" if repeat > 1 else ""
             yield f"{case.label(axes)}{which}: {past.status}, and not run again since"
@@ -174,7 +174,7 @@ def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
 
 
 def find_emptied(row: Row) -> Iterator[str]:
-    """What each measured row has, or says why not: without it nobody sees what to doubt."""
+    """Find columns that doubts need and that are empty without a reason."""
     needed = ["warmup_steps", "measured_steps", "measured_time_s", "step_time_median_s"]
     if row["device"] == "cuda":
         needed += ["peak_device_bytes", "energy_j", "power_limit_w", "sm_clock_mhz"]
@@ -235,8 +235,8 @@ def find_wrong_clocks(row: Row) -> Iterator[str]:
     peaks = list_peaks(row["gpu"])
     for column, tries in read_tries(row["rate_tries"]).items():
         if row.has(column, "sm_clock_mhz") and tries.clock_mhz and column in peaks:
-            # at half the clock no card reaches more than half of its peak at boost, but for what
-            # the clock was above it: 1980 for 1830 MHz on an H100
+            # at half the clock a card reaches at most half of its peak at boost, plus what the
+            # clock was above that: 1980 for 1830 MHz on an H100
             share = 1.25 * tries.clock_mhz / max(row["sm_clock_mhz"], tries.clock_mhz)
             if column != "rate_copy" and row[column] > share * peaks[column]:
                 yield f"{column} is {row[column]:.4g} at {tries.clock_mhz:.0f} MHz"
@@ -324,7 +324,7 @@ def find_wrong_epochs(row: Row) -> Iterator[str]:
         yield "its epoch time lies outside its own interval"
     whole = row["measured_images"] is None or row["measured_images"] >= row["train_images"]
     times = row.steps["time_s"].tolist()
-    # batches that a loader had prepared ahead are left out of the mean, too
+    # batches that a loader prepared ahead are left out of the mean as well
     if times and not whole and row.case.loader == "device":
         left = row["train_images"] / per_step - len(times)
         right = row["measured_time_s"] + left * fmean(leave_out_first(times))
@@ -347,7 +347,7 @@ def find_wrong_learning(row: Row) -> Iterator[str]:
 
 
 def find_odd_curves(evidence: Evidence) -> Iterator[str]:
-    """Before anything is learned, rows with the same weights and images have the same loss."""
+    """Find first-step losses that differ between rows with the same weights and images."""
     same = ("dataset_fingerprint", "model_parameters", "run_seed", *list_affecting(Trait.FIRST))
     of_images = (rows for rows in evidence.group(*same) if rows[0]["workload"] == IMAGES)
     drawn = evidence.group(*same, *list_affecting(Trait.DRAWS))
@@ -377,7 +377,7 @@ def find_wrong_work(evidence: Evidence) -> Iterator[str]:
             listed = row.work[name].sum()
             if row.has(column) and listed and _differ(row[column] * items, listed, EXACT):
                 yield f"{row.name}: {column} is not what its operations in work.csv add up to"
-    # images of any dataset and shape are alike; how many classes they have the parameters tell
+    # the shape is an axis, and the parameters show the number of classes of a dataset
     axes = [name for name in list_affecting(Trait.FLOP) if name not in ("dataset", "workload")]
     for rows in evidence.group("model_parameters", *axes):
         found = {row["flop_per_image"] for row in rows if row.has("flop_per_image")}
@@ -389,7 +389,7 @@ def find_wrong_proofs(row: Row) -> Iterator[str]:
     if not row["arithmetic"]:
         return
     label = find_formats(row.case.precision, row.case.opt_level).arithmetic
-    # a label promises at most so many bits; a layer may keep more, as cuDNN's grouped ones in tf32
+    # some layers may round less than the precision says, as cuDNN's grouped ones in tf32
     ran = row["arithmetic"].split("/")
     if label not in ran and row["status"] == Status.OK and Arithmetic.UNCLEAR not in ran:
         yield f"{row.case.precision} rounds to {label}, and what ran is {row['arithmetic']}"
@@ -406,7 +406,7 @@ def find_wrong_data(row: Row) -> Iterator[str]:
                 yield f"{column} is {row[column]}, and CIFAR-10's is {right}"
 
 
-_RAN = ("started_at",)  # each row that this harness measured has it
+_RAN = ("started_at",)  # set in each row that this harness measured
 _TIMED = ("epoch_time_s",)
 _PEAKS = ("peak_device_bytes", "peak_process_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
 

@@ -1,4 +1,4 @@
-"""What a folder of results holds, read once for all claims, and what it gives away."""
+"""The contents of a results folder, read once for all claims, and private data in it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ OWN = tuple(name for name, kind in EXECUTORS.items() if kind.trains)
 
 @dataclass(frozen=True)
 class Row:
-    """A measured row: its name among those of the folder, its cells by column, None for empty
-    numbers, its case, and what lies beside it in ``steps`` and ``work``."""
+    """A measured row: its name within the folder, its cells by column (None for empty numbers), its
+    case, and its rows of the ``steps`` and ``work`` tables."""
 
     name: str
     cells: dict[str, Any]
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The tables and plans of a folder. Rows of other executors than this harness's own, such as
+    """The tables and plans of a folder. Rows of executors other than this harness's, such as
     published ones, are read but make no claim about how they were measured."""
 
     sweep: Sweep
@@ -61,17 +61,16 @@ class Evidence:
 
     @cached_property
     def own(self) -> pd.DataFrame:
-        """The records that this harness measured."""
+        """Return the records that this harness measured."""
         return self.records[self.records["executor"].isin(OWN)]
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Of each of its records."""
         return read_cases(self.records)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows that were measured and say so."""
+        """Return the rows whose status says that they were measured, without inferred ones."""
         import pandas as pd
 
         tables = [self.beside["steps"], self.beside["work"]]
@@ -94,7 +93,7 @@ class Evidence:
         return rows
 
     def group(self, *columns: str) -> Iterator[list[Row]]:
-        """The rows that agree on these columns, as lists of two or more."""
+        """Yield the rows that agree on these columns, as lists of two or more."""
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.rows:
             groups.setdefault(tuple(row[column] for column in columns), []).append(row)
@@ -102,12 +101,12 @@ class Evidence:
 
 
 def read_evidence(folder: Path, sweep: Sweep | None = None) -> Evidence:
-    """Read a folder, or a records file alone; its ``sweep``, where that was read already. Raises
-    UsageError: a file is not as it was written, with the line and column that are wrong."""
+    """Read a folder, or a records file alone; ``sweep`` if it was read already. Raises UsageError:
+    a file is not as it was written; gives the wrong line and column."""
     sweep = sweep or read_sweep(folder)
     if not len(sweep.records):
         raise UsageError(f"{sweep.file} has no rows")
-    read_plans(sweep.file.parent)  # a report goes on without one that was edited
+    read_plans(sweep.file.parent)  # validates the plans: a report ignores edited ones
     beside = {
         "steps": sweep.read_steps(),
         "work": sweep.work,
@@ -118,8 +117,8 @@ def read_evidence(folder: Path, sweep: Sweep | None = None) -> Evidence:
 
 
 def read_known_faults(folder: Path) -> dict[str, str]:
-    """Why faults of a folder are kept, by the name of the claim: lines of ``known-faults.txt`` such
-    as ``code: measured before the last commit; times are not concerned``. Raises UsageError."""
+    """Return why faults are kept, by claim, from lines of ``known-faults.txt`` such as ``code:
+    measured before the last commit; times are not concerned``. Raises UsageError."""
     try:
         lines = (folder / KNOWN_FAULTS).read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, NotADirectoryError):
@@ -134,15 +133,15 @@ def read_known_faults(folder: Path) -> dict[str, str]:
 
 
 _PATH = re.compile(r"(?<![\w.:/~-])/[\w.-]+(?:/[\w.@+-]+)+")
-"""An absolute path of two parts or more, which is no part of an address."""
+"""An absolute path of two or more parts that is not part of a URL."""
 
 _PUBLIC = ("/proc/", "/sys/", "/dev/", "/usr/")
 _MOST = 3
 
 
 def list_given_away(folder: Path, records: pd.DataFrame) -> Iterator[str]:
-    """Name what identifies a machine or a person: host, GPU and variables of the folder's records,
-    and paths in its text files."""
+    """Yield what identifies a machine or a person: host, GPU and environment variables of the
+    records, and paths in the folder's text files."""
     for column, what in (
         ("host", "the host name"),
         ("gpu_uuid", "the UUID of the GPU"),

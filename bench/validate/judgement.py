@@ -1,4 +1,4 @@
-"""What is found of a folder: each claim with its faults, and which of these are known."""
+"""The verdict on a folder: the faults of each claim, and which of them are known."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bench.validate.evidence import (
 )
 
 OK, NOTHING, KNOWN, FAULT = "ok", "none", "known", "FAULT"
-"""The results of a check; `NOTHING` where a folder has nothing that it is about."""
+"""The results of a check; `NOTHING` if a folder has no data for it."""
 
 
 def validate(folder: Path, sweep: Sweep | None = None) -> dict[str, Any]:
-    """Check one folder, of which the ``sweep`` may have been read already.
+    """Check one folder; ``sweep`` if it was read already.
 
     Returns:
-        ``folder``, ``subject`` and ``checks``, each with its ``name``, its ``result`` (ok, none,
-        known or FAULT), what it ``shows``, its ``faults`` and, where they are known, the
-        ``reason``, and what the folder ``gives_away``. Files that cannot be read are the one fault
-        of the one check ``schema``.
+        ``folder``, ``subject``, what it ``gives_away`` and ``checks``, each with its ``name``,
+        ``result`` (ok, none, known or FAULT), what it ``shows``, its ``faults`` and, if they are
+        known, the ``reason``. Files that cannot be read are the one fault of a single check,
+        ``schema``.
     """
     schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
     try:
@@ -60,7 +60,7 @@ def validate(folder: Path, sweep: Sweep | None = None) -> dict[str, Any]:
 
 
 def _name_subject(evidence: Evidence) -> str:
-    """What was measured on what: ``13 rows, NVIDIA H200, torch 2.11.0+cu130``."""
+    """Return what was measured, and on what: ``13 rows, NVIDIA H200, torch 2.11.0+cu130``."""
     first = evidence.records.iloc[0]
     device = first["gpu"] or first["cpu"] or first["device"]
     own = "" if len(evidence.own) else "; not measured by this harness"
