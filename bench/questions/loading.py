@@ -110,11 +110,12 @@ def tell_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
         tried.sort(key=lambda one: one.row.workers)
         enough = [*takewhile(lambda one: one.free is not False, reversed(tried))]
         name = name_case(tried[-1].row, [a for a in axes if a not in ("loader", "workers")])
-        certain = all(one.free for one in enough)
+        slower = (one.ratio.judge(STEADY) is Verdict.HIGHER for one in tried)
+        certain = all(one.free for one in enough) if enough else all(slower)
         few = "" if certain else ", but there are too few runs to be certain; use --repeats 5"
         if not enough:
             numbers = ", ".join(str(int(one.row.workers)) for one in tried)
-            yield f"{name}: the loader matters with every number of workers tried ({numbers})."
+            yield f"{name}: the loader matters with every number of workers tried ({numbers}){few}."
         elif workers := int(enough[-1].row.workers):
             yield f"{name}: from {workers} workers on, the loader no longer matters{few}."
         else:
