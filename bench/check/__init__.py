@@ -1,1 +1,1 @@
-"""Whether a case's training is sound, before anything of it is measured."""
+"""Checks that the training of a case is sound, made before anything is measured."""

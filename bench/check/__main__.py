@@ -67,7 +67,7 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Check; returns 0, 1 where a check failed, 2 for a usage error, before anything is trained."""
+    """Run the checks. Return 0, 1 if one failed, or 2 for a usage error, found before training."""
     given = build_parser().parse(argv)
     for name in given.skip:
         choose("--skip", name, CHECKS)
@@ -104,7 +104,7 @@ def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
     if len(device) > 1:
         raise UsageError(f"--device {' '.join(map(str, device))}: give one")
     if any(level is not None for level in axes.get("opt_level", [])):
-        # amp.initialize is for once in a process: at O1 it patches torch again each time
+        # amp.initialize is meant to run once per process: at O1 each call patches torch again
         raise UsageError(
             "--opt-level: apex's amp starts once in a process and the checks start many times; "
             "leave it out, and check the precision without opt level"

@@ -1,6 +1,6 @@
-"""The checks of a training, each said once: what it shows, and what to do where it fails.
+"""The list of checks: what each one shows, and what to do if it fails.
 
-Reading this module costs nothing; torch is imported by `bench.check.findings`.
+Importing this module is cheap; torch is imported by `bench.check.findings`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check measured: it passes where ``low <= value <= high``, so NaN never does. ``unit``
-    is what the value counts, ``named`` the layers, images or states that are at fault, and ``data``
-    are further figures, for the JSON file."""
+    """The result of a check, which passes if ``low <= value <= high``, so NaN never passes.
+    ``unit`` describes the value, ``named`` lists the layers, images or states at fault, and
+    ``data`` holds further figures for the JSON file."""
 
     value: float
     unit: str
@@ -41,7 +41,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """A check: ``shows`` is true where it passes; ``fix`` says what a failure means."""
+    """A check: ``shows`` is what holds if it passes; ``fix`` says what a failure means."""
 
     name: str
     shows: str
@@ -53,13 +53,13 @@ class Check:
 
 
 class InapplicableError(Exception):
-    """What the training has not, and the check needs; in at most 55 characters."""
+    """Raised if a check does not apply to the training; the message has at most 55 characters."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A check with what it found; None where it was skipped, ``error`` where it could not run.
-    ``lacks`` is why it was skipped where nobody asked for that."""
+    """A check and its finding, None if it was skipped or could not run. ``error`` says why it could
+    not run, ``lacks`` why it does not apply to the training."""
 
     check: Check
     finding: Finding | None = None
@@ -76,7 +76,7 @@ class Checked:
 
 
 def answer(check: Check, subject: Subject) -> Checked:
-    """Run a check; whatever the training raises in it is a failure."""
+    """Run a check. Any exception of the training counts as a failure."""
     try:
         return Checked(check, check.run(subject))
     except InapplicableError as error:

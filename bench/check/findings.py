@@ -1,7 +1,7 @@
-"""The checks themselves: what each measures of a training, and the bounds it must lie within.
+"""The functions of the checks: what each measures of a training, and the bounds for it.
 
-They follow Karpathy's "A Recipe for Training Neural Networks" (2019). The function of a check of
-`bench.check.checks.CHECKS` has its name.
+They follow Karpathy's "A Recipe for Training Neural Networks" (2019). The check ``a-b`` of
+`bench.check.checks.CHECKS` is the function ``check_a_b``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _find_faults(wrong: Sequence[str], unit: str, **data: Any) -> Finding:
 def check_batch(subject: Subject) -> Finding:
     """Look up every image of the first batch, and its label, in the dataset.
 
-    Without augmentation an image must be the dataset's, to the byte, with its label. With it, it
-    must be one of the 162 crops and mirrored crops of that image.
+    Without augmentation, each image must equal one of the dataset, byte for byte, with its label.
+    With augmentation, it must be one of the 162 crops and mirrored crops of that image.
     """
     batches, _ = subject.start()
     if subject.images is None or not isinstance(batches, Batches):
@@ -60,10 +60,10 @@ def check_batch(subject: Subject) -> Finding:
 
 
 def _to_bytes(x: Tensor, batches: Batches) -> Tensor:
-    """Undo the normalisation: int16 (N, 3, 32, 32), -1 where it is no whole number of 0 to 255."""
+    """Undo the normalisation. Return int16 (N, 3, 32, 32), -1 for values that are not bytes."""
     pixels = x / batches.scale + batches.mean
     whole = pixels.round()
-    # fp32 holds a pixel to 2e-5; a value that was never a byte is as likely anywhere between two
+    # fp32 is exact to 2e-5 of a pixel; values that never were bytes lie anywhere between two
     fits = ((pixels - whole).abs() < 0.01) & (whole >= 0) & (whole <= 255)
     return torch.where(fits, whole, -1).to(torch.int16).cpu()
 
@@ -72,7 +72,7 @@ def _find_images(data: Dataset, images: Tensor, labels: Tensor) -> set[int]:
     whole = data.train_images
     flat = whole.reshape(len(whole), -1)
     wanted = images.numpy().astype(np.int16).reshape(len(images), -1)
-    corners = np.ascontiguousarray(flat[:, ::307]).astype(np.int16)  # a few pixels rule most out
+    corners = np.ascontiguousarray(flat[:, ::307]).astype(np.int16)  # a few pixels exclude most
     return {
         i
         for i, image in enumerate(wanted)
@@ -96,10 +96,10 @@ _INITIAL = 0.5
 
 
 def check_initial_loss(subject: Subject) -> Finding:
-    """The loss that the first step reports, over at least 128 images, near that of guessing.
+    """Compare the first step's loss, over at least 128 images, with that of guessing, ln(classes).
 
-    Guessing has ln(classes). Logits that vary by s around equal ones add about s²/2: the bound of
-    0.5 allows for a standard deviation of 1.
+    Logits with a standard deviation of s around equal ones add about s²/2 to it: the bound of 0.5
+    allows for s = 1.
     """
     if subject.classes is None:
         raise InapplicableError("the workload's own loss has no number of classes")
@@ -114,10 +114,10 @@ def check_initial_loss(subject: Subject) -> Finding:
 
 
 def check_averaging(subject: Subject) -> Finding:
-    """The first step on a batch, against that on the same batch with every image twice.
+    """Compare the first step on a batch with that on the same batch with every image twice.
 
-    BatchNorm's mean and variance are the same, so a mean loss gives the same step, and a summed one
-    twice that. Dropout draws anew for the copies: of independent noise alone, 0.71 would be left.
+    BatchNorm's mean and variance are the same, so a mean loss gives the same step, a summed loss
+    twice that. Dropout draws new masks for the copies: independent noise alone would give 0.71.
     """
     half = max(2, count_items(subject.batch) // 2)
     once, twice = (_first_step(subject, take_items(subject.batch, half, n)) for n in (1, 2))
@@ -125,7 +125,7 @@ def check_averaging(subject: Subject) -> Finding:
 
 
 def _first_step(subject: Subject, batch: Any) -> float:
-    """Length of the first step's change of all weights; steps that overflow are tried again."""
+    """Return the norm of the first step's change of all weights; overflowing steps are repeated."""
     _, training = subject.start()
     before = [master.detach().clone() for master in training.masters]
     take_steps(training, repeat(batch), 1)
@@ -135,15 +135,15 @@ def _first_step(subject: Subject, batch: Any) -> float:
 
 # ----------------------------------------------------------------------------------- who sees whom
 
-_SAMPLES = 7  # seldom the length of a text, whose positions would pass for samples
+_SAMPLES = 7  # rarely the length of a text, whose positions would be taken for samples
 
 
 def check_own_pixels(subject: Subject) -> Finding:
-    """Gradients of what the network makes of each sample, by the inputs of all of a batch.
+    """Check that the output for each sample depends on the input of that sample only.
 
-    They are those of a random sum of its outputs, in evaluation mode, by the numbers that it takes
-    and by what its `nn.Embedding` layers make of others. A step is taken first: of a head that
-    starts at zero, nothing depends on any pixel.
+    In evaluation mode, a random sum of each sample's outputs is differentiated with respect to the
+    float inputs and the outputs of `nn.Embedding` layers of the whole batch. A step is taken first:
+    the outputs of a head that is initialised to zero depend on no input.
     """
     _, training = subject.start(compiled=False)
     take_steps(training, repeat(subject.batch), 1)
@@ -179,7 +179,7 @@ def check_own_pixels(subject: Subject) -> Finding:
 
 @contextmanager
 def _watch(training: Training, items: int) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """What has a row for each of ``items`` samples: the network's inputs (leaves) and outputs."""
+    """Collect the inputs (as leaves) and outputs of the network that have a row for each sample."""
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
     forward = training.forward
@@ -209,7 +209,7 @@ def _watch(training: Training, items: int) -> Iterator[tuple[list[Tensor], list[
 
 
 def _scaled_gradients(output: Tensor, inputs: list[Tensor], scale: float) -> Sequence[Tensor]:
-    """Scaled as a step's, or in fp16 a small one would be zero; less where one is not finite."""
+    """Return gradients, scaled as a step's against underflow in fp16; less if not finite."""
     while True:
         gradients = torch.autograd.grad(
             output * scale, inputs, retain_graph=True, allow_unused=True, materialize_grads=True
@@ -225,12 +225,12 @@ _OVERFIT_IMAGES, _OVERFIT_STEPS, _OVERFIT_LOSS = 32, 200, 0.1
 
 
 def check_overfit(subject: Subject) -> Finding:
-    """Steps on one small batch until its loss is near zero.
+    """Train on one small batch until its loss is near zero.
 
-    0.1 gives each image's label 90 %. With dropout the training loss stays higher; that in
-    evaluation mode counts as well. Where weights are frozen, what is left may not be able to learn
-    a batch by heart, and where the loss is a workload's own, 0.1 may say nothing of it: then it
-    must halve the first loss.
+    A loss of 0.1 gives each image's label a probability of 90 %. Dropout keeps the training loss
+    higher, so the loss in evaluation mode counts as well. With frozen weights the rest may be
+    unable to learn a batch by heart, and for a workload's own loss 0.1 may mean nothing: in these
+    cases it is enough to halve the first loss.
     """
     _, training = subject.start()
     frozen = sum(not p.requires_grad for p in training.model.parameters())
@@ -263,15 +263,15 @@ def _bound_overfit(subject: Subject, first: float, frozen: bool) -> float:
 
 
 def check_first_steps(subject: Subject) -> Finding:
-    """How far below the untrained network's the loss is in the last third of the first steps. Both
-    are of the same batches, so that the luck of a batch cancels."""
+    """Measure how far the loss in the last third of the first steps is below the untrained
+    network's. Both are of the same batches, so that differences between batches cancel."""
     losses, before = subject.first_steps.losses, subject.untrained_losses
     return _find_gain(subject, before, f"lower after {len(losses)} steps", losses=losses)
 
 
 def check_baseline(subject: Subject) -> Finding:
-    """What the inputs gain in the last third of the first steps, against blank ones. Both see the
-    same labels in the same order."""
+    """Measure how far the loss in the last third of the first steps is below that with blank
+    inputs. Both see the same labels in the same order."""
     blind = subject.blind_losses
     unit = f"lower than with blank {'images' if subject.images else 'inputs'}"
     return _find_gain(subject, blind, unit, blank_losses=blind)
@@ -291,11 +291,11 @@ _NEAR = 0.1
 
 
 def check_seed(subject: Subject, exact: bool | None = None) -> Finding:
-    """Three steps twice from one seed: the relative distance of the weights, and the losses.
+    """Train three steps twice from one seed, and compare the weights and the losses.
 
-    On a CPU both must be equal to the bit, or where ``exact``. On CUDA some kernels add in no fixed
-    order; there a third training, from the same start on other batches, is the yardstick: the
-    masters may be apart by a tenth of what those batches make.
+    On a CPU, or with ``exact``, both must be bitwise equal. On CUDA some kernels add in no fixed
+    order: the distance of the master weights may be a tenth of their distance to those of a third
+    training, from the same start on other batches.
     """
     exact = subject.device.type == "cpu" if exact is None else exact
     losses, weights, masters = zip(*(_train(subject, 0) for _ in range(2)), strict=True)
@@ -311,7 +311,7 @@ def check_seed(subject: Subject, exact: bool | None = None) -> Finding:
 
 
 def _train(subject: Subject, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Three steps that do not overflow: losses, what the network holds and masters, each flat."""
+    """Take three steps without overflow. Return losses, the network's state and masters, flat."""
     batches, training = subject.start()
     losses = take_steps(training, stream(batches, epoch), _AGAIN)
     held = [t for t in training.model.state_dict().values() if t.is_floating_point()]
@@ -327,8 +327,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def check_gradients(subject: Subject) -> Finding:
-    """Which weights to be trained received no finite gradient other than zero in ten steps. Steps
-    that overflow are not counted."""
+    """Find trainable weights without a finite, non-zero gradient in ten steps without overflow."""
     received = subject.first_steps.received
     _, training = subject.start()
     frozen = [n for n, p in training.model.named_parameters() if not p.requires_grad]
@@ -347,9 +346,9 @@ _DEAD = 0.5
 
 
 def check_activations(subject: Subject) -> Finding:
-    """Layers that are dead or not finite in the last of the first steps. A layer is dead where more
-    than half of its channels hold one value for all images. In `dpn-small` on CIFAR-10 none
-    does."""
+    """Find layers that are dead or not finite in the last of the first steps. A layer is dead if
+    more than half of its channels hold one value for all images; none is in `dpn-small` on
+    CIFAR-10."""
     readings = subject.first_steps.readings
     last = readings[-1].activations
     named = [f"{a.layer} ({a.dead:.0%} dead)" for a in last if a.dead > _DEAD]
@@ -360,8 +359,8 @@ def check_activations(subject: Subject) -> Finding:
 
 
 def check_batchnorm(subject: Subject) -> Finding:
-    """Whether a step moves every BatchNorm's running statistics. One whose weight and bias have
-    ``requires_grad`` off is frozen on purpose."""
+    """Find BatchNorms whose running statistics a step leaves unchanged. One whose weight and bias
+    have ``requires_grad`` off is frozen on purpose."""
     _, training = subject.start()
     kept = {
         name: module
@@ -387,9 +386,9 @@ def check_batchnorm(subject: Subject) -> Finding:
 # ------------------------------------------------------------------------------ what stays behind
 
 _KEPT_BYTES = {"cpu": 64, "cuda": 4 * 512}
-"""What is kept of a step on purpose: loss, hits, overflow and loss scale. On a CPU these are 12 to
-17 bytes, on a card four blocks of 512, the least that torch allocates. The logits of a batch of 64
-are 2,560."""
+"""Bytes that a step may keep: loss, correct predictions, overflow and loss scale. They take 12 to
+17 bytes on a CPU, and on a GPU four blocks of 512, the least that torch allocates. The logits of a
+batch of 64 take 2,560."""
 
 
 def check_memory(subject: Subject) -> Finding:
@@ -399,15 +398,15 @@ def check_memory(subject: Subject) -> Finding:
 
 
 def check_graphs(subject: Subject) -> Finding:
-    """By how many tensors a step those grow that are held with the graph that made them. Where
-    backward has freed what the graph had saved, such a leak is small in bytes: its nodes are not in
-    any count of memory, and slow the loop down all the same."""
+    """Count how many more tensors with an autograd graph are held after each step. Once backward
+    has freed what the graph saved, such a leak takes few bytes, and no memory count includes the
+    graph's nodes, but they slow the loop down all the same."""
     graphs = subject.retained.graphs
     return Finding(growth(graphs), "tensors more after each step", high=0, data={"held": graphs})
 
 
 def growth(held: Sequence[int]) -> float:
-    """Mean growth a step over the second half: the first makes what then stays, like momentum.
+    """Return the mean growth per step in the second half: momentum and the like arise in the first.
 
     >>> growth([0, 5, 5, 5, 6, 7])
     1.0
@@ -417,7 +416,7 @@ def growth(held: Sequence[int]) -> float:
 
 
 def check_evaluation(subject: Subject) -> Finding:
-    """Whether evaluating keeps a graph, trains, or leaves the training other than it was."""
+    """Check that evaluation keeps no graph, does not train, and leaves the training as it was."""
     batches, training = subject.start(compiled=False)
     training.step(subject.batch)
     before = {name: t.clone() for name, t in training.model.state_dict().items()}

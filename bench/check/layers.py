@@ -1,7 +1,6 @@
-"""What every layer puts out and which gradients its weights receive, and what a step leaves behind.
+"""Statistics of layer outputs and gradients, and of the memory that a step leaves behind.
 
-All of it is read by hooks and modes of torch's, so that the step itself is the one that is
-measured.
+All are read by torch's hooks and modes, so that the step itself is the same as when measured.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from bench.training.loop import Training
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 _SAMPLE = 2**16
-"""Values of a tensor that its quantiles are taken of: that of 1 % is then one of 0.9 to 1.1 %."""
+"""Values of a tensor sampled for its quantiles: the 1 % quantile is then one of 0.9 to 1.1 %."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How values are distributed: quantiles as in `QUANTILES`, NaN where one is not finite.
+    """The distribution of values: quantiles as in `QUANTILES`, NaN where one is not finite.
     ``zeros`` and ``not_finite`` are shares of all values."""
 
     quantiles: tuple[float, ...]
@@ -40,8 +39,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class Activations:
-    """The output of a layer in one step. ``dead`` is the share of channels, received or put out,
-    whichever is larger, that hold one and the same value at every position of every image."""
+    """The output of a layer in one step. ``dead`` is the share of channels that hold the same value
+    at every position of every image, in the layer's input or output, whichever is larger."""
 
     layer: str
     kind: str
@@ -87,14 +86,14 @@ def spread(values: Tensor) -> Spread:
 
 
 _JUDGED = 16
-"""Values a channel must have to be called dead: of a feature that a ReLU lets through for half of
-the images, as many are zero by chance once in 65,536."""
+"""Values that a channel must have to be called dead: if a ReLU passes half of the images, 16 values
+are all zero by chance once in 65,536."""
 
 
 def dead_share(values: Tensor) -> float:
-    """The share of channels, (N, channels, …), that hold one value at all positions of all images.
+    """Return the share of channels, (N, channels, …), with one value in all positions and images.
 
-    0 where there are too few values to tell.
+    It is 0 if there are too few values to tell.
 
     >>> dead_share(torch.stack([torch.zeros(16), torch.arange(16.0)], dim=1))
     0.5
@@ -107,7 +106,7 @@ def dead_share(values: Tensor) -> float:
 
 @contextmanager
 def read_layers(training: Training, step: int) -> Iterator[Reading]:
-    """Read every layer and weight of the steps within, which are to be one."""
+    """Read every layer and weight in the step that is taken inside the ``with`` block."""
     reading = Reading(step)
     scale = float(training.current_scale())
 
@@ -146,8 +145,8 @@ def _has_channels(value: object) -> TypeGuard[Tensor]:
 
 @contextmanager
 def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
-    """For every weight to be trained: whether any step within gave it a usable gradient, finite and
-    not all zeros: bool, (), on the device."""
+    """Yield for each trainable weight whether any step inside the ``with`` block gave it a usable
+    gradient, finite and not all zeros: bool, (), on the device."""
     never = torch.zeros((), dtype=torch.bool, device=training.device)
     received = {n: never for n, p in training.model.named_parameters() if p.requires_grad}
 
@@ -164,17 +163,17 @@ def watch_gradients(training: Training) -> Iterator[dict[str, Tensor]]:
 
 
 def count_graphs() -> int:
-    """Tensors that Python holds and that some op made with a graph behind them."""
-    # by type: isinstance asks an object for its class, which some of torch's answer with a warning
+    """Count the tensors that Python holds and that have an autograd graph behind them."""
+    # by type: isinstance reads an object's __class__, which for some of torch's gives a warning
     tensors = (o for o in gc.get_objects() if issubclass(type(o), Tensor))
     return sum(tensor.grad_fn is not None for tensor in tensors)
 
 
 class Ledger(TorchDispatchMode):
-    """Knows every storage that was made within it, and how much of that is still held.
+    """A record of every storage that is made inside it, and of how much of that is still held.
 
-    What a graph saves for its backward pass is held by C++ alone: neither `gc` nor a Python weak
-    reference to a tensor sees it. A weak reference to the storage does.
+    Tensors that a graph saves for its backward pass are held by C++ alone: neither `gc` nor a
+    Python weak reference to the tensor sees them, but a weak reference to the storage does.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of a check: what enters the network, what comes of it, and what its layers do."""
+"""The pictures of a check: the network's inputs, its predictions and losses, and its layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bench.check.subject import FirstSteps, Predictions, Subject
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-"""CIFAR-10's classes by label, of batches.meta in its archive."""
+"""CIFAR-10's class names by label, from batches.meta in its archive."""
 
 MOST_IMAGES = 32
 FIRST, LAST = (light for light, _ in list(COLOURS.values())[:2])
@@ -35,9 +35,9 @@ _RC: Any = {
 
 
 def draw_pictures(subject: Subject, folder: Path) -> list[Path]:
-    """Write as PNG what there is to see, only of the parts that a check has run: batch.png, and
-    losses.png, predictions.png, layers.png; of a workload without images of a dataset, losses.png
-    and layers.png."""
+    """Draw what the checks have computed, as batch.png, losses.png, predictions.png and layers.png;
+    a workload without images of a dataset has losses.png and layers.png only. Return the files
+    written."""
     import matplotlib as mpl
 
     drawn = []
@@ -48,7 +48,7 @@ def draw_pictures(subject: Subject, folder: Path) -> list[Path]:
             draw().savefig(file, dpi=110, facecolor="white")
             drawn.append(file)
 
-    known = vars(subject)  # what was computed; a picture trains nothing
+    known = vars(subject)  # only what was computed: drawing trains nothing
     if subject.images is not None and "batch" in known:
         save("batch", lambda: draw_batch(subject))
     first, blind = known.get("first_steps"), known.get("blind_losses")
@@ -61,7 +61,7 @@ def draw_pictures(subject: Subject, folder: Path) -> list[Path]:
 
 
 def _name_class(subject: Subject, label: Tensor) -> str:
-    """A label with its class, where the dataset is CIFAR-10 in one of its own layouts."""
+    """Return a label, with its class name if the dataset is CIFAR-10 in one of its own layouts."""
     assert subject.images is not None
     info = subject.images.data.info
     known = info.name == "cifar10" and info.source != "folders"
@@ -106,7 +106,7 @@ def draw_losses(losses: Sequence[float], blind: Sequence[float]) -> Figure:
         (blind, FIRST, "blank inputs", 1),
     ):
         if of:
-            # a gap where a loss is inf: an axis cannot reach there
+            # a gap where a loss is not finite: an axis cannot show it
             shown = [loss if math.isfinite(loss) else math.nan for loss in of]
             ax.plot(shown, color=colour, label=label, linewidth=width)
     ax.set(xlabel="step", ylabel="loss")
@@ -176,7 +176,7 @@ def draw_layers(first: FirstSteps) -> Figure:
 def _draw_spreads(
     ax: Axes, spreads: Sequence[Spread], shift: float, colour: str, label: str
 ) -> None:
-    # a layer that is not finite has no place on the axis, and one that has no layers none at all
+    # a layer that is not finite has no place on the axis; without any other, nothing is drawn
     shown = [(i + shift, s.quantiles) for i, s in enumerate(spreads) if not s.not_finite]
     if not shown:
         return

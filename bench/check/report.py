@@ -1,4 +1,4 @@
-"""What the checks of each case find: said in lines, and kept in a file as each ends."""
+"""The findings of the checks, as lines and in a file that is rewritten as each check ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_NAMED = 8
 
 
 class Report:
-    """All that is found of some cases: ``content``, and `FILE` in ``folder``."""
+    """The findings for some cases: ``content``, and `FILE` in ``folder``."""
 
     def __init__(self, folder: Path, command: str, steps: int) -> None:
         """Raises OSError: the folder cannot be written."""
@@ -45,8 +45,8 @@ class Report:
     def check(
         self, case: Case, environment: Environment, subject: Subject, skip: Collection[str]
     ) -> Iterator[str]:
-        """Run the checks of a case but those to ``skip``, and draw its pictures: a line as each
-        check ends, then what failed, and how many passed."""
+        """Run the checks of a case except those in ``skip``, and draw its pictures. Yield a line as
+        each check ends, then an explanation of each failure, and how many passed."""
         from bench.check.pictures import draw_pictures
 
         start = time.perf_counter()
@@ -77,13 +77,13 @@ class Report:
         yield f"{passed}; pictures in {folder.name}/\n"
 
     def _write(self) -> None:
-        """Write the file whole or not at all, so that an interrupt leaves the checks that ended."""
+        """Replace the file atomically, so that an interrupt leaves the results that it had."""
         replace_file(self.folder / FILE, json.dumps(self.content, indent=1) + "\n")
 
 
 @contextmanager
 def show_running(name: str) -> Iterator[None]:
-    """Show on a terminal what runs while it runs, on a line that is then empty; not in a pipe."""
+    """Show ``name`` on a terminal while the block runs, then clear the line; not in a pipe."""
     if not sys.stderr.isatty():
         yield
         return
@@ -95,7 +95,7 @@ def show_running(name: str) -> Iterator[None]:
 
 
 def head(case: Case, cases: Iterable[Case]) -> str:
-    """What a case is, and the head of the table of its checks."""
+    """Describe a case, and add the header of the table of its checks."""
     names = [n for n in telling_axes(cases) if n not in ("model", "dataset", "device")]
     what = f"{case.model} on {case.dataset}" if case.workload == IMAGES else case.model
     title = f"{what}, {case.label(names)}, on {case.device}"
@@ -115,7 +115,7 @@ def describe(found: Checked) -> str:
 
 
 def write_bounds(finding: Finding) -> str:
-    """From where to where a check passes.
+    """Describe the range in which a check passes.
 
     >>> write_bounds(Finding(1, "", high=0)), write_bounds(Finding(1, "", low=0.5, high=2))
     ('0', '0.5 to 2')
@@ -141,7 +141,7 @@ def explain(found: Checked) -> str:
 
 
 def _spell(found: Checked) -> dict[str, Any]:
-    """All of it as JSON can say it, where inf and NaN are null."""
+    """Return a result as JSON can hold it, with null for inf and NaN."""
     said = {"name": found.check.name, "result": found.result, "shows": found.check.shows}
     finding = json.dumps(asdict(found.finding) if found.finding else {})
     read: dict[str, Any] = json.loads(finding, parse_constant=lambda _: None)

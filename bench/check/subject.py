@@ -1,6 +1,6 @@
-"""What is checked: one case's training, from its start as often as the checks need it.
+"""The training of one case, started anew as often as the checks need it.
 
-Everything is set up as a worker sets it up to measure the case.
+It is set up as a worker sets it up to measure the case.
 """
 
 from __future__ import annotations
@@ -35,32 +35,31 @@ if TYPE_CHECKING:
     from bench.data.batches import Batch, Supply
 
 GRADIENT_STEPS = 10
-"""Steps without overflow in which a weight must receive a gradient once. Where a head or the last
-BatchNorm of a block starts at zero, what lies behind it receives none in the first step."""
+"""Steps without overflow in which a weight must receive a gradient once. If a head or the last
+BatchNorm of a block starts at zero, the layers before it receive none in the first step."""
 
 MOST_STEPS = 60
-"""Of those, with the ones that overflow: a dynamic scale starts at up to 2^32 and halves each time.
+"""The most steps, overflows included: a dynamic scale starts at up to 2^32 and is halved each time.
 """
 
 GAIN = 0.02
-"""Of the loss of guessing, ln(classes), 0.046 for ten: the least that learning must gain.
-
-`dpn-small` on CIFAR-10 gains 0.28 in 60 steps of batch 64 (three seeds: 0.24 to 0.28), and with its
-labels shuffled -0.04, standard error 0.01."""
+"""The least gain that counts as learning, as a share of ln(classes), the loss of guessing. For ten
+classes it is 0.046; `dpn-small` on CIFAR-10 gains 0.28 in 60 steps of batch 64 (three seeds: 0.24
+to 0.28), and with its labels shuffled -0.04, standard error 0.01."""
 
 PATIENCE = 4
-"""A wide head without care for its start loses in its first steps what it gains in the next."""
+"""Factor for more first steps: a badly initialised wide head increases the loss at first."""
 
 _RETAINED_STEPS = 10
 _WATCHED = 8  # images whose predictions are drawn
-_MOMENTS = 12  # times at which they are looked at
+_MOMENTS = 12  # times at which they are computed
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of a few images, in evaluation mode, before and during the first steps."""
+    """Predictions for a few images, in evaluation mode, before and during the first steps."""
 
-    steps: list[int]  # how many had been taken at each moment
+    steps: list[int]  # steps taken at each moment
     images: Tensor  # float32 (images, 3, 32, 32), normalised
     labels: Tensor  # int64 (images,)
     probabilities: Tensor  # float32 (moments, images, classes)
@@ -69,8 +68,8 @@ class Predictions:
 @dataclass(frozen=True)
 class FirstSteps:
     """The first steps of training, each on a batch of its own: the losses of every step, readings
-    of the layers in the first and the last, whether each weight to be trained received a gradient
-    in `GRADIENT_STEPS`, and predictions, where there are images with labels."""
+    of the layers in the first and the last, whether each trainable weight received a gradient in
+    `GRADIENT_STEPS`, and predictions if there are images with labels."""
 
     losses: list[float]
     readings: list[Reading]
@@ -80,8 +79,8 @@ class FirstSteps:
 
 @dataclass(frozen=True)
 class Retained:
-    """After every step: bytes that are held, and tensors that are held with a graph behind them. On
-    a CPU the bytes are those of what was made within the steps, elsewhere all of the device's."""
+    """Bytes held, and tensors held with an autograd graph, after every step. On a CPU the bytes are
+    those of storages made within the steps, elsewhere all that is allocated on the device."""
 
     held_bytes: list[int]
     graphs: list[int]
@@ -90,9 +89,9 @@ class Retained:
 class Subject:
     """A case, its data, and its training from the start.
 
-    ``folder`` is where `bench.data.prepare` left the dataset; a user's workload needs none.
-    ``images`` is the harness's own workload, on a dataset, and None for a user's; ``classes`` are
-    those that the loss tells apart, None where the workload computes a loss of its own.
+    ``folder`` holds the dataset that `bench.data.prepare` left; a user's workload needs none.
+    ``images`` is the harness's own workload on a dataset, and None for a user's; ``classes`` is the
+    number of classes, None if the workload computes a loss of its own.
     """
 
     def __init__(self, case: Case, folder: str, steps: int) -> None:
@@ -104,8 +103,8 @@ class Subject:
         self.classes = workload.classes if usual else None
 
     def start(self, *, compiled: bool = True) -> tuple[Supply, Training]:
-        """The training as a worker sets it up, with its batches; not ``compiled``, the network is
-        left as written, where hooks are to see its layers."""
+        """Return the batches and the training, as a worker sets them up. Without ``compiled`` the
+        network is left as written, so that hooks see its layers."""
         case = self.case if compiled else replace(self.case, compile=Case.compile)
         _, batches, training = set_up(case, self.folder)
         return batches, training
@@ -115,13 +114,13 @@ class Subject:
         return next(stream(self.start()[0]))
 
     def guess(self, first: float) -> float:
-        """The loss of guessing: ln(classes), or the ``first`` loss where there are no classes."""
+        """Return the loss of guessing: ln(classes), or the ``first`` loss without classes."""
         return first if self.classes is None else math.log(self.classes)
 
     @cached_property
     def first_steps(self) -> FirstSteps:
-        """The first steps, watched: as many as asked for, and up to `PATIENCE` times as many where
-        the loss is not below guessing by then."""
+        """The first steps with their readings: ``steps``, or up to `PATIENCE` times as many if the
+        loss is not below that of guessing by then."""
         batches, training = self.start(compiled=False)
         few = self._choose_watched(batches)
         every = max(1, self.steps // _MOMENTS)
@@ -156,7 +155,7 @@ class Subject:
         )
 
     def _has_learnt(self, losses: Sequence[float]) -> bool:
-        """Whether the last third of the losses is below guessing, by twice `GAIN`."""
+        """Return whether the last third of the losses is below guessing by twice `GAIN`."""
         if not losses:
             return False
         guess = self.guess(losses[0])
@@ -176,7 +175,7 @@ class Subject:
 
     @cached_property
     def blind_losses(self) -> list[float]:
-        """Those of the same steps with the same labels, of a network whose every input is blank."""
+        """The losses of the same steps with the same labels, but with every input blank."""
         batches, training = self.start()
         see = training.forward
 
@@ -195,12 +194,12 @@ class Subject:
         found = Retained([], [])
 
         def look(index: int, loss: Tensor) -> None:
-            gc.collect()  # what only a cycle holds is no leak
+            gc.collect()  # what only a reference cycle holds is no leak
             found.held_bytes.append(torch.cuda.memory_allocated() if cuda else ledger.held())
             found.graphs.append(count_graphs())
 
         steps = islice(stream(batches), _RETAINED_STEPS)
-        # gc passes over what is there already: torch's 300,000 objects took 0.3 s each time
+        # gc then skips what exists already: scanning torch's 300,000 objects took 0.3 s each time
         gc.collect()
         gc.freeze()
         try:
@@ -224,8 +223,8 @@ class Subject:
 
 
 def take_items(batch: Any, size: int, times: int = 1) -> Any:
-    """The first ``size`` items of a batch, so many times over: of each tensor that has as many rows
-    as it has items."""
+    """Return the first ``size`` items of a batch, repeated ``times`` times. Tensors without a row
+    per item stay as they are."""
     items = count_items(batch)
 
     def take(t: Tensor) -> Tensor:
@@ -235,8 +234,8 @@ def take_items(batch: Any, size: int, times: int = 1) -> Any:
 
 
 def take_steps(training: Training, batches: Iterable[Any], steps: int) -> Tensor:
-    """Take ``steps`` steps that do not overflow, in at most `MOST_STEPS`; the losses of all that
-    were taken: float32 (taken,)."""
+    """Take steps until ``steps`` did not overflow, at most `MOST_STEPS`. Return the losses of all
+    steps taken: float32 (taken,)."""
     losses, good = [], 0
     for batch in islice(batches, MOST_STEPS):
         loss, _, overflowed = training.step(batch)
@@ -260,6 +259,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def predict(training: Training, images: Tensor) -> Tensor:
-    """Probabilities in evaluation mode, float32 (N, classes); training is left as it was."""
+    """Return probabilities in evaluation mode, float32 (N, classes). Training is not affected."""
     with evaluating(training.model):
         return F.softmax(training.compute(images), dim=1)

@@ -40,7 +40,7 @@ from bench.text import join_words
 from bench.workloads import IMAGES
 
 _SUPPORTED = ("model", "workload", "precision", "batch_size", "fraction", "device")
-"""Axes that the independent loop knows; any other it would leave out, and measure another case."""
+"""Axes that the bare loop supports. It would ignore any other, and measure a different case."""
 _NAMED = join_words([*map(axis_flag, _SUPPORTED)])
 
 MODELS = ("dpn92", "dpn26", "dpn-small")
@@ -73,8 +73,8 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Cross-check; returns 0 where both agree, and on a CPU, which can only rehearse; 1 where they
-    do not; 2 for a usage error. With ``--overhead`` it returns 0."""
+    """Cross-check. Return 0 if both agree, 1 if they do not, 2 for a usage error. On a CPU, which
+    can only rehearse, and with ``--overhead`` it is 0 in place of 1."""
     given = build_parser().parse(argv)
     axes = read_axes(given)
     case = choose_case(axes, given.overhead)
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
-    """The one case to measure. Raises UsageError: several are given, or one that the independent
+    """Return the one case to measure. Raises UsageError: several are given, or one that the bare
     loop cannot train."""
     device = list_devices(axes, "bench.crosscheck")
     if device == ["cpu"]:

@@ -1,4 +1,4 @@
-"""Whether the harness and independent code measure the same: the bare loop, and the comparison."""
+"""The comparison of the harness with independent code, the bare loop, and the runs of that loop."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from bench.workloads import IMAGES
 HERE = Path(__file__).parent
 
 BOUND = 0.01
-"""Harness and bare loop are to agree within this.
+"""Harness and bare loop must agree within this relative difference.
 
-Of memory, the 22 measured rows of the H100 (results/nvidia-h100-80gb-hbm3-20261122-*: DPN-92, batch
-sizes 128 to 640, six precisions, and DDP in one process) say what it is made of. In each of them
-NVML's peak of the process is ``peak_reserved_bytes`` + ``context_bytes`` to the byte, and NVML's
-peak of the device is 9,240,576 B more. So the device holds, over its baseline,
+The 22 measured rows of the H100 (results/nvidia-h100-80gb-hbm3-20261122-*: DPN-92, batch sizes 128
+to 640, six precisions, and DDP in one process) show what memory consists of. In each of them NVML's
+peak of the process is exactly ``peak_reserved_bytes`` + ``context_bytes``, and NVML's peak of the
+device is 9,240,576 B more. So the memory of the device above its baseline is
 
-    tensors  +  what torch's allocator holds without using it  +  what lies outside the allocator
+    tensors  +  unused memory held by torch's allocator  +  memory outside the allocator
 
-Tensors are the work. Their peak is the same in every repeat, and differs between the warm-up and
-the epoch of a row by at most 0.10 %: the bound is ten times that. What is held without use is 13 to
-21 % of what is reserved. In the first cross-check (bf16-amp, batch size 256) two loops that did the
-same work differed by 154 MiB of 8,635, or 1.8 %, which is 77 pages of the driver: that part alone
-can break the bound, so it is printed and not judged. What lies outside was 768.8 MiB at every batch
-size in five precisions, and 770.8 with tf32: a page, 2 MiB, is 0.26 %. With NCCL it was 1,332.8.
+The tensors are the work. Their peak is the same in every repeat, and differs between the warm-up
+and the epoch of a row by at most 0.10 %: the bound is ten times that. Unused memory is 13 to 21 %
+of what is reserved. In the first cross-check (bf16-amp, batch size 256) two loops that did the same
+work differed by 154 MiB of 8,635, or 1.8 %, which is 77 pages of the driver. As that part alone can
+exceed the bound, it is printed and not judged. The memory outside was 768.8 MiB at every batch size
+in five precisions, and 770.8 with tf32: a page, 2 MiB, is 0.26 %. With NCCL it was 1,332.8.
 """
 
 WARMUP_S = {"cuda": 5.0, "cpu": 1.0}
@@ -47,12 +47,12 @@ WARMUP_S = {"cuda": 5.0, "cpu": 1.0}
 
 @dataclass(frozen=True)
 class Side:
-    """What one side measured of the same steps; memory in bytes, None where it cannot be read.
+    """The measurements of one side. Memory is in bytes, None if it cannot be read.
 
-    ``memory_bytes`` is the peak of the device over its baseline, on a CPU of the resident set;
-    ``allocated_bytes`` and ``reserved_bytes`` are the peaks of tensors and of torch's allocator on
-    a GPU. ``batches_s`` is what making the steps' batches takes by itself, which the bare loop
-    measures: the one part of the work that the two sides write differently.
+    ``memory_bytes`` is the peak of the device above its baseline, on a CPU that of the resident
+    set; ``allocated_bytes`` and ``reserved_bytes`` are the peaks of tensors and of torch's
+    allocator on a GPU. ``batches_s`` is the time to make the steps' batches alone, measured by the
+    bare loop: the one part of the work that the two sides implement differently.
     """
 
     seconds: float
@@ -65,7 +65,7 @@ class Side:
 
     @property
     def outside_bytes(self) -> int | None:
-        """The memory outside torch's allocator: of the context, the kernels and the libraries."""
+        """The memory outside torch's allocator: the context, the kernels and the libraries."""
         if self.memory_bytes is None or self.reserved_bytes is None:
             return None
         return self.memory_bytes - self.reserved_bytes
@@ -102,10 +102,10 @@ class Judgement:
 
 
 def judge(pairs: Sequence[tuple[float, float] | None]) -> Judgement:
-    """Compare readings, (harness, bare) a pair; None where one of them could not be read.
+    """Compare readings: a pair (harness, bare), or None if one of them could not be read.
 
-    They agree where every ratio is within `BOUND` of 1, and disagree where all are outside on the
-    same side. Anything else is unclear: the machine is too restless to tell.
+    They agree if every ratio is within `BOUND` of 1, and disagree if all are outside on the same
+    side. Anything else is unclear: the machine is too noisy to tell.
 
     >>> judge([(1.2, 1.0), (1.21, 1.0)]).verdict
     <Agreement.DISAGREE: 'disagree'>
@@ -122,10 +122,10 @@ def judge(pairs: Sequence[tuple[float, float] | None]) -> Judgement:
 
 
 JUDGED = {"tensors": "allocated_bytes", "outside the allocator": "outside_bytes"}
-"""The parts of a GPU's memory that both sides are to have alike."""
+"""The parts of a GPU's memory in which both sides must agree."""
 
 RESIDENT = {"memory": "memory_bytes"}
-"""In their place on a CPU, of whose memory torch tells nothing."""
+"""Their replacement on a CPU, for which torch reports no memory."""
 
 
 def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judgement]:
@@ -143,7 +143,7 @@ def judge_all(pairs: Sequence[Pair], rehearsal: bool = False) -> dict[str, Judge
 def compare(
     turns: Iterable[tuple[Measurement, Side]], job: Job, unit: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Say what both sides measured in each turn, and whether they agree; all of it, for JSON."""
+    """Print what both sides measured in each turn, and whether they agree; return it for JSON."""
     pairs: list[Pair] = []
     for m, bare in turns:
         memory = m.peak_process_bytes if job.gpu_uuid is None else m.peak_device_bytes
@@ -173,12 +173,12 @@ def compare(
 
 
 def time_bare(job: Job, samples: int) -> Side:
-    """Train a case by the bare loop, on an epoch of so many samples, while the poller reads the
-    memory. Raises UsageError: one of them failed."""
+    """Train a case by the bare loop, on an epoch of ``samples``, while the poller reads the memory.
+    Raises UsageError: the loop failed, or on a CPU the poller."""
     case, gpu_uuid = job.case, job.gpu_uuid
     steps = math.ceil(case.fraction * math.ceil(samples / case.batch_size))
     images = case.workload == IMAGES
-    # a network by the name of its function in models/dpn.py
+    # networks are named after their functions in models/dpn.py
     subject = f"model={case.model.replace('-', '_')}" if images else f"workload={case.workload}"
     words = [
         f"--{subject}",
@@ -219,8 +219,8 @@ def time_bare(job: Job, samples: int) -> Side:
 def find_peak(
     polled: Sequence[tuple[float, int]], began: float, ended: float, *, over_baseline: bool
 ) -> int | None:
-    """The largest reading, of those in order with their times in s, from ``began`` to ``ended``; on
-    a card, less the first of all."""
+    """Return the largest reading from ``began`` to ``ended``, less the very first if
+    ``over_baseline``; None without one. ``polled`` holds times in s and bytes."""
     inside = [size for moment, size in polled if began <= moment <= ended]
     if not inside:
         return None

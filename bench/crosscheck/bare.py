@@ -1,15 +1,15 @@
-"""A training loop of its own, to hold the harness against: `python bench/crosscheck/bare.py`.
+"""An independent training loop to compare the harness with: `python bench/crosscheck/bare.py`.
 
-It shares no code with the harness but what is trained: the network's definition, models/dpn.py,
+It shares no code with the harness except what is trained: the network's definition, models/dpn.py,
 which is loaded by its path, or a user's workload with its network, batches and loss. Images,
-augmentation, warm-up, precision and timing are written again here, in the plainest way. The images
-are random: a step's time does not depend on what is in them.
+augmentation, warm-up, precision and timing are written again here, as plainly as possible. The
+images are random: a step's time does not depend on their content.
 
 It waits for a line on standard input, so that a poller can read the memory before it starts. Then
 it prints one JSON object: seconds, steps and images (units of a workload) of the measured steps,
-when they began and ended (CLOCK_MONOTONIC), the peaks of tensors and of what torch's allocator held
-in bytes (null on a CPU), the seconds that making their batches takes by itself, and the modules of
-the harness that it imported beside the workload (none).
+when they began and ended (CLOCK_MONOTONIC), the peaks in bytes of tensors and of the memory that
+torch's allocator held (null on a CPU), the seconds that making the batches takes alone, and the
+modules of the harness that it imported besides those of the workload (none).
 """
 
 import argparse
@@ -20,7 +20,7 @@ from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
 
-IMAGES = 50_000  # as many as CIFAR-10 has to train on
+IMAGES = 50_000  # the size of CIFAR-10's training set
 HARNESS = Path(__file__).parents[1]
 
 
@@ -51,7 +51,7 @@ class Cifar:
             yield self.make_batch(order[part], top[part], left[part], flip[part])
 
     def make_batch(self, chosen, top, left, flip):  # type: ignore[no-untyped-def]
-        """Random crop out of 4 pixels of padding, random flip, normalised: as pytorch-cifar."""
+        """Crop randomly from 4 pixels of padding, flip randomly, normalise: as pytorch-cifar."""
         import torch
         import torch.nn.functional as F
 
@@ -161,7 +161,7 @@ def main() -> None:
         if correct is not None:
             hits.add_(correct)
 
-    # a fixed time of steps, whereas the harness waits until two windows agree
+    # warm up for a fixed time, whereas the harness waits until two windows agree
     whole, rest = divmod(task.samples, size)
     begun, endless = time.perf_counter(), (task.batches(epoch, whole) for epoch in count())
     for warmed, batch in enumerate(chain.from_iterable(endless), 1):
@@ -170,7 +170,7 @@ def main() -> None:
         if warmed >= 3 and time.perf_counter() - begun >= given.warmup_s:
             break
     if device.type == "cuda":
-        # what an epoch needs at least: a step of each of its batch shapes
+        # the least that an epoch needs: a step of each of its batch shapes
         torch.cuda.empty_cache()
         for items in filter(None, (size, rest)):
             for batch in task.batches(0, 1, items):

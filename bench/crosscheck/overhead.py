@@ -1,4 +1,4 @@
-"""What the harness adds to an epoch, against a loop of its own parts alone."""
+"""The overhead of the harness in an epoch, compared with a bare loop of its own parts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bench.record import BESIDE, Measurement
 
 
 def weigh(turns: Iterable[tuple[Measurement, float]], say: Callable[[str], None]) -> dict[str, Any]:
-    """Say how much longer an epoch takes under the harness, and where the rest of its time goes;
-    all of it, for JSON."""
+    """Print how much longer an epoch takes under the harness, and where the rest of its time goes.
+    Return all of it for JSON."""
     ratios, measured = [], []
     for m, bare_s in turns:
         harness_s = m.measured_time_s or 0.0
@@ -36,7 +36,7 @@ def weigh(turns: Iterable[tuple[Measurement, float]], say: Callable[[str], None]
 
 
 def describe_spread(ratios: Sequence[float]) -> str:
-    """Say what the ratio printed last is, and how far the pairs lie apart.
+    """Describe the ratio that is printed last, and the spread of the pairs.
 
     >>> describe_spread([1.01]), describe_spread([1.01, 0.99, 1.0])
     ('one pair: its spread is unknown; use --pairs 5', 'median of 3; 0.9900 to 1.0100')
@@ -47,8 +47,8 @@ def describe_spread(ratios: Sequence[float]) -> str:
 
 
 def time_bare(job: Job) -> float:
-    """Train a case by the bare loop in a fresh process; the same steps' seconds. Raises UsageError:
-    it failed."""
+    """Train a case by the bare loop in a fresh process. Return the seconds of the same steps.
+    Raises UsageError: it failed."""
     asked = json.dumps({"case": asdict(job.case), "folder": job.folder})
     command = [sys.executable, "-c", "from bench.crosscheck.overhead import _train; _train()"]
     answer = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
@@ -58,7 +58,7 @@ def time_bare(job: Job) -> float:
 
 
 def _train() -> None:
-    """The bare loop: read a job from standard input, print seconds."""
+    """Run the bare loop: read a job from standard input, print the seconds."""
     from bench.training.timing import synchronize
     from bench.worker.preparation import count_steps, set_up, start_over, warm_up_shapes
 

@@ -1,9 +1,9 @@
-"""Reads memory and does nothing else: `python bench/crosscheck/poller.py PID [UUID]`.
+"""A poller of memory, which does nothing else: `python bench/crosscheck/poller.py PID [UUID]`.
 
-Of a card by its UUID: all memory in use on it, straight from pynvml. Without a UUID: what process
-PID holds, from /proc; pages of files do not count. It shares no code with the harness. One line a
-reading, until its standard input ends: CLOCK_MONOTONIC in s, and bytes. The first line is read
-before anything else.
+With a UUID it reads all memory in use on that card, directly from pynvml. Without one it reads the
+memory of process PID from /proc, without pages of files. It shares no code with the harness. Until
+its standard input ends, it prints a line per reading: CLOCK_MONOTONIC in s, and bytes. The first
+reading is taken before anything else happens.
 """
 
 import selectors
@@ -22,7 +22,7 @@ def read_card(uuid: str) -> Callable[[], int]:
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     try:
-        # v1 counts what the driver keeps for itself too
+        # v1 includes memory that the driver reserves
         pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2)
     except (AttributeError, TypeError, pynvml.NVMLError):
         return lambda: int(pynvml.nvmlDeviceGetMemoryInfo(card).used)

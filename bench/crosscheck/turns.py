@@ -1,4 +1,4 @@
-"""A job measured by the harness and by a bare loop, in turn."""
+"""Measurements of a job by the harness and by a bare loop, in turn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Bare = TypeVar("Bare")
 def take_turns(
     executor: Executor, job: Job, time_bare: Callable[[Job], Bare], pairs: int
 ) -> Iterator[tuple[Measurement, Bare]]:
-    """Measure a job by the harness and by a bare loop, so many times. Raises UsageError: it cannot
-    be measured here."""
+    """Measure a job by the harness and by a bare loop, ``pairs`` times. Raises UsageError: it
+    cannot be measured here."""
     for number in range(pairs):
         # whichever goes first may find a cooler machine, so they take turns at it
         bare = time_bare(job) if number % 2 == 0 else None

@@ -1,1 +1,1 @@
-"""What a machine can measure."""
+"""Checks of what a machine can measure."""

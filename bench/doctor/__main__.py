@@ -28,7 +28,7 @@ _MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
 
 
 def write_findings(findings: Sequence[Remark]) -> str:
-    """The findings as text: a line each, the fix below it, and the sum of it all."""
+    """Return the findings as text: a line each, with the fix below it, and a summary at the end."""
     width = max(len(finding.topic) for finding in findings)
     lines = []
     for finding in findings:
@@ -65,8 +65,8 @@ def read_json(path: Path) -> Machine:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Examine the machine; returns 0, 1 where something makes numbers unreliable, 2 for a usage
-    error, a broken model too."""
+    """Examine the machine. Return 0, 1 if something makes numbers unreliable, or 2 for a usage
+    error or a broken model."""
     parser = Parser(
         prog="python -m bench.doctor",
         description="Say what this machine can measure, and the command that fixes what it cannot.",

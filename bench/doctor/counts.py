@@ -33,21 +33,21 @@ class Counted:
     error: str = ""
 
     def make_step(self, rates: Rates) -> Step:
-        """The step for a diagnosis, on a machine of these rates; its time is not known."""
+        """Return the step for a diagnosis, on a machine of these rates; its time is not known."""
         return Step(0.0, self.work, rates, self.device, PRECISIONS[self.precision].float32)
 
 
 def count_model(
     model: str, batch_size: int, device: str, precisions: Sequence[str], timeout_s: float = 120.0
 ) -> list[Counted]:
-    """Count a step in each of ``precisions``, which the device ("cuda" or "cpu") can compute in, on
-    a few images of CIFAR-10's shape, of a model that `bench.fingerprint.examine` found no fault
-    with; ``timeout_s`` is how long all of them may take."""
+    """Count the work of a step in each of ``precisions``, on a few images of CIFAR-10's shape. The
+    device ("cuda" or "cpu") must support them, and `bench.fingerprint.examine` must have found no
+    fault with the model. ``timeout_s`` limits the time of all of them together."""
     asked = (device, model, str(batch_size), *precisions)
     said, why = run_module("bench.doctor.counts", *asked, timeout_s=timeout_s)
     if why is None:
         why = f"not counted within {timeout_s:g} s"
-    whole = said[: said.rfind("\n") + 1].splitlines()  # of what was ended, a line may be torn
+    whole = said[: said.rfind("\n") + 1].splitlines()  # if it was ended, a line may be incomplete
     counted: list[Counted] = [read_value(Counted, json.loads(line)) for line in whole]
     found = {one.precision: one for one in counted}
     return [
@@ -61,7 +61,7 @@ def count_cases(cases: Sequence[Case]) -> Iterator[Counted]:
         work, error = [], ""
         try:
             work = _count(case)
-        except Exception as raised:  # of a user's model, whatever it may raise
+        except Exception as raised:  # a user's model may raise anything
             error = str(raised) if isinstance(raised, UsageError) else first_line(raised)
         about = (case.model, case.precision, case.batch_size, case.device)
         yield Counted(*about, tuple(work), error)

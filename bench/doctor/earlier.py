@@ -40,13 +40,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FRESH_S = 3600.0
-"""For how long rates stand: a card's power limit and its neighbours change from day to day."""
+"""How long rates are valid: a card's power limit and its neighbours change from day to day."""
 
 
 def recall(environment: Environment, seconds: float, cores: Sequence[int] = ()) -> Yardstick:
-    """What a device could do within the last hour, by tries that took ``seconds`` for each rate, on
-    ``cores`` of a CPU where they are not those of this process; no rates where that is not
-    known."""
+    """Return the rates of a device that were measured within the last hour, or none. They must have
+    been measured for ``seconds`` each, and on ``cores`` if these are not the process's own."""
     try:
         kept = json.loads(_find_file(environment, cores).read_text(encoding="utf-8"))
         found: Yardstick = read_value(Yardstick, kept["yardstick"])
@@ -59,26 +58,26 @@ def recall(environment: Environment, seconds: float, cores: Sequence[int] = ()) 
 def keep(
     found: Yardstick, environment: Environment, seconds: float, cores: Sequence[int] = ()
 ) -> None:
-    """Keep what was measured, or where that is not whole, forget what was before: rates that
-    collapsed or could not be measured may be had the next time."""
+    """Save what was measured. If that is incomplete, forget what was saved before instead: rates
+    that collapsed or could not be measured may succeed the next time."""
     if not found.rates or found.reasons or found.collapsed:
         forget(environment, cores)
         return
     content = {"of": _describe(environment, seconds), "yardstick": asdict(found)}
     file = _find_file(environment, cores)
-    with suppress(OSError):  # measured again, then
+    with suppress(OSError):  # then it is measured again
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, json.dumps(content, indent=2))
 
 
 def forget(environment: Environment, cores: Sequence[int] = ()) -> None:
-    """Have a device measured the next time, since its rates turned out to be wrong."""
+    """Delete a device's saved rates, which turned out to be wrong; it is then measured again."""
     with suppress(OSError):
         _find_file(environment, cores).unlink()
 
 
 def find_age(moment: str) -> float:
-    """Seconds since a UTC time of a record; of none since 1970, in the future without end."""
+    """Return the seconds since a UTC time in a record: since 1970 for none, inf in the future."""
     age_s = time.time() - read_time(moment)
     return age_s if age_s >= 0 else math.inf
 
@@ -90,7 +89,7 @@ def _find_file(environment: Environment, cores: Sequence[int]) -> Path:
 
 
 def _describe(environment: Environment, seconds: float) -> list[object]:
-    """What rates are of: another driver, torch, harness or power limit has others."""
+    """Return what rates depend on: driver, torch, harness, power limit and others."""
     device = [name for name, of in COMPARABLE.items() if of == ("device",)]
     uuid = environment.gpu_uuid
     card = find_card(uuid, find_cards()[0]) if uuid else None
@@ -101,7 +100,7 @@ def _describe(environment: Environment, seconds: float) -> list[object]:
 # ------------------------------------------------------------------------------- in sweeps' rows
 
 MOST_SWEEPS = 20
-"""Earlier sweeps whose rates are looked at, the newest: to read one takes some 50 ms."""
+"""The most earlier sweeps whose rates are read, newest first: reading one takes about 50 ms."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Earlier:
 
 
 def read_earlier(platform: Platform, folder: Path) -> list[Earlier]:
-    """The times at which a device was measured, in the sweeps of a folder, as ``results`` is."""
+    """Return the earlier measurements of a device in the sweeps of a folder such as ``results``."""
     files = []
     for file in folder.glob(f"*/{RECORDS}"):
         with suppress(OSError):
@@ -129,7 +128,7 @@ def read_earlier(platform: Platform, folder: Path) -> list[Earlier]:
 
 
 def expect_rates(earlier: Sequence[Earlier]) -> dict[str, float]:
-    """The best of each rate that was measured."""
+    """Return the highest measured value of each rate."""
     found: dict[str, float] = {}
     for name, rate in ((name, one.row[name]) for one in earlier for name in RATES):
         if not math.isnan(rate):
@@ -138,8 +137,8 @@ def expect_rates(earlier: Sequence[Earlier]) -> dict[str, float]:
 
 
 def describe_slowdown(rates: Mapping[str, Any], earlier: Sequence[Earlier]) -> str:
-    """Where the rates of a device are lower than at an earlier time, at its worst; or nothing. Of a
-    CPU no more than its name and what it can compute is known to be the same."""
+    """Describe by how much rates are below the earlier sweep with the largest loss; empty if none
+    is. A CPU is only known to have the same name and not to differ in its half precisions."""
     lost = [(losses, one) for one in earlier if (losses := find_losses(rates, one.row))]
     if not lost:
         return ""
@@ -149,9 +148,9 @@ def describe_slowdown(rates: Mapping[str, Any], earlier: Sequence[Earlier]) -> s
 
 
 def recall_rates(platform: Platform, folder: Path) -> Yardstick:
-    """What this device could do by a sweep's folder, if its last row is fresh and has products. So
-    a sweep that goes on within an hour of its last case keeps its rates. Where products are
-    missing, they could not be measured or had collapsed; that may have passed."""
+    """Return the rates in a sweep's folder if its last row is less than an hour old and has
+    products. So a sweep that is resumed within an hour keeps its rates. Missing products could not
+    be measured or had collapsed, which may be over by now."""
     if not (folder / RECORDS).is_file():
         return Yardstick()
     frame = read_records(folder)
@@ -164,7 +163,7 @@ def recall_rates(platform: Platform, folder: Path) -> Yardstick:
 
 
 def read_yardstick(columns: Mapping[Any, Any]) -> Yardstick:
-    """The rates in a record's columns, or in the fields of its `bench.record.Environment`."""
+    """Read the rates from a record's columns, or the fields of its `bench.record.Environment`."""
     rates = {name: columns[name] for name in (*RATES, CALL)}
     known = {n: float(rate) for n, rate in rates.items() if rate is not None and rate == rate}
     tries = read_tries(columns["rate_tries"] or "")
@@ -172,7 +171,7 @@ def read_yardstick(columns: Mapping[Any, Any]) -> Yardstick:
 
 
 def _find_alike(frame: pd.DataFrame, platform: Platform) -> list[dict[Any, Any]]:
-    """One row for each time that the same device was measured, the latest of that time."""
+    """Return a row for each time that the same device was measured, the latest of that time."""
     frame = frame.drop_duplicates([*SAME_DEVICE, *RATES], keep="last")
     now = asdict(platform.environment)
     rows = frame[frame["rate_copy"].notna()].to_dict("records")

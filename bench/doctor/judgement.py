@@ -1,4 +1,4 @@
-"""What the facts about a machine mean, and the command that fixes what makes numbers unreliable."""
+"""The assessment of a machine's facts, with commands that fix what makes numbers unreliable."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Remark:
-    """One thing about the machine, and the command that fixes it; empty where none is needed.
-    ``numbers`` is false where it has no part in the numbers that a sweep measures."""
+    """A remark on the machine, and the command that fixes it, empty if none is needed. ``numbers``
+    is false if it does not affect the numbers that a sweep measures."""
 
     level: Level
     topic: str
@@ -124,7 +124,7 @@ def _hip_build(m: Machine) -> str | None:
 
 
 def _list_others(m: Machine) -> list[str]:
-    """The GPUs beside CUDA's that torch can use."""
+    """Return the GPUs other than CUDA's that torch can use."""
     return [name for name in OTHERS if name in m.devices and not m.devices[name].error]
 
 
@@ -137,7 +137,7 @@ def _judge_unread(m: Machine) -> Iterator[Remark]:
 
 
 def _judge_cards(m: Machine) -> Iterator[Remark]:
-    """Of the card that torch uses, or all where that is not known."""
+    """Judge the card that torch uses, or all cards if that is not known."""
     if "cuda" not in m.devices:
         return
     uuid = m.devices["cuda"].environment.get("gpu_uuid", "")
@@ -214,7 +214,7 @@ _READINGS = {
 def _judge_readings(gpu: Gpu) -> Iterator[Remark]:
     reasons: dict[str, list[str]] = {}
     for quantity, name in _READINGS.items():
-        # that an instance of a divided card has no power of its own is said of MIG
+        # the remark on MIG already says that an instance has no power reading of its own
         if quantity in gpu.lacks and not (gpu.card.mig and quantity in _WHOLE_CARD):
             reasons.setdefault(gpu.lacks[quantity], []).append(name)
     for reason, names in reasons.items():
@@ -267,10 +267,10 @@ def _judge_power(gpu: Gpu) -> Iterator[Remark]:
 
 
 OTHERS_NOTED, OTHERS_HEAVY = 0.1, 0.25
-"""Fractions of the cores used by other processes: worth a note, and too much."""
+"""Fractions of the cores used by other processes that give a note, and that are too much."""
 
 STEAL_NOTED, STEAL_HEAVY = 0.01, 0.05
-"""The same of the time that the hypervisor gave to other machines."""
+"""The same for the fraction of CPU time that the hypervisor gave to other machines."""
 
 
 def _judge_cpu(m: Machine) -> Iterator[Remark]:
@@ -335,7 +335,7 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
 
 
 def _judge_packages(m: Machine) -> Iterator[Remark]:
-    # what is said of these two below and of torch says more
+    # the remarks on torch and, below, on NVML's package say more about these two
     if missing := [name for name in m.missing if name not in ("nvidia-ml-py", "torch")]:
         what = f"not installed: {', '.join(missing)}; nothing can be measured without"
         yield _wrong("packages", what, describe_install(missing), numbers=False)
@@ -448,7 +448,7 @@ _JUDGES = (
 
 
 def judge(machine: Machine) -> list[Remark]:
-    """Say what the facts mean: in the order of the topics, whatever their level."""
+    """Return the remarks on a machine, in the order of the topics, whatever their level."""
     return [remark for judge in _JUDGES for remark in judge(machine)]
 
 
@@ -457,11 +457,11 @@ def _dots(version: Iterable[int]) -> str:
 
 
 MOST_LINES = 5
-"""Of findings, before a sweep. More than a few are not read."""
+"""The most findings shown before a sweep. More than a few are not read."""
 
 
 def write_warnings(machine: Machine) -> list[str]:
-    """What a sweep says before it starts: a line each of what matters, the worst first."""
+    """Return what a sweep prints before it starts: a line for each problem, the worst first."""
     found = [f for f in judge(machine) if f.numbers and f.level > Level.FINE]
     found.sort(key=lambda finding: -finding.level)
     lines = [

@@ -1,7 +1,7 @@
-"""The facts about a machine that two seconds can gather: driver, cards, torch, CPU, disk, packages.
+"""Facts about a machine, gathered in two seconds: driver, cards, torch, CPU, disk, packages.
 
-`examine_machine` gathers facts and judges none; `bench.doctor` says what they mean. Facts are
-plain values: they are written as JSON on one machine and explained on another.
+`examine_machine` gathers facts without assessing them; `bench.doctor.judgement` does that. Facts
+are plain values: they are written as JSON on one machine and explained on another.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from bench.yardstick import Yardstick
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card that CUDA would offer: what it is, and what could be read of it just now.
+    """A card that CUDA would offer, and what could be read of it.
 
-    ``lacks`` holds the quantities of a reading that NVML does not tell, each with the reason.
-    ``process_bytes`` is what a torch process of ours held on it; None where it was not told, or no
-    such process was there (``tried`` is false). ``others`` is None where nobody can list them.
+    ``lacks`` maps the quantities that NVML does not report to the reasons. ``process_bytes`` is the
+    memory that our own torch process held on the card; None if it was not reported, or if there was
+    no such process (``tried`` is false). ``others`` is None if processes cannot be listed.
     """
 
     card: Card
@@ -59,8 +59,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cpu:
-    """The CPU: ``others`` is how many of the cores other processes used, on average, and
-    ``steal`` the fraction of all cores' time that the hypervisor gave to other machines."""
+    """The CPU. ``others`` is the mean number of cores that other processes used, ``steal`` the
+    fraction of all cores' time that the hypervisor gave to other machines."""
 
     name: str
     cores: int
@@ -72,12 +72,12 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts. Sizes are in bytes; a size is None where it could not be asked.
+    """The facts. Sizes are in bytes, None if they could not be found out.
 
-    ``missing`` names the packages of `bench.environment.packages.PACKAGES` that are not installed.
-    ``unread`` says by device what is not read of a GPU, and why. ``yardsticks`` is what devices
-    were measured to do, ``slower`` how much less that is than in an earlier sweep, and ``counted``
-    the work of ``models``.
+    ``missing`` lists the packages of `bench.environment.packages.PACKAGES` that are not installed.
+    ``unread`` says by device what cannot be read of a GPU, and why. ``yardsticks`` holds the
+    measured rates of devices, ``slower`` how much they are below those of an earlier sweep, and
+    ``counted`` the work of ``models``.
     """
 
     host: str
@@ -110,12 +110,12 @@ class Machine:
 
     @property
     def device(self) -> str | None:
-        """The device that torch can use, a GPU if it can; None where it can use none."""
+        """The device that torch can use, a GPU if possible; None if it can use none."""
         usable = [name for name in DEVICES if name in self.devices]
         return next((name for name in usable if not self.devices[name].error), None)
 
     def platform(self, device: str) -> Platform:
-        """What a device can run, as torch has told."""
+        """Return what a device can run, as reported by torch."""
         answer = self.devices[device]
         environment = Environment(**answer.environment)
         return Platform(environment, answer.fp16_native, answer.bf16_native)
@@ -132,16 +132,16 @@ def examine_machine(
     nvml: Any = None,
     ask: Callable[..., ProcessAnswer] = ask,
 ) -> tuple[Machine, ProcessAnswer]:
-    """Find out what there is to know; torch and the models are asked in a process of their own,
-    whose answer in full comes with the facts.
+    """Gather the facts. torch and the models are examined in a separate process, whose full answer
+    is returned with the facts.
 
     Args:
         devices: by default all that torch may have here.
         models: to import, build and run once.
-        data_dir: where CIFAR-10 is looked for, ./data when None.
-        out: where results would go, ./results when None.
-        timeout_s: how long the models may take.
-        watch_s: how long the CPU is watched at least.
+        data_dir: where to look for CIFAR-10, ./data if None.
+        out: where results would go, ./results if None.
+        timeout_s: the time limit for the models.
+        watch_s: how long to watch the CPU at least.
         nvml: replaces the module pynvml.
         ask: replaces `bench.environment.asking.ask`.
     """
@@ -152,7 +152,7 @@ def examine_machine(
     cards, no_gpu = find_cards(nvml) if "cuda" in devices else ([], "")
     opened = [open_device(card.uuid, nvml) for card in cards]
     for device in opened:
-        device.read(Depth.SLOW)  # who is there before our own process comes
+        device.read(Depth.SLOW)  # the processes there before our own starts
     gpus: list[Gpu] = []
 
     def look(pid: int, ours: Card | None = None) -> None:
@@ -209,7 +209,7 @@ def examine_machine(
         results_free_bytes=_free_bytes(place),
         shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,
         data_dir=str(folder),
-        # a folder that this user may not read has none
+        # None for a folder that this user may not read
         data_layout=None if isinstance(layout.exception(), OSError) else layout.result(),
         apex=find_apex(),
         nvidia_ml_py=find_version("nvidia-ml-py"),
@@ -222,12 +222,12 @@ def examine_machine(
 
 
 def measure_machine(machine: Machine, batch_size: int) -> Machine:
-    """Measure what the device can do now, and count what a step of each sound model does there.
-    Raises UsageError: `bench.doctor.rates.SECONDS` has no number of seconds."""
+    """Measure the rates of the device, and count the work of a step of each sound model. Raises
+    UsageError: `bench.doctor.rates.SECONDS` is not a number of seconds."""
     device = machine.device
     if device is None or not (seconds := choose_seconds(device)):
         return machine
-    # with its host, by which rates are kept for a sweep
+    # with its host, which is part of the key under which rates are saved
     platform = ProcessAnswer(devices=machine.devices).platform(device)
     precisions = [
         name

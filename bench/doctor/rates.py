@@ -1,4 +1,4 @@
-"""What a device can do now, measured in a process of its own by `bench.training.yardstick`."""
+"""The current rates of a device, measured in a subprocess by `bench.training.yardstick`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from bench.yardstick import Tries, Yardstick
 SECONDS = "BENCH_YARDSTICK_S"
 
 _DEFAULT_S = {"cuda": 0.2, "cpu": 0.1}
-_START_S = 120.0  # torch, and CUDA's libraries from a slow disk
-_SLOWEST = 250  # times as long as asked: seven rates or more, and products that are emulated
+_START_S = 120.0  # to load torch and CUDA's libraries from a slow disk
+_SLOWEST = 250  # times the seconds per rate: seven rates or more, and emulated products are slow
 
 
 def choose_seconds(device: str) -> float:
-    """How long the tries of each rate may take together, in s; 0 for none at all. Raises
+    """Return how long the tries of each rate may take together, in s; 0 to measure none. Raises
     UsageError: the variable `SECONDS` is not a number of seconds."""
     text = os.environ.get(SECONDS, "")
     try:
@@ -44,13 +44,13 @@ def measure_rates(
     variables: Mapping[str, str] | None = None,
     expected: Mapping[str, float] | None = None,
 ) -> Yardstick:
-    """Measure what ``device`` ("cuda" or "cpu"), which nothing else uses now, can do, in a fresh
+    """Measure the rates of ``device`` ("cuda" or "cpu"), which nothing else may use, in a fresh
     process.
 
     Args:
         seconds: about how long the tries of each rate take together.
         variables: environment variables that choose the GPU.
-        expected: rates, by column; what falls short of one is measured again, as often.
+        expected: rates by column; one that is not reached is measured again with as many tries.
     """
     limit_s = _START_S + _SLOWEST * seconds
     said, why = run_module(
@@ -71,8 +71,8 @@ def measure_rates(
 
 
 def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:
-    """The rates, each beside the data sheet's where that is known, and how it was measured. What is
-    above the data sheet's is left out: `doubt_rates` tells it."""
+    """Describe the rates, each with its share of the data sheet's, if known, and its clock. Rates
+    above the data sheet's are left out: `doubt_rates` reports them."""
     peaks = list_peaks(gpu or "")
     known = {c: rate for c, rate in yardstick.rates.items() if 0 < rate <= peaks.get(c, math.inf)}
 
@@ -96,23 +96,23 @@ _TOLD = {
     "large copies": {"": COPY},
     "the smallest operation": {"": CALL},
 }
-"""Columns by number format, or by nothing."""
+"""Columns by number format, or by an empty name."""
 
 
 def _write_clock(tries: Tries) -> str:
-    """The clock alone: NVML's power is a mean of the second before, and a try takes 25 ms. An H200
-    was said to draw 182 W in products and 417 W in the smallest operation after them."""
+    """Describe only the clock: NVML's power is the mean of the last second, and a try takes 25 ms.
+    An H200 reported 182 W in products, and 417 W in the smallest operation after them."""
     return f"{tries.clock_mhz:.0f} MHz" if tries.clock_mhz else ""
 
 
 def write_doubts(yardstick: Yardstick, gpu: str | None) -> list[str]:
-    """`doubt_rates` as warnings, a line each."""
+    """Return `doubt_rates` as warnings, a line each."""
     return [f"warning: {what}; {fix}" for what, fix in doubt_rates(yardstick, gpu)]
 
 
 def doubt_rates(yardstick: Yardstick, gpu: str | None) -> Iterator[tuple[str, str]]:
-    """What speaks against the rates of a GPU of that name, or of a CPU, each with the command that
-    mends it."""
+    """Yield the doubts about the rates of a GPU of that name, or of a CPU, each with a command that
+    helps."""
     for collapse in dict.fromkeys(yardstick.collapsed.values()):
         lost = [RATES[column] for column, one in yardstick.collapsed.items() if one == collapse]
         what = f"{collapse}: no rate of {', '.join(lost)} is kept"

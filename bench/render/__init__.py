@@ -1,1 +1,1 @@
-"""Tables and sentences, free of what they are about, and how each format writes them."""
+"""Generic tables and sentences, and the output formats that write them."""

@@ -1,4 +1,4 @@
-"""One cell of a table, from a case: numbers with their spread, outcomes, remarks, names."""
+"""Single table cells of cases: numbers, ends of intervals, outcomes, remarks, names."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class _Row:
         return self._read(name)[self._at]
 
 
-Row = Any  # a row of the frame of cases, by name
+Row = Any  # a row of the frame of cases, its cells as attributes
 
 
 def iterate(frame: pd.DataFrame) -> Iterator[Row]:
-    """The rows of a frame, each with its cells as attributes. Only the columns that are asked for
+    """Return the rows of a frame, with their cells as attributes. Only the columns that are used
     are read: `pandas.DataFrame.itertuples` takes 22 ms for two rows of 229 columns, most of which
     no table shows."""
 
@@ -51,34 +51,34 @@ def iterate(frame: pd.DataFrame) -> Iterator[Row]:
 
 
 def take_first(frame: pd.DataFrame) -> Row:
-    """The first row of a frame that has one, as `iterate` gives it."""
+    """Return the first row of a frame that has one, as `iterate` gives it."""
     return next(iterate(frame.head(1)))
 
 
 def mark_part(*rows: Row) -> str:
-    """The mark of an estimate, where one of these cases measured less than an epoch."""
+    """Return the mark of an estimate if one of these cases measured less than an epoch."""
     return ESTIMATE if any(row.part < 1 for row in rows) else ""
 
 
 def number_cell(
     value: float | None, write: Callable[[float], str] = write_number, estimated: bool = False
 ) -> Cell:
-    """Write a number that is no quantity of a case, an estimate with its mark; nothing, if there is
-    none."""
+    """Return the cell of a number that is not a quantity of a case, with the mark of an estimate;
+    `NOTHING` if there is no number."""
     if value is None or not is_number(value):
         return Cell(NOTHING)
     return Cell(f"{ESTIMATE * estimated}{write(value)}", value, estimated)
 
 
 def whole_cell(number: int | None, sign: bool = False) -> Cell:
-    """Write a whole number, with ``+`` before a gain where it is a difference."""
+    """Return the cell of a whole number. With ``sign``, a positive number has a ``+``."""
     if number is None:
         return Cell(NOTHING)
     return Cell(f"{number:+d}" if sign and number else str(number), number)
 
 
 def write_tenths(share: float) -> str:
-    """A share in tenths of a per cent, without the sign: 0.0312 as ``3.1``."""
+    """Write a share in per cent with one decimal, without the % sign: 0.0312 as ``3.1``."""
     text = f"{100 * share:.1f}"
     return text if float(text) else "0.0"  # and not -0.0
 
@@ -86,24 +86,24 @@ def write_tenths(share: float) -> str:
 def write_ends(
     ends: Iterable[float | None] | None, write: Callable[[float], str], between: str = "–"
 ) -> str | None:
-    """The two ends of an interval; None where they are not known, as None or NaN."""
+    """Write the two ends of an interval; None if they are not known, as None or NaN."""
     known = [end for end in ends or () if end is not None and not math.isnan(end)]
     return between.join(map(write, known)) if len(known) == 2 else None
 
 
 def write_signed(value: float, decimals: int) -> str:
-    """Write a difference with its sign; what rounds to zero has none."""
+    """Write a difference with its sign, or without one if it rounds to zero."""
     text = f"{value:+.{decimals}f}"
     return text if float(text) else text[1:]
 
 
 def write_ratio(value: float) -> str:
-    """Two decimals, or two digits below a tenth."""
+    """Write a ratio with two decimals, or two significant digits below a tenth."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def name_spread(cases: pd.DataFrame) -> str:
-    """What the head of the times says of the ends beside them."""
+    """Return the suffix of the times' column head, which names the kind of their spread."""
     kinds = cases.loc[cases["spread"] != Spread.NONE.value, "spread"].unique().tolist()
     if len(kinds) > 1:
         return ", spread"
@@ -116,7 +116,7 @@ def name_spread(cases: pd.DataFrame) -> str:
 
 
 def outcome(status: str, inferred: bool = False) -> str:
-    """Name an outcome without a time; out of memory by its meaning, others by name."""
+    """Name an outcome without a time: out of memory in words, others by their status."""
     names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
     return names.get(status, status) + (" (inferred)" if inferred else "")
 
@@ -126,7 +126,7 @@ TIMED = {status.value for status in MEASURED}
 
 
 def remarks(row: Row, but: Iterable[str] = ()) -> str:
-    """What a reader must know of this row before believing it."""
+    """Return what a reader must know before believing a row, except the doubts in ``but``."""
     said = [d.remark for d in DOUBTS.values() if d.name not in but and getattr(row, d.name)]
     if row.runs > row.repeats:
         said.append(f"{row.repeats} of {row.runs} runs")
@@ -136,14 +136,14 @@ def remarks(row: Row, but: Iterable[str] = ()) -> str:
 
 
 def name_place(row: Row, axes: Collection[str], machines: Machines) -> str:
-    """`name_case`, behind the machine where that is among the axes."""
+    """Name a case as `name_case`, after its machine if that is among the axes."""
     where = [machines[row.sweep, row.machine]] if MACHINE in axes else []
     return " · ".join([*where, name_case(row, axes)])
 
 
 def name_case(row: Row, axes: Iterable[str]) -> str:
-    """`Case.label` of a row of the frame of cases, by some axes; those of no `Case` are left out.
-    The frame's values are spelled as CSV spells them, so no `Case` is parsed for it."""
+    """Return the `Case.label` of a row of the frame of cases, by those of some axes that a `Case`
+    has. The frame's values are spelled as in CSV, so no `Case` is parsed for it."""
     values: dict[str, Value] = {}
     for name in (name for name in axes if name in AXES):
         value = getattr(row, name)

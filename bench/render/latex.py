@@ -29,7 +29,7 @@ _SPELLED = {
 
 
 def render(report: Document) -> str:
-    """The report's tables, its answers and warnings above them as comments."""
+    """Return the report's tables, with its answers and warnings as comments above them."""
     answers = (f"{clean(a.about)}: {clean(' '.join(a.sentences))}" for a in report.answers)
     warnings = (f"{clean(w.label)}: {clean(w.text)}" for w in report.warnings)
     lines = [r"% \usepackage{booktabs}"]
@@ -74,7 +74,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Make any text stand as itself in LaTeX, on one line.
+    r"""Escape a text for LaTeX, on one line.
 
     >>> escape("50 % of a_b")
     '50 \\% of a\\_b'

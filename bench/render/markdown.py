@@ -13,7 +13,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]~|#$@!])")
 
 
 def render(report: Document) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -40,7 +40,7 @@ def _lines(report: Document) -> Iterator[str]:
 
 
 def table_lines(table: Table) -> Iterator[str]:
-    """One table, with its title above and its notes below."""
+    """Yield the lines of a table, with its title above and its notes below."""
     yield f"### {escape(table.title)}\n"
     if table.words:
         yield f"{escape(' '.join(table.words))}\n"
@@ -61,7 +61,7 @@ def _row(cells: Iterator[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Make any text stand as itself in Markdown, on one line, also within a table's cell.
+    """Escape a text for Markdown, on one line, also within a table's cell.
 
     >>> escape("a|b `c` <d>")
     'a\\\\|b \\\\`c\\\\` &lt;d&gt;'

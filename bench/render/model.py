@@ -1,4 +1,4 @@
-"""What a report is made of, free of any format: cells, tables, sections, answers."""
+"""The parts of a report in any format: cells, tables, answers, notices."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import Enum
 from typing import Protocol
 
 MOST_SECTIONS = 8
-"""Machines, and networks on each, that a report opens with; more would not be read."""
+"""The most machines, and networks on each, that a report opens with; more would not be read."""
 
 NOTHING = "–"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table: text for people, the number behind it for machines. Of a
-    number that is ``estimated``, the text begins with `bench.text.ESTIMATE`."""
+    """A cell of a table: the text for people, and the value behind it for machines. The text of a
+    number that is ``estimated`` begins with `bench.text.ESTIMATE`."""
 
     text: str
     value: float | str | None = None
@@ -25,9 +25,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Head:
-    """A column's head. Numbers stand to the right; ``better`` is lower, higher or empty. Where a
-    page is too narrow, columns that ``keep`` least go first; those of 9 never do. A column that may
-    ``wrap`` is no wider than what is left."""
+    """The head of a column. A ``number`` is aligned right; ``better`` is lower, higher or empty. If
+    a page is too narrow, the columns with the lowest ``keep`` are left out first; those with 9
+    never are. A column that may ``wrap`` gets no more than the width that is left."""
 
     name: str
     label: str
@@ -39,7 +39,7 @@ class Head:
 
 
 class Level(Enum):
-    """How soon a table is read: what the first screen shows of it."""
+    """The prominence of a table: what the first screen shows of it."""
 
     ANSWER = "its words, as answers"
     TABLE = "its rows, as many as there is room for"
@@ -48,11 +48,11 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under heads, a title above and, below, what must never part from the numbers. ``words``
-    are sentences between the title and the rows, which the rows bear out. ``groups`` are the rows
-    before which one is set off, by what is said there of those that follow; nothing, where a line
-    is enough. ``question`` is what it answers, as a reader would ask; ``left`` counts the rows that
-    it is without, which a note says."""
+    """Rows under heads, with a title above and notes below that must never be separated from the
+    numbers. ``words`` are sentences between the title and the rows, which the rows support.
+    ``groups`` maps the first row of each group to its heading, empty if a line is enough.
+    ``question`` is what the table answers, as a reader would ask; ``left`` counts the rows left
+    out, which a note mentions."""
 
     name: str
     title: str
@@ -66,7 +66,7 @@ class Table:
     left: int = 0
 
     def take(self, columns: Iterable[int]) -> Table:
-        """The same table with these of its columns."""
+        """Return the same table with these of its columns."""
         kept = list(columns)
         return replace(
             self,
@@ -77,8 +77,8 @@ class Table:
     def drop_empty(
         self, empty: Collection[str] = ("", NOTHING), but: Collection[str] = ()
     ) -> Table:
-        """The same table without the columns of which no cell says more than ``empty``, ``but``
-        for those of some names."""
+        """Return the same table without the columns whose cells are all in ``empty``, except the
+        columns named in ``but``."""
         return self.take(
             i
             for i, head in enumerate(self.heads)
@@ -88,7 +88,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Answer:
-    """A few sentences on one machine, what matters most first."""
+    """A few sentences on one machine, the most important first."""
 
     about: str
     sentences: tuple[str, ...]
@@ -101,18 +101,18 @@ class Notice:
     label: str
     found: str  # as sentences
     remedy: str = ""  # a sentence with the flag or the command that helps; empty for none
-    where: str = ""  # in how much of what was measured: ``6 of 18 runs``; empty for no such thing
-    good: bool = False  # to know, but nothing to worry about
-    level: Level = Level.TABLE  # `Level.DETAIL` where a first screen says it otherwise
+    where: str = ""  # how much of the data it affects: ``6 of 18 runs``; may be empty
+    good: bool = False  # worth knowing, but nothing to worry about
+    level: Level = Level.TABLE  # `Level.DETAIL` if a first screen says it in another way
 
     @property
     def text(self) -> str:
-        """All of it but the label."""
+        """All of it except the label."""
         return " ".join(filter(None, (self.where and f"{self.where}.", self.found, self.remedy)))
 
     @property
     def line(self) -> str:
-        """The label, and all of it."""
+        """The label and the text."""
         return f"{self.label}: {self.text}"
 
 
@@ -125,7 +125,7 @@ class NextStep:
 
 
 class Document(Protocol):
-    """What stands in a document, in the order in which it is read; each part may be made late."""
+    """The parts of a document, in reading order; each may be computed on demand."""
 
     @property
     def title(self) -> str: ...
@@ -134,18 +134,18 @@ class Document(Protocol):
     @property
     def constants(self) -> Sequence[str]: ...  # what is the same in every case, as sentences
     @property
-    def origin(self) -> Sequence[str]: ...  # what is said first where nothing was measured
+    def origin(self) -> Sequence[str]: ...  # what comes first if nothing was measured
     @property
     def answers(self) -> Sequence[Answer]: ...
     @property
     def next_step(self) -> NextStep | None: ...  # the one that would help most, if one is known
     @property
-    def warnings(self) -> Sequence[Notice]: ...  # those that are not good, most serious first
+    def warnings(self) -> Sequence[Notice]: ...  # notices that are not good, most serious first
     @property
-    def opening(self) -> Sequence[Table]: ...  # those that a first screen shows something of
+    def opening(self) -> Sequence[Table]: ...  # tables that a first screen shows in part
     @property
-    def tables(self) -> Sequence[Table]: ...  # all of them, these too
+    def tables(self) -> Sequence[Table]: ...  # all of them, including these
     @property
-    def notes(self) -> Sequence[str]: ...  # what must never part from the numbers of the tables
+    def notes(self) -> Sequence[str]: ...  # must stay with the numbers of the tables
     @property
     def outcomes(self) -> str: ...  # how many cases and runs there are, and how they ended

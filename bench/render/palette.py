@@ -13,9 +13,9 @@ STYLE = {
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
     "grid.color": GRID,
-    "text.parse_math": False,  # a name may hold what mathtext would obey
+    "text.parse_math": False,  # a name may hold mathtext markup
 }
-"""What all figures have of matplotlib's settings."""
+"""The settings of matplotlib for all figures."""
 
 PALETTE: tuple[tuple[str, str], ...] = (
     ("#4f5b69", "#aeb9c7"),

@@ -1,6 +1,6 @@
-"""A section of a report as data: its columns fill themselves, and one layouter makes its tables.
+"""The sections of a report as data: columns that fill themselves, laid out as tables by `Section`.
 
-A column says what it likes of a row, or a number, an axis or the name of a case that the row has.
+A column shows any function of a row; those of a quantity, an axis and a case's name are made here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MOST_ROWS = 40  # rows of a table, unless it says otherwise; more would not be r
 
 R = TypeVar("R")
 
-Said = Cell | str | float | None  # what a row says in a column: a cell, text, a number, or nothing
+Said = Cell | str | float | None  # what a column shows of a row: a cell, text, a number, or nothing
 
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A column: its `Head`, and what a row says in it. It is left out where no row says more than
-    nothing, unless it is there ``always``. What may ``wrap`` is words, and no ``number``, unless
-    that is said. A number that a row says is written by ``write``; NaN is nothing."""
+    """A column: its `Head`, and ``say``, which returns what it shows of a row. An empty column is
+    left out unless ``always`` is set. One that may ``wrap`` holds words, others numbers, unless
+    ``number`` says otherwise. Numbers are written by ``write``; NaN is empty."""
 
     name: str
     label: str
@@ -45,7 +45,7 @@ class Column(Generic[R]):
     write: Callable[[Any], str] = str
 
     def fill(self, row: R) -> Cell:
-        """What stands in a row."""
+        """Return the cell of a row."""
         said = self.say(row)
         if isinstance(said, Cell):
             return said
@@ -61,20 +61,20 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True)
 class Sheet:
-    """What a section says of some data, before it is cut and filled; without rows, nothing. Notes,
-    groups and words are those of a `Table`; notes may be a function of the rows shown."""
+    """The content of a table, before it is cut and filled; without rows there is no table. Notes,
+    groups and words are as in `Table`; notes may be a function of the rows shown."""
 
     title: str
     columns: Sequence[Column[Any]]
-    rows: Sequence[Any]  # what the columns are filled from, all of them
+    rows: Sequence[Any]  # all rows, from which the columns are filled
     notes: Iterable[str] | Callable[[Sequence[Any]], Iterable[str]] = ()
     groups: Mapping[int, str] = field(default_factory=dict)  # of all rows
     words: Iterable[str] = ()
     name: str = ""  # the section's, unless it has several tables
     most: int = MOST_ROWS
-    file: str = ""  # where all rows are, if that is anywhere; or how to get it
-    choose: str = "--where chooses"  # how to have others
-    empty: Sequence[str] = ("", NOTHING)  # cells that say nothing; without any, all columns stay
+    file: str = ""  # where all rows are, or how to get them; may be empty
+    choose: str = "--where chooses"  # how to show other rows
+    empty: Sequence[str] = ("", NOTHING)  # texts of empty cells; if (), all columns stay
 
 
 @dataclass(frozen=True)
@@ -83,23 +83,23 @@ class Section:
 
     name: str  # of its table
     question: str  # as a reader would ask it
-    tell: Callable[[Any], Iterable[Sheet]]  # of `bench.questions.material.Material`
-    level: Level = Level.DETAIL  # how soon its tables are read
+    tell: Callable[[Any], Iterable[Sheet]]  # from a `bench.questions.material.Material`
+    level: Level = Level.DETAIL  # of its tables
 
     def tabulate(self, found: Any) -> Iterator[Table]:
-        """Its tables, those without rows left out."""
+        """Yield its tables, without those that have no rows."""
         return self.lay_out(self.tell(found))
 
     def lay_out(self, sheets: Iterable[Sheet]) -> Iterator[Table]:
-        """Its tables of sheets that were told elsewhere, as `tabulate` has them."""
+        """Yield its tables from sheets that were made elsewhere, as `tabulate` does."""
         for sheet in sheets:
             if sheet.rows:
                 yield self.fill(sheet)
 
     def fill(self, sheet: Sheet) -> Table:
-        """One table, also where it has no rows."""
+        """Return one table, even without rows."""
         end = len(sheet.rows)
-        if end > sheet.most:  # up to the end of a group, where that leaves not too few
+        if end > sheet.most:  # cut at the end of a group, if half of the rows stay
             group = max((start for start in sheet.groups if start <= sheet.most), default=0)
             end = group if 2 * group >= sheet.most else sheet.most
         shown, left = sheet.rows[:end], len(sheet.rows) - end
@@ -113,7 +113,7 @@ class Section:
             tuple(column.head for column in sheet.columns),
             tuple(tuple(column.fill(row) for column in sheet.columns) for row in shown),
             tuple(notes),
-            # nothing is set off before the first row, unless something is said there
+            # no line before the first row, only a heading if there is one
             {at: said for at, said in sheet.groups.items() if at < end and (at or said)},
             tuple(sheet.words),
             level=self.level,
@@ -125,7 +125,7 @@ class Section:
 
 
 def join(parts: Iterable[tuple[str, Iterable[R]]]) -> tuple[list[R], dict[int, str]]:
-    """The rows of parts, each under a heading, and their `Sheet.groups`."""
+    """Return the rows of parts, each under a heading, and their `Sheet.groups`."""
     rows: list[R] = []
     groups: dict[int, str] = {}
     for heading, part in parts:
@@ -143,9 +143,9 @@ def quantity_column(
     spread: bool = True,
     **head: Any,
 ) -> Column[Any]:
-    """The column of one of `QUANTITIES`, of the case that ``take`` finds in a row of the table; of
-    the epoch time also how a case without one ended. A ``label`` is without its unit; ``head`` is
-    what else is other than the quantity has it."""
+    """Return the column of one of `QUANTITIES`, for the case that ``take`` finds in a row of the
+    table. The epoch time's also shows how a case without one ended. A ``label`` is without its
+    unit; ``head`` replaces further fields of the `Column`."""
     quantity = QUANTITIES[name]
     unit = f" ({quantity.unit})" if quantity.unit not in ("", "×") else ""
     write = time_cell if name == "epoch_time_s" else partial(quantity_cell, quantity)
@@ -164,9 +164,9 @@ def axis_column(
     take: Callable[[Any], Row] = lambda row: row,
     number: bool | None = None,
 ) -> Column[Any]:
-    """The column of an axis, or of the machine, of the case that ``take`` finds in a row of the
-    table; it is there always. A ``number`` stands to the right, by default if it is one."""
-    # on the command line the help of an axis says images, and means items
+    """Return the column of an axis, or of the machine, for the case that ``take`` finds in a row.
+    It is never left out. A ``number`` is aligned right; the default depends on the axis."""
+    # on the command line the help of an axis says images where it means items
     told = "where it ran" if axis == MACHINE else AXES[axis].help
 
     def say(one: Any) -> Cell:
@@ -192,15 +192,15 @@ def axis_column(
 def case_column(
     axes: Collection[str], machines: Machines, take: Callable[[Any], Row] = lambda row: row
 ) -> Column[Any]:
-    """The column that names a case by some axes; ``take`` takes a row of the table to it."""
+    """Return the column that names a case by some axes; ``take`` finds the case in a row."""
     return Column("case", "case", "the settings that tell it apart",
                   lambda one: name_place(take(one), axes, machines), wrap=True)  # fmt: skip
 
 
 def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
-    """Write one number of a case, the ends of its spread and an estimate's mark, without unit; of
-    less than an epoch nothing that was learnt. The ends are of repeats in parentheses, within one
-    run in brackets."""
+    """Return the cell of a quantity of a case, with the ends of its spread and the mark of an
+    estimate, without unit. A case of less than an epoch shows nothing that was learnt. Ends over
+    repeats are in parentheses, within one run in brackets."""
     value = getattr(row, prefix + quantity.name)
     if not is_number(value) or (quantity.learnt and not prefix and row.part < 1):
         return Cell(NOTHING)
@@ -220,8 +220,8 @@ def write_quantity(quantity: Quantity, row: Row, *, spread: bool = True) -> str:
 
 
 def time_cell(row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
-    """Write a case's epoch time, or the outcome that left it without one; as ``published_`` by
-    ``prefix``, that of the published case beside it."""
+    """Return the cell of a case's epoch time, or of the outcome that left it without one; with the
+    ``prefix`` ``published_``, for the published case beside it."""
     status = getattr(row, f"{prefix}status")
     if status and status not in TIMED:
         return Cell(outcome(status, bool(row.inferred and not prefix)), status)

@@ -1,4 +1,4 @@
-"""The report on a terminal, by rich."""
+"""The report on a terminal, drawn by rich."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.render.model import Document, Level, NextStep, Notice, Table
 from bench.text import count, make_printable, name_first, say_left_out
 
 WIDTH = 100
-"""Columns where there is no terminal to ask and COLUMNS is not set; tables may need more."""
+"""Columns if there is no terminal to ask and COLUMNS is not set; tables may need more."""
 
 WRAPPED = 12
-"""Columns that a column of remarks or names gets at least, before others are left out for it."""
+"""The least width of a column that wraps, such as remarks, before others are left out for it."""
 
-LONGEST = 16  # characters of a word in such a column that is not broken
+LONGEST = 16  # characters of the longest word that such a column does not break
 
 _GAP = 2
 _INDENT = "  "
@@ -31,18 +31,18 @@ _INDENT = "  "
 LINES = 40  # lines of a first screen; of `WIDTH` columns at most
 
 MOST_SENTENCES, SENTENCE_LINES, ANSWER_LINES = 4, 4, 10
-"""Sentences of the answer, the lines that one may take, and those that all may."""
+"""The most sentences of the answer, lines of one sentence, and lines of all."""
 
-COMMAND_LINES = 5  # lines that a command may take; of a longer one only the reason is said
+COMMAND_LINES = 5  # the most lines of a command; of a longer one only the reason is shown
 MOST_DOUBTS = 3  # doubts of a first screen, a line each
-ENDING_LINES = 2  # lines of the end that says what else there is
-LEAST_TABLE = 8  # lines below which a table is not begun
+ENDING_LINES = 2  # lines at the end, which say what else there is
+LEAST_TABLE = 8  # the least lines of room for a table
 MORE = "--full"  # the flag that shows what a first screen leaves out
 
 
 def render(report: Document, full: bool = False) -> str:
-    """The first screen, or all of the report, as plain text. The first is as wide as COLUMNS says,
-    up to `WIDTH`; all of it as COLUMNS says, or else as its tables need."""
+    """Return the first screen, or the ``full`` report, as plain text. It is as wide as COLUMNS
+    says, a first screen at most `WIDTH`; by default a full report is as wide as its tables need."""
     asked = os.environ.get("COLUMNS", "")
     whole = max([WIDTH, *map(_need_whole, report.tables)]) if full else WIDTH
     width = max(int(asked), 40) if asked.isdecimal() and int(asked) else whole
@@ -52,7 +52,7 @@ def render(report: Document, full: bool = False) -> str:
 
 
 def open_console(width: int = WIDTH) -> Console:
-    """The console of standard output, as wide as its terminal or COLUMNS says, else ``width``."""
+    """Return the console of standard output, as wide as its terminal or COLUMNS, else ``width``."""
     console = Console(highlight=False)
     if not (console.is_terminal or os.environ.get("COLUMNS")):
         console.width = width
@@ -60,18 +60,18 @@ def open_console(width: int = WIDTH) -> Console:
 
 
 def make_plain(width: int) -> Console:
-    """A console of so many columns that keeps what it is given: no terminal, no colours."""
+    """Return a console of ``width`` columns that keeps what is printed: no terminal, no colours."""
     return Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
 
 
 def read_plain(console: Console) -> str:
-    """What a console of `make_plain` was given, without spaces at the ends of lines."""
+    """Return what was printed on a console of `make_plain`, without spaces at the ends of lines."""
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
 def draw(report: Document, console: Console, full: bool = False) -> None:
-    """Print the first screen, or all of the report, on a console of rich's."""
+    """Print the first screen, or the ``full`` report, on a console of rich's."""
     if not full:
         for line in _list_screen(report, console):
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
@@ -139,7 +139,7 @@ def _list_screen(report: Document, console: Console) -> list[Text]:
         "sentence": len(sentences) - len(told),
         "doubt": len(report.warnings) - sum(map(len, doubted)),
     }
-    # tables and notes are not counted: to lay them out takes longer than the screen
+    # tables and notes are not counted: laying them out takes longer than the screen
     more = [count(number, f"more {thing}") for thing, number in left.items() if number]
     ending = [report.outcomes, f"{MORE} shows {', '.join([*more, 'all tables and all notes'])}."]
     if cell_len(" ".join(ending)) <= width:
@@ -148,7 +148,7 @@ def _list_screen(report: Document, console: Console) -> list[Text]:
 
 
 def _list_step(step: NextStep, width: int, console: Console) -> list[Text]:
-    """The next step; of a command that takes many lines only what it is for."""
+    """Return the lines of the next step, without its command if that takes many lines."""
     lines = _break_command(step.command, width)
     if len(lines) > COMMAND_LINES or max(map(cell_len, lines)) > width:
         return _wrap(f"Next: {step.why}; {MORE} shows the command.", width, console)
@@ -156,7 +156,7 @@ def _list_step(step: NextStep, width: int, console: Console) -> list[Text]:
 
 
 def _break_command(command: str, width: int) -> list[str]:
-    """Break a command between its words so that it can be pasted; no flag parts from its value."""
+    """Break a command between its words, so that it can be pasted."""
     words = [shlex.quote(word) for word in shlex.split(make_printable(command))]
     lines = [_INDENT + words[0]]
     for word, after in zip_longest(words[1:], words[2:], fillvalue="--"):
@@ -171,7 +171,7 @@ def _break_command(command: str, width: int) -> list[str]:
 
 
 def _break_path(line: str, width: int) -> Iterator[str]:
-    """Break a line of a command after slashes, if it is too wide: the shell joins what it reads."""
+    """Break a line of a command after slashes, if it is too wide: the shell joins the parts."""
     while cell_len(line) > width and not {"'", '"'} & set(line):
         end = line.rfind("/", 0, width - 1) + 1
         if not line[:end].strip():
@@ -182,8 +182,8 @@ def _break_path(line: str, width: int) -> Iterator[str]:
 
 
 def group_doubts(notices: Sequence[Notice]) -> list[list[Notice]]:
-    """The doubts of a first screen, those that the same remedy helps together: each label once,
-    also where it is found in several sweeps."""
+    """Group the doubts of a first screen by their remedy, each label once even if several sweeps
+    have the doubt."""
     groups: dict[str, dict[tuple[str, str], Notice]] = {}
     for notice in notices:
         if notice.level is Level.TABLE:
@@ -193,7 +193,7 @@ def group_doubts(notices: Sequence[Notice]) -> list[list[Notice]]:
 
 
 def join_doubts(notices: Sequence[Notice], width: int) -> str:
-    """One line: ``! Noisy (6 of 18 runs), spread: close other programs``, as much as fits."""
+    """Join doubts in a line that fits: ``! Noisy (6 of 18 runs), spread: close other programs``."""
     first, *others = [notice.label for notice in notices]
     labels = [first, *(label[0].lower() + label[1:] for label in others)]
     exact = [
@@ -201,7 +201,7 @@ def join_doubts(notices: Sequence[Notice], width: int) -> str:
         for label, notice in zip(labels, notices, strict=True)
     ]
     remedy = notices[0].remedy or notices[0].found
-    if remedy[1:2].islower():  # no name or command
+    if remedy[1:2].islower():  # not a name or command
         remedy = remedy[0].lower() + remedy[1:]
     said = [", ".join(exact), ", ".join(labels), name_first(labels, 1)]
     heads = [f"! {names}: " for names in said]
@@ -240,7 +240,7 @@ def _wrap(text: str, width: int, console: Console) -> list[Text]:
 
 
 def _cut(text: str, room: int) -> str:
-    """Shorten a text to so many columns: at the end of a clause, or else of a word."""
+    """Shorten a text to ``room`` columns, at the end of a clause or else of a word."""
     text = make_printable(text)
     if cell_len(text) <= room:
         return text
@@ -258,8 +258,8 @@ def _cut(text: str, room: int) -> str:
 
 
 def draw_table(table: Table, console: Console, brief: bool = False) -> None:
-    """Print a table: its title, the columns there is room for, its notes, in ``brief`` each cut to
-    a line, and what is left out."""
+    """Print a table: its title, the columns that fit, its notes, each cut to a line if ``brief``,
+    and what is left out."""
     shown = fit(table, console.width)
     draw_text(table.title, console, "bold")
     if table.words:
@@ -279,8 +279,8 @@ def _name_missing(table: Table, shown: Table) -> list[str]:
 
 
 def fit(table: Table, room: int) -> Table:
-    """Leave out the columns that a page of ``room`` characters is too narrow for. Those that
-    ``keep`` least go first; of two that keep alike, the one further right."""
+    """Leave out columns until the table fits a page of ``room`` characters, those with the lowest
+    ``keep`` first; among equals, the one further right."""
     while _need_whole(table) > room:
         places = range(len(table.heads))
         least = min(places, key=lambda i: (table.heads[i].keep, -i))
@@ -299,8 +299,8 @@ def _gaps(table: Table) -> int:
 
 
 def _widths(table: Table, room: int = 0) -> list[int]:
-    """Characters of each column: what it needs for its cells, broken between words where it may
-    wrap; what is left of a room goes to cells that wrap, then heads."""
+    """Return the width of each column in characters: what its cells need, broken between words if
+    it may wrap. The rest of ``room`` goes to columns that wrap, then to heads."""
     widths, whole = [], []
     for i, head in enumerate(table.heads):
         words = max(map(cell_len, head.label.split()), default=0)
@@ -322,13 +322,13 @@ def _widths(table: Table, room: int = 0) -> list[int]:
 
 
 def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Text]]:
-    """The lines of the heads, then of each row, below what its group has in common, if that is new.
-    No line is wider than ``width``, unless there are more columns of the table than that."""
+    """Yield the lines of the heads, then of each row, after the heading of its group if it is the
+    first. No line is wider than ``width``, unless the table has more columns than that."""
     if not table.heads:
         return
     widths = _widths(table, width)
     room = max(width - _gaps(table), len(widths))
-    while sum(widths) > room:  # it is too wide all the same
+    while sum(widths) > room:  # still too wide
         widths[widths.index(max(widths))] -= 1
     heads = [head.label for head in table.heads]
     rule = Text((" " + "─" * (sum(widths) + _GAP * (len(widths) - 1))).rstrip())
@@ -345,7 +345,7 @@ def _draw_blocks(table: Table, width: int, console: Console) -> Iterator[list[Te
 
 
 _JOINED = "\ue000%"
-"""Stands for `` %`` while lines are broken: rich breaks them at spaces of every kind."""
+"""Replaces `` %`` while lines are broken: rich breaks them at spaces of every kind."""
 
 
 def _break(text: str, width: int, console: Console) -> list[Text]:
@@ -361,7 +361,7 @@ def _break(text: str, width: int, console: Console) -> list[Text]:
 def _draw_row(
     cells: list[str], table: Table, widths: list[int], console: Console, upwards: bool = False
 ) -> Iterator[Text]:
-    """Cells beside each other, each broken into lines of its width; heads end at the bottom."""
+    """Yield the lines of a row of cells, each broken to its width; ``upwards`` aligns the ends."""
     broken = [_break(cell, width, console) for cell, width in zip(cells, widths, strict=True)]
     height = max(map(len, broken))
     for at in range(height):
@@ -376,13 +376,13 @@ def _draw_row(
 
 
 def draw_text(text: str, console: Console, style: str = "", indent: str = "") -> None:
-    """Print a text as it stands, broken between words, without the blanks that rich leaves at the
-    ends of lines."""
+    """Print a text literally, broken between words, without the blanks that rich leaves at the ends
+    of lines."""
     for line in _break(text, max(console.width - len(indent), WRAPPED), console):
         said = Text(indent).append(line.plain, style)
         console.print(said, no_wrap=True, overflow="ignore", crop=False)
 
 
 def style_text(text: str, style: str = "") -> Text:
-    """Text that rich prints as it stands: no markup in it is obeyed, no control code passed on."""
+    """Return text that rich prints literally: markup is not obeyed, control codes not passed on."""
     return Text(make_printable(text), style=style)

@@ -1,4 +1,4 @@
-"""What the cases of a report count: images, or the units of a user's workload."""
+"""The units that the cases of a report count: images, or those of a user's workload."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SEVERAL = "units"  # the word for several kinds at once; the notes say which mod
 
 
 def find_units(cases: pd.DataFrame) -> str:
-    """The word for what ``cases`` count."""
+    """Return the word for what ``cases`` count."""
     found = set(cases["unit"].fillna("").replace("", IMAGES))
     return found.pop() if len(found) == 1 else SEVERAL if found else IMAGES
 
 
 def count_in(text: str, units: str) -> str:
-    """Say ``units`` in a text of ours that says images: a label, a help, a caption.
+    """Replace images by ``units`` in a label, a help or a caption of the harness.
 
-    Items, of which batches consist, may have several units each: a text of ours says items where it
-    means them, and they are called images where images are counted.
+    A batch consists of items, each of which may have several units. A text of the harness says
+    items where it means them; they are called images if images are counted.
 
     >>> count_in("images/s", "tokens"), count_in("Images per second", "tokens")
     ('tokens/s', 'Tokens per second')
@@ -43,7 +43,7 @@ def count_in(text: str, units: str) -> str:
 
 
 def count_table_in(table: Table, units: str) -> Table:
-    """The same table, its words, heads and notes saying ``units``."""
+    """Return the same table with ``units`` in its words, heads and notes."""
     heads = tuple(
         replace(head, label=count_in(head.label, units), help=count_in(head.help, units))
         for head in table.heads
@@ -53,7 +53,7 @@ def count_table_in(table: Table, units: str) -> Table:
 
 
 def describe_units(cases: pd.DataFrame) -> str:
-    """Which model counts what, where they differ; empty where they do not."""
+    """Return which model counts what, if they differ; else empty."""
     if find_units(cases) != SEVERAL:
         return ""
     pairs = cases[["model", "unit"]].drop_duplicates()

@@ -1,1 +1,1 @@
-"""Reads records and says what they mean: tables, figures, one page; it measures nothing."""
+"""Reports on records: tables, figures, one page. Nothing is measured here."""

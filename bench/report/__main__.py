@@ -25,7 +25,7 @@ FORMATS = {
     "csv": ("bench.report.csvfile", "one row per case, every derived number, SI units"),
     "json": ("bench.report.jsonfile", "the same, with tables and warnings"),
 }
-"""Each a module whose ``render(report)`` returns the document as text."""
+"""Modules whose ``render(report)`` returns the document as text, with what each is for."""
 
 
 def build_parser() -> Parser:
@@ -86,7 +86,7 @@ def _read_report(options: argparse.Namespace) -> Report:
 
     reference = None
     if options.reference is None:
-        # a first screen shows nothing of it
+        # a first screen does not show it
         told = options.full or options.figures or options.format != "text"
         reference = read_sweep(REFERENCE) if told and REFERENCE.is_file() else None
     elif options.reference != "none":

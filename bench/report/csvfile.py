@@ -1,6 +1,6 @@
-"""The cases as one CSV table, a row a case, for spreadsheets and programs.
+"""The cases as one CSV table, a row per case, for spreadsheets and programs.
 
-Numbers are in SI units, as the names of their columns say; what ran them stands in every row.
+Numbers are in SI units, as the column names say; every row names its hardware and software.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def render(report: Report) -> str:
 
 
 def keep_known(value: Any) -> Any:
-    """Text, a switch or a finite number; None for what else stands in a frame, such as NaN."""
+    """Return text, a switch or a finite number; None for anything else, such as NaN."""
     return value if isinstance(value, (str, bool)) or is_number(value) else None

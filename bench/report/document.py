@@ -1,4 +1,4 @@
-"""The report, free of any format: what its parts are, each made once, when it is asked for."""
+"""The report, independent of its format. Each part is computed once, on demand."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ SECTIONS: tuple[Section, ...] = (
     RUNGS,
     SCALES,
 )
-"""In the order in which they are read."""
+"""In reading order."""
 
 
 @dataclass(frozen=True)
 class Report(Material):
-    """What was found in some sweeps, laid out as a `Document`; each part when it is asked for."""
+    """The results of some sweeps as a `Document`; each part is computed on demand."""
 
-    home: Path  # the folder that it is for; links start there
+    home: Path  # the folder of the document; links are relative to it
 
     sections: ClassVar[tuple[Section, ...]] = SECTIONS
-    figures: ClassVar[tuple[str, ...]] = ()  # of a page, by name; all, where none is named
+    figures: ClassVar[tuple[str, ...]] = ()  # names of a page's figures; all, if none is named
     pictured: ClassVar[bool] = True  # whether its page opens with a figure
 
     @cached_property
@@ -122,9 +122,9 @@ class Report(Material):
 
     @cached_property
     def outcomes(self) -> str:
-        """How many cases there are, in how many runs, and how many were only published; and how
-        the cases ended, most frequent first. Of probes alone, as `bench.fit` leaves them, what they
-        found."""
+        """The numbers of cases, of their runs and of published cases, and how the cases ended: OK
+        first, then the most frequent. If there are only probes, as `bench.fit` leaves them, what
+        they found."""
         if not len(self.cases) and self.searches:
             known = sum(search.wall.confirmed for search in self.searches)
             made = f"{count(len(self.probes), 'probe')} of {count(len(self.searches), 'setting')}"
@@ -155,7 +155,7 @@ class Report(Material):
 
     @property
     def _told(self) -> Iterable[Section]:
-        """The sections; what probes found stands on a first screen where nothing else would."""
+        """The sections; what probes found is on a first screen if nothing else would be."""
         if len(self.cases):
             return self.sections
         return (replace(s, level=Level.TABLE) if s is WALLS else s for s in self.sections)
@@ -173,6 +173,5 @@ def build(
     where: Sequence[Filter] = (),
     by: str = "",
 ) -> Report:
-    """Derive what several parts need, as `gather` takes it. Raises UsageError: ``where`` leaves
-    nothing."""
+    """Build a report as `gather` does. Raises UsageError: ``where`` leaves nothing."""
     return gather(sweeps, reference, where, by, partial(Report, home=home or Path.cwd()))

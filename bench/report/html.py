@@ -59,7 +59,7 @@ def render(report: Report) -> str:
     lead = next((drawn[name] for name in leads if name in drawn), None)
     rest = [figure for figure in figures if figure is not lead]
     held = Counter[str]()
-    anchors = []  # the name of each table, with a number where others before have it too
+    anchors = []  # the name of each table, numbered from its second use on
     for table in report.tables:
         held[table.name] += 1
         anchors.append(f"table-{table.name}" + f"-{held[table.name]}" * (held[table.name] > 1))
@@ -84,17 +84,17 @@ def render(report: Report) -> str:
 
 
 LEADS = ("gpu-scaling", "epoch-time", CHANGES)
-"""The figures that a page opens with, the first that the records have data for; else the first."""
+"""Candidates for a page's opening figure: the first with data, else the first figure."""
 
 
 def count_axes(table: Table) -> int:
-    """How many of its first columns name its rows."""
+    """Count the first columns, which name the rows."""
     return sum(1 for _ in takewhile(lambda head: head.name in AXES, table.heads))
 
 
 def keep_whole(text: str) -> Markup:
-    """Escape a text whose flags and shares are not broken over lines. ``--`` at a line's end reads
-    as a dash, and ``%`` at its beginning as nothing."""
+    """Escape a text whose flags and shares must not be broken over lines: ``--`` at the end of a
+    line reads as a dash, and ``%`` at the start of one as nothing."""
     whole = _SHARE.sub("\N{NO-BREAK SPACE}", str(escape(text)))
     return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', whole))
 
@@ -111,7 +111,7 @@ def _link(file: Path, home: Path) -> str:
 
 
 def _embed(data: Any) -> str:
-    """JSON that may stand within a script element."""
+    """Return JSON that is safe within a script element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
@@ -137,9 +137,9 @@ _MORE = (
 
 
 def _records(report: Report) -> list[dict[str, Any]]:
-    """Every record as columns: ``label``, whether ``number``, and its cells as text. Text columns
-    are ``names`` and, per row, an index into them: most repeat. Columns with ``more`` are shown
-    when asked for: a page cannot be wide enough for all."""
+    """Return all records as columns: ``label``, whether ``number``, and the cells as text. Text
+    columns have ``names`` and, per row, an index into them, as most repeat. Columns with ``more``
+    are shown on demand: a page cannot be wide enough for all."""
     rows = report.records
     columns = []
     for label, cells in _text_columns(rows):
@@ -178,8 +178,8 @@ def _records(report: Report) -> list[dict[str, Any]]:
 
 
 def _text_columns(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
-    """Machine, axes and outcome, without what is the same in every row (see `_constants`). How much
-    of an epoch was measured is an axis here like any other."""
+    """Yield machine, axes and outcome, without what is the same in every row (see `_constants`).
+    The share of an epoch that was measured is an axis like any other here."""
     if rows["machine"].nunique() > 1:
         yield "machine", rows["machine"]
     for name in NAMED:
@@ -202,7 +202,7 @@ _OTHERS = tuple(name for name in AXES if name not in NAMED)
 
 
 def _constants(rows: pd.DataFrame) -> str:
-    """The axes that have one value, the same in every row, as one line."""
+    """Return the axes with the same value in every row, as one line."""
     same = {name: rows[name].tolist()[0] for name in _OTHERS if rows[name].nunique() == 1}
     told = {name_axis(name): format_value(value) for name, value in same.items()}
     return ", ".join(f"{name} {value}" for name, value in told.items() if value)

@@ -1,4 +1,4 @@
-"""The report as JSON: what the CSV holds, with the tables, answers and warnings."""
+"""The report as JSON: the content of the CSV, with the tables, answers and warnings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.study.quantities import describe_columns
 
 
 def render(report: Report) -> str:
-    """The report as JSON; empty cells are null, and nothing is rounded."""
+    """Return the report as JSON; empty cells are null, and nothing is rounded."""
     names = column_names()
     described = describe_columns()
     columns = [map(_value, report.beside[name].tolist()) for name in names]
@@ -47,7 +47,7 @@ def _take(one: Any, *names: str) -> dict[str, Any]:
 
 
 def describe_effect(effect: Effect) -> dict[str, Any]:
-    """A change with what it does to each metric, as `Metric.lay_out` has it."""
+    """Return a change with its effect on each metric, in the form of `Metric.lay_out`."""
     return {
         **_take(effect, "axis", "before", "after"),
         "pairs": len(effect.pairs),
@@ -68,7 +68,7 @@ def describe_effect(effect: Effect) -> dict[str, Any]:
 
 
 def _show_ends(metric: Metric, estimate: Estimate) -> dict[str, float]:
-    """The lowest and the highest pair, as the metric is shown."""
+    """Return the lowest and the highest pair, inverted if the metric is shown as a speed."""
     if metric.speed:
         return {"lowest": 1 / estimate.highest, "highest": 1 / estimate.lowest}
     return {"lowest": estimate.lowest, "highest": estimate.highest}
@@ -101,7 +101,7 @@ def _value(value: Any) -> Any:
 
 
 def lay_out(found: Explanation) -> dict[str, Any]:
-    """An explanation as data for JSON."""
+    """Return an explanation as data for JSON."""
     estimated = ("before_estimated", "after_estimated")
     return {
         **_take(found, "axis", "about", "items"),

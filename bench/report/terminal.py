@@ -18,8 +18,8 @@ POLL_S = 1.0
 
 @command
 def print_report(folders: Sequence[str]) -> int:
-    """Print the first screen of some sweeps. As of a command, an error becomes a line: the caller,
-    which has measured them, ends as it would."""
+    """Print the first screen of some sweeps. An error is printed as that of a command is: it does
+    not change how the caller ends, which has measured the sweeps."""
     from bench.report.document import build
     from bench.study.sweeps import read_sweeps
 

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_LARGEST = 2**62  # the product of all axes' levels may be more, and then does not fit 64 bits
+_LARGEST = 2**62  # the product of all axes' levels may be larger, and overflow 64 bits
 
 ASKED = "asked"
-"""A column that tells cases apart by a number, where a frame has it: 50 axes take as many looks."""
+"""An optional column that numbers the cases: comparing it is quicker than comparing 50 axes."""
 
 FEW = 1000
-"""Rows up to which a look at each cell is faster than to number them."""
+"""Rows up to which looking at each cell is faster than numbering the cells."""
 
 FEWEST = 200
-"""Rows up to which whole rows are compared faster than columns are looked up one by one."""
+"""Rows up to which comparing whole rows is faster than looking up columns one by one."""
 
 
 def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
-    """Number the rows so that two have one number exactly where they agree on ``names``."""
+    """Number the rows: two have the same number exactly if they agree on ``names``."""
     import numpy as np
     import pandas as pd
 
@@ -37,7 +37,7 @@ def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
         names = [ASKED, *(name for name in names if name not in AXES)]
     if len(frame) < FEWEST and len(names) > 2:
         cells = frame[names].to_numpy(object, copy=True)
-        cells[cells != cells] = None  # of two NaN, neither equals the other
+        cells[cells != cells] = None  # NaN is not equal to NaN
         seen: dict[tuple[object, ...], int] = {}
         numbers = [seen.setdefault(row, len(seen)) for row in map(tuple, cells.tolist())]
         return pd.Series(numbers, frame.index, np.int64)
@@ -59,45 +59,45 @@ def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
 
 
 def keep_cases(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that measure a whole case: no sentinels, anchors, probes or truncated trials.
+    """Return the rows that measure a whole case: no sentinels, anchors, probes or truncated trials.
 
     A probe trains a few steps to see whether a batch fits; its time says nothing. An anchor trains
     a few steps on each lane, to compare lanes. A search ends the trials of poor settings early: a
-    loss after two epochs is none of a case of nine.
+    loss after two epochs is not that of a case of nine.
     """
     return keep(records, find_repeats(records) & ~find_truncated(records))
 
 
 def find_repeats(records: pd.DataFrame) -> pd.Series:
-    """Which rows are repeats of their case: no sentinels, anchors or probes."""
+    """Return which rows are repeats of their case: no sentinels, anchors or probes."""
     aside = records["sentinel"].astype(bool) | records["probe"].astype(bool)
     return ~aside & (records["anchor"] == "")
 
 
 def keep(rows: pd.DataFrame, which: pd.Series) -> pd.DataFrame:
-    """Some rows, mostly all: they are not copied then, which of 100,000 takes 0.1 s."""
+    """Return the rows ``which``, not copied if they are all: copying 100,000 takes 0.1 s."""
     return rows.copy(deep=False) if which.all() else rows[which]
 
 
 def find_truncated(records: pd.DataFrame) -> pd.Series:
-    """Which rows are trials that a search ended before the last epoch of their case."""
+    """Return which rows are trials that a search ended before the last epoch of their case."""
     return records["truncated_after"].notna()
 
 
 def find_unknown(rows: pd.DataFrame, name: str) -> pd.Series:
-    """Which rows did not get to know a column of `COMPARABLE`. No environment variables set is an
-    answer, where the row knows its torch."""
+    """Return which rows do not know a column of `COMPARABLE`. Empty ``variables`` are known in rows
+    that know their torch: no environment variable was set."""
     unknown = rows[name] == ""
     return unknown & (rows["torch"] == "") if name == "variables" else unknown
 
 
 def fill_unknown(rows: pd.DataFrame, group: pd.Series) -> pd.DataFrame:
-    """The columns of `COMPARABLE` of each row, with what a row did not get to know taken from its
-    group, which has a number.
+    """Return the columns of `COMPARABLE`, with unknown cells filled from the row's ``group``
+    number.
 
-    A run that fails early may not know its torch, card or network. That is no environment of its
-    own: such a cell takes the value of the next row of the group that has one, else of the last
-    before, in the order in which they were made.
+    A run that fails early may not know its torch, card or network, which does not make it an
+    environment of its own. Such a cell takes the value of the next row of the group that has one,
+    else of the last row before, in the order in which the rows were made.
     """
     import pandas as pd
 
@@ -112,12 +112,12 @@ def fill_unknown(rows: pd.DataFrame, group: pd.Series) -> pd.DataFrame:
 
 
 def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count, in their order: of each run, the last attempt under each environment.
+    """Return the rows that count, in their order: each run's last attempt under each environment.
 
-    A run is a case, a repeat and whether it is the sentinel or a probe, and where several sweeps
-    stand under each other, the ``sweep``; two environments are one where they agree on
-    `COMPARABLE`, as far as both are known. Rows that another GPU or another torch measured
-    (``--mix``) are no attempts at the same run.
+    A run is a case, a repeat and whether it is the sentinel, a probe or an anchor; in frames of
+    several sweeps also the ``sweep``. Two environments are the same if they agree on `COMPARABLE`,
+    as far as both are known. Rows of another GPU or another torch (``--mix``) are not attempts at
+    the same run.
     """
     where = ["sweep"] if "sweep" in records else []
     which = [*where, *AXES, "repeat", "sentinel", "probe", "anchor"]
@@ -134,8 +134,8 @@ def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def find_mixed(rows: pd.DataFrame) -> list[str]:
-    """The columns of `COMPARABLE` in which rows of one case, of `keep_latest`, differ: to pool
-    these would be wrong."""
+    """Return the columns of `COMPARABLE` in which `keep_latest` rows of one case differ: it would
+    be wrong to pool them."""
     if rows.empty:
         return []
     case = number_groups(rows, AXES)

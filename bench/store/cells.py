@@ -42,8 +42,8 @@ def write_lines(rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def spell_config(config: Mapping[str, Any]) -> str:
-    """Spell a configuration as JSON, with a line for each case. An indent for each of its values
-    would take json's encoder in Python: 3 s for 10,000 cases."""
+    """Write a configuration as JSON, with a line for each case. Indenting all values would need
+    json's encoder in Python: 3 s for 10,000 cases."""
     parts = [f"{json.dumps(key)}: {_spell_entry(value)}" for key, value in config.items()]
     return "{\n  " + ",\n  ".join(parts) + "\n}\n"
 

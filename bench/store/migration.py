@@ -1,7 +1,7 @@
-"""What older schemas said otherwise: how their rows fill the columns that came later.
+"""The migration of older schemas: how their rows fill the columns that were added later.
 
-A column that is not here is empty in an older row, or has its axis's default. A value that has
-another spelling since is in `RESPELLED`, and a part of one in `CORRECTED`.
+A column that is not here is empty in an older row, or has its axis's default. Values whose spelling
+has changed are in `RESPELLED`, and parts of values in `CORRECTED`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-# Schema 1 told who shared a card or a CPU in sentences of its notes and reasons alone. These are
-# its words, frozen; nothing writes them for a reader to search any more.
+# Schema 1 reported who shared a card or a CPU only in sentences of its notes and reasons. These
+# are its words, which must not change; nothing writes them any more.
 _COMPUTED, _DRAWS, _LATE = "card was shared", "drives a display", "came after the epoch"
 _OTHERS = re.compile(r"the CPU was shared: others used ([0-9.]+) cores")
 
 
 def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, str, str], str]:
-    """Count the neighbours of a row that says ``sentence``, or says nothing of ``unless``. Where
-    several were listed, the sentences did not always tell which was meant: then all are."""
+    """Return a function that counts the neighbours of a row with ``sentence``, or with none of
+    ``unless``. If several are listed, all count: the sentences did not always say which."""
 
     def count(neighbours: str, notes: str, reason: str, missing: str) -> str:
         said = notes + reason
@@ -33,8 +33,7 @@ def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, st
 _SAID = ("neighbours", "notes", "reason", "missing")
 
 RESPELLED = {"compile": {"on": "default"}}
-"""By column, values that had another spelling before: until schema 8 the network was compiled in
-one mode, or not."""
+"""Old spellings of values, by column: until schema 8 the network had only one compile mode."""
 
 CORRECTED: dict[str, Callable[[str], str]] = {"cpu": partial(re.sub, ", 1 cores$", ", 1 core")}
 
@@ -48,4 +47,4 @@ MIGRATIONS: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     # schema 4
     "probe": (("sentinel",), lambda sentinel: "off"),
 }
-"""By column, those that it is filled from, and how, of cells as text as it stands in the file."""
+"""By column: the columns that it is filled from, and the function of their cells, as text."""

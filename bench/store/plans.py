@@ -1,7 +1,7 @@
-"""What sweeps planned into a folder, of which the rows may not all be there yet.
+"""Plans of the sweeps in a folder, of which the rows may not all be there yet.
 
-A folder's configuration says what its own sweep planned. One that others are joined in remembers
-what the sweep of each planned.
+A folder's configuration holds the plan of its own sweep. A folder into which others were joined
+also keeps the plan of each.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from bench.store.runs import Past, Run, parse_cases
 from bench.text import replace_file
 
 JOINED = "merged.json"
-"""The file by which a folder is known to be of `bench.merge`: what was joined there."""
+"""The file that marks a folder of `bench.merge`, with the plans of what was joined there."""
 
 MERGED = "merged"
-"""The key of a configuration that `bench.merge` wrote, whose cases no sweep planned together."""
+"""The key that marks a configuration of `bench.merge`, whose cases no sweep planned together."""
 
-_MOST_RUNS = 10_000_000  # of a plan that is believed
+_MOST_RUNS = 10_000_000  # a plan with more is refused
 
 SHARD = "shard"
-"""What a folder's configuration calls the shard that it holds."""
+"""The key of the shard in a folder's configuration."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Shard:
 
     @property
     def folder(self) -> str:
-        """What its folder is called where ``--out`` does not say."""
+        """The name of its folder without ``--out``."""
         return f"shard-{self.number}-of-{self.of}"
 
 
 def parse_shard(text: str) -> Shard:
-    """Read a shard. Raises UsageError: it is none.
+    """Read a shard. Raises UsageError: the text is not one.
 
     >>> parse_shard("2/8")
     Shard(number=2, of=8)
@@ -68,16 +68,16 @@ def list_lost_shards(shards: Sequence[Shard]) -> list[Shard]:
 
 
 def plan_runs(cases: Sequence[Case], repeats: int) -> list[Run]:
-    """Every case ``repeats`` times, interleaved, so that drift of the machine hits all alike. With
-    repeats, the first case runs once more at the end: a sentinel, whose distance from its first
-    runs is the drift."""
+    """Return every case ``repeats`` times, interleaved, so that drift of the machine affects all
+    alike. With several repeats, the first case runs once more at the end as the sentinel: its
+    difference from its first runs is the drift."""
     runs = [(case, repeat, False) for repeat in range(1, repeats + 1) for case in cases]
     return [*runs, (cases[0], 1, True)] if repeats > 1 and cases else runs
 
 
 def find_width(times: Sequence[float]) -> float:
-    """How well the repeats of a case tell its epoch time: half of their 95 % interval, Student's of
-    the mean logarithm, as a share; infinite for fewer than two repeats."""
+    """Return half the width of the 95 % confidence interval of a case's epoch time, as a share:
+    Student's interval of the mean logarithm of ``times``, infinite for fewer than two."""
     if len(times) < 2:
         return math.inf
     logs = [math.log(time) for time in times]
@@ -85,12 +85,12 @@ def find_width(times: Sequence[float]) -> float:
 
 
 def is_known(case: Case, times: Sequence[float]) -> bool:
-    """Whether repeats that took these times tell a case's as well as its ``--until`` asks."""
+    """Return whether repeats with these times are as precise as the case's ``--until`` asks."""
     return case.until is not None and find_width(times) <= case.until
 
 
 def collect_times(history: Mapping[Run, Past]) -> dict[Case, list[float]]:
-    """The epoch times, in s, of the runs of each case that ended well."""
+    """Return the epoch times, in s, of the successful runs of each case."""
     times: dict[Case, list[float]] = {}
     for (case, _, _), past in history.items():
         if past.status is Status.OK and past.time_s:
@@ -99,7 +99,7 @@ def collect_times(history: Mapping[Run, Past]) -> dict[Case, list[float]]:
 
 
 def leave_out_known(runs: Iterable[Run], history: Mapping[Run, Past]) -> list[Run]:
-    """The runs less the repeats of cases that are known without them; all sentinels stay."""
+    """Leave out repeats of cases that are known without them; sentinels and past runs stay."""
     times = collect_times(history)
     return [
         run
@@ -110,9 +110,9 @@ def leave_out_known(runs: Iterable[Run], history: Mapping[Run, Past]) -> list[Ru
 
 @dataclass(frozen=True)
 class Plan:
-    """What a folder's sweep planned: its ``shard`` as ``--shard`` takes it, empty for none, its
-    cases and the ``settings`` that they share as `bench.case.spell_cases` has them, None where not
-    known, and whether a search, which ends the poorer ones early, ``searched`` them."""
+    """The plan of a folder's sweep: its ``shard`` as ``--shard`` takes it, empty for none; its
+    cases, None if not known, and the ``settings`` that they share, as `bench.case.spell_cases`
+    gives them; and whether a search, which ends poor cases early, ``searched`` them."""
 
     shard: str = ""
     cases: Sequence[Mapping[str, str]] | None = None
@@ -122,7 +122,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Plan:
-        """What a folder's configuration tells; of one that somebody edited, nothing is known."""
+        """Read the plan in a folder's configuration. If somebody edited it, nothing is known."""
         told = {f.name: config[f.name] for f in fields(cls) if f.name in config}
         try:
             return _read_plan({**told, "searched": "halving" in config})
@@ -130,12 +130,12 @@ class Plan:
             return cls()
 
     def list_cases(self) -> list[Case] | None:
-        """The cases that were planned; None where it is not known, or somebody edited it."""
+        """Return the planned cases; None if they are not known, or somebody edited them."""
         if self.cases is None:
             return None
         told, cells = {name for texts in self.cases for name in texts}, dict[str, list[str]]()
         for name, default in zip(AXES, list_values(Case()), strict=True):
-            shared = self.settings.get(name, format_value(default))  # which older ones lack
+            shared = self.settings.get(name, format_value(default))  # if older, without settings
             own = name in told
             cells[name] = [t.get(name, shared) if own else shared for t in self.cases]
         try:
@@ -144,14 +144,14 @@ class Plan:
             return None
 
     def list_runs(self) -> list[Run] | None:
-        """The runs that were planned; None as `list_cases`."""
+        """Return the planned runs; None as in `list_cases`."""
         cases = self.list_cases()
         return None if cases is None else plan_runs(cases, self.repeats)
 
 
 def _read_plan(told: object) -> Plan:
-    """Raises ValueError or UsageError: it is not as `describe_config` writes it, as far as can be
-    seen without its cases."""
+    """Read a plan. Raises ValueError or UsageError: it is not as `describe_config` writes it, as
+    far as can be seen without its cases."""
     plan: Plan = read_value(Plan, told)
     parse_shard(plan.shard or "1/1")
     cases = plan.cases or ()
@@ -161,8 +161,8 @@ def _read_plan(told: object) -> Plan:
 
 
 def read_plans(folder: Path) -> dict[str, Plan]:
-    """The plans of the folders that were joined in ``folder``, by their paths; empty for none.
-    Raises UsageError: the file that has them was edited."""
+    """Return the plans of the folders that were joined in ``folder``, by their paths; empty for
+    none. Raises UsageError: the file that has them was edited."""
     file = folder / JOINED
     try:
         text = file.read_text(encoding="utf-8")
@@ -182,7 +182,7 @@ def write_plans(folder: Path, plans: Mapping[str, Plan]) -> None:
 
 
 def read_own_plan(folder: Path, config: Mapping[str, Any]) -> Plan | None:
-    """What the folder's own sweep planned; None where others were only joined there."""
+    """Return the plan of the folder's own sweep; None if others were only joined there."""
     if config.get(MERGED) or (not config and (folder / JOINED).exists()):
         return None
     return Plan.of(config)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def records_file(path: Path) -> Path:
-    """The records file of a sweep's folder, or the file itself where one is given. Raises
+    """Return the records file of a sweep's folder, or ``path`` itself if it is a file. Raises
     UsageError: there is none."""
     file = path / RECORDS if path.is_dir() else path
     if not file.is_file():
@@ -34,7 +34,7 @@ def records_file(path: Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration in a sweep's folder; empty where none can be read."""
+    """Return the configuration in a sweep's folder; empty if none can be read."""
     file = folder / CONFIG
     with suppress(OSError, ValueError):
         config = _parse_config(file.absolute(), *_stamp(file))
@@ -44,28 +44,27 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
-    """What tells the contents of a file from those that it had before. Raises OSError: it is not
-    there."""
+    """Return a key that changes with the contents of a file. Raises OSError: it does not exist."""
     found = file.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @lru_cache(maxsize=4)
 def _parse_config(file: Path, *_: int) -> Any:
-    """What a file holds, as it stands: of 10,000 cases a sweep would take 0.1 s four times."""
+    """Parse a configuration file once: a sweep of 10,000 cases would take 0.1 s four times."""
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def read_records(path: Path) -> pd.DataFrame:
-    """Read a sweep's records, checked and typed, one row a record.
+    """Read a sweep's records, checked and typed, one row per record.
 
-    Numbers are float64 with NaN for empty (int64 where none is empty and all are whole), text is
-    str (object in fewer rows than `FEW`) with "" for empty, switches are bool with False for empty.
-    The columns are those of `COLUMNS`, whatever schema the file has. ``path`` is a sweep's folder,
-    or a records file.
+    Numbers are float64 with NaN for empty (int64 for whole numbers if none is empty), text is str
+    (object in fewer rows than `FEW`) with "" for empty, switches are bool with False for empty. The
+    columns are those of `COLUMNS`, whatever schema the file has. ``path`` is a sweep's folder, or a
+    records file.
 
-    Raises UsageError: it is no records file of this harness, is of a newer schema, or holds a value
-    that cannot be; the message names file, line and column.
+    Raises UsageError: it is not a records file of this harness, is of a newer schema, or holds an
+    invalid value; the message names file, line and column.
     """
     file = records_file(path)
     return _read_records(file, *_stamp(file)).copy(deep=False)
@@ -73,12 +72,12 @@ def read_records(path: Path) -> pd.DataFrame:
 
 @lru_cache(maxsize=1)
 def _read_records(file: Path, *_: int) -> pd.DataFrame:
-    """The records of a file as it stands: a sweep's report reads what the sweep went on from."""
+    """Read a records file once: a sweep's report reads what the sweep resumed from."""
     return type_table(file, read_text(file, COLUMNS), COLUMNS)
 
 
 def _read_beside(name: str, path: Path) -> pd.DataFrame:
-    """Read a table beside a sweep's records, maybe none. Raises UsageError: as `read_records`."""
+    """Read a table beside a sweep's records, maybe empty. Raises UsageError: as `read_records`."""
     records, columns = records_file(path), TABLES[name]
     # results/reference/NAME.csv has its steps in NAME-curve.csv
     apart = name == STEPS and records.name != RECORDS
@@ -88,13 +87,13 @@ def _read_beside(name: str, path: Path) -> pd.DataFrame:
 
 
 read_steps = partial(_read_beside, STEPS)
-read_epochs = partial(_read_beside, EPOCHS)  # which only cases of several have
+read_epochs = partial(_read_beside, EPOCHS)  # only of cases with several epochs
 read_work = partial(_read_beside, WORK)
-read_ranks = partial(_read_beside, RANKS)  # which only cases on several GPUs have
+read_ranks = partial(_read_beside, RANKS)  # only of cases on several GPUs
 
 
 def list_work(frame: pd.DataFrame) -> list[WorkRow]:
-    """The rows of a table of `read_work`, as they were written."""
+    """Return the rows of a table of `read_work`, as they were written."""
     columns = (frame[field.name].tolist() for field in fields(WorkRow))
     rows = zip(*columns, strict=True)
     make: Callable[..., WorkRow] = WorkRow

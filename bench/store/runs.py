@@ -1,4 +1,4 @@
-"""The cases in a table of records, and what became of each of their runs."""
+"""The cases in a table of records, and the outcome of each of their runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Past(NamedTuple):
-    """What the store already holds of one run of a case."""
+    """The latest stored attempt at one run of a case."""
 
     status: Status
     attempt: int
@@ -33,7 +33,7 @@ Run = tuple[Case, int, bool]
 
 
 def read_cases(frame: pd.DataFrame) -> list[Case]:
-    """The case of each row of a records table."""
+    """Return the case of each row of a records table."""
     number = number_groups(frame, AXES)
     first = frame[~number.duplicated()]
     cases = parse_cases({name: first[name].tolist() for name in AXES})
@@ -41,8 +41,8 @@ def read_cases(frame: pd.DataFrame) -> list[Case]:
 
 
 def parse_cases(cells: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Cases from the cells of each axis, as records and configurations hold them. Raises
-    UsageError: a cell is no value of its axis."""
+    """Parse cases from the cells of each axis, as in records and configurations. Raises UsageError:
+    a cell is not a value of its axis."""
     values = []
     for name in AXES:
         parsed = {cell: parse_axis(name, cell) for cell in dict.fromkeys(cells[name])}
@@ -51,9 +51,9 @@ def parse_cases(cells: Mapping[str, Sequence[Any]]) -> list[Case]:
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
-    """The latest attempt at every run in a records table: no probe, anchor or truncated trial.
+    """Return each run's latest attempt in a records table: no probe, anchor or truncated trial.
 
-    A profiled run is the latest at what it serves too, see `list_served`, where that has no other.
+    A profiled run also stands for the runs of `list_served` that have no attempt of their own.
     """
     of_run, of_past = ("repeat", "sentinel"), ("attempt", "inferred", "run_seed", "lane")
     history: dict[Run, Past] = {}
@@ -62,7 +62,7 @@ def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
     cells = (rows[name].tolist() for name in (*of_run, "status", *of_past, "epoch_time_s"))
     for case, repeat, sentinel, status, *past, time in zip(read_cases(rows), *cells, strict=True):
         run = (case, repeat, sentinel)
-        # rows of several environments are attempts of their own; the number goes on from the last
+        # rows of several environments are separate attempts; numbering goes on from the last
         if run not in history or history[run].attempt <= past[0]:
             time_s = None if math.isnan(time) else time
             history[run] = Past._make([Status(status), *past, time_s])
@@ -73,9 +73,9 @@ def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
 
 
 def list_served(run: Run) -> Iterator[Run]:
-    """The runs that one is the measurement of: itself, and where it was profiled, itself without.
+    """Yield the runs that ``run`` measures: itself, and if it was profiled, itself without that.
 
-    The profiler starts once all else is measured.
+    The profiler starts after everything else is measured.
     """
     yield run
     case, repeat, sentinel = run
@@ -85,6 +85,6 @@ def list_served(run: Run) -> Iterator[Run]:
 
 @cache
 def parse_axis(name: str, cell: Any) -> Value:
-    """The value of an axis as records and configurations hold it: empty is None. Raises
-    UsageError: it is none."""
+    """Return the value of an axis from a cell of records and configurations: empty is None. Raises
+    UsageError: it is not a value of the axis."""
     return None if cell == "" else parse_value(name, cell, name)

@@ -19,10 +19,10 @@ from bench.store.cells import write_lines
 from bench.text import replace_file
 
 MAP, GRADIENTS, TRAININGS = "scales.json", "gradients.csv", "trainings.csv"
-"""The files of a map: what was asked for and what ran it; counts of gradient values; losses."""
+"""The files of a map: what was asked for and where it ran; counts of gradient values; losses."""
 
 VERSION = 1
-"""Of these files; a reader refuses another."""
+"""The version of these files; a reader refuses any other."""
 
 _TOLD = ("command", "started_at", "tolerance", "environment")  # of a map, once for all its cases
 
@@ -31,8 +31,8 @@ _TOLD = ("command", "started_at", "tolerance", "environment")  # of a map, once 
 
 
 def read_scale_map(folder: Path) -> ScaleMap | None:
-    """Read a map; None where the folder holds none. Raises UsageError: it holds one that cannot be
-    read, naming the file."""
+    """Read a map; None if the folder holds none. Raises UsageError: it cannot be read; the message
+    names the file."""
     file = folder / MAP
     if not file.is_file():
         return None
@@ -118,7 +118,7 @@ def write_map(scales: ScaleMap) -> None:
     head = {"version": VERSION, **told, "cases": [_describe(case) for case in scales.cases]}
     try:
         scales.folder.mkdir(parents=True, exist_ok=True)
-        # the head last: it names no case whose rows are not there
+        # the head last, so that it names no case whose rows are missing
         replace_file(scales.folder / GRADIENTS, write_lines(_gradients(scales)))
         replace_file(scales.folder / TRAININGS, write_lines(_trainings(scales)))
         text = json.dumps(head, indent=2, allow_nan=False) + "\n"

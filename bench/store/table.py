@@ -1,7 +1,7 @@
-"""Tables of a folder as text, whatever schema wrote them.
+"""Tables of a folder as text, from any schema.
 
-An incomplete last line, left by a power cut, is never parsed. What is not as `bench.sweep` writes
-it is refused with file, line and column.
+An incomplete last line, left by a power cut, is never parsed. Anything that `bench.sweep` would not
+write is refused with file, line and column.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.text import clean
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LONGEST_LINE = 1_000_000  # bytes; the longest honest row is a few thousand
+_LONGEST_LINE = 1_000_000  # bytes; the longest real row is a few thousand
 _STRANGE = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
 
 
@@ -34,7 +34,7 @@ def make_empty(columns: Iterable[str]) -> pa.Table:
 
 
 def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
-    """Read every cell as text, in the order of ``columns``; what an older schema lacks is added."""
+    """Read every cell as text, in the order of ``columns``; those of newer schemas are added."""
     import pyarrow as pa
 
     try:
@@ -58,7 +58,7 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
         if header.count(name) > 1:
             raise UsageError(f"{path}:1: column {clean(name)[:40]!r} appears twice; keep one")
     table = _parse_csv(path, data, header)
-    # steps do not name their schema: one that lacks a later column is of before it
+    # steps do not name their schema: they may be of the first, and lack any later column
     oldest = _check_schema(path, table) if "schema" in columns else 1
     for number, name in enumerate(header, 1):
         if name not in columns:
@@ -79,7 +79,7 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
 
 
 def _fill_in(column: Column, table: pa.Table) -> list[str]:
-    """The cells of a column that an older file lacks: migrated, the axis's default, or empty."""
+    """Return the cells of a column that a file lacks: migrated, the axis's default, or empty."""
     if column.name in MIGRATIONS:
         needs, fill = MIGRATIONS[column.name]
         return list(map(fill, *(table[needed].to_pylist() for needed in needs)))
@@ -133,13 +133,13 @@ def _parse_csv(path: Path, data: bytes, header: list[str]) -> pa.Table:
     try:
         table = pacsv.read_csv(
             io.BytesIO(data),
-            # threads take more processor time than one, and are started for each file
+            # several threads take more CPU time than one, and are started for each file
             read_options=pacsv.ReadOptions(column_names=header, skip_rows=1, use_threads=False),
             parse_options=pacsv.ParseOptions(ignore_empty_lines=False),
             convert_options=pacsv.ConvertOptions(
                 column_types=dict.fromkeys(header, pa.string()),
                 strings_can_be_null=False,
-                check_utf8=False,  # which took half the time, and was seen already
+                check_utf8=False,  # it took half the time, and _check_bytes does it
             ),
         )
     except pa.ArrowInvalid as error:
@@ -187,5 +187,5 @@ def refuse_cell(path: Path, table: pa.Table, name: str, text: str, right: str) -
 
 
 def is_axis(column: Column) -> bool:
-    """Whether a column holds values of an axis; that of steps named after one holds readings."""
+    """Return whether a column holds an axis's values; a column of steps named so holds readings."""
     return column.name in AXES and COLUMNS.get(column.name) is column

@@ -1,4 +1,4 @@
-"""The values of a table's cells. Every cell is checked."""
+"""The values of a table's cells, with their types. Every cell is checked."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LARGEST_INT = 2**53  # whole numbers pass through float64
 
 
 def type_table(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.DataFrame:
-    """Give the cells of a `read_text` of ``path`` their types, as `read_records` has them. Raises
-    UsageError: a cell holds a value that cannot be."""
+    """Convert the cells of a `read_text` of ``path`` to the types of `read_records`. Raises
+    UsageError: a cell holds an invalid value."""
     import numpy as np
     import pandas as pd
 
@@ -52,7 +52,7 @@ def type_table(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.Da
         typed[name] = _read_cells(column.type, distinct, places)
     if not few:
         return pd.DataFrame(typed)
-    # text as objects in one block: of few rows a look at a column takes a tenth of the time
+    # text as objects in one block: with few rows, a column is then read in a tenth of the time
     texts = [name for name, column in columns.items() if column.type is str]
     block = np.array([typed.pop(name) for name in texts], object).T
     text = pd.DataFrame(block.reshape(len(table), len(texts)), columns=texts, dtype=object)
@@ -60,7 +60,7 @@ def type_table(path: Path, table: pa.Table, columns: dict[str, Column]) -> pd.Da
 
 
 def _encode(cells: pa.ChunkedArray) -> tuple[pa.Array, Places]:
-    """The distinct cells, and the place of each among them."""
+    """Return the distinct cells, and the index of each cell among them."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -76,7 +76,7 @@ def _encode(cells: pa.ChunkedArray) -> tuple[pa.Array, Places]:
 
 
 def _suspects(column: Column, distinct: pa.Array) -> Any:
-    """The cells worth a look one by one: of numbers, those numpy finds odd."""
+    """Return the cells to check one by one: of numbers, those that numpy finds odd."""
     import numpy as np
     import pyarrow as pa
 
@@ -95,7 +95,7 @@ def _suspects(column: Column, distinct: pa.Array) -> Any:
 
 
 def _wrong(column: Column, text: str) -> str:
-    """Say what would be right for a cell that cannot be; empty where it can."""
+    """Return what would be right if a cell is invalid; empty if it is valid."""
     # an axis whose default is None is empty where it does not apply
     if is_axis(column) and (text or AXES[column.name].default is not None):
         try:

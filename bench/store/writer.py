@@ -54,18 +54,18 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 16
 
 SYNC_S = 1.0
-"""A run that took this many s is on the disk, with all before it, when `Store.append` returns. So
-is the first in as many s; of the shorter ones that follow a power cut may take the last second, or
-the half minute for which the kernel keeps what nobody waits for. To wait for the disk took a fifth
-of the CPU time of 10,000 runs that train nothing, and takes 5 ms a file where the disk is slow."""
+"""When `Store.append` returns, a run that took this many s is on the disk, with all before it, and
+so is the first run after such a time. A power cut may lose shorter runs of the last second, or of
+the half minute for which the kernel keeps unsynced data. Waiting for the disk took a fifth of the
+CPU time of 10,000 runs that train nothing, and takes 5 ms a file on a slow disk."""
 
 
 _NUMBERS = [c.name for c in COLUMNS.values() if c.optional and c.type in (int, float)]
 
 
 def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
-    """Clear values that no reader accepts, such as NaN, and give the reason under ``missing``: with
-    one such cell the whole file would be refused."""
+    """Clear values that no reader accepts, such as NaN, and give the reason under ``missing``: one
+    such cell would make a reader refuse the whole file."""
     numbers = ((name, number) for name in _NUMBERS if (number := values[name]) is not None)
     odd = {name: number for name, number in numbers if not 0 <= number < math.inf}
     why = (f"{name}: read as {value}" for name, value in odd.items())
@@ -88,11 +88,11 @@ def _flatten(
 
 
 class Store:
-    """The one writer of a sweep's folder, made if absent; a context manager that holds its lock.
+    """The only writer of a sweep's folder, made if absent; a context manager that holds its lock.
 
-    It waits ``wait_s`` for another writer to finish, and ``on_wait`` is told who that is. Raises
-    UsageError: another sweep holds the folder, it cannot be written, or its records are not of this
-    harness.
+    It waits ``wait_s`` for another writer to finish, and ``on_wait`` is called with who that is.
+    Raises UsageError: another sweep holds the folder, it cannot be written, or its records are not
+    of this harness.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Store:
         self.folder = folder
         self.set_aside: list[str] = []
         self._holder = folder / ".holder"
-        # a store may be closed by another thread than opened it
+        # a store may be closed by a thread other than the one that opened it
         from filelock import FileLock
 
         self._lock = FileLock(folder / ".lock", thread_local=False)
         self._files: dict[str, io.FileIO] = {}
-        self._old: dict[str, pa.Table] = {}  # what those of an older schema hold, until `migrate`
-        self._synced = -math.inf  # when the disk last had all of them, by time.monotonic()
-        self._late = set[str]()  # those of which it may lack the last rows
+        self._old: dict[str, pa.Table] = {}  # tables of an older schema, until `migrate`
+        self._synced = -math.inf  # when all were last on the disk, by time.monotonic()
+        self._late = set[str]()  # files whose last rows may not be on the disk
         try:
             (folder / LOGS).mkdir(parents=True, exist_ok=True)
             self._acquire(wait_s, on_wait)
@@ -116,7 +116,7 @@ class Store:
             for name, columns in TABLES.items():
                 if name in (RECORDS, STEPS) or (folder / name).exists():
                     self._files[name] = self._open(name, columns)
-        except (OSError, NotImplementedError) as error:  # filelock's word for no locks there
+        except (OSError, NotImplementedError) as error:  # filelock's, where locks do not work
             self._close()
             why = getattr(error, "strerror", None) or error
             raise UsageError(
@@ -140,10 +140,10 @@ class Store:
         work: Sequence[WorkRow] = (),
         ranks: Sequence[RankRow] = (),
     ) -> None:
-        """Write a record with all its rows: a power cut after this leaves them, as `SYNC_S` has it.
+        """Write a record with all its rows, which a power cut then leaves, as far as `SYNC_S` says.
         The rows of the other files go first, so that a record never stands without its curves.
-        Raises StoreError: the disk is full or the file cannot be written; earlier rows are
-        intact."""
+        Raises StoreError: the disk is full or the file cannot be written; earlier rows are intact.
+        """
         self.migrate()
         took = read_time(record.finished_at) - read_time(record.started_at)
         durably = max(took, time.monotonic() - self._synced) >= SYNC_S
@@ -164,7 +164,7 @@ class Store:
             self._late.clear()
 
     def migrate(self) -> None:
-        """Write the files of an older schema in today's, so that rows can be appended. Raises
+        """Rewrite files of an older schema in the current one, so that rows can be appended. Raises
         StoreError: they cannot be written."""
         for name, table in self._old.items():
             try:
@@ -176,7 +176,7 @@ class Store:
         self._old.clear()
 
     def _find(self, name: str) -> io.FileIO:
-        """The file that rows are appended to, made where there is none yet."""
+        """Return the file that rows are appended to; it is made if there is none yet."""
         if name not in self._files:
             try:
                 self._files[name] = self._open(name, TABLES[name])
@@ -219,7 +219,7 @@ class Store:
 
     def _close(self) -> None:
         for name, file in self._files.items():
-            with suppress(OSError):  # all was written, and no error was told
+            with suppress(OSError):  # all was written without an error
                 if name in self._late:
                     os.fsync(file.fileno())
             file.close()
@@ -228,7 +228,7 @@ class Store:
             self._lock.release()
 
     def _open(self, name: str, columns: dict[str, Column]) -> io.FileIO:
-        """Open a file for appending, with a whole last line."""
+        """Open a file for appending. An incomplete last line is set aside."""
         path = self.folder / name
         if torn := find_torn_tail(path):
             aside = path.with_name(f"{name}.torn-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
@@ -248,8 +248,8 @@ class Store:
 
 
 def _append(file: io.FileIO, data: bytes, durably: bool) -> None:
-    """Write ``data`` at the end of ``file`` and, ``durably``, wait until the disk has it, or leave
-    no trace."""
+    """Append ``data`` to ``file`` or leave no trace. If ``durably``, wait until it is on the disk.
+    Raises StoreError: it cannot be written."""
     end = file.seek(0, os.SEEK_END)
     try:
         view = memoryview(data)
@@ -258,7 +258,7 @@ def _append(file: io.FileIO, data: bytes, durably: bool) -> None:
         if durably:
             os.fsync(file.fileno())
     except OSError as error:
-        with suppress(OSError):  # what then stays of the line is torn, and set aside next time
+        with suppress(OSError):  # else the rest is a torn line, set aside next time
             file.truncate(end)
         raise StoreError(
             f"{file.name}: {error.strerror}; the rows before are intact, "
@@ -267,8 +267,8 @@ def _append(file: io.FileIO, data: bytes, durably: bool) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table of `bench.store.table.read_text` to a file of today's schema, replaced whole
-    and durably: rows of an older one then line up with new ones. Raises OSError: it cannot be
+    """Write a table of `bench.store.table.read_text` to a file in the current schema, so that old
+    rows line up with new ones. The file is replaced whole and durably. Raises OSError: it cannot be
     written."""
     columns = [
         [str(SCHEMA)] * len(table) if name == "schema" else table[name].to_pylist()
@@ -279,12 +279,12 @@ def write_table(path: Path, table: pa.Table) -> None:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(table.column_names)
         writer.writerows(zip(*columns, strict=True))
-        text.detach()  # which flushes it, and leaves the file open
+        text.detach()  # flushes it, and leaves the file open
 
 
 def find_torn_tail(path: Path) -> bytes:
-    """What an unfinished write left at the end of a file; empty where it ends as it should. That is
-    a line without its end, or one with NUL bytes: the file had grown, its pages not come."""
+    """Return what an unfinished write left at the end of a file; empty if it ends properly. That is
+    a line without its end, or one with NUL bytes, whose pages were not written."""
     if not path.exists():
         return b""
     with path.open("rb") as file:

@@ -1,5 +1,5 @@
-"""The report's figures: each a tidy frame first, then drawn from it.
+"""The report's figures: each is drawn from a tidy data frame.
 
-Ink and series have colours of their own here, which the page replaces by CSS variables, so that one
-SVG reads on light and on dark.
+Text and series have fixed colours here, which the page replaces by CSS variables, so that one SVG
+is readable on light and on dark.
 """

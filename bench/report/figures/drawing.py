@@ -1,8 +1,8 @@
-"""How each figure's data is drawn into one panel.
+"""Functions that draw the data of a figure into one panel.
 
-Every ``draw_*`` takes the axes, the panel's data, ``whole`` and the column that is the point of the
-figure. ``whole`` is the data of all its panels, each row with the number of its ``panel`` in front;
-limits, ticks and series are shared over it.
+Every ``draw_*`` takes the axes, the panel's data, ``whole`` and the main column of the figure.
+``whole`` is the data of all its panels, with the number of the ``panel`` as first column; limits,
+ticks and series are shared over it.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from bench.report.figures import frames
 from bench.report.figures.names import SMALL, name_points, write_near
 from bench.text import count
 
-APART = 8  # panels whose largest values differ by more share a logarithmic axis
-FAR = 6  # changes by more are marked at the edge; to show them would hide the others
+APART = 8  # a larger ratio between panels' largest values makes their axis logarithmic
+FAR = 6  # larger changes are marked at the edge; showing them would hide the others
 
 LESS, MORE = ACCENT, PALETTE[1][0]
-"""Time that a part of a step loses or gains; its side and its sign tell it too."""
+"""Colours of time that a part of a step loses or gains; its side and its sign show that too."""
 
 _DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 
 
 def list_series(whole: pd.DataFrame) -> list[str]:
-    """The precisions of a figure, in their order."""
+    """Return the precisions of a figure, in their order."""
     held = set(whole["precision"])
     return [name for name in PRECISIONS if name in held]
 
 
 def plot_lines(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, **look: Any) -> None:
-    """A line a series over the first column; the legend names those that this panel lacks too.
-    Series are told apart by more than colour."""
+    """Plot a line per series over the first column; series differ in more than colour. The legend
+    also names those that this panel lacks."""
     x, by = data.columns[0], frames.SERIES if frames.SERIES in whole else "precision"
     for i, name in enumerate(list_series(whole) if by == "precision" else whole[by].unique()):
         if by == "precision":
@@ -58,13 +58,13 @@ def plot_lines(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, **look
 
 
 def add_key(ax: Axes, label: str, **look: Any) -> None:
-    """Name in the legend what no series of a panel shows."""
+    """Add to the legend what no series of a panel shows."""
     ax.plot([], [], label=label, **{"color": INK, "linestyle": "", "markeredgewidth": 0, **look})
 
 
 def share(ax: Axes, way: str, whole: pd.DataFrame, column: str, reach: float = 0) -> None:
-    """Give ``x`` or ``y`` the extent of all panels, and of ``reach``. It is from 0, or logarithmic
-    where panels lie far apart."""
+    """Make ``x`` or ``y`` cover all panels and ``reach``, from 0, or on a logarithmic scale if the
+    panels lie far apart."""
     tops = whole.groupby("panel")[column].max()
     low, high = whole[column].min(), max(tops.max(), reach)
     if low > 0 and tops.max() > APART * tops.min():
@@ -83,7 +83,7 @@ def set_logarithmic(ax: Axes, way: str, low: float, high: float, unit: str = "")
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         steps = (1, 2, 5) if high < 1e3 * low else (1,)
         ticks = [m * 10.0**n for n in decades for m in steps if low <= m * 10.0**n <= high]
-    if unit == "×":  # what a ratio is read against
+    if unit == "×":  # a ratio is compared with 1
         near = 0.1 * math.log(high / low)  # labels nearer than this would touch
         ticks = sorted([1.0, *(t for t in ticks if abs(math.log(t)) > near)])
     axis = getattr(ax, f"{way}axis")
@@ -92,27 +92,27 @@ def set_logarithmic(ax: Axes, way: str, low: float, high: float, unit: str = "")
 
 
 def surround(ax: Axes, values: pd.Series, margin: float) -> None:
-    """Limit the y axis to some values, with a share of their range around them."""
+    """Limit the y axis to some values, with ``margin`` times their range around them."""
     low, high = values.min(), values.max()
     room = margin * (high - low) or 0.01
     ax.set_ylim(low - room, high + room)
 
 
 def mark_level(ax: Axes, level: float, text: str) -> None:
-    """Draw a dashed line across, named at its left end."""
+    """Draw a dashed horizontal line, named at its left end."""
     ax.axhline(level, **_DASHED)
     write_near(ax, text, (0.01, level), (0, 4), xycoords=("axes fraction", "data"))
 
 
 def is_flat(whole: pd.DataFrame) -> bool:
-    """Whether a figure by batch size has only one: its precisions then stand below each other."""
+    """Return whether a figure by batch size has only one; it then has a row per precision."""
     return whole.columns[1] == frames.BATCH and whole[frames.BATCH].nunique() == 1
 
 
 def draw_batches(
     ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, reach: float = 0
 ) -> None:
-    """A line a precision over batch sizes or what else doubles, or a dot at the only batch size."""
+    """Draw a line per precision over batch sizes or the like, or dots at the only batch size."""
     if is_flat(whole):
         _plot_beneath(sns.stripplot, ax, data, whole, y, reach, size=8, jitter=False)
         return
@@ -146,14 +146,14 @@ def _plot_beneath(
 
 
 def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """A box of step times a precision."""
-    # seaborn 0.13 tells matplotlib the direction by ``vert``, which is to go
+    """Draw a box of step times per precision."""
+    # seaborn 0.13 passes matplotlib the direction as ``vert``, which is deprecated
     _plot_beneath(sns.boxplot, ax, data, whole, x, 0, saturation=1, width=0.55, linecolor=INK,
                   linewidth=1, fliersize=2.5, vert=None, orientation="horizontal")  # fmt: skip
 
 
 def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """Images/s by batch size, with a ring around each knee and a band along each cliff."""
+    """Draw images/s by batch size, with a ring around each knee and a band along each cliff."""
     draw_batches(ax, data, whole, y)
     if frames.MARK not in data or is_flat(whole):
         return
@@ -183,7 +183,7 @@ def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
 
 
 def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """Memory by batch size, with where it ends and what the process took at its start."""
+    """Draw memory by batch size, with its limit and what the process took at its start."""
     outcomes = (frames.FITS, frames.FULL, frames.PREDICTED)
     fits, full, ahead = (data[data["outcome"] == outcome] for outcome in outcomes)
     if is_flat(whole):
@@ -191,7 +191,7 @@ def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
         return
     level = frames.LIMIT if frames.LIMIT in data else frames.CARD
     card: float = data[level].dropna().iloc[0] if level in data else math.nan
-    # a card far above all that was used would press the lines to the floor
+    # a card far above all that was used would flatten the lines
     near = len(full) or data[y].max() > card / 3
     draw_batches(ax, fits, whole, y, 1.06 * card if near else 0)
     if near:
@@ -207,7 +207,7 @@ def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
                    label="before the first step")  # fmt: skip
     order = list_series(full)
     for precision, part in full.groupby("precision"):
-        # crosses of other precisions stand 9 points beside it on the same line
+        # crosses of several precisions are 9 points apart on the same line
         beside = 9 * (order.index(str(precision)) - (len(order) - 1) / 2)
         place = ax.transData + ScaledTranslation(beside / 72, 0, ax.figure.dpi_scale_trans)
         ax.plot(part[frames.BATCH], [card] * len(part), linestyle="", marker="x", markersize=6,
@@ -218,7 +218,7 @@ def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
 
 
 def draw_speedup(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """Speed-up over fp32, by batch size or the number of GPUs, with a line where there is none."""
+    """Draw the speed-up over fp32, by batch size or number of GPUs, with a line at 1."""
     draw_batches(ax, data, whole, y, reach=1.1)
     if is_flat(whole):
         ax.axvline(1, **_DASHED)
@@ -227,7 +227,7 @@ def draw_speedup(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> N
 
 
 def draw_scaling(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """Speed-up over one GPU by their number, with the line of as many times as GPUs."""
+    """Draw the speed-up over one GPU by number of GPUs, with a line for linear scaling."""
     draw_batches(ax, data, whole, y)
     sizes = sorted(whole[frames.GPUS].unique())
     ax.plot(sizes, sizes, zorder=1, **_DASHED)
@@ -241,7 +241,7 @@ def draw_scaling(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> N
 
 
 def draw_curves(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """A line a precision through the epoch; published ones are dashed."""
+    """Draw a line per precision through the epoch; published ones are dashed."""
     for run, dashes in (("this sweep", "-"), ("2019", _DASHED["linestyle"])):
         plot_lines(ax, data[data["run"] == run], whole, y, marker="", linestyle=dashes)
         if whole["run"].nunique() > 1:
@@ -251,14 +251,14 @@ def draw_curves(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
 
 
 def draw_rates(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """A line a way in which the learning rate goes."""
+    """Draw a line for each course of the learning rate."""
     plot_lines(ax, data, whole, y)
     ax.set_xlim(0, 1.02 * whole[frames.EPOCH].max())
     share(ax, "y", whole, y)
 
 
 def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """Time against memory, with the Pareto front named where there is room."""
+    """Draw time against memory, with the Pareto front named where there is room."""
     y, front = frames.MEMORY, data[data["front"] == "yes"]
     ax.plot(front[x], front[y], drawstyle="steps-post", label="Pareto front", **_DASHED)
     plot_lines(ax, data, whole, y, linestyle="", markersize=7.4 if len(data) < 100 else 5.5)
@@ -272,8 +272,8 @@ def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> Non
 
 
 def name_front(front: pd.DataFrame) -> list[str]:
-    """Name cases by batch size and setting, and what these leave alike by more, until they differ.
-    ``64, compile``; with its precision ``64, fp16``, with its loss scale too."""
+    """Name cases by batch size and setting, as ``64, compile``; if names are equal, also by
+    precision, as ``64, fp16``, and then by loss scale."""
     columns = front[[frames.BATCH, "setting", "precision", "loss scale"]].astype(str)
     rows = [(*told, scale and f"loss scale {scale}") for *told, scale in columns.to_numpy()]
     named = [", ".join(filter(None, row[:2])) for row in rows]
@@ -286,8 +286,8 @@ def name_front(front: pd.DataFrame) -> list[str]:
 
 
 def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """From one step's time to another's, a row a part, each from where the row above has ended. A
-    tick is where a part would have ended at the machine's measured rates."""
+    """Draw how one step's time becomes another's: a row per part, each starting where the row above
+    ends. A tick shows where a part would end at the machine's measured rates."""
     at, numbers = 0.0, []
     for place, (_, before, after, change, floor) in enumerate(data.itertuples(index=False)):
         if total := math.isnan(change):
@@ -314,9 +314,9 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) ->
 
 
 def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """The kinds of work of a step under what the machine was measured to do. A kind that has no
-    FLOP stands in a strip at the left edge, as far below the roof as it moves fewer bytes a second
-    than a copy; the area of a point is its share of the step."""
+    """Draw the kinds of work of a step under the machine's measured limits. A kind without FLOP is
+    in a strip at the left edge, as far below the roof as it moves fewer bytes a second than a copy;
+    the area of a point is its share of the step."""
     copy = float(data[frames.COPY].max()) / 1e3  # TB/s: times FLOP/byte, that is TFLOP/s
     roofs = data.groupby("precision")[frames.PRODUCT].max()
     counted = data["FLOP/byte"] > 0
@@ -334,7 +334,7 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> 
         add_key(ax, precision, markersize=7, **marker)
         for row in data[data["precision"] == precision].itertuples(index=False):
             kind, _, intensity, speed, traffic, part = row[:6]
-            if kind in free:  # along its line it may stand anywhere
+            if kind in free:  # its place along the roof means nothing
                 intensity = strip * (edge / strip) ** ((free.index(kind) + 0.5) / len(free))
                 speed = traffic / 1e3 * intensity
             ax.plot(intensity, speed, linestyle="", markersize=max(4.0, 2.4 * part**0.5),
@@ -358,7 +358,7 @@ def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> 
 
 
 def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """A row a change: its ratio, the interval of it and how far single pairs lie."""
+    """Draw a row per change: its ratio, the interval of that, and the range of single pairs."""
     columns = whole[[x, "low", "high", "lowest", "highest"]]
     low, high = float(columns.min().min()), float(columns.max().max())
     low, high = min(max(low, 1 / FAR), 0.95) / 1.06, max(min(high, FAR), 1.05) * 1.06
@@ -391,7 +391,7 @@ def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> N
 
 
 def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """A row a pair: the time with a switch off, and on."""
+    """Draw a row per pair: the time with a switch off, and on."""
     times = whole[[frames.OFF, frames.ON]]
     low, high = times.min().min(), times.max().max()
     if high > APART * low:
@@ -411,7 +411,7 @@ def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> Non
 
 
 def write_rows(ax: Axes, names: Sequence[str] | pd.Series, numbers: Sequence[str]) -> None:
-    """Write above each row, from the top, its name and, at the right end, its number."""
+    """Write the name of each row above it, from the top, and its number at the right end."""
     for place, texts in enumerate(zip(names, numbers, strict=True)):
         for x, text, align in zip((0.0, 1.0), texts, ("left", "right"), strict=True):
             written = ax.text(x, place - 0.45, text, ha=align, va="center", fontsize=SMALL + 0.5,
@@ -423,16 +423,16 @@ def write_rows(ax: Axes, names: Sequence[str] | pd.Series, numbers: Sequence[str
 
 
 def is_in_rows(whole: pd.DataFrame) -> bool:
-    """Whether a figure has a named row for each of its data's."""
+    """Return whether a figure has a named row for each row of its data."""
     return bool({"change", "case", "part"} & set(whole))
 
 
 def find_height(whole: pd.DataFrame) -> float:
-    """How high a panel must be, in inches."""
+    """Return the height of a panel in inches."""
     if is_in_rows(whole):
         return float(0.75 + 0.46 * whole["panel"].value_counts().max())
     if frames.STEP in whole or is_flat(whole):
         return 0.9 + 0.36 * len(list_series(whole))
     if frames.SERIES in whole:
-        return 2.6 + 0.2 * whole[frames.SERIES].nunique()  # a line of the legend each
+        return 2.6 + 0.2 * whole[frames.SERIES].nunique()  # a legend line per series
     return 3.3

@@ -1,7 +1,6 @@
 """The data of each figure: a tidy frame, in the units that its columns name.
 
-A figure by batch size, by number of GPUs or through an epoch has in its first column what it goes
-along.
+The first column of a figure by batch size, by number of GPUs or through an epoch is its x axis.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from bench.study.summaries import MATCH, latest
 from bench.text import ESTIMATE, GIB, parse_bytes, write_number
 
 MOST_POINTS = 300  # of a panel
-CURVE_POINTS = 40  # of an epoch of a curve that has no published one beside it
+CURVE_POINTS = 40  # of an epoch of a curve without a published one beside it
 MOST_SERIES = 8  # learning rates of a panel
-MOST_CURVES = 60  # learning rates that are looked at for them
+MOST_CURVES = 60  # learning rates from which they are chosen
 MOST_CHANGES = 40  # of a panel
-MOST_PAIRS = 16  # of a switch; of more, some are shown, evenly spread over the ratios
+MOST_PAIRS = 16  # of a switch; if there are more, some are shown, evenly spread over the ratios
 MOST_CHARACTERS = 54  # of a row's name: more would run into the number at its end
-MOST_PARTS = 9  # of a step with a row of their own; those that changed least are summed
-LEAST_SHARE = 0.01  # of a step: a kind of work, or its change, below it is not drawn by itself
+MOST_PARTS = 9  # of a step, with a row each; the rest, which changed least, is summed
+LEAST_SHARE = 0.01  # of a step: a smaller kind of work, or change of one, is not drawn by itself
 
 LEARNING = list_affecting(Trait.RATE)
-"""Axes that a learning rate follows from; the batch size too, where it is scaled by that."""
+"""Axes that determine a learning rate; the batch size does too if the rate is scaled by it."""
 
 BATCH, EPOCH, GPUS = "batch size", "epoch (%)", "GPUs"
 TIME, MEMORY = QUANTITIES["epoch_time_s"].title, QUANTITIES["memory_bytes"].title
@@ -59,7 +58,7 @@ OFF, ON, FASTER = "off (s)", "on (s)", "speed (×)"
 
 
 Parts = Iterator[tuple[str, pd.DataFrame]]
-"""The title of each panel, and its data; no data for a panel that is not drawn."""
+"""The title of each panel, and its data; a panel without data is not drawn."""
 
 
 def _frame(columns: dict[str, Any]) -> pd.DataFrame:
@@ -71,7 +70,7 @@ def _join(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def thin(data: pd.DataFrame, keep: pd.Series | None = None) -> pd.DataFrame:
-    """About `MOST_POINTS` of the rows if there are more, evenly spread, and those to ``keep``."""
+    """Return about `MOST_POINTS` rows if there are more, evenly spread, and those to ``keep``."""
     if len(data) <= MOST_POINTS:
         return data
     chosen = data.index % math.ceil(len(data) / MOST_POINTS) == 0
@@ -79,7 +78,7 @@ def thin(data: pd.DataFrame, keep: pd.Series | None = None) -> pd.DataFrame:
 
 
 def take_quantity(group: Group, name: str) -> pd.DataFrame:
-    """One of `QUANTITIES` by batch size and precision, each at its main loss scale."""
+    """Return one of `QUANTITIES` by batch size and precision, each at its main loss scale."""
     quantity, rows = QUANTITIES[name], keep_main(group.cases)
     rows = rows[rows[name].notna()].sort_values("batch_size")
     numbers = {quantity.title: rows[name] / quantity.scale}
@@ -87,7 +86,7 @@ def take_quantity(group: Group, name: str) -> pd.DataFrame:
 
 
 def take_speeds(group: Group, view: View) -> pd.DataFrame:
-    """Images/s by batch size; `MARK` says where a knee is, and how far a cliff falls."""
+    """Return images/s by batch size; `MARK` says where a knee is, and how far a cliff falls."""
     data = take_quantity(group, "images_per_s").assign(**{MARK: ""})
     rows = keep_main(group.cases)
     for precision, part in rows[rows["status"].isin(RELIABLE)].groupby("precision"):
@@ -103,9 +102,9 @@ def take_speeds(group: Group, view: View) -> pd.DataFrame:
 
 
 def take_memory(group: Group, view: View) -> pd.DataFrame:
-    """Memory by batch size; what ran out of memory stands at the card's size, or at the limit.
-    `START` is what the process took before the first step, the median of the cases: no batch size
-    changes it. Where memory is a line, it goes on to batch sizes that are `PREDICTED`."""
+    """Return memory by batch size; cases that ran out of memory are at the card's size, or at the
+    limit. `START` is the process's memory before the first step, the median of the cases: no batch
+    size changes it. If memory is linear, it continues to `PREDICTED` batch sizes."""
     rows = keep_main(group.cases)
     data = take_quantity(group, "memory_bytes").assign(outcome=FITS)
     if not len(data):
@@ -122,13 +121,13 @@ def take_memory(group: Group, view: View) -> pd.DataFrame:
     data = _join(parts)
     start = rows["setup_process_bytes"].astype(float).median()
     of_process = rows["memory_measure"].isin(["peak_device_bytes", "peak_process_bytes"])
-    if start > 0 and of_process.all():  # tensors alone do not hold the process
+    if start > 0 and of_process.all():  # a peak of tensors alone leaves out the process
         data[START] = start / GIB
     return data
 
 
 def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Where each precision's line goes beyond the batch sizes that ran, up to its end."""
+    """Yield each precision's line beyond the batch sizes that ran, up to its end."""
     for family in find_families(rows, rows.head(0)):
         growth = batch_sizes.fit_growth(family)
         if growth is None:
@@ -144,7 +143,7 @@ def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def take_scales(group: Group, view: View) -> pd.DataFrame:
-    """Loss of whole epochs by static scale, at the largest batch size with several."""
+    """Return the loss of whole epochs by static scale, at the largest batch size with several."""
     rows = group.cases[group.cases["train_loss"].notna() & (group.cases["part"] == 1)]
     rows = rows.assign(scale=pd.to_numeric(rows["loss_scale"], errors="coerce"))
     rows = rows[rows["scale"].notna()]  # neither dynamic nor none
@@ -161,12 +160,12 @@ def take_scales(group: Group, view: View) -> pd.DataFrame:
 
 
 def take_trade(view: View) -> Parts:
-    """Time against memory of all settings; ``front``: the cases that no other beats in both."""
+    """Yield time against memory of all settings; ``front``: cases that no other beats in both."""
     for group in view.groups:
         names = ["epoch_time_s", "memory_bytes"]
         rows = group.all[group.all[names].notna().all(axis=1)].sort_values(names)
         time, memory = (rows[name] for name in names)
-        least = memory.cummin()  # of what is as fast
+        least = memory.cummin()  # of all that are as fast
         front = (memory == least) & (time == time.groupby(least).transform("min"))
         usual = group.settings.items()
         settings = [
@@ -183,16 +182,16 @@ def take_trade(view: View) -> Parts:
 
 
 def _name_switch(axis: str, value: Any) -> str:
-    """A setting that is not the usual one: ``lr 0.1``, ``channels last``."""
+    """Name a setting that is not the usual one: ``lr 0.1``, ``channels last``."""
     if isinstance(value, bool):
         return name_axis(axis) if value else f"no {name_axis(axis)}"
     return name_setting(axis, value)
 
 
 def _find_runs(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
-    """One measured run of each precision, all at the batch size that most precisions have. Of a
-    case's repeats, it is the one whose epoch time is the median, or the faster of the middle two:
-    it is the run that the tables tell of. ``whole`` keeps those of whole epochs."""
+    """Return one measured run per precision, all at the batch size that most precisions have. It is
+    the repeat whose epoch time is the median, or the faster of the middle two, as in the tables.
+    ``whole`` keeps only runs of whole epochs."""
     cases = group.cases[group.cases["part"] == 1] if whole else group.cases
     rows = keep_main(cases) if len(cases) else cases
     rows = rows[rows["status"].isin(TIMED)]
@@ -205,7 +204,7 @@ def _find_runs(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
 
 
 def _find_median_run(case: Any, runs: pd.DataFrame, view: View) -> str:
-    """The record of the repeat of a case whose epoch time is the median of those with steps."""
+    """Return the record of a case's repeat whose epoch time is the median of those with steps."""
     cell = runs.loc[(runs["sweep"] == case.sweep) & (runs["record_id"] == case.record_id), "cell"]
     same = runs[runs["cell"].isin(cell) & (runs["status"] == case.status)]
     stored = same["record_id"].isin(view.steps(str(case.sweep))["record_id"].unique())
@@ -221,7 +220,7 @@ def _read_steps(rows: pd.DataFrame, view: View) -> Iterator[tuple[Any, pd.DataFr
 
 
 def thin_steps(steps: pd.DataFrame, images: float, ends: Sequence[float]) -> pd.DataFrame:
-    """Steps as means over images, by share of an epoch of ``images``; several epochs pass 100 %. A
+    """Average steps over images, by share of an epoch of ``images``; several epochs pass 100 %. A
     mean ends where as many images were seen as one of the rising ``ends`` says, and at the end."""
     steps = steps[steps["images"] > 0]
     seen = steps["images"].cumsum()
@@ -234,8 +233,8 @@ def thin_steps(steps: pd.DataFrame, images: float, ends: Sequence[float]) -> pd.
 
 
 def take_curves(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
-    """Loss and accuracy through the epoch per precision, and the published curves that match.
-    Beside a published curve, which has a mean for each fifty steps, all are means over its
+    """Return loss and accuracy through the epoch per precision, and the published curves that
+    match. These have a mean per fifty steps; beside them, all curves are means over the same
     images."""
     rows, reference = _find_runs(group, view, whole), view.report.reference
     ours, theirs = [*_read_steps(rows, view)], []
@@ -256,7 +255,7 @@ def take_curves(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
 
 
 def take_steps(group: Group, view: View) -> pd.DataFrame:
-    """Step times per precision, at the batch size of the curves."""
+    """Return step times per precision, at the batch size of the curves."""
     parts = []
     for row, mine in _read_steps(_find_runs(group, view), view):
         part = thin(_frame({STEP: 1e3 * mine["time_s"].dropna()}))
@@ -266,7 +265,7 @@ def take_steps(group: Group, view: View) -> pd.DataFrame:
 
 
 def take_rates(view: View) -> Parts:
-    """The learning rate of each step, a series for each way in which it goes. Empty where it is the
+    """Yield the learning rate of each step, a series for each distinct course; empty if it is the
     same in every step of every case. The title names the axes whose values name the series, and how
     many of all are shown. Of series that look alike, the first is shown."""
     for group in view.groups:
@@ -297,7 +296,7 @@ def take_rates(view: View) -> Parts:
 
 
 def _look_alike(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    """Whether two learning rates go alike: nowhere more than 1 % of the highest apart."""
+    """Return whether two learning rates are alike: nowhere more than 1 % of the highest apart."""
     ends = [float(part[EPOCH].iloc[-1]) for part in (a, b)]
     places = np.linspace(0, min(ends), 200)
     of_a, of_b = (np.interp(places, part[EPOCH], part[LR]) for part in (a, b))
@@ -308,7 +307,7 @@ def _look_alike(a: pd.DataFrame, b: pd.DataFrame) -> bool:
 def _spread_out(
     curves: Sequence[tuple[Any, pd.DataFrame]], axes: Sequence[str]
 ) -> Iterator[tuple[Any, pd.DataFrame]]:
-    """At most `MOST_SERIES`: every value of the other axes before a second batch size."""
+    """Yield at most `MOST_SERIES` curves: all values of other axes before a second batch size."""
     seen: set[tuple[str, Any]] = set()
     others = [axis for axis in axes if axis != "batch_size"]
     left = [({(axis, getattr(row, axis)) for axis in others}, (row, part)) for row, part in curves]
@@ -320,8 +319,8 @@ def _spread_out(
 
 
 def take_waterfall(why: Explanation) -> pd.DataFrame:
-    """The way from one step time to another: a row a part, between the two steps. `FLOOR` is what
-    the part after would take at the machine's measured rates."""
+    """Return how one step time becomes another: a row per part, between the two steps. `FLOOR` is
+    the time of the part in the second step at the machine's measured rates."""
     parts = why.b.breakdown.parts if why.ceiling else ()
     floors = {part.name: part.floor_s for part in parts if part.floor_s is not None}
     before, after = why.a.step.step_s, why.b.step.step_s
@@ -343,9 +342,9 @@ def take_waterfall(why: Explanation) -> pd.DataFrame:
 
 
 def take_roofline(why: Explanation) -> pd.DataFrame:
-    """The kinds of work of two steps: what each computes and moves a second, and the two limits.
-    Empty where the machine's rates are not known. Kinds that take less than `LEAST_SHARE` of both
-    steps are left out."""
+    """Return the kinds of work of two steps: what each computes and moves per second, and the
+    limits. Empty if the machine's rates are not known. Kinds that take less than `LEAST_SHARE` of
+    both steps are left out."""
     lines: list[dict[str, Any]] = []
     large = {part.name for side in (why.a, why.b) for part in side.breakdown.parts
              if part.time_s >= LEAST_SHARE * side.step.step_s}  # fmt: skip
@@ -361,7 +360,7 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
             speed, traffic = part.flop / part.counted_s, part.bytes / part.counted_s
             most = peaks.products.get(side.format, math.inf), peaks.copy or math.inf
             if speed > most[0] or traffic > most[1]:
-                continue  # above the data sheet: wrong, or of a cache
+                continue  # above the data sheet: wrong, or from a cache
             lines.append({
                 "work": f"{ESTIMATE * (part.name in estimates)}{name_part(part.name)}",
                 "precision": side.case.precision, "FLOP/byte": part.flop / part.bytes or math.nan,
@@ -373,7 +372,7 @@ def take_roofline(why: Explanation) -> pd.DataFrame:
 
 
 def take_scaling(view: View) -> Parts:
-    """The speed-up over one GPU by their number and precision; lines without one are left out."""
+    """Yield the speed-up over one GPU by number of GPUs and precision, for lines that have one."""
     for title, lines in split_lines(view.report):
         rows = []
         for base, point in ((line.base, point) for line in lines for point in line.all):
@@ -384,7 +383,7 @@ def take_scaling(view: View) -> Parts:
 
 
 def take_tax(view: View) -> Parts:
-    """The speed-up over fp32 by the number of GPUs and precision."""
+    """Yield the speed-up over fp32 by number of GPUs and precision."""
     for title, lines in split_lines(view.report):
         rows = [
             (gpus, tax.line.points[0].row.precision, speedup)
@@ -395,9 +394,9 @@ def take_tax(view: View) -> Parts:
 
 
 def take_changes(view: View) -> Parts:
-    """What each change does to some metrics, as a ratio; of times inverse, to be a speed.
+    """Yield the effect of each change on some metrics, as a ratio; for times inverted, as a speed.
     ``lowest`` and ``highest`` are over the pairs; ``low`` and ``high`` the 95 % interval of their
-    mean, empty where there are too few repeats."""
+    mean, empty if there are too few repeats."""
     for title, metric, power in (
         ("Speed: right is faster", "epoch_time_s", -1),
         ("Memory: left is less", "memory_bytes", 1),
@@ -426,8 +425,8 @@ def _shorten(name: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def take_switches(view: View) -> Parts:
-    """The epoch times of pairs of cases with a switch off and on, a panel a switch. A row is a
-    pair, the largest speed-up first; of more than `MOST_PAIRS`, some are there."""
+    """Yield the epoch times of pairs of cases with a switch off and on, a panel per switch. A row
+    is a pair, the largest speed-up first; at most `MOST_PAIRS` are kept."""
     cases = view.report.cases.set_index("cell", drop=False)
     for effect in view.report.effects:
         if effect.before != "off":
@@ -450,7 +449,7 @@ def take_switches(view: View) -> Parts:
 
 
 def _name_case(row: Any, told: Sequence[str], report: Report) -> str:
-    """A case by some axes, the machine last: ``dpn26 · bf16 · batch 128 · H200``."""
+    """Name a case by some axes, the machine last: ``dpn26 · bf16 · batch 128 · H200``."""
     names = []
     for axis in told:
         value = "" if axis == MACHINE else getattr(row, axis)

@@ -1,8 +1,8 @@
-"""Which cases share a panel: those of one machine, model and dataset.
+"""The cases of each panel: those of one machine, model and dataset.
 
 Within a panel, a line is cases of one precision that differ only in batch size. All other axes are
-at the panel's baseline: the values that most of its cases have, or the defaults where several are
-as common.
+at the panel's baseline: the values that most of its cases have, or the defaults if several are
+equally common.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ PANEL = (*SOURCE, "model", "dataset", "kind", "environment")  # what the cases o
 
 _FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
 HELD = tuple(name for name in AXES if name not in _FREE)
-"""The axes that stand at a panel's baseline."""
+"""The axes that are held at a panel's baseline."""
 
 
 @dataclass(frozen=True)
 class Group:
     """The cases of one panel."""
 
-    place: str  # machine, model, dataset, where it differs in them from the other panels
-    baseline: str  # its values of the axes that vary, where panels differ in them
+    place: str  # machine, model and dataset, as far as the panels differ in them
+    baseline: str  # its values of the axes that vary, as far as panels differ in them
     cases: pd.DataFrame  # at the baseline
     all: pd.DataFrame  # at any value of `HELD`
     settings: dict[str, Any]  # the value at the baseline of each axis of `HELD` that varies
@@ -53,8 +53,8 @@ class View:
     report: Report
     steps: Callable[[str], pd.DataFrame]  # of a sweep, by its name; empty for the published one
     groups: tuple[Group, ...] = ()  # those with the most cases, in the order of the overview
-    place: str = ""  # where and what all of them are
-    baseline: str = ""  # the values that they share of the axes that vary
+    place: str = ""  # the machine, model and dataset that all share
+    baseline: str = ""  # the values that all share of the axes that vary
 
 
 def view_report(report: Report) -> View:
@@ -79,23 +79,23 @@ def view_report(report: Report) -> View:
 
 
 def _share(phrases: Sequence[Sequence[str]]) -> tuple[list[str], str]:
-    """What only some of several lists of phrases hold, for each of them; and what all hold."""
+    """Return for each list of phrases what not all lists have, and then what all have."""
     shared = [text for text in phrases[0] if all(text in other for other in phrases)]
     own = [" · ".join(text for text in phrase if text not in shared) for phrase in phrases]
     return own, ", ".join(shared)
 
 
 def _drop_shorter(cases: pd.DataFrame) -> pd.DataFrame:
-    """Of cases that differ only in how they were measured, the one that measured most."""
+    """Keep, of cases that differ only in how they were measured, the one that measured most."""
     axes = [name for name in AXES if name not in SAME_QUESTION]
     ordered = cases.sort_values(list(SAME_QUESTION), ascending=False, kind="stable")
     return cases.loc[sorted(ordered.drop_duplicates(axes).index)]
 
 
 def _keep_baseline(cases: pd.DataFrame) -> pd.DataFrame:
-    """The cases at the commonest values of `HELD`; of equally common ones, the defaults. Batches in
-    one piece, and without a memory limit, come first where they were timed at several batch
-    sizes."""
+    """Return the cases at the most common values of `HELD`, or at the defaults if several are as
+    common. Settings timed at several batch sizes come first, then those without accumulation and
+    memory limit."""
 
     def judge(cases: pd.DataFrame) -> tuple[int, int, int, int]:
         first, timed = take_first(cases), cases[cases["status"].isin(TIMED)]
@@ -109,12 +109,12 @@ def _keep_baseline(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def name_setting(axis: str, value: Any) -> str:
-    """An axis of `Case` with its value: ``compile off``."""
+    """Name an axis of `Case` with its value: ``compile off``."""
     return f"{name_axis(axis)} {name_value(axis, value, {})}"
 
 
 def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
-    """Where a panel's cases ran and what they are, as phrases."""
+    """Describe where a panel's cases ran and what they are, as phrases."""
     first = take_first(cases)
     several = [name for name in ("model", "dataset") if report.cases[name].nunique() > 1]
     facts = {
@@ -129,7 +129,7 @@ def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
 
 
 def split_lines(report: Report) -> Iterator[tuple[str, list[Line]]]:
-    """Lines that differ in nothing but their precision, each such part with its title. Of a
+    """Yield groups of lines that differ only in their precision, each with its title. Of a
     precision with several loss scales, the first is drawn."""
     axes = [name for name in report.named if name not in FOLLOWS["precision"]]
     parts: dict[tuple[bool, int], dict[str, Line]] = {}

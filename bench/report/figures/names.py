@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from bench.render.palette import INK
 
-SMALL = 8.5  # points: the size of what is written within the axes
+SMALL = 8.5  # points: the font size within the axes
 
 _BESIDE = (("left", 6, 5), ("right", -6, -5 - SMALL), ("left", 6, -5 - SMALL),
            ("center", 0, 6), ("center", 0, -6 - SMALL), ("right", -6, 5))  # fmt: skip
@@ -25,14 +25,14 @@ _APART = tuple(
         ("left", 1, 0.3), ("left", 1, -0.3),
     )
 )  # fmt: skip
-"""Where a name may stand: which part of it is held, and how far that is from the point, in points
-on paper; further off, a line leads from it to its point."""
+"""Where a name may be: its alignment, and its offset from the point in typographic points. At the
+places further off, a line leads from the name to its point."""
 
 
 def write_near(
     ax: Axes, text: str, place: Sequence[float], offset: tuple[float, float], **look: Any
 ) -> Any:
-    """Write at some points on paper from a place."""
+    """Write a text at an offset, in typographic points, from a place."""
     look = {"textcoords": "offset points", "fontsize": SMALL, **look}
     return ax.annotate(text, (place[0], place[1]), xytext=offset, **look)
 
@@ -43,10 +43,10 @@ def name_points(
     named: Iterable[tuple[Sequence[float], str]],
     lines: Sequence[Sequence[Sequence[float]]],
 ) -> None:
-    """Write names beside points, where they cover nothing drawn, no other name, and fit. A name
-    that would stand near another point too is written further off, with a line to its own. All
-    ``points`` are drawn, and ``lines``, each as the points that it joins."""
-    scale = 72 / ax.figure.dpi  # to points on paper
+    """Write names beside points, where they fit and cover nothing drawn and no other name. One that
+    would be near another point too is written further off, with a line to its own. ``points`` are
+    all those drawn, and ``lines`` all lines, each as the points that it joins."""
+    scale = 72 / ax.figure.dpi  # pixels to points
 
     def find_on_paper(spots: Any) -> Any:
         return (scale * ax.transData.transform(spots)).tolist()
@@ -90,7 +90,7 @@ def name_points(
 
 
 def _holds(box: Sequence[float], points: Sequence[Sequence[float]], margin: float = 0) -> bool:
-    """Whether any of some points lies within a box, or less than a margin outside."""
+    """Return whether any point lies within a box, or less than ``margin`` outside of it."""
     left, bottom, right, top = box
     return any(
         left - margin < x < right + margin and bottom - margin < y < top + margin for x, y in points

@@ -1,4 +1,4 @@
-"""Figures as pictures: one drawing a panel for a page, one picture a figure for files."""
+"""Figures as pictures: one drawing per panel for a page, one picture per figure for files."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure(Sketch):
-    """A sketch with the panels that a report has data for, drawn or still to be."""
+    """A sketch with the panels that a report has data for, drawn or not yet drawn."""
 
     told: str  # what all panels share
     panels: tuple[Panel, ...]
-    whole: pd.DataFrame  # the data of all, each row with the number of its ``panel`` in front
+    whole: pd.DataFrame  # the data of all, with the number of the ``panel`` as first column
     legend: str = ""  # a drawing, where the panels need one
 
     @property
@@ -68,7 +68,7 @@ class Figure(Sketch):
 
 
 def plan_figures(report: Report) -> Iterator[Figure]:
-    """Every figure that the records have data for, in their units, not yet drawn."""
+    """Yield every figure that the records have data for, in their units, not yet drawn."""
     view, units = view_report(report), find_units(report.cases)
     for sketch in list_sketches(report):
         panels = tuple(
@@ -100,7 +100,7 @@ def _plot(figure: Figure, data: pd.DataFrame, ax: Axes, entries: dict[str, Any])
 
 
 def draw_figures(report: Report) -> list[Figure]:
-    """Draw for a page: each panel apart, and where there are several, their legend."""
+    """Draw the figures for a page: each panel apart, and the legend if there are several."""
     return [_draw_apart(figure) for figure in plan_figures(report)]
 
 
@@ -145,7 +145,7 @@ def _add_legend(canvas: Canvas, entries: dict[str, Any], place: Any) -> None:
 
 
 def _count_columns(labels: Iterable[str], width: float) -> int:
-    """As many as fit: a character of 9 points is about 0.08 inches wide."""
+    """Return how many fit: a character of 9 points is about 0.08 inches wide."""
     return max(1, int(width / (0.45 + 0.08 * max(map(len, labels)))))
 
 
@@ -206,10 +206,10 @@ _ID, _REFERRED = re.compile(r' id="([^"]*)"'), re.compile(r'(?:href="|url\()#([^
 
 
 def inline(svg: str) -> str:
-    """A drawing to stand in a page: its colours are the page's, its background none."""
+    """Make a drawing part of a page, with the page's colours and without a background."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, count=1, flags=re.DOTALL)  # the paper
+    svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, count=1, flags=re.DOTALL)  # the background
     svg = re.sub(r'\b(width|height)="[\d.]+pt" ?', "", svg, count=2)
     svg = svg.replace("'DejaVu Sans'", "inherit")
     used = set(_REFERRED.findall(svg))

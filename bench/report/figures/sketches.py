@@ -1,4 +1,4 @@
-"""The figures there are: what each is called, where its data comes from and how it is drawn."""
+"""The list of all figures: the name of each, the source of its data and how it is drawn."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from bench.report.figures.groups import Group, View
 
 @dataclass(frozen=True)
 class Sketch:
-    """How a figure is made: the data of its panels, and the drawing of one."""
+    """The definition of a figure: the data of its panels, and how one is drawn."""
 
     name: str
     question: str
     title: str
     caption: str
-    value: str  # the column that is the point of it
+    value: str  # its main column
     take: Callable[[View], Parts]
     draw: Callable[[Axes, pd.DataFrame, pd.DataFrame, str], None]
-    baseline: bool = True  # whether its cases are those at the baseline of their panel
-    explain: Mapping[str, str] = field(default_factory=dict)  # a column: what the caption adds
+    baseline: bool = True  # whether its cases are at the baseline of their panel
+    explain: Mapping[str, str] = field(default_factory=dict)  # by column, what the caption adds
 
 
 def each_group(
     take: Callable[[Group, View], pd.DataFrame], least: int = 1
 ) -> Callable[[View], Parts]:
-    """A panel a group, at its baseline; none at all where no panel has ``least`` rows. The batch
-    sizes that are the same along each line stand in its title."""
+    """Make a panel per group, at its baseline; none at all if no panel has ``least`` rows. If each
+    line has one batch size, the title gives it."""
 
     def take_all(view: View) -> Parts:
         parts = [(group, take(group, view)) for group in view.groups]
@@ -56,7 +56,7 @@ def _by_batch(quantity: str, least: int = 2) -> Callable[[View], Parts]:
 
 
 def _each_pair(take: Callable[[Explanation], pd.DataFrame]) -> Callable[[View], Parts]:
-    """A panel a pair of cases that is explained in full."""
+    """Make a panel per pair of cases that is explained in full."""
     return lambda v: ((name_pair(w), take(w)) for w in choose_pairs(v.report.pairs))
 
 
@@ -193,5 +193,5 @@ SKETCHES: tuple[Sketch, ...] = (
 
 
 def list_sketches(report: Report) -> list[Sketch]:
-    """Those of the figures that a document shows."""
+    """Return the figures that a document shows."""
     return [s for s in SKETCHES if s.name in report.figures or not report.figures]
