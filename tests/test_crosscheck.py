@@ -29,6 +29,8 @@ from bench.crosscheck.agreement import (
     judge,
     judge_all,
 )
+from bench.errors import UsageError
+from bench.executors import Job
 from bench.flags import join_flags
 from bench.record import BESIDE, Measurement
 from bench.store.reader import read_records
@@ -308,6 +310,15 @@ def test_the_turns_alternate(
     assert capsys.readouterr().out.splitlines()[-1] == (
         "overhead: harness / bare = 1.0100 (one pair: its spread is unknown; use --pairs 5)"
     )
+
+
+def test_a_bare_loop_that_is_killed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word, as the kernel ends a process that takes too much memory."""
+    killed = ["sh", "-c", "kill -9 $$"]
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **rest: run(killed, **rest))
+    with pytest.raises(UsageError, match="the bare loop failed: -9"):
+        overhead.time_bare(Job(Case(device="cpu"), ""))
 
 
 def test_the_bare_loop_of_an_overhead_trains_a_workload(

@@ -53,7 +53,8 @@ def time_bare(job: Job) -> float:
     command = [sys.executable, "-c", "from bench.crosscheck.overhead import _train; _train()"]
     answer = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
     if answer.returncode:
-        raise UsageError(f"the bare loop failed: {answer.stderr.strip().splitlines()[-1]}")
+        said = answer.stderr.strip().splitlines()
+        raise UsageError(f"the bare loop failed: {said[-1] if said else answer.returncode}")
     return float(answer.stdout)
 
 

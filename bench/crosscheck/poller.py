@@ -6,6 +6,7 @@ its standard input ends, it prints a line per reading: CLOCK_MONOTONIC in s, and
 reading is taken before anything else happens.
 """
 
+import os
 import selectors
 import sys
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 EVERY_S = 0.005  # the harness reads every 15 ms
-PAGE = 4096
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def read_card(uuid: str) -> Callable[[], int]:
