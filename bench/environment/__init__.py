@@ -1,1 +1,1 @@
-"""What a case runs on: host, code, torch, GPU; and the models it trains."""
+"""The environment of a case (host, code, torch and GPU) and the models that it trains."""

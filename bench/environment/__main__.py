@@ -17,7 +17,7 @@ def _main(names: Sequence[str]) -> None:
     with pause_collection():
         import torch  # noqa: F401
 
-    gc.freeze()  # a fork does not go through all of it again
+    gc.freeze()  # so that the garbage collector of a fork skips it all
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a user's model may print
     respond(names, answers)

@@ -1,4 +1,4 @@
-"""Devices and models, asked about in a process of its own.
+"""Questions about devices and models, answered by a separate process.
 
 So a sweep itself never imports torch or the user's code, or holds a CUDA context.
 """
@@ -29,7 +29,7 @@ from bench.text import last_line
 
 @dataclass(frozen=True)
 class DeviceAnswer:
-    """What torch says of a device: fields of `Environment`, or why it cannot be used."""
+    """Description of a device by torch: fields of `Environment`, or why it cannot be used."""
 
     environment: dict[str, Any] = field(default_factory=dict)
     fp16_native: bool = True
@@ -39,11 +39,11 @@ class DeviceAnswer:
 
 @dataclass(frozen=True)
 class ProcessAnswer:
-    """What a fresh process said of torch, of devices by name and of models by name.
+    """A fresh process's answer about torch, devices by name and models by name.
 
-    ``error`` is why torch cannot be asked at all. A model is a `Fingerprint`, or the line that says
-    what is wrong with it. ``host`` describes the machine and the cores that the process had; None
-    where it is this one.
+    ``error`` says why torch cannot be used at all. A model is a `Fingerprint`, or the line that
+    says what is wrong with it. ``host`` describes the machine and the cores of the process; None
+    means this machine.
     """
 
     error: str = ""
@@ -52,8 +52,8 @@ class ProcessAnswer:
     host: Environment | None = None
 
     def platform(self, device: str) -> Platform:
-        """The device, described together with its host. Raises UsageError: torch is missing or
-        broken, or cannot use the device."""
+        """Return the device together with its host. Raises UsageError: torch is missing or broken,
+        or cannot use the device."""
         if why := self.error or self.devices[device].error:
             raise UsageError(why)
         answer = self.devices[device]
@@ -63,8 +63,8 @@ class ProcessAnswer:
         return Platform(environment, answer.fp16_native, answer.bf16_native)
 
     def fingerprint(self, model: str) -> Fingerprint:
-        """The model or workload, as `bench.fingerprint.name_subject` names it. Raises UsageError:
-        it cannot be imported, built or run, or torch cannot."""
+        """Return the fingerprint of a ``model`` named by `bench.fingerprint.name_subject`. Raises
+        UsageError: the model cannot be imported, built or run, or torch cannot be used."""
         found = self.error or self.models[model]
         if isinstance(found, str):
             raise UsageError(found)
@@ -72,18 +72,18 @@ class ProcessAnswer:
 
 
 ASK_S = 600.0
-"""How long torch, devices and models may take to answer."""
+"""Time limit for an answer about torch, devices and models, in s."""
 
 Asking = AbstractContextManager[tuple[int, IO[bytes]]]
-"""A process that answers: its id, and where it writes the answer, in a line. It leads a session of
-its own, which is ended with it where it is left."""
+"""A process that answers: its id, and the stream to which it writes the answer, in one line. It
+leads its own session, which is ended with it on exit."""
 
 
 @contextmanager
 def start_asked(
     names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
 ) -> Iterator[tuple[int, IO[bytes]]]:
-    """Ask a new Python; what goes wrong is written to ``errors``."""
+    """Ask a new Python process; its error output is written to ``errors``."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-m", "bench.environment", *names],
@@ -111,10 +111,10 @@ def ask(
     variables: Mapping[str, str] | None = None,
     start: Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Asking] = start_asked,
 ) -> ProcessAnswer:
-    """Ask a fresh process about devices ("cuda" or "cpu") and about networks and workloads, as
-    `bench.fingerprint.Asked` writes them. ``look`` is called with the answer and the process's id
-    while it still holds the devices; ``variables`` of the environment choose the GPU; ``start`` is
-    how the process is started."""
+    """Ask a fresh process about devices ("cuda" or "cpu") and about networks and workloads, written
+    as by `bench.fingerprint.Asked`. ``look`` is called with the answer and the process id while the
+    process still holds the devices; the environment ``variables`` choose the GPU; ``start`` starts
+    the process."""
     late = False
     pid: int | None = None
     answer: ProcessAnswer | None = None
@@ -152,15 +152,15 @@ def ask(
 
 
 def probe(device: str) -> Platform:
-    """Ask a fresh process what ``device`` ("cuda" or "cpu") is. Raises UsageError: torch is missing
-    or broken, or cannot use the device."""
+    """Ask a fresh process to describe ``device`` ("cuda" or "cpu"). Raises UsageError: torch is
+    missing or broken, or cannot use the device."""
     return ask([device]).platform(device)
 
 
 def with_inputs(
     environment: Environment, data: DatasetInfo, model: Fingerprint | None
 ) -> Environment:
-    """A copy of ``environment`` that names the dataset and the model; None if not examined."""
+    """Return a copy of ``environment`` with the dataset and, if it was examined, the model."""
     inputs = replace(
         environment,
         dataset_fingerprint=data.fingerprint,

@@ -14,14 +14,14 @@ from bench.text import parse_bytes
 
 @dataclass(frozen=True)
 class Platform:
-    """A device as torch sees it: what a record keeps of it, and what decides what it can run."""
+    """A device as torch sees it: its description for a record, and the halves it has natively."""
 
     environment: Environment
     fp16_native: bool = True
     bf16_native: bool = True
 
     def refuse(self, precision: Precision) -> str:
-        """Say why the device cannot run ``precision`` at all; empty where it can."""
+        """Return why the device cannot run ``precision`` at all; empty if it can."""
         if (self._capability or (0, 0)) >= precision.min_capability:
             return ""
         least = "Ampere" if precision.arithmetic == "tfloat32" else ""
@@ -31,7 +31,7 @@ class Platform:
         return needs if least else ""
 
     def find_emulation(self, precision: Precision) -> str:
-        """Say why ``precision`` would run but measure an emulation; empty where it would not."""
+        """Return why ``precision`` would run only as an emulation; empty if it would not."""
         if self._capability is not None:
             old = self._capability < precision.min_capability
             return f"{self.name} has no {precision.arithmetic} arithmetic" if old else ""
@@ -44,24 +44,24 @@ class Platform:
         return ""
 
     def discourage(self, precision: Precision) -> str:
-        """Say why ``precision`` is only measured where it is asked for by name; else empty.
+        """Return why ``precision`` is measured only if it is asked for by name; else empty.
 
-        On a CPU that emulates both halves, a step of DPN takes some 100 times as long in fp16 as in
-        fp32. In bf16 it is 3 times where oneDNN computes the convolutions.
+        On a CPU that emulates both halves, a step of DPN takes about 100 times as long in fp16 as
+        in fp32. In bf16 it takes 3 times as long if oneDNN computes the convolutions.
         """
         if self.environment.gpu is None and precision.arithmetic == "bfloat16":
             return ""
         return self.find_emulation(precision)
 
     def refuse_limit(self, limit: str | None) -> str:
-        """Say why no memory limit can be set here; empty where it can, or ``limit`` is None."""
+        """Return why no memory limit can be set here; empty if it can, or ``limit`` is None."""
         if limit is None or self.environment.gpu is not None or sys.platform == "linux":
             return ""
         return "a memory limit on a CPU needs Linux; leave out --memory-limit"
 
     def check_limit(self, limit: str | None) -> None:
-        """Refuse a memory limit above what the device has: it would limit nothing. Raises
-        UsageError: it says how much there is."""
+        """Raise UsageError if a memory limit is above the memory of the device, as it would limit
+        nothing; it says how much there is."""
         if limit is None:
             return
         import psutil
@@ -75,8 +75,8 @@ class Platform:
 
     @property
     def halves(self) -> dict[str, bool]:
-        """Which halves a CPU has instructions for, as `bench.diagnosis.rates.find_halves` has them;
-        nothing of a GPU, and of a CPU whose instructions are not told, as outside Linux."""
+        """Whether a CPU has instructions for each half precision, as for
+        `bench.diagnosis.rates.find_halves`; empty for a GPU, and if unknown, as outside Linux."""
         if self.environment.gpu or not read_cpu_flags():
             return {}
         native = {Arithmetic.FLOAT16: self.fp16_native, Arithmetic.BFLOAT16: self.bf16_native}
@@ -88,6 +88,6 @@ class Platform:
 
     @property
     def _capability(self) -> tuple[int, ...] | None:
-        """CUDA's; None of what is no NVIDIA GPU."""
+        """CUDA's compute capability; None if this is not an NVIDIA GPU."""
         told = self.environment.capability or ""
         return tuple(int(n) for n in told.split(".")) if told[:1].isdigit() else None

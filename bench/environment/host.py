@@ -22,7 +22,7 @@ _CPU = Path("/proc/cpuinfo")
 
 
 def describe_card(uuid: str) -> dict[str, Any]:
-    """What NVML says of a card, by fields of `Environment`; nothing where it does not know it."""
+    """Return NVML's description of a card, by fields of `Environment`; empty if it is unknown."""
     card = find_card(uuid, find_cards()[0])
     if card is None:
         return {}
@@ -32,7 +32,7 @@ def describe_card(uuid: str) -> dict[str, Any]:
 
 
 def describe_host() -> Environment:
-    """What is known without torch: host, operating system, CPU, this harness and its commit."""
+    """Describe what is known without torch: host, system, CPU, this harness and its commit."""
     cpu = _look_up_cpu("model name")
     cpu = platform.processor() if cpu is None else cpu or platform.machine()
     return Environment(
@@ -40,7 +40,7 @@ def describe_host() -> Environment:
         python=platform.python_version(),
         os=platform.platform(),
         host=socket.gethostname(),
-        bench=find_version("gpu-precision-bench"),  # not of a checkout that is not installed
+        bench=find_version("gpu-precision-bench"),  # None for a checkout that is not installed
         commit=read_commit(),
         code=hash_code(),
         variables=" ".join(f"{name}={value}" for name, value in find_variables().items()) or None,
@@ -52,16 +52,16 @@ CPU_FLAGS: dict[Arithmetic, frozenset[str]] = {
     Arithmetic.FLOAT16: frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
     Arithmetic.BFLOAT16: frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
 }
-"""What Linux calls the instructions of a CPU that multiply in half precision, of x86 and Arm."""
+"""Linux's names of the CPU instructions that multiply in half precision, on x86 and Arm."""
 
 
 def read_cpu_flags(file: Path = _CPU) -> frozenset[str]:
-    """The instructions that the CPU has, as Linux calls them; none where it does not tell."""
+    """Return Linux's names of the CPU's instruction sets; empty if unknown."""
     return frozenset((_look_up_cpu("flags", "Features", file=file) or "").split())
 
 
 def _look_up_cpu(*names: str, file: Path = _CPU) -> str | None:
-    """What Linux says of the first CPU by one of these names; None on another system."""
+    """Return the first CPU's value under one of these names; empty if none, None without Linux."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -71,15 +71,15 @@ def _look_up_cpu(*names: str, file: Path = _CPU) -> str | None:
 
 @cache
 def has_cuda() -> bool:
-    """Whether torch has a GPU by that name, which an AMD one has too: as far as can be told without
-    asking torch."""
+    """Return whether torch has a GPU called cuda, which may be an AMD GPU, as far as can be found
+    without asking torch."""
     build = read_build()
     return ("cuda" in build and bool(find_cards()[0])) or ("hip" in build and has_amd())
 
 
 def list_devices(axes: Mapping[str, list[Any]], command: str) -> list[Any]:
-    """Where a command was asked to run, by default a GPU if there is one. Raises UsageError: it
-    does not know one of them."""
+    """Return the devices that a command is to run on, by default a GPU if there is one. Raises
+    UsageError: the command does not support one of them."""
     devices = axes.get("device", ["cuda" if has_cuda() else "cpu"])
     refuse_others(devices, command)
     return devices

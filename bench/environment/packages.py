@@ -27,7 +27,7 @@ PACKAGES: dict[str, str] = {
 """The packages that this harness needs, and the module that each is imported as."""
 
 _OF_DOWNLOADS = "tenacity"
-"""What only a download of CIFAR-10 needs, which says so itself."""
+"""Needed only for a download of CIFAR-10, which reports itself if it is missing."""
 
 
 def find_version(package: str) -> str | None:
@@ -43,8 +43,8 @@ def find_missing(packages: Iterable[str] = PACKAGES) -> tuple[str, ...]:
 
 
 def refuse_missing(packages: Iterable[str] = PACKAGES) -> None:
-    """Refuse to start where packages are missing that would be needed on the way. Raises
-    UsageError: it names them, and the command that installs them."""
+    """Raise UsageError if packages are missing that will be needed later; it names them, and the
+    command that installs them."""
     if missing := find_missing(packages):
         are = "is" if len(missing) == 1 else "are"
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What torch says of devices, and what models are: the answers of a process that is asked."""
+"""Answers about devices and models, given by a process that has imported torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def describe_device(device: str) -> DeviceAnswer:
         fp16_native = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     except (AttributeError, RuntimeError):
         fp16_native = False
-    # torch's own question is whether oneDNN can: with AVX-512 alone it does, by way of float32
+    # torch itself only checks whether oneDNN can: with AVX-512 alone it does so via float32
     flags = read_cpu_flags()
     bf16_native = not flags or bool(flags & CPU_FLAGS[Arithmetic.BFLOAT16])
     return DeviceAnswer(environment, fp16_native, bf16_native=bf16_native)
@@ -62,13 +62,13 @@ def _word_lack(device: str, what: str, fix: str) -> str:
 
 
 def _use_card(environment: dict[str, Any]) -> str:
-    """Compute on the first card and add what it is to ``environment``; or say why that fails."""
+    """Describe the first card in ``environment`` and compute on it; return why that fails."""
     import torch
 
     hip = torch.version.hip is not None
     if torch.version.cuda is None and not hip:
         return _word_lack("cuda", "is a CPU build", "install a CUDA build of torch")
-    with warnings.catch_warnings(record=True) as warned:  # that is where torch says why
+    with warnings.catch_warnings(record=True) as warned:  # torch gives the reason in a warning
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
@@ -96,7 +96,7 @@ def _use_card(environment: dict[str, Any]) -> str:
 
 
 def respond(names: Sequence[str], answers: TextIO) -> None:
-    """Answer in a line, and hold the devices until standard input ends. Models are examined in
+    """Answer in one line, and hold the devices until standard input ends. Models are examined in
     forks of this process, which has imported torch."""
     devices = [name for name in names if name in DEVICES]
     models = [name for name in names if name not in devices]

@@ -27,7 +27,7 @@ def read_commit() -> str | None:
 
 @cache
 def hash_code() -> str:
-    """First 12 hex digits of the SHA-256 over the harness's own Python source."""
+    """Return the first 12 hex digits of the SHA-256 over the harness's own Python source."""
     files = sorted(_ROOT.rglob("*.py"))
     return _hash((path.relative_to(_ROOT), path.read_bytes()) for path in files)
 
@@ -42,7 +42,7 @@ def _hash(files: Iterable[tuple[PurePath, bytes]]) -> str:
 
 @cache
 def hash_commit(commit: str) -> str | None:
-    """What `hash_code` says at a commit; None where this is no clone that has it."""
+    """Return `hash_code` at a commit; None if this is not a clone that has it."""
     command = ["git", "-C", str(_ROOT), "archive", "--format=tar", commit]
     try:
         archive = subprocess.run(command, capture_output=True, check=True).stdout

@@ -58,7 +58,7 @@ Sources: torch's notes on CUDA environment variables and on threading, `torch/_i
 the CUDA Programming Guide, the reference of cuBLAS and of cuDNN, ROCm environment variables.
 """
 
-# Of those patterns: folders, caches, logs and the compiler's own processes, which change no result.
+# Exceptions: folders, caches, logs and the compiler's own processes, which change no result.
 _HARMLESS = re.compile(
     r"CACHE_DIR|(GRAPH|REMOTE|AUTOGRAD|AUTOTUNE)\w*_CACHE|CACHE_DEFAULT|LOG|DEBUG|DUMP|VERBOSE|PRINT"
     r"|PROFIL|PROTON|REPRO_|NCCL_VERSION|WORKER|COMPILE_THREADS|TIMEOUT|OUTPUT_DIR|SAVE_ARGS|HOME"
@@ -66,7 +66,7 @@ _HARMLESS = re.compile(
 
 
 def find_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables of `VARIABLES` that are set, by name, sorted."""
+    """Return the environment variables of `VARIABLES` that are set, sorted by name."""
     return {
         name: environ[name]
         for name in sorted(environ)

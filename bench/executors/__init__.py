@@ -1,4 +1,4 @@
-"""What runs a case: a process of its own by default, a fake for tests of everything else.
+"""Executors, which run cases: each in a process of its own by default, or faked for tests.
 
 An executor offers lanes, and each lane runs one case at a time.
 """
@@ -25,8 +25,7 @@ from bench.yardstick import Yardstick
 
 
 class ShortageError(Exception):
-    """What a case takes is not there just now, but it may come, or come back; the message is one
-    line that says what is lacking."""
+    """A case's resources are missing but may become available; the message names them in a line."""
 
 
 Event = PhaseEntered | StepTaken
@@ -34,14 +33,14 @@ Event = PhaseEntered | StepTaken
 
 Listener = Callable[[Event], None]
 Stopping = Callable[[], bool]
-"""Whether a case is to be ended: the sweep was stopped."""
+"""Returns whether the sweep was stopped, so that the case is to be ended."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an executor, the same for all cases of a sweep. ``address`` is that of a cluster
-    to join. With ``cold`` each process is started as a new Python, and not forked from one that has
-    imported torch."""
+    """Settings of an executor, the same for all cases of a sweep. ``address`` is the address of a
+    cluster to join. With ``cold`` each process is started as a new Python process, not forked from
+    one that has imported torch."""
 
     timeout_s: float = 3600.0
     allow_shared: bool = False
@@ -52,8 +51,8 @@ class Settings:
 @dataclass(frozen=True)
 class Lane:
     """A place where one case runs at a time: the only one of a sweep, which has no ``name``, or one
-    of several. ``gpus`` are UUIDs, ``cores`` the CPUs that its workers are held to; empty leaves
-    them what this process has. ``host`` is empty on this machine."""
+    of several. ``gpus`` are UUIDs, ``cores`` the CPU cores that its workers are pinned to; if
+    empty, they may use those of this process. ``host`` is empty on this machine."""
 
     name: str = ""
     gpus: tuple[str, ...] = ()
@@ -62,21 +61,21 @@ class Lane:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables that pin what is started here to its GPUs."""
+        """The environment variables that pin processes of this lane to its GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One case to run: on which images and card, and where its log and checkpoints go.
+    """One case to run, with its images and GPU, and the places of its log and checkpoints.
 
     ``folder`` is where `bench.data.prepare` left the dataset; ``gpu_uuid`` is None on a CPU. A case
-    of several GPUs, or processes, takes those of ``lane``.
-    A checkpoint that lies in ``checkpoints`` is resumed if it is of ``identity``. The trace of a
-    profiled case is kept in the file ``trace``. ``enough`` is asked after each epoch but the last
-    whether the case is to end there; its row then says after which epoch it was truncated. Where
-    ``hold`` is set, each phase waits until ``on_event`` has returned; elsewhere it may be called a
-    little late. What is ``known`` is not found anew.
+    of several GPUs or processes uses the GPUs or cores of ``lane``.
+    A checkpoint in ``checkpoints`` is resumed if it has this ``identity``. The trace of a profiled
+    case is kept in the file ``trace``. ``enough`` is called after each epoch but the last and
+    returns whether to end the case there; its row then says after which epoch it was truncated. If
+    ``hold`` is set, each phase waits until ``on_event`` has returned; otherwise ``on_event`` may be
+    called slightly late. ``known`` values are not determined again.
     """
 
     case: Case
@@ -94,7 +93,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Images:
-    """Which images a lane needs, as `bench.data.prepare` takes them."""
+    """The images that a lane needs, as arguments of `bench.data.prepare`."""
 
     name: str
     data_dir: Path | None = None
@@ -107,56 +106,56 @@ class Images:
 
 
 ALL = 0
-"""A number of lanes: one for each GPU; on a CPU, one for each core."""
+"""The number of lanes that stands for one per GPU or, on a CPU, one per core."""
 
 
 class Executor:
-    """Offers lanes, and turns cases into outcomes, one at a time on each lane.
+    """A provider of lanes that turns cases into outcomes, one at a time on each lane.
 
-    It has to `run` a case. All else is here as on this machine with one lane, for what has no
-    others. The methods that take a lane may be called by several threads at once, each for another
-    lane. A worker dies with the thread that started it, so a lane has one thread as long as it is
-    open.
+    A subclass must define `run`. The other methods are defined here for a single lane on this
+    machine. Those that take a lane may be called by several threads at once, each for another lane.
+    A worker dies with the thread that started it, so a lane keeps its thread while it is open.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
-        """Run one case on ``job.lane`` to its end, or to `interrupted` soon after ``stopping()``.
-        It never raises: every failure is an outcome. ``on_event`` is called in the same thread."""
+        """Run one case on ``job.lane``; soon after ``stopping()`` is true, end it as `interrupted`.
+        Never raises: every failure is an outcome. ``on_event`` is called in the same thread."""
         raise NotImplementedError
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
-        """Open the lanes that cases on ``device`` ("cuda" or "cpu") may run on; once, first of all.
+        """Open the lanes for cases on ``device`` ("cuda" or "cpu"). Called once, before all else.
 
-        So many are ``wanted``; `ALL` for all that there are, None for what is usual, which on one
-        machine is a single lane that is pinned to nothing and has no name. Raises UsageError: there
-        are not that many; it says how many there are.
+        ``wanted`` is their number: `ALL` for all there are, None for the default, which on one
+        machine is a single lane without pinning or a name. Raises UsageError: there are fewer; it
+        says how many.
         """
         if wanted not in (None, ALL, 1):
             raise UsageError(f"--lanes {wanted}: this executor has one lane; leave it out")
         return (Lane(),)
 
     def join_lanes(self) -> Sequence[Lane]:
-        """Lanes that came since the last call, on nodes that joined late or in place of lost ones.
-        A lane whose case was `lost` is gone. It is listed here if it comes back."""
+        """Return lanes that opened since the last call, on nodes that joined late or replace lost
+        ones. A lane whose case was `lost` is gone; it is listed here if it comes back."""
         return ()
 
     def lose_lanes(self) -> Sequence[Lane]:
-        """Lanes that went away since the last call while nothing ran on them; `join_lanes` lists
-        them if they come back."""
+        """Return lanes that were lost since the last call while nothing ran on them; `join_lanes`
+        lists them if they come back."""
         return ()
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
-        """The lane for a case of ``size`` GPUs (on a CPU, shares of cores) that ``lane`` is to run.
+        """Return a lane with ``size`` GPUs (on a CPU, shares of cores) for a case of ``lane``.
 
-        Its GPUs are of one machine and of the kind of ``lane``. Where that machine has too few, it
-        may be another's, and has the name of a lane there. It is only used while nothing else runs.
+        Its GPUs are in one machine and of the same kind as those of ``lane``. If its machine has
+        too few, the GPUs may be in another one, and the lane has the name of a lane there. It is
+        used only while nothing else runs.
 
         Raises UnsupportedError: there never were that many; it says how many there are. Raises
-        ShortageError: there are, or were, but some are gone or in use. Raises UsageError: the
-        lane's machine failed to say; the case is an `error`.
+        ShortageError: some of them are gone or in use. Raises UsageError: the lane's machine failed
+        to answer; the case is an `error`.
         """
         if size > 1:
             raise UnsupportedError(f"world size {size}: this executor runs a case on one GPU")
@@ -171,8 +170,8 @@ class Executor:
         *,
         look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     ) -> ProcessAnswer:
-        """Ask about devices and models where the lane is, as `bench.environment.asking.ask` does;
-        ``look`` is called only where the process that answers runs on this machine."""
+        """Ask about devices and models on the lane's machine, as `bench.environment.asking.ask`
+        does; ``look`` is called only if the process that answers runs on this machine."""
         with hold_to(lane.cores):
             return ask(
                 devices,
@@ -190,23 +189,23 @@ class Executor:
         return start_asked(names, environment, errors)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
-        """Have images on the lane's machine; its ``folder`` is that of a job on this lane. Raises
-        UsageError: they cannot be had or read."""
+        """Prepare images on the lane's machine; the result's ``folder`` is for jobs on this lane.
+        Raises UsageError: they cannot be obtained or read."""
         with progress_bar() as progress:
             return images.prepare(progress)
 
     def rate(
         self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
     ) -> Yardstick:
-        """Measure what the lane can do now, as `bench.doctor.rates.measure_rates` does."""
+        """Measure the lane's current rates, as `bench.doctor.rates.measure_rates` does."""
         with hold_to(lane.cores):
             return measure_rates(device, seconds, lane.variables, expected)
 
     def kill(self) -> None:
-        """End whatever runs on any lane, at once. Called by a signal handler."""
+        """End everything that runs on any lane, at once. Called by a signal handler."""
 
     def close(self) -> None:
-        """Let go of the lanes; nothing runs on them any more."""
+        """Release the lanes; nothing runs on them any more."""
 
 
 def build_executor(name: str, settings: Settings) -> Executor:

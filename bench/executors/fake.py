@@ -26,7 +26,7 @@ from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
 from bench.text import parse_bytes
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
-"""Environment variable: rules ``axis=value:status`` separated by spaces, the first match counts."""
+"""Environment variable: rules ``axis=value:status`` separated by spaces; the first match wins."""
 
 MEMORY = "BENCH_FAKE_MEMORY"
 """Environment variable: a model of memory, ``name=value`` separated by spaces, see `Memory`."""
@@ -37,13 +37,13 @@ LANES = "BENCH_FAKE_LANES"
 
 @dataclass
 class Memory:
-    """What a batch takes, in bytes, and which runs fail at random.
+    """A model of the memory that a batch takes, in bytes, and of runs that fail at random.
 
-    fixed + image * batch + square * batch², rounded up to a multiple of ``block``, and ``jump`` on
-    top from batch size ``jump_at`` on. What depends on the batch is multiplied by ``low`` for
-    precisions other than fp32 and tf32. Above the memory limit of the case, or ``capacity``, a
-    case is out of memory; from the share ``retry`` of it on the allocator retries. ``fail`` is the
-    share of runs that fail at random, by ``seed``.
+    It is fixed + image * batch + square * batch², rounded up to a multiple of ``block``, plus
+    ``jump`` from batch size ``jump_at`` on. The terms with the batch are multiplied by ``low`` for
+    precisions other than fp32 and tf32. Above the smaller of the case's memory limit and
+    ``capacity``, a case is out of memory; above the share ``retry`` of it, the allocator retries.
+    ``fail`` is the share of runs that fail at random, with ``seed``.
     """
 
     fixed: float = 0.0
@@ -60,7 +60,7 @@ class Memory:
 
     @classmethod
     def parse(cls, text: str) -> Memory:
-        """Read a model. Raises UsageError: a part of it is none."""
+        """Parse a model of memory. Raises UsageError: a part of it is invalid."""
         values = {}
         for part in text.split():
             name, _, value = part.partition("=")
@@ -86,13 +86,13 @@ class Memory:
 
 
 PLAIN = Memory(image=2**20)
-"""Where `MEMORY` is not set."""
+"""The model if `MEMORY` is not set."""
 
 
 class FakeExecutor(Executor):
-    """Answers each case at once: ok, or the status the rules in `ANSWERS` give it; a case that
-    takes more memory than there is, by the model in `MEMORY`, is out of memory. Raises UsageError:
-    a rule is none, or the model of memory, or a lane."""
+    """An executor that answers each case at once: ok, or the status by the rules in `ANSWERS`, or
+    out of memory by the model in `MEMORY`. Raises UsageError: a rule, the model of memory or a lane
+    is invalid."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -137,7 +137,7 @@ class FakeExecutor(Executor):
         if images.name == SYNTHETIC or images.url or find_layout(images.data_dir):
             return super().prepare(lane, images)
         refuse_file(images.data_dir or Path("data"))
-        # nothing is downloaded for figures that are made up, unless --data-url asks for it
+        # nothing is downloaded for invented results, unless --data-url asks for it
         return DatasetInfo(images.name, "", IMAGES["train"], IMAGES["test"], CLASSES, "", "")
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
@@ -178,8 +178,8 @@ class FakeExecutor(Executor):
 
 
 def _parse_lanes(text: str) -> list[tuple[str, str]]:
-    """The name and UUID of each card of ``A100:2 H100:1``. Raises UsageError: a part of it is not
-    of that form."""
+    """Return the name and UUID of each card of a text such as ``A100:2 H100:1``. Raises UsageError:
+    a part of it does not have that form."""
     cards = []
     for part in text.split():
         kind, _, number = part.rpartition(":")
@@ -194,8 +194,8 @@ BEST_LR, LARGEST_LR = 0.1, 5.0
 
 
 def learn(case: Case, epoch: int) -> EpochRow:
-    """An epoch, from 0, of the fake's training: the nearer to `BEST_LR`, the faster. Larger batches
-    learn a little slower. Loss falls from ln 10 towards 0."""
+    """Return an epoch, counted from 0, of the fake's training. A learning rate nearer to `BEST_LR`
+    learns faster, a larger batch slightly slower. The loss falls from ln 10 towards 0."""
     pace = math.exp(-abs(math.log10(case.lr / BEST_LR)) - case.batch_size / 10_000)
     diverged = case.lr > LARGEST_LR
     loss = None if diverged else math.log(10) / (1 + pace * (epoch + 1))
@@ -207,7 +207,7 @@ def learn(case: Case, epoch: int) -> EpochRow:
 
 
 def _learn(job: Job) -> Iterator[EpochRow]:
-    """The epochs of a job whose every epoch is judged, until there are enough."""
+    """Yield the epochs of a job until ``job.enough`` ends it."""
     assert job.enough
     for epoch in range(job.case.epochs):
         yield (row := learn(job.case, epoch))

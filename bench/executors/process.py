@@ -1,4 +1,4 @@
-"""A worker process, from the assignment that it is given to its end."""
+"""A worker process, from its assignment to its end."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, enco
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
-_STACK = "most recent call first"  # as faulthandler begins one
-_DUMPED_S = 5.0  # the longest that stacks are waited for: on a busy machine 0.5 s was too short
-_LOG_BYTES = 1_000_000  # kept of each end of what a worker prints
+_STACK = "most recent call first"  # how faulthandler begins a stack
+_DUMPED_S = 5.0  # the longest wait for stacks: on a busy machine 0.5 s was too short
+_LOG_BYTES = 1_000_000  # kept of the start and of the end of a worker's output
 
 
 class Worker:
-    """A running `bench.worker` in a session of its own, so that its whole group can be ended."""
+    """A running `bench.worker` in its own session, so that its process group can be killed."""
 
     which = ""
-    """What a reason begins with that says how it ended."""
+    """Prefix of the reason why it ended, if it is one of several workers."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Worker:
         seat: Seat | None = None,
         servers: Servers | None = None,
     ) -> None:
-        self._recent = bytearray()  # the end of what it printed
+        self._recent = bytearray()  # the end of its output
         started = time.monotonic()
         with hold_to(job.lane.cores):
             environment = {**os.environ, **job.lane.variables, **variables}
@@ -67,7 +67,7 @@ class Worker:
         self.tell(encode(assignment))
 
     def messages(self) -> Iterator[Message | None]:
-        """Yield messages as they come, and None every 0.1 s while there is none, to the end."""
+        """Yield messages as they arrive, and None at least every 0.1 s, until the worker ends."""
         buffer = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._messages, selectors.EVENT_READ)
@@ -80,7 +80,7 @@ class Worker:
                     for line in lines:
                         yield decode(line)
                 elif self._process.poll() is not None:
-                    return  # dead, and a child of it holds the pipe open
+                    return  # dead, but a child of it holds the pipe open
                 yield None
 
     def tell(self, line: bytes = GO_ON) -> None:
@@ -90,8 +90,8 @@ class Worker:
             self._process.stdin.flush()
 
     def dump_stacks(self) -> str:
-        """Have every thread's stack written to the log, then those of the processes it started;
-        what the worker itself printed meanwhile, its stacks among it."""
+        """Have the stacks of all its threads written to the log, then those of its child processes.
+        Return the output of the worker itself meanwhile, including its stacks."""
         self._recent.clear()
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
@@ -99,7 +99,7 @@ class Worker:
         while _STACK not in stacks and time.monotonic() < until and self._process.poll() is None:
             time.sleep(0.5)
             stacks = self._recent.decode(errors="replace")
-        # workers of a DataLoader inherit the handler; what has none is ended a little early
+        # DataLoader workers inherit the handler; a process without one is killed slightly early
         children = list_children(self.pid)
         for child in children:
             with suppress(ProcessLookupError):
@@ -117,8 +117,8 @@ class Worker:
             self._process.wait(seconds)
 
     def end(self, patiently: bool) -> int:
-        """Let the worker end by itself if ``patiently``, else SIGTERM; then SIGKILL its group. Its
-        return code, negative for a signal."""
+        """Let the worker end by itself if ``patiently``, else send SIGTERM; then SIGKILL its group.
+        Return its return code, negative for a signal."""
         with suppress(subprocess.TimeoutExpired):
             if not patiently:
                 self._process.send_signal(signal.SIGTERM)
@@ -136,7 +136,7 @@ class Worker:
 def start_warm(
     servers: Servers, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
 ) -> Iterator[tuple[int, IO[bytes]]]:
-    """Ask a process that a server forks, as `bench.environment.asking` asks a new Python."""
+    """Ask a process forked by a server, as `bench.environment.asking` asks a new Python process."""
     process, _, reader = servers.launch(environment)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -153,15 +153,15 @@ def start_warm(
             process.wait()
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what a model started holds the log open
+                os.killpg(process.pid, signal.SIGKILL)  # a model's processes hold the log open
             process.wait()
             log.join(_GRACE_S)
 
 
 def _keep_log(stream: IO[bytes], path: Path | None, recent: bytearray) -> None:
-    """Keep the first and the last megabyte of what a worker prints, the last in ``recent`` too.
+    """Keep the first and the last megabyte of a worker's output, the last also in ``recent``.
 
-    A log that cannot be written does not stop the reading: the worker would wait for ever."""
+    If the log cannot be written, reading goes on; otherwise the worker would block for ever."""
     head, tail, kept, left_out = 0, deque[bytes](), 0, 0
     with stream, ExitStack() as opened:
         log: IO[bytes] | None = None
@@ -171,7 +171,7 @@ def _keep_log(stream: IO[bytes], path: Path | None, recent: bytearray) -> None:
             if head < _LOG_BYTES:
                 head += len(data)
                 with suppress(OSError):
-                    # opened with the first word: nothing said, no log; of tries, each adds to it
+                    # opened at the first output: without any, no log; each attempt appends to it
                     log = log or opened.enter_context((path or Path(os.devnull)).open("ab", 0))
                     log.write(data)
             else:

@@ -23,16 +23,16 @@ from bench.worker.messages import GO_ON, EpochEnded, Finished, Message, PhaseEnt
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
-"""For how long the others may say how they ended, once one has failed."""
+"""How long the other workers may take to report their end once one has failed, in s."""
 
 _MARGIN_S = 60.0
-"""By how much longer processes wait for each other than a phase may take: its deadline ends them,
-which has their stacks written."""
+"""How much longer processes wait for each other than a phase may take, in s, so that the phase's
+deadline comes first, which has their stacks written."""
 
 
 def find_gpus(job: Job) -> tuple[str, ...]:
-    """The GPUs of a job of several, by rank; none on a CPU. Raises UnsupportedError: its lane has
-    fewer."""
+    """Return the GPUs of a job of several processes by rank, none on a CPU. Raises
+    UnsupportedError: its lane has too few."""
     if job.case.device == "cpu":
         return ()
     gpus = job.lane.gpus or tuple(filter(None, [job.gpu_uuid]))
@@ -45,14 +45,14 @@ def find_gpus(job: Job) -> tuple[str, ...]:
 
 
 class Ranks:
-    """The workers of one case that trains in several processes; its methods are a `Worker`'s.
+    """The workers of one case that trains in several processes, with the methods of a `Worker`.
 
-    The first measures as the only worker of a case does. All enter each phase together. The case
-    ends as the first does, once all have ended; or where one fails, as that one does: an answer
-    that its peers were gone counts last, and one that memory ran out first.
+    The first worker measures like the only worker of a case. All enter each phase together. The
+    case ends as the first worker does, once all have ended. If any fails, the case ends as that one
+    does: out of memory takes precedence, and a failure because peers were gone counts least.
 
-    The job's lane has a GPU for each, or its cores are divided among them; ``timeout_s`` is how
-    long a phase may take. Raises UnsupportedError: its lane has too few GPUs.
+    Each worker has one of the lane's GPUs, or a share of its cores; ``timeout_s`` is how long a
+    phase may take. Raises UnsupportedError: the lane has too few GPUs.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class Ranks:
         self.which = ""
         self._readers: list[Thread] = []
         size, gpus = job.case.world_size, find_gpus(job)
-        # which cores are near a GPU is for the system to say, as where one GPU trains
+        # with GPUs, the system chooses the cores, as it does for a single GPU
         cores = [()] * size if gpus else share_cores(job.lane.cores or usable_cpus(), size)
         self._folder = Scratch("ranks")
         self._workers: list[Worker] = []
         self._heard: SimpleQueue[tuple[int, Message | Exception | None]] = SimpleQueue()
-        # all are of this machine, whatever its name resolves to
+        # all run on this machine, whatever its host name resolves to
         given = {"GLOO_SOCKET_IFNAME": "lo", **variables}
         for name in given.keys() & os.environ.keys() - variables.keys():
             del given[name]
         servers = servers or Servers(cold=True)
         for few in cores:
             with hold_to(few):
-                servers.prepare({**os.environ, **given})  # side by side: each takes seconds
+                servers.prepare({**os.environ, **given})  # in parallel: each takes seconds
         try:
             for rank in range(size):
                 lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
@@ -104,15 +104,15 @@ class Ranks:
             for message in worker.messages():
                 if message is not None:
                     self._heard.put((rank, message))
-        except Exception as error:  # what is no message is raised where messages are read
+        except Exception as error:  # raised again by `messages`
             self._heard.put((rank, error))
         self._heard.put((rank, None))
 
     def messages(self) -> Iterator[Message | None]:
-        """Yield the first worker's messages, a phase once all announce it; None every 0.1 s. Raises
-        MessageError: a worker wrote what is no message."""
+        """Yield the first worker's messages, a phase once all have announced it, and None at least
+        every 0.1 s. Raises MessageError: a worker wrote a line that is not a message."""
         waiting: dict[int, PhaseEntered | EpochEnded] = {}
-        ends: dict[int, Finished | None] = {}  # None for a worker that ended without a word
+        ends: dict[int, Finished | None] = {}  # None for a worker that ended without a message
         decided: float | None = None
         while len(ends) < len(self._workers) and (decided is None or time.monotonic() < decided):
             try:
@@ -161,14 +161,14 @@ class Ranks:
             worker.kill()
 
     def end(self, patiently: bool) -> int:
-        """Let the workers end by themselves if ``patiently`` and none has failed; then SIGKILL. The
-        return code of the one that decided how the case ended."""
+        """Let the workers end by themselves if ``patiently`` (after a failure, only the one that
+        decided how the case ended); then SIGKILL all. Return the deciding worker's return code."""
         awaited = [self._deciding] if self._failed else range(len(self._readers))
         until = time.monotonic() + _GRACE_S
         for rank in awaited if patiently else ():
             self._workers[rank].wait(max(0.0, until - time.monotonic()))
         self.kill()
-        # none reads a pipe that is closed, and whose number another one may get
+        # readers end before their pipes are closed, as the descriptors may be reused
         for reader in self._readers:
             reader.join()
         codes = [worker.end(patiently=True) for worker in self._workers]

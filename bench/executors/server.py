@@ -1,8 +1,8 @@
-"""Starting workers: forked from a server of `bench.worker.server`, or each as a new Python.
+"""Starting workers: forked from a server of `bench.worker.server`, or as new Python processes.
 
-This process never imports torch, so that the server is another one. There is one for each set of
-`Surroundings`: what a process has from its start on, and cannot be given later. A command that
-starts others, one after the other, can lend them one.
+This process never imports torch, so the server is another process. There is one for each set of
+`Surroundings`: properties that a process has from its start and that cannot be changed later. A
+command that starts other commands one after another can lend them a server.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LATE = (
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
 )
-"""Environment variables that are read where they are used, and so may differ between a server and
-its workers. All others may be read as Python starts or torch is imported: where one differs, the
-server is another. `OMP_NUM_THREADS` is read as its library is loaded, `PYTORCH_ALLOC_CONF` too."""
+"""Environment variables that are read when they are used, and so may differ between a server and
+its workers. All others may be read when Python starts or torch is imported: if one differs, another
+server is used. `OMP_NUM_THREADS` and `PYTORCH_ALLOC_CONF` are read when their library is loaded."""
 
-_ANSWER_S = 120.0  # torch from a slow disk, by the first of its workers
+_ANSWER_S = 120.0  # the first worker waits until torch is imported, perhaps from a slow disk
 
 
 def _start_cold(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -57,7 +57,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "bench.worker", *arguments],
-        # pipes of a server too: Python looks what its streams are as it starts
+        # a server gets pipes too: Python checks the kind of its streams when it starts
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -70,8 +70,8 @@ def _start(
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process has from its start on: environment, folder, cores and niceness. The OpenMP
-    library counts its cores as it is loaded."""
+    """Properties that a process has from its start: environment, folder, cores and niceness. The
+    OpenMP library counts the cores when it is loaded."""
 
     environment: frozenset[tuple[str, str]]
     folder: str
@@ -80,7 +80,7 @@ class Surroundings:
 
     @classmethod
     def take(cls, environment: Mapping[str, str], folder: str = "") -> Surroundings:
-        """Those of what this thread starts with ``environment``, in this folder or another."""
+        """Return those of a process that this thread starts with ``environment`` in ``folder``."""
         fixed = frozenset(
             (name, value)
             for name, value in environment.items()
@@ -91,13 +91,13 @@ class Surroundings:
 
     @property
     def name(self) -> str:
-        """The same in every process that has them, and nowhere else."""
+        """A hash of them, the same in every process."""
         told = (sorted(self.environment), self.folder, sorted(self.cores), self.niceness)
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 class UnfitError(Exception):
-    """A server forks no worker. ``stale`` where another one would."""
+    """A server cannot fork a worker; if ``stale``, a new server could."""
 
     def __init__(self, why: str, stale: bool = False) -> None:
         super().__init__(why)
@@ -105,8 +105,8 @@ class UnfitError(Exception):
 
 
 class Server:
-    """A running `bench.worker.server`, in an environment other than its workers'. They end with
-    this object, or with this process, and so does a server that this process started."""
+    """A running `bench.worker.server`, whose environment may differ from its workers'. They end
+    with this object, or with this process, and so does a server that this process started."""
 
     def __init__(self, control: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self._control, self._said = control, deque[bytes](maxlen=16)
@@ -121,7 +121,7 @@ class Server:
     def start(
         cls, environment: Mapping[str, str], folder: str | None = None, *lent: socket.socket
     ) -> Server:
-        """Start one, in this folder or another, that also those who connect to ``lent`` may ask."""
+        """Start a server in this or another folder; clients of ``lent`` may send requests too."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             numbers = [one.fileno() for one in (theirs, *lent)]
@@ -129,28 +129,28 @@ class Server:
 
     @classmethod
     def borrow(cls, around: Surroundings) -> Server | None:
-        """That of a process which lends one of these surroundings to this; None where none does."""
+        """Return the server with these surroundings that is lent to this process; None if none."""
         place = Path(os.environ.get(LENT, "").partition(" ")[2])
         if place.name != around.name:
             return None
         control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             control.connect(str(place))
-        except OSError:  # it has ended
+        except OSError:  # the server has ended
             control.close()
             return None
         return cls(control, None)
 
     def fork(self, descriptor: int, environment: Mapping[str, str]) -> Forked:
-        """Have a worker forked that writes messages to ``descriptor``. Raises UnfitError: none is;
-        it says why. Raises OSError: the machine has no process or memory to spare just now."""
+        """Fork a worker that writes messages to ``descriptor``. Raises UnfitError: that is not
+        possible; it says why. Raises OSError: there is no process or memory to spare just now."""
         stdin, ours = os.pipe()
         theirs, output = os.pipe()
         told, tell = os.pipe()
         try:
             given = [stdin, output, descriptor, tell]
             socket.send_fds(self._control, [json.dumps(dict(environment)).encode()], given)
-        except OSError as error:  # it has ended
+        except OSError as error:  # the server has ended
             for one in (ours, theirs, told):
                 os.close(one)
             raise UnfitError(self._describe_end(), stale=True) from error
@@ -173,23 +173,23 @@ class Server:
     def _describe_end(self) -> str:
         if self._hearing is None:
             return "it ended"
-        self._hearing.join(1.0)  # what it said last may be on its way
+        self._hearing.join(1.0)  # its last output may still be on the way
         return f"it ended: {last_line(b''.join(self._said).decode(errors='replace'))}"
 
 
 class Forked:
-    """A process that a server has forked, with what a `Worker` uses of `subprocess.Popen`."""
+    """A process forked by a server, with the part of `subprocess.Popen` that a `Worker` uses."""
 
     pid = 0
 
     def __init__(self, server: Server, stdin: IO[bytes], stdout: IO[bytes], told: int) -> None:
-        self._server = server  # which lives as long as its workers
+        self._server = server  # keeps it alive as long as its workers
         self.stdin, self.stdout = stdin, stdout
         self.returncode: int | None = None
         self._told, self._buffer = told, b""
 
     def hear(self, seconds: float | None) -> str | None:
-        """The next line of the server; empty where it has ended, None where none came in time."""
+        """Return the server's next line; empty if the server has ended, None after a timeout."""
         until = None if seconds is None else time.monotonic() + seconds
         said = select.poll()
         said.register(self._told, select.POLLIN)
@@ -212,7 +212,7 @@ class Forked:
         if self.returncode is None:
             if (line := self.hear(timeout)) is None:
                 raise subprocess.TimeoutExpired("bench.worker", timeout or 0.0)
-            # without its server it was killed by the kernel
+            # if its server has ended, the kernel has killed it
             self.returncode = int(line) if line else -signal.SIGKILL
             os.close(self._told)
         return self.returncode
@@ -222,7 +222,7 @@ class Forked:
             os.kill(self.pid, sig)
 
     def release(self) -> None:
-        """Close what leads to a worker that was never forked."""
+        """Close the descriptors for a worker that was never forked."""
         os.close(self._told)
         self.stdin.close()
         self.stdout.close()
@@ -232,8 +232,8 @@ Process = subprocess.Popen[bytes] | Forked
 
 
 class Servers:
-    """Starts workers, by a server for each `Surroundings` that they have, or ``cold``: each as a
-    new Python."""
+    """A starter of workers: with a server for each `Surroundings`, or, if ``cold``, each worker as
+    a new Python process."""
 
     def __init__(self, cold: bool) -> None:
         self.cold = cold or sys.platform != "linux"
@@ -242,8 +242,8 @@ class Servers:
         self._lock = threading.Lock()
 
     def launch(self, environment: Mapping[str, str]) -> tuple[Process, str, int]:
-        """Start a worker; it, why it was started cold where it was to be warm, and the descriptor
-        that its messages are read from."""
+        """Start a worker. Return it, why it was started cold if it should not have been, and the
+        descriptor to read its messages from."""
         reader, writer = os.pipe()
         try:
             return *self._launch(writer, environment), reader
@@ -274,7 +274,7 @@ class Servers:
         return _start_cold(descriptor, environment), why
 
     def prepare(self, environment: Mapping[str, str]) -> None:
-        """Start the server of a worker that is about to be launched from this thread."""
+        """Start the server of a worker that this thread is about to launch."""
         if not self.cold:
             with self._lock:
                 self._find(Surroundings.take(environment), environment)
@@ -288,7 +288,7 @@ class Servers:
         self, around: Surroundings, environment: Mapping[str, str], fresh: bool = False
     ) -> Server:
         if around not in self._running:
-            # of another environment no worker is asked for any more; they end with their last one
+            # servers with another environment are needed no more; they end with their last worker
             self._running = {
                 other: server
                 for other, server in self._running.items()
@@ -301,8 +301,8 @@ class Servers:
 
 @contextmanager
 def lend_server(environment: Mapping[str, str], folder: Path) -> Iterator[dict[str, str]]:
-    """A server for the workers of commands that are started with ``environment`` in ``folder``, and
-    the variable that tells them of it. They find torch imported, which took each 2 to 5 s."""
+    """Run a server for the workers of commands that are started with ``environment`` in ``folder``.
+    Yield the variable that lends it to them. It saves each the import of torch, 2 to 5 s."""
     if sys.platform != "linux":
         yield {}
         return

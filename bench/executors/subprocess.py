@@ -1,4 +1,4 @@
-"""Run each case in a fresh worker process, and end it with every process that it started.
+"""Running each case in a fresh worker process, which is ended with every process it started.
 
 CUDA errors are sticky and cuDNN's choices outlive a case, so no process measures twice.
 """
@@ -44,8 +44,8 @@ _AWAITS_LOADER = re.compile(r"utils/data/dataloader\.py\", line \d+ in __next__"
 
 
 class SubprocessExecutor(Executor):
-    """Runs each case in a worker of its own. The parent reads the card while the worker trains.
-    Lanes are GPUs, or equal shares of the cores that this process may use."""
+    """An executor that runs each case in its own worker. The parent reads the card while the worker
+    trains. Lanes are GPUs, or equal shares of the cores that this process may use."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -72,7 +72,7 @@ class SubprocessExecutor(Executor):
         return name_lanes(cards[: wanted or len(cards)])
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
-        """The lane's GPU and others of its kind, or the cores of this process in equal shares."""
+        """Return the lane's GPU and others of its kind, or this process's cores in equal shares."""
         if size == 1:
             return lane
         if device == "cpu":
@@ -101,20 +101,20 @@ class SubprocessExecutor(Executor):
     def start_asked(
         self, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
     ) -> Asking:
-        """Fork it from the server that the lane's workers are forked from: its start takes about as
-        long as that of a new Python, and the first worker finds it there."""
+        """Fork it from the server of the lane's workers. Starting the server takes about as long as
+        starting a new Python process, and the first worker finds it running."""
         if self._servers.cold:
             return super().start_asked(names, environment, errors)
         return start_warm(self._servers, names, environment, errors)
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
-        """Run one case; what fails for a passing reason is tried again, up to three times."""
+        """Run one case; after a transient failure try again, up to three attempts in all."""
         for tries in range(_ATTEMPTS):
             if tries:
                 time.sleep(_BACK_OFF_S * 2 ** (tries - 1))
             try:
                 outcome, again = self._attempt(job, on_event, stopping, tries == _ATTEMPTS - 1)
-            except Exception as error:  # the machine's doing; the sweep goes on
+            except Exception as error:  # a fault of the machine; the sweep goes on
                 with suppress(OSError), (job.log or Path(os.devnull)).open("a") as log:
                     log.write(traceback.format_exc())
                 fault = classify(list_kinds(error), str(error))
@@ -125,22 +125,22 @@ class SubprocessExecutor(Executor):
         return outcome
 
     def kill(self) -> None:
-        """End the workers and all they started, at once; no lock is taken in a signal handler."""
+        """End the workers and all they started, at once; without a lock, for signal handlers."""
         for worker in list(self._workers):
             worker.kill()
 
     def close(self) -> None:
-        """End the servers of workers, and forget what was compiled."""
+        """End the workers' servers, and remove compiled code."""
         self._servers.close()
         if self._compiled is not None:
             self._compiled.cleanup()
 
     def choose_cache(self, job: Job) -> dict[str, str]:
-        """Where what torch.compile makes of this case is kept: a folder of its own, empty at first.
+        """Return the variable that gives a compiled case its own cache folder, empty at first.
 
-        In torch's own folder it would outlive the sweep, and serve other cases that have the same
-        kernels: on a CPU the same two cases started in 12.6 s once and in 7.3 s the second time. So
-        the first repeat of a case compiles, and the others find what it made.
+        torch's default folder would outlive the sweep, and serve other cases that have the same
+        kernels: on a CPU the same two cases started in 12.6 s the first time and in 7.3 s the
+        second time. So the first repeat of a case compiles, and the others use its cache.
         """
         if not job.case.compiled or _CACHE in os.environ:
             return {}
@@ -152,8 +152,8 @@ class SubprocessExecutor(Executor):
     def _attempt(
         self, job: Job, on_event: Listener, stopping: Stopping, last: bool
     ) -> tuple[Outcome, bool]:
-        """Run the worker once; say what came of it and whether to try again. A card that NVML
-        cannot open for the moment is worth another try, but at the last one the case runs without
+        """Run the worker once; return the outcome and whether to try again. A card that NVML cannot
+        open for the moment is worth another attempt, but at the last one the case runs without
         readings rather than not at all."""
         size, uuids = job.case.world_size, job.lane.gpus
         device: Device
@@ -228,8 +228,8 @@ class SubprocessExecutor(Executor):
         return outcome, answer.transient
 
     def _listen(self, worker: Worker | Ranks, stopping: Stopping) -> Iterator[Message]:
-        """Yield the worker's messages; the last, if it is stopped or overruns a phase's deadline.
-        Raises MessageError: the worker wrote what is no message."""
+        """Yield the worker's messages, with a final `Finished` if it is stopped or a phase exceeds
+        its deadline. Raises MessageError: the worker wrote a line that is not a message."""
         phase, deadline = "set-up", time.monotonic() + self.settings.timeout_s
         for message in worker.messages():
             if stopping():
@@ -247,12 +247,12 @@ class SubprocessExecutor(Executor):
             if message is not None:
                 yield message
             if isinstance(message, PhaseEntered):
-                # only now: the worker may have been held at a gate until here
+                # only now: the parent may have held the worker at the phase until here
                 phase, deadline = message.phase, time.monotonic() + self.settings.timeout_s
 
 
 def name_lanes(cards: Sequence[Card]) -> list[Lane]:
-    """A lane for each GPU, by its number; instances of one divided GPU are numbered within it."""
+    """Return a lane per GPU, named by its index; MIG instances are numbered within their GPU."""
     numbers = Counter(card.index for card in cards)
     seen = Counter[int]()
     lanes = []
@@ -264,8 +264,8 @@ def name_lanes(cards: Sequence[Card]) -> list[Lane]:
 
 
 def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:
-    """So many lanes of equal shares of ``cores``; what does not go into them stays unused. Raises
-    UsageError: there are fewer cores, or this system pins nothing to cores."""
+    """Return ``wanted`` lanes with equal shares of ``cores``; the remainder stays unused. Raises
+    UsageError: there are fewer cores, or this system cannot pin processes to cores."""
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError("--lanes on a CPU needs Linux, to hold processes to cores; leave it out")
     if wanted > len(cores):
@@ -278,22 +278,22 @@ def _share_cores(cores: Sequence[int], wanted: int) -> list[Lane]:
 
 
 def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
-    """Put together what the worker measured and what was seen of the card meanwhile. Where others
-    computed on the card and that is not allowed, a lack of memory is an error: they may have had
-    it, and a smaller batch would be as unlucky."""
+    """Combine the worker's measurement with the monitor's observation of the card. If others
+    computed on the card and that is not allowed, out of memory becomes an error: they may have held
+    the memory, and a smaller batch could fail as well."""
     status, reason = last.status, last.reason
     if status in REFUSED and seen.values.get("neighbours_computing") and not allow_shared:
         status = Status.ERROR
         reason = f"out of memory while others used the GPU; see python -m bench.doctor; {reason}"
     notes = [last.measurement.notes, *seen.notes]
     if seen.verdict and status in MEASURED:
-        # not to be believed comes before what it would have shown
+        # invalid takes precedence over the status that it would have had
         status, reason = Status.INVALID, "; ".join(filter(None, [seen.verdict, reason]))
     elif seen.verdict:
         notes.append(seen.verdict)
     missing, values = {**seen.missing, **last.missing}, dict(seen.values)
     if last.measurement.resumed_epochs:
-        # that of an earlier process is not known, and the row's steps and images are of both
+        # an earlier process's energy is not known, but the row's steps and images are of both
         for name in ENERGY:
             if values.pop(name, None) is not None:
                 missing[name] = "another process trained the first epochs"
@@ -309,8 +309,8 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
 def start_worker(
     job: Job, variables: Mapping[str, str], timeout_s: float, servers: Servers
 ) -> Worker | Ranks:
-    """Start what runs a job: a worker, or several that train one network. Raises UnsupportedError:
-    the job's lane has too few GPUs."""
+    """Start the worker of a job, or several that train one network. Raises UnsupportedError: the
+    job's lane has too few GPUs."""
     if job.case.parallel == "ddp":
         return Ranks(job, variables, timeout_s, servers)
     if job.case.parallel == "dp":

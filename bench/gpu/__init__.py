@@ -1,1 +1,1 @@
-"""GPUs: the ones of this machine, their readings, and what was recorded while a worker trained."""
+"""The GPUs of this machine, their readings, and what a monitor records while a worker trains."""

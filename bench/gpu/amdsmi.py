@@ -1,8 +1,8 @@
-"""AMD GPUs by AMD SMI: memory, energy, clocks, throttling and neighbours.
+"""AMD GPUs read with AMD SMI: memory, energy, clocks, throttling and neighbours.
 
-Of its Python package, which its own ROCm brings and which is on PyPI too: names and units are those
-of version 7.0.2 and of amdsmi.h. It is imported only where a card is opened. Never shut down:
-amdsmi_shut_down counts no users and would take the handles of others in this process, torch's too.
+Names and units are those of version 7.0.2 of its Python package, which comes with ROCm and is also
+on PyPI, and of amdsmi.h. It is imported only when a card is opened, and never shut down:
+amdsmi_shut_down counts no users and would invalidate other handles in this process, even torch's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _start(amdsmi: Any) -> Any:
             amdsmi = amdsmi or import_module("amdsmi")
     except ModuleNotFoundError:
         raise AmdsmiMissingError(f"amdsmi is not installed: {INSTALL}") from None
-    except Exception:  # a KeyError where libamd_smi.so is not there, or too old
+    except Exception:  # a KeyError if libamd_smi.so is missing or too old
         why = "amdsmi cannot load libamd_smi.so; install ROCm's amd-smi-lib"
         raise AmdsmiMissingError(why) from None
     try:
@@ -40,12 +40,12 @@ def _start(amdsmi: Any) -> Any:
 
 
 def _word(error: Exception) -> str:
-    """Its error in a line; its own text has two, the code first."""
+    """Return an error as one line; its own text has two, the code first."""
     return str(getattr(error, "err_info", None) or " ".join(str(error).split()))
 
 
 def _take(found: Mapping[str, Any], *names: str) -> Any:
-    """The first of these that it knows. Raises LookupError: it has none of them."""
+    """Return the first of these values that is known. Raises LookupError: none of them is."""
     for name in names:
         if (value := found.get(name, "N/A")) != "N/A":
             return value
@@ -54,7 +54,7 @@ def _take(found: Mapping[str, Any], *names: str) -> Any:
 
 def _count_energy(a: Any, h: Any) -> float:
     found = a.amdsmi_get_energy_count(h)
-    return float(found["energy_accumulator"] * found["counter_resolution"] / 1e6)  # of µJ
+    return float(found["energy_accumulator"] * found["counter_resolution"] / 1e6)  # from µJ
 
 
 def _list(a: Any, h: Any) -> Listed:
@@ -69,11 +69,11 @@ _RESIDENCIES = {
     "vr_thm_residency_acc": "hardware thermal slowdown",
     "hbm_thm_residency_acc": "hardware thermal slowdown",
 }
-"""Counters of how long each limit held the clocks back, and what NVML calls the like of it. They
-are read here and compared, since amdsmi_get_violation_status waits 100 ms between two readings."""
+"""Counters of how long each limit held the clocks back, and NVML's name of a similar reason. They
+are read and compared here, as amdsmi_get_violation_status waits 100 ms between two readings."""
 
 
-# Energy comes first, so that the time of an edge is the counter's.
+# Energy comes first, so that the timestamp of a phase boundary is that of the energy counter.
 _CALLS: Mapping[str, Call] = {
     "energy_j": Call(Depth.EDGE, _count_energy),
     "device_bytes": Call(
@@ -108,7 +108,7 @@ _CALLS: Mapping[str, Call] = {
 }
 
 _LACKS = ("NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "NO_PERM", "INVAL")
-"""Errors that will not get better by asking again, by the ends of their names."""
+"""Permanent errors, for which asking again does not help, by the ends of their names."""
 
 
 class Amdsmi(LibraryCard):
@@ -117,8 +117,8 @@ class Amdsmi(LibraryCard):
     name = "amdsmi"
 
     def __init__(self, uuid: str, amdsmi: Any = None) -> None:
-        """Open the GPU; where there is but one, it is that. Raises AmdsmiMissingError: AMD SMI does
-        not work here, or knows no such GPU."""
+        """Open the GPU; if there is only one, ``uuid`` is not compared. Raises AmdsmiMissingError:
+        AMD SMI does not work here, or knows no such GPU."""
         amdsmi = _start(amdsmi)
         errors = (AttributeError, LookupError, amdsmi.AmdSmiException)
         statuses = amdsmi.amdsmi_wrapper
@@ -147,7 +147,7 @@ class Amdsmi(LibraryCard):
         return known or getattr(error, "err_code", None) in self._codes
 
     def _name_throttling(self, amdsmi: Any, card: Any) -> tuple[str, ...] | None:
-        """What held the clocks back since the call before; None of the first."""
+        """Return what held the clocks back since the previous call; None at the first call."""
         found = amdsmi.amdsmi_get_gpu_metrics_info(card)
         now = {name: found[name] for name in _RESIDENCIES if found.get(name, "N/A") != "N/A"}
         if not now:
@@ -158,7 +158,7 @@ class Amdsmi(LibraryCard):
 
 
 def _list_names(amdsmi: Any, card: Any, errors: tuple[type[Exception], ...]) -> set[str]:
-    """The UUID of a GPU, which is its serial number too where AMD SMI is older than ROCm 6.4."""
+    """Return a GPU's UUID, also as made from its serial number, for AMD SMI before ROCm 6.4."""
     names = set()
     with suppress(*errors):
         names.add(amdsmi.amdsmi_get_gpu_enumeration_info(card)["hip_uuid"].lower())

@@ -16,12 +16,12 @@ from bench.gpu.nvml import NvmlMissingError, use_nvml
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU or MIG instance that CUDA would offer, as NVML describes it; None where it does not.
+    """A GPU or MIG instance that CUDA would offer, as described by NVML; unknown values are None.
 
-    ``index`` is that of the GPU in NVML's order, that of the PCI bus. ``names`` are the
-    spellings `CUDA_VISIBLE_DEVICES` may begin with. ``driver_cuda`` is the newest CUDA that the
-    driver can run. What belongs to the whole card (link, ECC, persistence mode) is told of an
-    instance too; its power and clocks are not its own, and None.
+    ``index`` is the GPU's index in NVML, which counts by PCI bus. ``names`` are spellings whose
+    prefixes `CUDA_VISIBLE_DEVICES` may contain. ``driver_cuda`` is the newest CUDA version that the
+    driver can run. Link, ECC and persistence mode of the whole card are also given for an instance;
+    power and clocks are not its own, so they are None.
     """
 
     uuid: str
@@ -44,7 +44,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Link:
-    """A PCIe link: what it runs at now, and at most. An idle card lowers its generation."""
+    """A PCIe link, as it runs now and at most. An idle card lowers its generation."""
 
     generation: int
     width: int
@@ -58,8 +58,8 @@ class Link:
 
 
 def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:
-    """The card of ``uuid``, with or without its prefix ``GPU-`` or ``MIG-``, which torch spells as
-    that of a GPU for an instance; None if not there."""
+    """Return the card of ``uuid``; None if not there. The prefix ``GPU-`` or ``MIG-`` is ignored,
+    as torch writes ``GPU-`` for a MIG instance too."""
 
     def bare(text: str) -> str:
         return text.removeprefix("GPU-").removeprefix("MIG-")
@@ -68,11 +68,11 @@ def find_card(uuid: str, cards: Iterable[Card]) -> Card | None:
 
 
 def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tuple[list[Card], str]:
-    """The cards CUDA would offer here, in its order, without torch and without CUDA; and the reason
-    in one line where there are none.
+    """Return the cards that CUDA would offer here, in its order, found without torch and without
+    CUDA; if there are none, also the reason in one line.
 
-    Give a worker ``CUDA_VISIBLE_DEVICES=<uuid>`` of the card chosen: CUDA counts the fastest card
-    first, unless `CUDA_DEVICE_ORDER` says ``PCI_BUS_ID``, and NVML counts by PCI bus.
+    Give a worker ``CUDA_VISIBLE_DEVICES=<uuid>`` of the chosen card: CUDA counts the fastest card
+    first, unless `CUDA_DEVICE_ORDER` is ``PCI_BUS_ID``, and NVML counts by PCI bus.
     """
     if "hip" in read_build():
         return [], "torch is built for ROCm, and NVML lists no AMD GPU"
@@ -98,7 +98,7 @@ def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tup
 
 
 def _describe(nvml: Any, index: int) -> list[Card]:
-    """The card at ``index``, or its MIG instances where it is divided."""
+    """Return the card at ``index``, or its MIG instances if it is divided."""
 
     def ask(name: str, *args: Any) -> Any:
         with suppress(AttributeError, nvml.NVMLError):
@@ -106,7 +106,7 @@ def _describe(nvml: Any, index: int) -> list[Card]:
 
     gpu = ask("nvmlDeviceGetHandleByIndex", index)
     uuid = gpu and ask("nvmlDeviceGetUUID", gpu)
-    if not uuid:  # lost, or kept from this user
+    if not uuid:  # lost, or not accessible to this user
         return []
     capability = ask("nvmlDeviceGetCudaComputeCapability", gpu)
     mig, ecc = ask("nvmlDeviceGetMigMode", gpu), ask("nvmlDeviceGetEccMode", gpu)
@@ -121,7 +121,7 @@ def _describe(nvml: Any, index: int) -> list[Card]:
         ask("nvmlDeviceGetName", gpu) or "unknown GPU",
         index,
         capability=tuple(capability) if capability else None,
-        # of two modes the first is in force, the second after a reset
+        # the first mode is the current one, the second applies after a reset
         mig=bool(mig[0]) if mig else None,
         ecc=bool(ecc[0]) if ecc else None,
         persistence_mode=None if persistence is None else bool(persistence),
@@ -148,8 +148,8 @@ def _describe(nvml: Any, index: int) -> list[Card]:
             memory = ask("nvmlDeviceGetMemoryInfo", instance)
             size = memory and memory.total
             ids = [ask(f"nvmlDeviceGet{kind}InstanceId", instance) for kind in ("Gpu", "Compute")]
-            # the second spelling is that before driver 470; a divided card stands for its first
-            # instance
+            # the second spelling is from before driver 470; the UUID of a divided card stands for
+            # its first instance
             names = (own, f"MIG-{uuid}/{ids[0]}/{ids[1]}", *(() if cards else (uuid,)))
             name = ask("nvmlDeviceGetName", instance) or f"{whole.name} MIG"
             cards.append(replace(whole, uuid=own, name=name, memory_bytes=size, names=names))
@@ -159,9 +159,9 @@ def _describe(nvml: Any, index: int) -> list[Card]:
 def select_visible(cards: Sequence[Card], visible: str | None) -> list[Card]:
     """Choose from ``cards`` as CUDA does by `CUDA_VISIBLE_DEVICES`.
 
-    Indices, UUIDs or their beginnings, MIG names. The list ends at the first entry that names no
-    card, or more than one; a card named twice leaves none. Source: CUDA Programming Guide, CUDA
-    Environment Variables; what is said of repetitions and of ``1abc`` is as torch 2.13 reads it.
+    Entries are indices, UUIDs or their prefixes, or MIG names. The list ends at the first entry
+    that names no card, or more than one; a card named twice leaves none. Source: CUDA Programming
+    Guide, CUDA Environment Variables; for repetitions and entries such as ``1abc``, torch 2.13.
     """
     if visible is None:
         return [next(instances) for _, instances in groupby(cards, lambda card: card.index)]

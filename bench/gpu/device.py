@@ -1,4 +1,4 @@
-"""What a monitor watches: a `Device`, and the readings it gives.
+"""The `Device` that a monitor watches, and its readings.
 
 `Host` is a CPU and `Unreadable` a card that nothing can be read from; `bench.gpu.nvml` has the
 card itself. torch is never imported here.
@@ -30,7 +30,7 @@ class Depth(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process on the card that is not the worker's; ``display``: it draws, as a desktop does."""
+    """A process on the card that is not the worker's; with ``display`` it draws, like a desktop."""
 
     pid: int
     bytes: int | None = None
@@ -44,9 +44,9 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a device said at one moment, in SI units; None where it said nothing.
+    """The values read from a device at one moment, in SI units; None if not available.
 
-    ``time_ns`` is monotonic. ``device_bytes`` is raw: all memory in use on the card, by anyone.
+    ``time_ns`` is monotonic. ``device_bytes`` is all memory in use on the card, by any process.
     ``energy_j`` is a counter with an arbitrary start. ``throttle`` names reasons of `THROTTLES`.
     """
 
@@ -67,20 +67,20 @@ READINGS = tuple(f.name for f in fields(Reading) if f.name != "time_ns")
 
 
 class Device:
-    """What a monitor watches. It never raises: what cannot be read is None, and `why` tells."""
+    """A watched device. It never raises: values that cannot be read are None; `why` says why."""
 
     total_bytes: int | None = None
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a reader of its readings should know."""
+        """Remarks on the readings for users."""
         return ()
 
     def watch(self, pid: int) -> None:
         """Count this process and its descendants as the worker's own from now on."""
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        """Take one reading; a recording gives, at an edge, all it holds up to that edge."""
+        """Take one reading; a recording returns, at an edge, all its readings up to that edge."""
         return (Reading(time.monotonic_ns()),)
 
     def why(self, quantity: str) -> str:
@@ -88,7 +88,7 @@ class Device:
         return ""
 
     def close(self) -> None:
-        """Let go of the device."""
+        """Release the device."""
 
 
 _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
@@ -98,18 +98,18 @@ _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
     "throttle": lambda seen: tuple(dict.fromkeys(chain.from_iterable(seen))),
     "others": lambda seen: tuple(chain.from_iterable(seen)),
 }
-"""What several cards are together; in the rest, memory, the first stands for itself."""
+"""How the values of several cards are combined. For the rest (memory), the first card counts."""
 
 
 class Several(Device):
-    """Cards that train one network, read as one: energy and power are of all together, clocks of
-    the slowest and temperature of the hottest; memory is that of the first."""
+    """Cards that train one network, read as one: the sum of energy and of power, the clocks of the
+    slowest, the temperature of the hottest, and the memory of the first."""
 
     def __init__(self, cards: Sequence[Device]) -> None:
         self._cards = cards
         self.total_bytes = cards[0].total_bytes
         self.pids: Sequence[int] = ()
-        """The worker's process on each card; by default the one that is watched, on all."""
+        """The worker's process on each card; by default the watched one on all cards."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -136,7 +136,7 @@ class Several(Device):
 
 
 class ProcessTree:
-    """The worker's process and its descendants; those that have ended remain its own."""
+    """The worker's process and its descendants, including those that have ended."""
 
     def __init__(self, pid: int) -> None:
         import psutil
@@ -149,7 +149,7 @@ class ProcessTree:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look for new descendants: about 13 µs for every process of the machine."""
+        """Look for new descendants, which takes about 13 µs per process of the machine."""
         with suppress(self._error, IndexError):
             root = self._alive[0]
             self._alive = [root, *root.children(recursive=True)]
@@ -165,7 +165,7 @@ class ProcessTree:
 
 @dataclass
 class Unreadable(Device):
-    """A card nobody can look at: every quantity is None, for one reason."""
+    """A card that cannot be read: every quantity is None, for one reason."""
 
     reason: str
     total_bytes: int | None = None
@@ -177,8 +177,8 @@ class Unreadable(Device):
 
 @dataclass
 class Host(Unreadable):
-    """A CPU: the memory that the worker and its descendants hold, and nothing else. Descendants are
-    looked for at the edges of phases only: the search would take from the very cores that train."""
+    """A CPU: only the memory that the worker and its descendants hold is read. New descendants are
+    looked for only at phase boundaries, as the search takes time from the cores that train."""
 
     reason: str = "the case ran on a CPU"
     _tree: ProcessTree | None = field(default=None, repr=False)

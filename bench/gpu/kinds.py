@@ -1,5 +1,5 @@
-"""The kinds of devices that a case may train on, by the names that torch has for them; and which of
-them the installed torch computes on, told without importing it."""
+"""The kinds of devices that a case may train on, by torch's names, and those that the installed
+torch was built for, found without importing it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 from bench.errors import UsageError
 
 OTHERS = ("mps", "xpu")
-"""Apple's and Intel's GPUs: training itself is measured there, and what needs CUDA or NVML is
-refused or left out. Neither was seen on hardware yet."""
+"""Apple's and Intel's GPUs. Training is measured there; whatever needs CUDA or NVML is refused or
+left out. Neither has been tested on hardware yet."""
 
 DEVICES = ("cuda", *OTHERS, "cpu")
-"""Of an AMD GPU torch's build for ROCm says cuda."""
+"""torch's build for ROCm calls an AMD GPU cuda."""
 
 _KFD = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def size_as(device: str) -> str:
-    """The device whose sizes and limits it has: of any GPU, those of an NVIDIA one."""
+    """Return the device whose sizes and limits apply: for any GPU, those of an NVIDIA one."""
     return "cpu" if device == "cpu" else "cuda"
 
 
 def refuse_others(devices: Iterable[object], command: str) -> None:
-    """Refuse the GPUs that a command does not know. Raises UsageError."""
+    """Raise UsageError if a device is a GPU that a command does not support."""
     for device in devices:
         if device in OTHERS:
             raise UsageError(
@@ -40,8 +40,8 @@ def refuse_others(devices: Iterable[object], command: str) -> None:
 
 @cache
 def read_build() -> Mapping[str, str]:
-    """The versions that torch was built for, by the names that its `version.py` has for them:
-    ``cuda``, ``hip`` (ROCm) or ``xpu``; nothing where it is a build for CPUs, or not there."""
+    """Return the versions that torch was built for, by their names in its `version.py`: ``cuda``,
+    ``hip`` (ROCm) or ``xpu``; empty if it is a build for CPUs, or not installed."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -54,24 +54,24 @@ def read_build() -> Mapping[str, str]:
 
 
 def list_others() -> tuple[str, ...]:
-    """The GPUs beside CUDA's that torch may have here, by the names that it gives them."""
+    """Return the other GPUs that torch may have here besides CUDA's, by torch's names."""
     built = {"mps": sys.platform == "darwin", "xpu": "xpu" in read_build()}
     return tuple(device for device in OTHERS if built[device])
 
 
 def has_amd(folder: Path = _KFD) -> bool:
-    """Whether the driver amdgpu offers a GPU to compute on: of the nodes that it lists, a CPU has
+    """Return whether the driver amdgpu offers a GPU to compute on. It also lists CPUs, which have
     no SIMD units."""
     for file in folder.glob("*/properties"):
-        with suppress(OSError):  # kept from this user
+        with suppress(OSError):  # not accessible to this user
             if re.search(r"^simd_count [1-9]", file.read_text(), re.MULTILINE):
                 return True
     return False
 
 
 def name_uuid(uuid: Any, hip: bool) -> str:
-    """Name a GPU by the ``uuid`` of torch's properties of it. Of ``hip`` its 16 bytes are the text
-    that rocminfo prints after ``GPU-``: hipDeviceGetUuid in clr's hip_device.cpp."""
+    """Name a GPU by the ``uuid`` in torch's device properties. With ``hip`` its 16 bytes are the
+    text that rocminfo prints after ``GPU-``: hipDeviceGetUuid in clr's hip_device.cpp."""
     with suppress(AttributeError, TypeError, ValueError):
         if hip and (text := bytes(uuid.bytes).rstrip(b"\0").decode("ascii")).isalnum():
             return f"GPU-{text}"

@@ -1,5 +1,4 @@
-"""A card that is read by calls of its vendor's library: which calls, and whose processes are on
-it."""
+"""A card that is read through its vendor's library: its calls, and its processes."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from typing import Any
 from bench.gpu.device import Depth, Device, Process, ProcessTree, Reading
 
 Listed = Iterable[tuple[int, int | None]]
-"""Processes on a card: pid, and bytes where they are told."""
+"""Processes on a card: pid, and memory in bytes if known."""
 
 
 class Call:
-    """A question to a library, and the quantities it answers. ``ways`` are alternatives, the
-    preferred first: drivers and versions of a library differ in what they have. An ``instance``
-    call may be asked of a MIG instance, others only of the whole card."""
+    """A call to a library for one quantity. ``ways`` are alternatives, the preferred one first, as
+    drivers and versions of a library differ in the calls they support. An ``instance`` call may be
+    made for a MIG instance, others only for the whole card."""
 
     def __init__(
         self, depth: Depth, *ways: Callable[[Any, Any], Any], instance: bool = False
@@ -26,11 +25,11 @@ class Call:
 
 
 class LibraryCard(Device):
-    """A card, or an ``instance`` of one, read by ``calls``. One that the driver or the library
-    lacks is asked once and its quantity stays None; one that fails for the moment is asked again
-    next time. The call ``others`` gives `Listed`, as ``display`` does, those that draw.
+    """A card, or an ``instance`` of one, read by ``calls``. A call that the driver or the library
+    lacks is made once and its quantity stays None; one that fails temporarily is made again next
+    time. The calls ``others`` and ``display`` return `Listed`: processes that compute or draw.
 
-    A subclass says what the library is called, and which of its ``errors`` is a lack.
+    A subclass gives the ``name`` of the library, and says which of its ``errors`` is a lack.
     """
 
     name = ""
@@ -55,7 +54,7 @@ class LibraryCard(Device):
         self._names: dict[int, str | None] = {}
 
     def is_lack(self, error: Exception) -> bool:
-        """Whether it will not get better by asking again."""
+        """Return whether an error is permanent, so that asking again does not help."""
         raise NotImplementedError
 
     def word(self, error: Exception) -> str:
@@ -63,7 +62,7 @@ class LibraryCard(Device):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Under which pid the library lists the worker, where that is not its own."""
+        """A remark on the pid under which the library lists the worker, if it is not its own."""
         if self._alias is None or self._listed:
             return ()
         return (f"{self.name} lists the worker as pid {self._alias}, of another pid namespace",)
@@ -108,8 +107,8 @@ class LibraryCard(Device):
     def _attribute(
         self, compute: Listed, drawing: Listed
     ) -> tuple[int | None, tuple[Process, ...]]:
-        """Tell the memory of the worker's processes from the others on the card."""
-        # a process on the card holds some memory: 0 is a driver that cannot tell
+        """Return the memory of the worker's processes, and the other processes on the card."""
+        # a process on the card holds some memory: 0 means that the driver does not know how much
         computing = {pid: size or None for pid, size in compute}
         listed = {pid: size or None for pid, size in drawing}
         # Under WDDM every window is listed as computing too, with its memory unknown.
@@ -130,9 +129,9 @@ class LibraryCard(Device):
         return None, others
 
     def _own(self, listed: Mapping[int, int | None]) -> set[int]:
-        """The worker's pids among those listed. In a container it may list host pids. Where the
-        worker is not listed, the first process to have joined since, whose pid nobody has here, is
-        taken to be it."""
+        """Return the worker's pids among those listed. In a container the library may list host
+        pids. If the worker is not listed, the first new process whose pid does not exist here is
+        taken to be it, unless several appear at once."""
         if self._tree is None:
             self._before |= listed.keys()
             return set()

@@ -1,7 +1,7 @@
-"""What the card did while a worker trained, phase by phase, as columns of a `Measurement`.
+"""The state of the card while a worker trains, phase by phase, as columns of a `Measurement`.
 
-The process that started the worker reads the device: memory every 15 ms, all else five times a
-second, energy at the boundaries of phases. What that leaves unseen is said in notes.
+The process that started the worker reads the device: memory every 15 ms, energy at the boundaries
+of phases, and the rest five times a second. Notes say what these readings may have missed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bench.gpu.device import Depth, Device, Process, Reading
 from bench.gpu.nvml import EFFECTS
 
 Phase = Literal["baseline", "setup", "warmup", "epoch", "evaluation"]
-"""In this order. Evaluation is whatever follows the epoch, if only the worker's end."""
+"""In this order. Evaluation is everything that follows the epoch, if only the worker's exit."""
 
 _REPEATED = ("epoch", "evaluation")
-"""The phases that a worker enters again for each epoch; what is seen of one spans all of them."""
+"""The phases that a worker enters again for each epoch; their values span all epochs."""
 
 
 def _union(seen: Sequence[tuple[str, ...]]) -> str:
@@ -29,12 +29,12 @@ def _union(seen: Sequence[tuple[str, ...]]) -> str:
 
 
 Part = Literal["whole", "first", "last"]
-"""Of a phase: all of it, or its first or last quarter by time."""
+"""A part of a phase: all of it, or its first or last quarter by time."""
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column that is one quantity over one phase, or a quarter of it."""
+    """A column that reduces one quantity over one phase, or a quarter of it."""
 
     quantity: str
     phase: Phase
@@ -71,11 +71,11 @@ _MEMORY = ("device_bytes", "process_bytes")
 
 @dataclass
 class Observation:
-    """What a monitor saw.
+    """The result of a monitor.
 
     Every name of `MONITORED` is either in ``values`` or in ``missing`` with its reason; in the
     throttle columns and ``neighbours`` an empty string means that none was seen. ``verdict`` says
-    why the measurement is not to be believed; empty if nothing speaks against it.
+    why the measurement is invalid; empty if it is valid.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Observation:
 
 @dataclass
 class _Stay:
-    """One stay in a phase: the reading that opened it, and those up to the one that closed it."""
+    """One stay in a phase: the reading at its start, and the later ones up to that at its end."""
 
     opened: Reading | None = None
     readings: list[Reading] = field(default_factory=list)
@@ -105,7 +105,7 @@ class _Stay:
 
 @dataclass
 class _Window:
-    """A phase: every stay in it, in order. A worker is in most of them once."""
+    """A phase, with every stay in it, in order. A worker enters most phases once."""
 
     stays: list[_Stay] = field(default_factory=list)
     peaks: dict[str, int] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class _Window:
                 value = getattr(reading, quantity)
                 if value is not None:
                     self.peaks[quantity] = max(value, self.peaks.get(quantity, 0))
-        if depth > Depth.FAST:  # memory 67 times a second, for hours, is kept as its peak alone
+        if depth > Depth.FAST:  # memory, read 67 times a second for hours, is kept only as its peak
             self.stays[-1].readings += readings
 
     @property
@@ -132,11 +132,11 @@ class _Window:
 
     @property
     def readings(self) -> list[Reading]:
-        """All but those that opened a stay."""
+        """All readings except those at the start of a stay."""
         return [reading for stay in self.stays for reading in stay.readings]
 
     def quarter(self, part: Part) -> list[Reading]:
-        """The readings of a quarter of the time in the phase; time between stays does not count."""
+        """Return the readings of a part of the phase; time between stays does not count."""
         moments: list[tuple[int, Reading]] = []
         passed = 0
         for stay in filter(lambda stay: stay.all, self.stays):
@@ -150,23 +150,23 @@ class _Window:
         return [r for _, r in moments]
 
     def values(self, quantity: str, part: Part = "whole") -> list[Any]:
-        # memory at the opening edge is still what the phase before left behind
+        # memory at the opening edge is still that of the previous phase
         readings = self.readings if quantity in _MEMORY else self.quarter(part)
         values = [v for r in readings if (v := getattr(r, quantity)) is not None]
         return [*values, self.peaks[quantity]] if quantity in self.peaks else values
 
 
 class Monitor:
-    """Watch a device from before the worker starts until after it has ended.
+    """A sampler of a device, from before the worker starts until after it has ended.
 
-    The baseline is read when the monitor is made, so make it before the worker. Then `watch` the
-    worker's pid, `enter` each phase as the worker reports it, and `close`. All of them may be
+    The baseline is read when the monitor is created, so create it before the worker. Then `watch`
+    the worker's pid, `enter` each phase as the worker reports it, and `close`. All of them may be
     called from any thread. As a context manager it stops sampling whatever happens.
     """
 
     def __init__(self, device: Device, fast_s: float = 0.015, slow_s: float = 0.2) -> None:
-        """Read the baseline and start sampling, memory every ``fast_s`` and all every ``slow_s``.
-        The monitor owns ``device`` from here on and closes it."""
+        """Read the baseline and start sampling: memory every ``fast_s``, all of `Depth.SLOW` every
+        ``slow_s``. The monitor owns ``device`` from here on and closes it."""
         self._device = device
         self._fast_s = fast_s
         self._slow_every = max(1, round(slow_s / fast_s))
@@ -182,17 +182,17 @@ class Monitor:
         self._thread.start()
 
     def watch(self, pid: int) -> None:
-        """Say that the worker has started, and enter its set-up."""
+        """Watch the worker, which has just started, and enter its set-up."""
         with self._lock:
             self._device.watch(pid)
         self.enter("setup")
 
     def enter(self, phase: Phase) -> None:
-        """End the phase under way and enter the next, with a full reading in between.
+        """End the current phase and enter the next, with a full reading in between.
 
-        The epoch and its evaluation may be entered again, after each other, for the next epoch.
-        Warm-up should end after its memory was given back, the epoch right after its last
-        synchronisation: memory at the boundary counts for the phase that ends.
+        Epoch and evaluation may be entered again, alternately, for each further epoch. Warm-up
+        should end after its memory was freed, and the epoch right after its last synchronisation,
+        as memory at the boundary counts for the phase that ends.
         """
         entered = self._windows[phase].entered
         if entered and (phase == self._phase or phase not in _REPEATED):
@@ -209,11 +209,11 @@ class Monitor:
         warmup_reserved_bytes: int | None = None,
         allow_shared: bool = False,
     ) -> Observation:
-        """Stop, and say what was seen.
+        """Stop sampling and return the observation.
 
         ``reserved_bytes`` is the peak of the worker's allocator in the epoch, a lower bound of the
-        truth, and ``warmup_reserved_bytes`` that of its warm-up. With ``allow_shared`` neighbours
-        are noted, and do not make the measurement invalid.
+        true peak, and ``warmup_reserved_bytes`` its peak in warm-up. With ``allow_shared``,
+        neighbours are noted but do not make the measurement invalid.
         """
         self.stop()
         seen = Observation(notes=list(self._device.notes))
@@ -279,7 +279,7 @@ class Monitor:
                 seen.values[name] = raw - baseline
 
     def _bound(self, seen: Observation, name: str, bound: int | None) -> None:
-        """Raise a sampled peak to what the allocator is known to have held."""
+        """Raise a sampled peak to the allocator's known peak."""
         sampled = seen.values.get(name)
         if sampled is None or bound is None or sampled >= bound:
             return
@@ -298,7 +298,7 @@ class Monitor:
             )
 
     def _energy(self, seen: Observation) -> None:
-        """Fill the columns, summed over the stays in the epoch."""
+        """Fill the energy columns, summed over the stays in the epoch phase."""
         epoch = self._windows["epoch"]
         ends = [stay.ends for stay in epoch.stays]
         known = [pair for pair in ends if pair]
@@ -358,7 +358,7 @@ class Monitor:
         return [f"throttled during the epoch: {those('slowed')}"] if those("slowed") else []
 
     def _neighbours(self, seen: Observation, allow_shared: bool) -> list[str]:
-        """Fill the columns; only what computed before the epoch ended speaks against it."""
+        """Fill the neighbour columns; return the doubt, if any computed before the epoch ended."""
         during: dict[int, Process] = {}
         after: dict[int, Process] = {}
         known = False
@@ -397,8 +397,8 @@ class Monitor:
 
 
 def integrate(powers: Sequence[tuple[float, float]], start: float, end: float) -> float:
-    """Integrate (time in s, power in W), at least one, in order of time and within the interval,
-    over ``start`` to ``end`` by the trapezoid rule, in J. The first holds back to ``start`` and the
-    last on to ``end``."""
+    """Return the energy in J from ``start`` to ``end``, by the trapezoid rule. ``powers`` are one
+    or more (time in s, power in W), in order of time and within the interval. The first one also
+    holds from ``start`` on, and the last one up to ``end``."""
     points = [(start, powers[0][1]), *powers, (end, powers[-1][1])]
     return sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairwise(points))

@@ -1,6 +1,6 @@
-"""NVML by UUID: memory, energy, clocks, throttling and neighbours.
+"""NVIDIA GPUs read with NVML by UUID: memory, energy, clocks, throttling and neighbours.
 
-pynvml is imported only where a card is opened.
+pynvml is imported only when NVML is used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _list(processes: Iterable[Any]) -> Listed:
     return [(process.pid, process.usedGpuMemory) for process in processes]
 
 
-# Energy comes first, so that the time of an edge is the counter's.
+# Energy comes first, so that the timestamp of a phase boundary is that of the energy counter.
 _CALLS: Mapping[str, Call] = {
     "energy_j": Call(Depth.EDGE, lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3),
     "device_bytes": Call(
@@ -89,7 +89,7 @@ _CALLS: Mapping[str, Call] = {
     ),
 }
 
-# What will not get better by asking again; anything else (lost, timeout, unknown) may.
+# Permanent errors, for which asking again does not help; others (lost, timeout, unknown) may pass.
 _LACKS = frozenset(
     {
         "AttributeError",
@@ -146,8 +146,8 @@ def start_nvml(nvml: Any) -> Any:
 
 @contextmanager
 def use_nvml(nvml: Any = None) -> Iterator[Any]:
-    """NVML, shut down at the end. Raises NvmlMissingError: it does not work here, or a call of it
-    failed."""
+    """Yield NVML, and shut it down at the end. Raises NvmlMissingError: it does not work here, or a
+    call to it failed."""
     nvml = start_nvml(nvml)
     try:
         yield nvml
@@ -159,7 +159,7 @@ def use_nvml(nvml: Any = None) -> Iterator[Any]:
 
 
 def check_nvml(nvml: Any = None) -> tuple[Lack | None, str]:
-    """Why NVML cannot be used, as a member and as a line; None and empty where it can."""
+    """Return why NVML cannot be used, as a `Lack` and as a line; None and empty if it can."""
     try:
         with use_nvml(nvml):
             return None, ""
@@ -173,7 +173,7 @@ class Nvml(LibraryCard):
     name = "NVML"
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
-        """Open the card whose UUID this is, with or without its prefix ``GPU-`` or ``MIG-``. Raises
+        """Open the card of this UUID, with or without its prefix ``GPU-`` or ``MIG-``. Raises
         NvmlMissingError: NVML does not work here, or knows no such card."""
         nvml = start_nvml(nvml)
         mismatch = getattr(nvml, "NVMLLibraryMismatchError", AttributeError)
@@ -218,11 +218,11 @@ _TO_SWITCH = 2  # nvml.h, nvmlIntNvLinkDeviceType_t
 
 
 def describe_links(uuids: Sequence[str], nvml: Any = None) -> tuple[str | None, str]:
-    """How each pair of cards, by their places in ``uuids`` from 0, is connected, as ``nvidia-smi
-    topo -m`` names it: ``0-1 NV18``, separated by commas; or None and the reason in one line.
+    """Return how each pair of cards, by index in ``uuids``, is connected, as ``nvidia-smi topo -m``
+    names it: ``0-1 NV18``, separated by commas; or None and the reason in one line.
 
-    ``NV18`` are 18 NVLinks, between the two or to switches that both have; else it is the way over
-    PCIe: PIX, PXB, PHB, NODE or SYS, from one bridge to the link between processors.
+    ``NV18`` means 18 NVLinks, between the two cards or to switches that both have. Otherwise it is
+    the path over PCIe: PIX, PXB, PHB, NODE or SYS, from one bridge to the link between processors.
     """
     try:
         with use_nvml(nvml) as nvml:
@@ -242,7 +242,7 @@ def describe_links(uuids: Sequence[str], nvml: Any = None) -> tuple[str | None, 
 
 
 def _list_links(nvml: Any, card: Any) -> Iterator[str]:
-    """The PCI name of what each active NVLink of a card ends at; empty for a switch."""
+    """Yield the PCI name of the device at the end of each active NVLink; empty for a switch."""
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             if not nvml.nvmlDeviceGetNvLinkState(card, link):
@@ -254,7 +254,7 @@ def _list_links(nvml: Any, card: Any) -> Iterator[str]:
         except nvml.NVMLError as error:
             if type(error).__name__ not in _LACKS:
                 raise
-            return  # a card without NVLink, or with fewer of them
+            return  # a card without NVLink, or with fewer links
 
 
 def _read_bus(found: Any) -> str:

@@ -1,4 +1,4 @@
-"""Who reads a device: NVML an NVIDIA GPU, AMD SMI an AMD one, the system a CPU."""
+"""Choice of a device's reader: NVML for NVIDIA GPUs, AMD SMI for AMD GPUs, the system for CPUs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ UNREAD = "memory in use, power, clocks, temperature and other processes of the G
 def open_device(
     uuid: str | None, nvml: Any = None, *, device: str = "cuda", amdsmi: Any = None
 ) -> Device:
-    """Open what a case trains on: a card or MIG instance by UUID, or the CPU where that is None,
-    unless it is on a ``device`` whose readings nobody tells. A card that nothing can read becomes
-    an `Unreadable` with the reason: training goes on without the readings. ``nvml`` replaces the
-    module pynvml, ``amdsmi`` the one of this name."""
+    """Open the device of a case: a card or MIG instance by UUID, or the CPU if that is None. A card
+    that cannot be read, or a kind of ``device`` that has no reader, becomes an `Unreadable` with
+    the reason: training goes on without the readings. ``nvml`` replaces the module pynvml,
+    ``amdsmi`` the module of that name."""
     if why := _READERLESS.get(device):
         return _leave_unread(why)
     if uuid is None:
@@ -42,10 +42,10 @@ def _leave_unread(reason: str) -> Unreadable:
 
 
 def find_neighbours(uuid: str, nvml: Any = None) -> tuple[Process, ...] | None:
-    """Other processes on the card now, this one and its descendants aside; None if unknown."""
+    """Return other processes on the card, without this one's descendants; None if unknown."""
     device = open_device(uuid, nvml)
     try:
-        device.read(Depth.SLOW)  # whoever is here already is not this process by another pid
+        device.read(Depth.SLOW)  # processes listed now are not this one under another pid
         device.watch(os.getpid())
         return device.read(Depth.SLOW)[-1].others
     finally:

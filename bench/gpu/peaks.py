@@ -1,9 +1,7 @@
-"""Peak FLOP/s of cards by arithmetic, dense, and their memory's bytes a second.
+"""Peak dense FLOP/s of cards by arithmetic, and their memory bandwidth in bytes/s.
 
-Both are from NVIDIA's data sheets and white papers. A measured figure above them is wrong, or is of
-something else than it says, such as of a cache.
-
-A card that is not listed has no peak: it is not guessed.
+Both are from NVIDIA's data sheets and white papers. A measured value above them is wrong, or it
+measures something else, such as a cache. The peak of a card that is not listed is not guessed.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from bench.precision import Arithmetic
 class Peak:
     """One card's peaks at boost clock, in TFLOP/s, dense, tensor cores accumulating in fp32.
 
-    ``names`` is a pattern for the whole of NVML's name, less ``NVIDIA``, so that a MIG instance or
-    a laptop's namesake does not match. ``bandwidth`` is that of its memory, in TB/s. ``float32`` is
-    IEEE arithmetic, without tensor cores. None where the card has no such arithmetic. Where a paper
-    gives a figure with sparsity only, this is half of it.
+    ``names`` is a pattern for the whole NVML name without ``NVIDIA``, so that a MIG instance or a
+    laptop card of the same name does not match. ``bandwidth`` is the memory's, in TB/s. ``float32``
+    is IEEE arithmetic, without tensor cores. None means that the card has no such arithmetic. If a
+    source gives only a figure with sparsity, this is half of it.
     """
 
     names: str
@@ -35,8 +33,8 @@ class Peak:
     float8: float | None = None
 
 
-# GeForce cards accumulate in fp32, as torch does by default, at half the rate they do in fp16, so
-# theirs is the lower of the two figures. TITAN RTX and the professional cards do both alike.
+# GeForce cards accumulate in fp32, torch's default, at half the rate of fp16, so the lower of the
+# two figures is given. TITAN RTX and the professional cards do both at the same rate.
 PEAKS = (
     Peak("H200", "NVIDIA H200 datasheet (SXM)", 4.8, 67, 494.5, 989.5, 989.5, 1979),
     Peak("H200 NVL", "NVIDIA H200 datasheet (NVL)", 4.8, 60, 417.5, 835.5, 835.5, 1670.5),
@@ -75,22 +73,22 @@ def find_peak(gpu: str) -> Peak | None:
 
 
 def peak_flops(gpu: str, arithmetic: str) -> float | None:
-    """Peak FLOP/s of a card of NVML's name, dense, of products rounded to float32, tfloat32,
-    float16, bfloat16 or float8; None for a card that is not known or has no such arithmetic."""
+    """Return the peak dense FLOP/s of a card, by NVML's name, for products in float32, tfloat32,
+    float16, bfloat16 or float8; None if the card is unknown or has no such arithmetic."""
     peak = find_peak(gpu)
     tflops: float | None = getattr(peak, arithmetic, None)
     return None if tflops is None else tflops * 1e12
 
 
 def peak_bandwidth(gpu: str) -> float | None:
-    """Bytes a second of a card's memory, by NVML's name; None for a card that is not known."""
+    """Return the memory bandwidth of a card in bytes/s, by NVML's name; None if it is unknown."""
     peak = find_peak(gpu)
     return None if peak is None else peak.bandwidth * 1e12
 
 
 def list_peaks(gpu: str) -> dict[str, float]:
-    """What the data sheet of a card of NVML's name says, in FLOP/s and bytes/s, by the column of a
-    record that is measured of it; nothing of a card that is not known."""
+    """Return the data-sheet peaks of a card, by NVML's name, in FLOP/s and bytes/s, keyed by the
+    record's column with the measured rate; empty if the card is unknown."""
     peaks = {f"rate_{arithmetic}": peak_flops(gpu, arithmetic) for arithmetic in Arithmetic}
     found = {**peaks, "rate_copy": peak_bandwidth(gpu)}
     return {column: peak for column, peak in found.items() if peak}

@@ -30,17 +30,17 @@ from bench.worker.server import Birth, preload, serve
 
 
 def read_free_share(case: Case) -> float | None:
-    """Free share of the device memory that this process may use, for `classify`; None on a CPU.
+    """Return the free share of the memory this process may use, for `classify`; None on a CPU.
 
-    Of the card's and of the cap that a memory limit sets, the smaller. It is 0 once torch's
-    allocator has refused anything: a cuDNN that is refused its workspace for each of its algorithms
-    says only that it found none, and what it had taken for others is free again by then.
+    It is the smaller of the free shares of the card and of the cap that a memory limit sets. It is
+    0 once torch's allocator has refused an allocation: if cuDNN gets no workspace for any of its
+    algorithms, it only reports that it found none, and has freed its other memory by then.
     """
     torch = sys.modules.get("torch")
     if case.device != "cuda" or torch is None:
         return None
     with suppress(Exception):  # after a sticky CUDA error the device answers nothing
-        if torch.cuda.memory_stats().get("num_ooms", 0):  # which asks the allocator alone
+        if torch.cuda.memory_stats().get("num_ooms", 0):  # asks only the allocator
             return 0.0
         free, total = torch.cuda.mem_get_info()
         cap = torch.cuda.get_per_process_memory_fraction() * total
@@ -51,7 +51,7 @@ def read_free_share(case: Case) -> float | None:
 def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
     import traceback
 
-    # torch raises in its handler for each worker of a DataLoader that dies, also in what follows
+    # torch's handler raises for each DataLoader worker that dies, even during the lines below
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if case.memory_limit is not None:
         lift_host_limit()
@@ -66,7 +66,7 @@ def _report_failure(channel: Channel, case: Case, error: BaseException) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be a worker, or the server of workers: also each of those that it forks ends here."""
+    """Run a worker or the worker server; each worker that the server forks also returns here."""
     if arguments[0] == "serve":
         inherited = dict(os.environ)
         preload()
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def listen_for_stacks() -> None:
-    """Have the stacks of all threads printed at a crash, and where the parent asks for them."""
+    """Print the stacks of all threads on a crash, and when the parent sends SIGUSR1."""
     faulthandler.enable()
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -94,7 +94,7 @@ def work(birth: Birth) -> int:
         with os.fdopen(birth.descriptor, "w") as answers:
             respond(given, answers)
         return 0
-    from bench.worker.measurement import measure  # which imports torch
+    from bench.worker.measurement import measure  # imports torch
 
     channel = Channel(birth.descriptor, given.judged)
     try:

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: kept after each epoch, gone on from, and measured."""
+"""The checkpoints of one run: saved after each epoch, resumed, and measured."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from bench.worker.messages import Finished
 from bench.worker.preparation import end_workers, open_supply
 
 _STEPS = 3
-"""Steps that are compared: in the second the optimizer's state counts, in the third what the second
-made of it."""
+"""Number of compared steps. The second one depends on the optimizer's state, the third on the state
+that the second one left."""
 
 _SAVED = ("checkpoint_bytes", "checkpoint_save_s", "checkpoint_load_s", "resume_exact")
 
@@ -46,9 +46,9 @@ NOT_REPEATABLE = "this device does not repeat a step bitwise, with or without a 
 
 @dataclass
 class Checkpoints:
-    """The files of a run, in ``folder``, which is made with the first, and empty for one that is
-    removed at the end; only those of several epochs stay there. ``identity`` says by name what a
-    checkpoint is of: one that is of anything else is not resumed."""
+    """The checkpoint files of a run in ``folder``, which is created with the first one. If it is
+    empty, a temporary folder is used. Only files of runs with several epochs are kept at the end.
+    ``identity`` describes the run by name: a checkpoint with another identity is not resumed."""
 
     case: Case
     folder: str
@@ -64,8 +64,8 @@ class Checkpoints:
         self.stay = self.case.checkpoint and self.case.epochs > 1 and bool(self.folder)
 
     def resume(self, training: Training) -> dict[str, Any] | None:
-        """Go on from the last checkpoint, where there is one of this run; the ``progress`` that was
-        saved, None where training starts anew."""
+        """Resume from the last checkpoint of this run, if there is one. Return the ``progress``
+        saved with it, or None if training starts anew."""
         if not self.stay:
             return None
         try:
@@ -79,7 +79,7 @@ class Checkpoints:
             why = str(error) if isinstance(error, CheckpointError) else _word(error)
             self._notes.append(f"an earlier checkpoint was not resumed: {why}")
             with suppress(OSError):
-                self._place(BEST).unlink(missing_ok=True)  # nor is it the best of this run
+                self._place(BEST).unlink(missing_ok=True)  # it is not of this run either
             training.reset()
             return None
         self._failure = ""
@@ -90,9 +90,9 @@ class Checkpoints:
     def save(
         self, training: Training, epochs: Sequence[EpochRow], progress: Mapping[str, Any]
     ) -> None:
-        """Save the last checkpoint, and note the reason where that fails: training goes on. The
-        best is found by ``epochs``; ``progress`` is what a process that resumes needs of them, in
-        plain containers."""
+        """Save the last checkpoint. If that fails, note the reason and let training go on.
+        ``epochs`` tell which epoch is the best; ``progress`` holds what a resuming process needs
+        of them, in plain containers."""
         try:
             file = self._place(LAST)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class Checkpoints:
             self.keep_best(epochs)
 
     def keep_best(self, epochs: Sequence[EpochRow]) -> None:
-        """Keep the last checkpoint as the best too, if its epoch is: by a link, in no time."""
+        """Keep the last checkpoint as the best too, if its epoch is the best: as a hard link."""
         if not self.stay or find_best(epochs) != len(epochs) - 1:
             return
         last, best = self._place(LAST), self._place(BEST)
@@ -131,13 +131,13 @@ class Checkpoints:
                 with temporary.open("rb") as file:
                     os.fsync(file.fileno())
             temporary.replace(best)
-            temporary.unlink(missing_ok=True)  # which stays where both were one file already
+            temporary.unlink(missing_ok=True)  # it stays if both were the same file already
             sync_folder(best.parent)
         except OSError as error:
             self._notes.append(f"epoch {len(epochs)} was not kept as the best: {_word(error)}")
 
     def load_into(self, training: Training) -> tuple[dict[str, Any], float]:
-        """Have a training go on from the last checkpoint; what it holds, and the seconds taken."""
+        """Restore ``training`` from the last checkpoint; return its contents and the time in s."""
         drop_cache(self._place(LAST))
         start = time.perf_counter()
         kept = load_checkpoint(self._place(LAST))
@@ -145,10 +145,9 @@ class Checkpoints:
         return kept, time.perf_counter() - start
 
     def measure(self, training: Training, batches: Supply, folder: str, found: Finished) -> None:
-        """Note what saving took; load the last checkpoint into a new network, timed, and compare
-        the next steps. The new network comes from another seed, and its data, in ``folder``, are
-        opened anew: nothing is left over that could help. Then the files that are not to stay go.
-        """
+        """Record the cost of saving, time a load into a new network and compare the next steps. The
+        new network starts from another seed and its data in ``folder`` are opened again, so that no
+        leftover state can help. Files that are not kept are removed at the end."""
         m, case = found.measurement, self.case
         with found.forgive(*_SAVED):
             if self._failure:
@@ -156,7 +155,7 @@ class Checkpoints:
             m.checkpoint_bytes = self._bytes
             m.checkpoint_save_s = median(self._times) if self._times else None
             live = trace(training, batches.divide(case.epochs, steps=_STEPS))
-            end_workers(batches)  # what they prepare ahead would slow the load
+            end_workers(batches)  # their prefetching would slow the load
             other = replace(case, seed=(case.seed + 1) % 2**31)
 
             def resume() -> dict[str, str]:
@@ -184,7 +183,7 @@ class Checkpoints:
         for note in self._notes:
             found.note(note)
         if empty_cache := find_accelerator(training.device).empty_cache:
-            # the proof is to find the memory that the new network had
+            # the precision proof needs the memory that the new network had
             gc.collect()
             empty_cache()
 
@@ -203,7 +202,7 @@ class Checkpoints:
         return Path(self.folder) / name
 
     def _find_other(self, identity: Mapping[str, str]) -> str:
-        """What a checkpoint of that identity is not of; empty where it is of this run."""
+        """Return how ``identity`` differs from this run's; empty if it does not."""
         for name in dict.fromkeys([*self.identity, *identity]):
             was, now = identity.get(name, ""), self.identity.get(name, "")
             if was != now:
@@ -212,10 +211,10 @@ class Checkpoints:
 
 
 def find_best(epochs: Sequence[EpochRow]) -> int | None:
-    """The epoch of the highest test accuracy, of the lowest loss where there is none. Of several as
-    good it is the first; None where no epoch has a finite loss."""
+    """Return the epoch with the highest test accuracy, else the lowest test loss, else the lowest
+    training loss. The first of equal epochs wins; None if no epoch has a finite loss."""
     ranks: tuple[Callable[[EpochRow], float | None], ...] = (
-        # where the loss is NaN, some class is still called the likeliest, and may be right
+        # with a NaN loss the argmax is still some class, which may be right by chance
         lambda e: None if e.test_accuracy is None or e.test_loss is None else -e.test_accuracy,
         lambda e: e.test_loss,
         lambda e: e.train_loss,
@@ -228,9 +227,9 @@ def find_best(epochs: Sequence[EpochRow]) -> int | None:
 
 
 def _compare(live: Mapping[str, str], resume: Callable[[], Mapping[str, str]]) -> tuple[str, bool]:
-    """What differs first between the steps of a training, by their trace, and those that ``resume``
-    makes after a resume, empty for nothing; and whether the device repeats a step at all. Where
-    something differs, two resumes are compared, which start from the same bits."""
+    """Return the first difference between the trace ``live`` of a training's steps and the trace
+    that ``resume`` returns (empty if none), and whether the device repeats a step at all. If they
+    differ, two resumes, which start from the same bits, are compared with each other."""
     difference = find_difference(live, first := resume())
     return difference, not difference or not find_difference(first, resume())
 

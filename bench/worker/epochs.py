@@ -1,4 +1,4 @@
-"""A measured epoch: its clock, its evaluation, and the columns and rows that they fill."""
+"""A measured epoch: its timing, its evaluation, and the columns and rows that they fill."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tested:
 
 @dataclass
 class TimedEpoch:
-    """A measured epoch: what its steps left behind, each one's time in s and learning rate."""
+    """A measured epoch, with the time in s and the learning rate of each step."""
 
     epoch: Epoch
     times: list[float]
@@ -42,7 +42,7 @@ class TimedEpoch:
     tested: Tested | None = None
 
     def average(self) -> tuple[float | None, float | None]:
-        """Mean loss, None where it is not finite, and the share that was predicted right."""
+        """Return the mean loss, None if not finite, and the accuracy, None if unknown."""
         epoch, images = self.epoch, sum(self.epoch.images)
         total = sum(n * loss for n, loss in zip(epoch.images, epoch.losses, strict=True))
         return finite(total / images), sum(epoch.correct) / images if epoch.correct else None
@@ -56,8 +56,8 @@ def train(
     rates: list[float],
     channel: Channel,
 ) -> Callable[[], TimedEpoch]:
-    """Train epoch ``index`` between two device synchronisations, by the learning rates of each step
-    of all epochs; what it read is fetched later."""
+    """Train epoch ``index`` between two device synchronisations. ``rates`` has the learning rate of
+    each step of all epochs. Return a function that fetches the results later."""
     device, steps = training.device, count_steps(case, batches)
     clock, report = StepClock(device), Reporter(channel, device, "epoch", steps)
     first = index * len(batches)
@@ -85,8 +85,8 @@ def _count_ahead(case: Case) -> int:
 
 
 def join_epochs(ranks: Sequence[Sequence[TimedEpoch]]) -> list[TimedEpoch]:
-    """The epochs of all processes, of those of each: as long as the slowest took. The times of
-    steps, and what the test data gave, are those of the first."""
+    """Merge the epochs of all processes, given by rank. An epoch takes as long as in the slowest
+    process. Step times and test results are those of the first process."""
     return [
         replace(ones[0], epoch=merge([o.epoch for o in ones]), time_s=max(o.time_s for o in ones))
         for ones in zip(*ranks, strict=True)
@@ -94,20 +94,19 @@ def join_epochs(ranks: Sequence[Sequence[TimedEpoch]]) -> list[TimedEpoch]:
 
 
 def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
-    """Measure loss and accuracy on the test data, and how long that takes. Raises UsageError: there
-    is none.
+    """Measure loss, accuracy and time on the test data. Raises UsageError: there is none.
 
-    Training goes on as if nothing had been evaluated: weights and BatchNorm's statistics stay, and
-    what a model draws at random meanwhile is put back.
+    Training is not affected: weights and BatchNorm's statistics stay as they are, and the state of
+    the random number generators is restored.
     """
-    # made anew each time: kept, they would stand in the next epoch's memory
+    # opened each time: if kept, they would count in the next epoch's memory
     batches = workload.open_tests(batch_size=micro_batch(case), device=training.device)
     device = training.device
     random = [device] if find_accelerator(device).get_random else []
     try:
         with torch.random.fork_rng(random, device_type=device.type):
-            # evaluation mode is new to cuDNN and the compiler: a batch of each shape first, not
-            # timed, and another where the second call is the one that is recorded as a graph
+            # warm up cuDNN and the compiler for evaluation mode: one untimed batch of each shape,
+            # and another one where only the second call is captured as a graph
             size = min(batches.batch_size, batches.samples)
             rest = batches.samples % size or size
             sizes = (size, rest) * (2 if case.own_graphs else 1)
@@ -117,7 +116,7 @@ def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
             loss, accuracy = training.evaluate(batches.evaluation())
             return Tested(loss, accuracy, time.perf_counter() - start)
     finally:
-        training.resume()  # also where it failed half way: the next epoch trains
+        training.resume()  # even after a failure: the next epoch trains
 
 
 def describe_time(
@@ -156,7 +155,7 @@ def describe_time(
 
 def describe_steps(m: Measurement, times: Sequence[float]) -> None:
     m.step_time_median_s = middle = median(times)
-    m.step_time_p95_s = sorted(times)[math.ceil(0.95 * len(times)) - 1]  # of the nearest rank
+    m.step_time_p95_s = sorted(times)[math.ceil(0.95 * len(times)) - 1]  # nearest-rank method
     m.step_time_mad_s = median(abs(t - middle) for t in times)
     m.step_time_max_index = slowest = max(range(len(times)), key=times.__getitem__)
     m.step_time_max_s = times[slowest]
@@ -194,7 +193,7 @@ def describe_learning(
 
 
 def list_steps(case: Case, done: Sequence[TimedEpoch]) -> Iterator[Step]:
-    """One row a step, counted on over the epochs."""
+    """Yield one row per step, numbered across epochs."""
     first = 0
     for one in done:
         epoch, number = one.epoch, len(one.times)

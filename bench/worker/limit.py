@@ -1,9 +1,9 @@
-"""The memory limit of a case: a smaller GPU on a larger one, or a smaller host.
+"""The memory limit of a case, which simulates a smaller GPU or a smaller host.
 
-On a GPU a limit counts all memory of the process: torch's allocator is capped at the limit less
-the context, which is what the driver, the kernels and the libraries take outside it, and is
-measured. On a CPU the kernel refuses the process more private memory (RLIMIT_DATA) once what it
-holds would pass the limit, see `bench.processes.read_held_memory`.
+On a GPU the limit covers all memory of the process. torch's allocator is capped at the limit minus
+the context: the memory of driver, kernels and libraries outside the allocator, which is measured.
+On a CPU the kernel refuses private memory (RLIMIT_DATA) once the process would hold more than the
+limit, see `bench.processes.read_held_memory`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _STATUS = Path("/proc/self/status")
 
 
 class MemoryLimitError(MemoryError):
-    """The process needs more than its limit before it holds an image or a weight."""
+    """The process reaches its memory limit even without a training batch."""
 
 
 def build_limit(case: Case, gpu_uuid: str | None) -> GpuLimit | HostLimit:
-    """The limit that ``case`` names; open it before CUDA is used, so that it knows what was there.
-    Raises UnsupportedError: this system cannot limit a process."""
+    """Return the limit that ``case`` names. Call this before CUDA is used, so that memory already
+    in use is known. Raises UnsupportedError: this system cannot limit a process."""
     limit = None if case.memory_limit is None else parse_bytes(case.memory_limit)
     return GpuLimit(limit, open_device(gpu_uuid)) if case.device == "cuda" else HostLimit(limit)
 
@@ -43,19 +43,19 @@ def build_limit(case: Case, gpu_uuid: str | None) -> GpuLimit | HostLimit:
 
 @dataclass(frozen=True)
 class Context:
-    """Memory of the process outside torch's allocator, in bytes, and how it was told."""
+    """Memory of the process outside torch's allocator, in bytes, and its source if not NVML."""
 
     bytes: int
     source: str = ""
 
 
 def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes: int) -> Context:
-    """Tell the context from the best of three sources, by what torch's allocator holds now and what
-    CUDA says that the device does.
+    """Return the context, given the memory that torch's allocator holds and CUDA's used memory.
 
-    NVML's memory of this process; where the driver does not tell it (WDDM, some containers), what
-    the device holds more than ``before`` CUDA was used; where nothing reads it, all that the device
-    holds, other processes included, so that the cap is rather too low than too high.
+    The best source is NVML's memory of this process. If the driver does not report it (WDDM, some
+    containers), it is the growth of the device's used memory since ``before`` CUDA was used. If
+    that cannot be read either, it is all memory in use on the device, including that of other
+    processes, so that the cap is too low rather than too high.
     """
     if now.process_bytes is not None:
         return Context(max(0, now.process_bytes - reserved_bytes))
@@ -74,12 +74,12 @@ def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes:
 
 
 class GpuLimit:
-    """A cap of torch's allocator. Without a limit it only tells the size of the context, and in
-    ``note`` its source, where it is not the best one.
+    """A cap on torch's allocator. Without a limit it only measures the context. ``note`` names the
+    context's source if it is not the best one.
 
-    `impose` sets it before the network and the images are on the device, `adjust` anew after
-    warm-up, when kernels and libraries are loaded: now it is exact. Both raise MemoryLimitError:
-    the process alone needs more. `lift` lets the process use all there is.
+    `impose` sets the cap before the network and the images are on the device. `adjust` sets it
+    again after warm-up, exactly, when kernels and libraries are loaded. Both raise
+    MemoryLimitError: the context alone reaches the limit. `lift` removes the cap.
     """
 
     context_bytes: int | None = None
@@ -87,7 +87,7 @@ class GpuLimit:
 
     def __init__(self, limit_bytes: int | None, device: Device) -> None:
         self._limit, self._device = limit_bytes, device
-        # read before it is watched: a process of another pid namespace is told by having joined
+        # read before watching: a process of another pid namespace is recognised by appearing later
         self._before = device.read(Depth.SLOW)[-1]
         device.watch(os.getpid())
 
@@ -98,7 +98,7 @@ class GpuLimit:
     def adjust(self) -> None:
         import torch
 
-        free, total = torch.cuda.mem_get_info()  # makes the context, if it is not there
+        free, total = torch.cuda.mem_get_info()  # creates the context, if there is none
         now, reserved = self._device.read(Depth.SLOW)[-1], torch.cuda.memory_reserved()
         context = tell_context(self._before, now, reserved, total - free)
         self.context_bytes, self.note = context.bytes, context.source
@@ -115,10 +115,10 @@ class GpuLimit:
 
 
 def share_of_device(limit_bytes: int, context_bytes: int, total_bytes: int) -> float:
-    """The part of the device's memory that torch's allocator may hold, above 0 and at most 1.
+    """Return the share of device memory that torch's allocator may hold, above 0 and at most 1.
 
-    torch multiplies it by the total again and cuts off the fraction of a byte; its allocator takes
-    memory in blocks of 2 MiB. Raises MemoryLimitError: the context alone is as large as the limit.
+    torch multiplies it by the total and rounds down to whole bytes; its allocator takes memory in
+    blocks of 2 MiB. Raises MemoryLimitError: the context alone reaches the limit.
     """
     if context_bytes >= limit_bytes:
         raise MemoryLimitError(f"the context alone takes {_write_mib(context_bytes)} of GPU memory")
@@ -128,27 +128,27 @@ def share_of_device(limit_bytes: int, context_bytes: int, total_bytes: int) -> f
 # ------------------------------------------------------------------------------------ on a CPU
 
 MAPPED_BYTES = 64 * 2**10
-"""Blocks of at least this size are mapped on their own under a limit, and given back when freed.
+"""Under a limit, blocks of at least this size are mapped individually and returned when freed.
 
-glibc would keep them, in pieces: dpn-small in fp32 at batch 256 peaked at 1416, 1425, 1427 and
-1431 MiB in four runs, and at 1102 MiB in both runs with this. Blocks of 1 MiB and more alone are
-too few: at the wall batch 22 trained once and ran out of memory twice. The pages are mapped
-anew in each step, which takes time.
+glibc would keep them, fragmented: dpn-small in fp32 at batch 256 peaked at 1416, 1425, 1427 and
+1431 MiB in four runs, and at 1102 MiB in both runs with this setting. A threshold of 1 MiB is too
+high: near the limit, batch 22 trained once and ran out of memory twice. The pages are mapped
+again in each step, which takes time.
 """
 
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # malloc.h: M_MMAP_THRESHOLD, M_ARENA_MAX
 
 ALLOWANCE_BYTES = 256 * _MIB
-"""How much looser the limit is until warm-up is over.
+"""How much higher the limit is until warm-up is over.
 
-oneDNN maps code buffers that it hardly touches (51 MiB for dpn-small), and RLIMIT_DATA counts what
-is mapped. After warm-up it is known how much that is.
+oneDNN maps code buffers that it hardly touches (51 MiB for dpn-small), and RLIMIT_DATA counts
+mapped memory. Its size is known after warm-up.
 """
 
 
 class HostLimit:
-    """A limit on the private memory of the process, set so that what it holds meets it;
-    `ALLOWANCE_BYTES` too loose at first. It is used as a `GpuLimit` is, and knows no context."""
+    """A limit on the private memory that the process holds, at first `ALLOWANCE_BYTES` too high.
+    It has the methods of `GpuLimit`, and no context."""
 
     context_bytes: int | None = None
     note = ""
@@ -182,7 +182,7 @@ class HostLimit:
         import resource
 
         assert self._limit is not None
-        _call_glibc("malloc_trim", 0)  # what it keeps of freed blocks does not count as held
+        _call_glibc("malloc_trim", 0)  # freed blocks that glibc keeps must not count as held
         held = read_held_memory(os.getpid())
         if held >= self._limit:
             when = " once torch is imported" if allowance else ", with torch and the network loaded"
@@ -196,7 +196,7 @@ class HostLimit:
 
 
 def lift_host_limit() -> None:
-    """Let the process map what it may again; a failure is then reported without another one."""
+    """Remove the process's own memory limit, so that reporting a failure cannot fail itself."""
     if sys.platform == "linux":
         import resource
 
@@ -205,7 +205,7 @@ def lift_host_limit() -> None:
 
 
 def _call_glibc(name: str, *arguments: int) -> None:
-    """Call a function of glibc's allocator; other C libraries have none."""
+    """Call a function of glibc's allocator; do nothing with another C library."""
     if function := getattr(ctypes.CDLL(None), name, None):
         function(*arguments)
 

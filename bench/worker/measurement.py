@@ -57,14 +57,14 @@ from bench.workloads import Workload
 
 
 def measure(given: Assignment, channel: Channel, began: float | None = None) -> Finished:
-    """Set up, warm up, train each warm epoch and evaluate after it: the whole life of a case.
+    """Measure a case from start to end: set up, warm up, train and evaluate each epoch.
 
-    The parent is sent what was found at the end, and where more columns may follow, before other
-    processes are needed once more and before the profiler starts: either takes a crash or a hang of
-    its own with it. ``began`` is time.monotonic() at the first line of the process (default: now).
+    The result is sent to the parent at the end. It is also sent, incomplete, before other processes
+    are needed once more and before the profiler starts, as a crash or hang there would lose it.
+    ``began`` is time.monotonic() at the first line of the process (default: now).
 
-    Raises UsageError: the case trains in several processes, and there is no seat; and whatever ends
-    the case.
+    Raises UsageError: the case trains in several processes and has no seat. Any other error that
+    ends the case is raised too.
     """
     case, found = given.case, Finished()
     m, watch = found.measurement, Stopwatch(given.started)
@@ -73,7 +73,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         watch.lap("imports_s")
         device, limit = torch.device(case.device), build_limit(case, given.gpu_uuid)
         limit.impose()
-        synchronize(device)  # which makes the context
+        synchronize(device)  # creates the context
         group = _join_group(case, device, given.seat)
         watch.lap("device_context_s")
         workload, batches, training = set_up(case, given.folder, group, watch)
@@ -104,7 +104,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     if isinstance(training.exchange, Exchange):
         training.exchange.watch()
     for index in range(len(done), case.epochs):
-        find_accelerator(device).reset_peaks(device)  # of the evaluation before
+        find_accelerator(device).reset_peaks(device)  # left by the previous evaluation
         before = _count_troubles(device)
         channel.enter("epoch", index)
         group.wait()
@@ -112,17 +112,17 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         with others.watch():
             fetch = train(training, batches, case, index, rates, channel)
         watch.lap("epoch")
-        if not index:  # of torch's DataLoader
+        if not index:  # only torch's DataLoader has it
             m.loader_first_batch_s = getattr(batches, "first_batch_s", None)
         if not case.persistent_workers:
-            end_workers(batches)  # of a part of an epoch; a whole one ended its own
+            end_workers(batches)  # after a partial epoch; a whole one has ended its own
         channel.enter("evaluation", index)
         _read_peaks(found, device, "peak")
         for name, now in _count_troubles(device).items():
             setattr(m, name, (getattr(m, name) or 0) + now - before[name])
         done.append(fetch())
         watch.lap("other_s")
-        # what follows an epoch is not worth losing it for
+        # a failure after an epoch must not lose the epoch
         if case.evaluate and not group.rank:
             with found.forgive(*TESTED):
                 done[-1].tested = evaluate(training, workload, case)
@@ -172,7 +172,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
 
 
 def conclude(m: Measurement, contradiction: str = "") -> tuple[Status, str]:
-    """The outcome of a measured case and its reason: not to be believed comes before diverged."""
+    """Return the status of a measured case and its reason; invalid takes precedence."""
     reasons = [contradiction] if contradiction else []
     if m.first_bad_step is not None:
         where = f"step {m.first_bad_step} of {m.measured_steps}"
@@ -234,7 +234,7 @@ def describe_group(
     row = RankRow(
         group.rank,
         seat.gpus[group.rank] if seat.gpus else None,
-        # where a part of an epoch was measured, extrapolated as that of the slowest process
+        # for a partial epoch, extrapolated by the same factor as the slowest process's time
         sum(times) * m.epoch_time_s / m.measured_time_s,
         median(work) if work else None,
         sum(sum(one.epoch.images) for one in own),
@@ -260,16 +260,16 @@ def describe_group(
 def describe_exchange(
     found: Finished, training: Training, batches: Supply, case: Case, group: Group
 ) -> None:
-    """Measure what exchanging gradients adds to a step; then this process goes on alone. Raises
-    Exception: it failed in this process, or in another that this one noticed."""
+    """Measure the time that exchanging gradients adds to a step; then this process goes on alone.
+    Raises Exception: it failed in this process, or in another one as noticed here."""
     m, exchange = found.measurement, training.exchange
     assert isinstance(exchange, Exchange)
     assert m.step_time_median_s
     if case.sync_bn:
         found.leave_out(_SYNC_BN, *_EXCHANGED)
     else:
-        # nothing is forgiven: a process that went on after a failure would leave the others waiting
-        # within NCCL, so it ends with it, and its parent keeps what was measured and ends them all
+        # errors are not caught: a process that went on after a failure would leave the others
+        # waiting in NCCL. So it ends, and its parent keeps the measurement and ends them all
         exposed = measure_exchange(training, batches, case, group, m.step_time_median_s)
         m.sync_step_s, m.no_sync_step_s = exposed.sync_step_s, exposed.no_sync_step_s
         m.exposed_error_s = exposed.error_s
@@ -298,7 +298,7 @@ def _pack(done: Sequence[TimedEpoch], others: OtherWork, m: Measurement) -> dict
 def _resume(
     found: Finished, files: Checkpoints, training: Training, case: Case
 ) -> tuple[list[TimedEpoch], OtherWork]:
-    """Go on from the last checkpoint of this run, if there is one: the epochs that it has."""
+    """Resume from this run's last checkpoint, if any; return its epochs and its `OtherWork`."""
     progress, m = files.resume(training), found.measurement
     done: list[TimedEpoch] = read_value(list[TimedEpoch], progress["epochs"]) if progress else []
     m.resumed_epochs = len(done) if files.stay else None
@@ -306,7 +306,7 @@ def _resume(
         return [], OtherWork()
     for name, value in progress["noted"].items():
         setattr(m, name, value)
-    files.keep_best(list_epochs(case, done))  # which an interruption may have prevented
+    files.keep_best(list_epochs(case, done))  # an interruption may have prevented it
     which = f"{len(done)} of {case.epochs} epochs {'was' if len(done) == 1 else 'were'}"
     found.note(
         f"{which} trained by an earlier process that was interrupted; what is sampled (memory of "
@@ -324,14 +324,14 @@ def _resume(
 _TROUBLES = {"alloc_retries": "num_alloc_retries", "alloc_ooms": "num_ooms"}
 
 _SPANNING = ("peak_allocated_bytes", "peak_reserved_bytes", *_TROUBLES)
-"""Columns that are noted epoch by epoch, those of earlier processes included."""
+"""Columns that are updated after each epoch, including the epochs of earlier processes."""
 
 _NOTED = (*_SPANNING, "loader_first_batch_s")
-"""Columns that a process which resumes has from the earlier ones."""
+"""Columns that a resuming process takes over from earlier ones."""
 
 
 def _read_peaks(found: Finished, device: torch.device, when: str) -> None:
-    """Note the allocator's peaks since they were last reset: of several epochs the highest."""
+    """Record the allocator's peaks since the last reset; over several epochs, the highest."""
     m, kinds = found.measurement, ("allocated", "reserved")
     accelerator = find_accelerator(device)
     if accelerator.read_stats is None:
@@ -351,7 +351,7 @@ def _count_troubles(device: torch.device) -> dict[str, int]:
 
 
 def _describe_loader(found: Finished, batches: Supply, case: Case, device: torch.device) -> None:
-    """Note what the loader supplies while nothing is trained; the device's is not one apart."""
+    """Record the DataLoader's throughput without training; other batches have no loader."""
     if not isinstance(batches, LoadedBatches):
         return
     rate = measure_rate(batches, case.workers, lambda: synchronize(device))
@@ -373,7 +373,7 @@ def _look_closer(
     workload: Workload,
     watch: Stopwatch,
 ) -> None:
-    """Find which arithmetic ran, and what a step computes and moves; profile some, if asked."""
+    """Find which arithmetic ran, count a step's FLOP and bytes, and profile steps if asked."""
     case, known, m, sources = given.case, given.known, found.measurement, dict[str, str]()
     if "proof" in known.sources and known.values["flags"] == m.flags:
         sources["proof"] = known.sources["proof"]
@@ -395,7 +395,7 @@ def _look_closer(
                 m.fp8_flop_share = flop / m.flop_per_image
             else:
                 found.leave_out(training.conversion.unknown, "fp8_flop_share")
-    # last: both train on, and no memory is read after the profiler took its own
+    # last: counting and profiling train on, and the profiler's own memory must not be measured
     counted: Mapping[Label, Work] = {}
     with found.forgive("step_bytes"):
         if "work" in known.sources:
@@ -419,8 +419,8 @@ def _look_closer(
 
 def _prove(found: Finished, training: Training, batches: Supply, case: Case) -> None:
     m, precision = found.measurement, training.precision
-    # on a card as many as in a step, for which cuDNN has chosen its algorithms already: for two
-    # it would choose, or with cudnn_benchmark time, those of every layer anew
+    # on a GPU as many as in a step, for which cuDNN has already chosen its algorithms: for two it
+    # would choose them again for every layer, or with cudnn_benchmark time them
     looked = 2 if training.device.type == "cpu" else micro_batch(case)
     batch = next(batches.evaluation(looked))
     setting = Setting(
@@ -444,7 +444,7 @@ def _prove(found: Finished, training: Training, batches: Supply, case: Case) -> 
         remarks.append(f"recurrent layers ({which}) were not probed for their arithmetic")
     m.arithmetic = proof.arithmetic
     m.proof_layer = "; ".join(str(p.layer) for p in proof.layers)
-    # of two layers the larger error: it is the one to look at
+    # the larger of the layers' errors is the one to look at
     m.conv_error = finite(max(p.forward.error for p in proof.layers))
     inputs = [p.input_grad.error for p in proof.layers if p.input_grad]
     weights = [p.weight_grad.error for p in proof.layers if p.weight_grad]

@@ -1,8 +1,7 @@
-"""The messages between a worker and the process that started it, one JSON line each, and the
-worker's end of that conversation.
+"""The messages between a worker and its parent, one JSON line each, and the worker's channel.
 
-The one place that writes such a line and reads it. A model that prints into the worker's pipe can
-send anything, so reading checks everything.
+Only this module writes and reads such lines. A model that prints into the worker's pipe can send
+anything, so reading checks everything.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _REPORT_EVERY_S = 0.2
 
 
 class MessageError(ValueError):
-    """A line is no message."""
+    """A line is not a message."""
 
 
 @dataclass(frozen=True)
 class Seat:
     """The place of a worker among those that train one network together.
 
-    ``rank`` is its own of ``size``, from 0; ``store`` a file in a folder of theirs by which they
-    find each other, ``gpus`` the UUIDs of all their GPUs by rank, none on a CPU, and ``timeout_s``
-    how long one waits for another.
+    ``rank`` counts from 0 to ``size`` - 1; ``store`` is a file in a folder of their own by which
+    they find each other, ``gpus`` the UUIDs of all their GPUs by rank (none on a CPU), and
+    ``timeout_s`` how long one waits for another.
     """
 
     rank: int
@@ -53,14 +52,14 @@ class Seat:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker is to do, the first line it reads.
+    """A worker's task, the first line that it reads.
 
     ``folder`` is where `bench.data.prepare` left the dataset, ``started`` the time.monotonic() at
-    which the worker was asked for, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
-    folder of the run's checkpoints, ``identity`` what one must be of to be resumed and ``trace``
-    the file that the trace of a profile is to be kept in. ``seat`` is None for a worker that
-    trains alone. With ``judged`` the worker asks after each epoch but the last whether to go on,
-    see `EpochEnded`. What is ``known`` it does not find anew.
+    which the worker was requested, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
+    folder of the run's checkpoints, ``identity`` the identity that a checkpoint needs to be resumed
+    and ``trace`` the file for a profile's trace. ``seat`` is None for a worker that trains alone.
+    With ``judged`` the worker asks after each epoch but the last whether to go on, see
+    `EpochEnded`. ``known`` values are not determined again.
     """
 
     case: Case
@@ -77,8 +76,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """The worker stands before ``phase`` and waits for a line before it goes on. ``epoch`` counts
-    from 0: the one that begins, or has just ended where it is evaluated."""
+    """The worker is about to enter ``phase`` and waits for a line. ``epoch`` counts from 0: it is
+    the epoch that begins or, for an evaluation, the one that has just ended."""
 
     phase: Phase
     epoch: int = 0
@@ -86,7 +85,7 @@ class PhaseEntered:
 
 @dataclass(frozen=True)
 class StepTaken:
-    """Step ``step`` (from 0) of ``total`` was taken; ``total`` is 0 where it is not known."""
+    """Step ``step`` (from 0) of ``total`` was taken; ``total`` is 0 if unknown."""
 
     phase: Phase
     step: int
@@ -97,8 +96,8 @@ class StepTaken:
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """What an epoch of several came to; the worker waits for a line before it goes on: `GO_ON`, or
-    `END`, where the case is measured as far as it went, and is truncated."""
+    """The result of one of several epochs. The worker then waits for a line: `GO_ON`, or `END` to
+    end the case here, measured so far and marked as truncated."""
 
     row: EpochRow
 
@@ -108,13 +107,13 @@ GO_ON, END = b"\n", b"end\n"
 
 @dataclass
 class Finished:
-    """How the case ended, and what was measured. ``missing`` says why columns are empty.
+    """The outcome of a case and its measurement. ``missing`` says why columns are empty.
 
-    ``epochs`` is empty for a case of one epoch, which its measurement describes. ``follows`` are
-    the columns that the worker goes on to fill, in another such message; if none comes, the case
-    has ended like this, without them. ``peer`` says that it failed since a process that it trains
-    with was gone. ``until`` is the time.monotonic() up to which the columns of
-    `bench.record.BESIDE` are filled, in s; 0 where they are not.
+    ``epochs`` is empty for a case of one epoch, which its measurement describes. ``follows`` lists
+    the columns that the worker will fill in another such message; if none comes, this one is final
+    without them. ``peer`` says that the case failed because a process that it trains with was gone.
+    ``until`` is the time.monotonic(), in s, up to which the columns of `bench.record.BESIDE` are
+    filled; 0 if they are not.
     """
 
     status: Status = Status.OK
@@ -139,7 +138,7 @@ class Finished:
 
     @contextmanager
     def forgive(self, *columns: str) -> Iterator[None]:
-        """Leave ``columns`` empty, saying why, where what fills them fails."""
+        """Catch any error and leave ``columns`` empty, with the error as the reason."""
         try:
             yield
         except UsageError as error:
@@ -161,12 +160,12 @@ def encode(content: Message | Assignment) -> bytes:
 
 
 def _list_cells(part: Any) -> list[Any]:
-    """Write a row without the names: a whole epoch has thousands of steps."""
+    """Write a row without field names: a whole epoch has thousands of steps."""
     return [getattr(part, f.name) for f in fields(part)]
 
 
 def decode(line: bytes) -> Message:
-    """Read a message. Raises MessageError: it is none; says why."""
+    """Read a message. Raises MessageError: the line is not one; says why."""
     try:
         values = read_value(dict[str, Any], json.loads(line))
         kind = values.pop("kind", None)
@@ -180,12 +179,12 @@ def decode(line: bytes) -> Message:
 
 
 def encode_names(names: Sequence[str]) -> bytes:
-    """What a worker is told instead of an assignment: to answer as `bench.environment` does."""
+    """Write a worker's order to answer as `bench.environment` does, instead of an assignment."""
     return json.dumps(list(names)).encode() + b"\n"
 
 
 def decode_order(line: str) -> Assignment | list[str]:
-    """The first line that a worker reads: its assignment, or the names that it is asked about."""
+    """Read a worker's first line: its assignment, or the names of devices and models to examine."""
     values = json.loads(line)
     kind = list[str] if isinstance(values, list) else Assignment
     order: Assignment | list[str] = read_value(kind, values)
@@ -193,8 +192,8 @@ def decode_order(line: str) -> Assignment | list[str]:
 
 
 class Channel:
-    """The worker's end of the conversation with its parent. Without a parent, it says nothing;
-    ``judged``, the parent is asked after each epoch if there is to be another."""
+    """The worker's end of the channel to its parent. Without a parent nothing is sent. If
+    ``judged``, the parent is asked after each epoch whether to train another."""
 
     def __init__(self, descriptor: int | None = None, judged: bool = False) -> None:
         self._out = None if descriptor is None else os.fdopen(descriptor, "wb", buffering=0)
@@ -203,7 +202,7 @@ class Channel:
     def send(self, message: Message) -> None:
         if self._out:
             line = encode(message)
-            while line:  # a pipe takes part of a long one
+            while line:  # a pipe may take only part of a long line
                 line = line[self._out.write(line) :]
 
     def enter(self, phase: Phase, epoch: int = 0) -> None:
@@ -212,7 +211,7 @@ class Channel:
             sys.stdin.readline()
 
     def ask(self, row: EpochRow) -> bool:
-        """Say what an epoch came to; whether another is to follow."""
+        """Send an epoch's result; return whether to train another."""
         if not (self._out and self._judged):
             return True
         self.send(EpochEnded(row))
@@ -220,8 +219,8 @@ class Channel:
 
 
 class Reporter:
-    """Reports step and running loss without stopping the device: the loss is copied to pinned
-    memory behind the step that made it, and read once it is there."""
+    """A progress reporter that does not stop the device: the loss is copied to pinned memory after
+    its step, and read once it has arrived."""
 
     def __init__(self, channel: Channel, device: torch.device, phase: Phase, steps: int) -> None:
         self._channel, self._phase, self._steps = channel, phase, steps
@@ -240,7 +239,7 @@ class Reporter:
         elif time.perf_counter() >= self._due:
             if self._accelerator.make_event is None:
                 self._send(index, float(loss))
-            elif self._accelerator.pins:  # else there is no progress to report
+            elif self._accelerator.pins:  # else no progress is reported
                 import torch
 
                 copy = torch.empty((), pin_memory=True)

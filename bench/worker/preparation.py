@@ -1,4 +1,4 @@
-"""A training made ready to be measured: set up, warmed up, and put back to its start."""
+"""Preparing a training to be measured: set-up, warm-up and reset."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from bench.workloads import Workload
 
 
 class Stopwatch:
-    """Divides the life of a process into parts, which add up to the whole, from the
-    time.monotonic() when it was asked for, in s. The processes of a machine share that clock, so
-    another one may have read it."""
+    """A stopwatch whose laps add up to the whole time of a process, from ``started`` on: the
+    time.monotonic() at which it was requested, in s. The processes of a machine share that clock,
+    so another process may have read it."""
 
     def __init__(self, started: float) -> None:
         self._started = self.until = started
@@ -46,8 +46,8 @@ class Stopwatch:
 def set_up(
     case: Case, folder: str, group: Group | None = None, watch: Stopwatch | None = None
 ) -> tuple[Workload, Supply, Training]:
-    """Set the flags, bring the data to the device and build the network: ready to train, for all of
-    a ``group`` together; ``watch`` is told how long the data take, and the network."""
+    """Set the flags, load the data to the device and build the network, ready to train in all
+    processes of a ``group``. ``watch`` records the time for the data and for the network."""
     device, workload = torch.device(case.device), open_workload(case, folder)
     share = Share(group.rank, group.size) if group else None
     batches = open_supply(case, workload, device, share)
@@ -66,9 +66,9 @@ def set_up(
 def open_supply(
     case: Case, workload: Workload, device: torch.device, share: Share | None = None
 ) -> Supply:
-    """The batches of training, made as ``case`` asks for, or this process's ``share`` of each.
-    Raises UsageError: torch's DataLoader is to make them, and the workload has no dataset; or they
-    are to be shared, and the workload makes batches of its own."""
+    """Return the training batches as ``case`` asks for them, or this process's ``share`` of each.
+    Raises UsageError: torch's DataLoader is to make them and the workload has no dataset, or they
+    are to be shared and the workload makes its own batches."""
     whole, share = whole_batch(case), share or Share()
     # torch's DataParallel divides a micro-batch further
     micro = whole if case.parallel == "dp" else micro_batch(case)
@@ -106,16 +106,16 @@ def count_steps(case: Case, batches: Supply) -> int:
 
 
 def _measured_shapes(case: Case, batches: Supply) -> list[int]:
-    """The batch sizes that ``case`` trains on: the last, smaller one in a whole epoch. And with
-    ``--steps``, whose few steps are to tell whether an epoch would fit."""
+    """Return the batch sizes to warm up. The smaller last batch is included for a whole epoch, and
+    for ``--steps``, whose few steps are to show whether an epoch would fit."""
     rest = batches.samples % whole_batch(case)
-    whole = count_steps(case, batches) == len(batches)  # with --until too, as far as is known
+    whole = count_steps(case, batches) == len(batches)  # may be true with --until too
     smaller = [rest] if rest and (whole or case.steps is not None) else []
     return [whole_batch(case), *smaller]
 
 
-_UNTIL_STEPS = 40  # as many as most cases of an H100 need to be known within 1 %
-_SMALLER_STEPS = 3  # of a shape that one step in an epoch has: one to tune, one more, one as it is
+_UNTIL_STEPS = 40  # enough for most cases on an H100 to be known within 1 %
+_SMALLER_STEPS = 3  # for the smaller last batch: one to tune, one more, one as in the epoch
 
 
 def warm_up_shapes(
@@ -125,13 +125,12 @@ def warm_up_shapes(
     on_step: Callable[[int, Tensor], None],
     clock: Callable[[], float] | None = None,
 ) -> Warmup:
-    """Warm each batch shape that is measured, with its micro-batches; say what it took.
+    """Warm up each measured batch shape, with its micro-batches; return the steps and time taken.
 
-    The smaller last batch stands in a whole epoch alone, for one step: three steps tune, compile
-    and allocate for it. Where a ``--fraction`` is measured it is not run at all;
-    `bench.training.timing.extrapolate` says what that may cost. With ``--steps`` it runs here, as
-    often as full batches are measured, and is not measured. ``clock`` is as
-    `bench.training.timing.warm_up` takes it.
+    The smaller last batch is one step of a whole epoch: three warm-up steps tune, compile and
+    allocate for it. With ``--fraction`` it is not run at all; `bench.training.timing.extrapolate`
+    says what that may cost. With ``--steps`` it runs only here, as often as full batches are
+    measured but at most three times. ``clock`` is passed to `bench.training.timing.warm_up`.
     """
     full = batches.samples // whole_batch(case)
 
@@ -147,13 +146,13 @@ def warm_up_shapes(
         on_step(index, training.step(batch)[0])
 
     measured = count_steps(case, batches)
-    if case.until is not None:  # which measures on while steps drift
+    if case.until is not None:  # it goes on measuring while step times drift
         measured = min(measured, _UNTIL_STEPS)
     warm = warm_up(step, training.device, measured, clock)
     smaller_steps = min(_SMALLER_STEPS, case.steps or _SMALLER_STEPS)
     for size in _measured_shapes(case, batches)[1:]:
         smaller = islice(supply(size), smaller_steps)
-        batch = next(smaller, None)  # the epoch's order is drawn here
+        batch = next(smaller, None)  # draws the epoch's order
         moments = [time.perf_counter()]
         while batch is not None:
             training.step(batch)
@@ -170,17 +169,17 @@ def warm_up_shapes(
 
 
 def start_over(training: Training, batches: Supply, case: Case, rank: int = 0) -> None:
-    """Undo what warm-up did to weights, optimizer, random numbers, which differ by ``rank``, and
-    memory statistics. Workers of a DataLoader end."""
+    """Undo the effects of warm-up on weights, optimizer, random numbers (seeded by ``rank``) and
+    memory statistics, and end the DataLoader's workers."""
     accelerator = find_accelerator(training.device)
     if accelerator.empty_cache:
-        # autotuning's workspaces would stand in the epoch's peak, and an allocator just emptied
-        # would grow anew inside the epoch: so empty it, then grow it by a step of each shape
+        # autotuning workspaces would count in the epoch's peak, and an emptied allocator would
+        # grow during the epoch: so empty it, then let it grow in a step of each shape
         gc.collect()
         accelerator.empty_cache()
         for size in _measured_shapes(case, batches):
             training.step(next(batches.divide(1, steps=1, size=size)))
-    end_workers(batches)  # those of the warm-up; the epoch starts its own, as a script does
+    end_workers(batches)  # of the warm-up; the epoch starts its own, as a script does
     training.reset()
     seed_all(case.seed + rank)
     synchronize(training.device)

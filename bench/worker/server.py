@@ -1,18 +1,18 @@
-"""A process that has imported torch and the harness, and forks a worker whenever it is asked to.
+"""A process that has imported torch and the harness, and forks workers on request.
 
-To start Python and to import torch takes longer than all else that a short case needs. The server
-has done it once; what it forks goes on from there.
+Starting Python and importing torch takes longer than everything else in a short case. The server
+does it once, for all the workers that it forks.
 
-A worker shares with its server, and so with the workers before and after it: the modules as they
-were imported, the layout of the address space, and the seed by which Python hashes strings. All
-else is its own. What it writes to memory is copied first, so that nothing it does there reaches the
-server or another worker. It has its session and process group, standard streams, environment,
-signals, limits, threads, device context and random numbers. It dies with the server, and the server
-dies with the process that started it, however that ends: it holds the only other end of a socket.
+A worker shares with its server, and so with earlier and later workers, the imported modules, the
+layout of the address space, and Python's hash seed for strings. Everything else is its own. Memory
+is copied on write, so nothing that a worker does there reaches the server or another worker. A
+worker has its own session and process group, standard streams, environment, signals, limits,
+threads, device context and random numbers. It dies with the server, and the server dies with the
+process that started it, however that ends: that process holds the only other end of a socket.
 
-The server itself computes nothing, draws no random number, has no thread beside the first, and
-opens no GPU. Before each fork it looks whether that is so, and whether the files that it imported
-are still as they were; if not, it says so and forks nothing more. It never imports a user's module.
+The server itself computes nothing, draws no random number, has a single thread and opens no GPU.
+Before each fork it checks this, and that the files it imported are unchanged; if not, it says so
+and forks nothing more. It never imports a user's module.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ MODULES = (
     "bench.models.dpn",
     "bench.worker.measurement",
     "psutil",
-    "scipy.special",  # for the interval of an epoch's time: 0.15 s
-    "torch._dynamo",  # which the first optimizer imports: as long as torch itself
+    "scipy.special",  # for the confidence interval of an epoch's time: 0.15 s
+    "torch._dynamo",  # imported by the first optimizer: takes as long as torch itself
 )
-"""What is imported before a worker knows its case, with all that these import."""
+"""Modules that are imported, with all that they import, before a worker knows its case."""
 
 STALE = "stale"
-"""What the server answers where a file that it imported was changed."""
+"""The server's answer if a file that it imported has changed."""
 
 REFUSED = "errno "
-"""What it answers where the system has no process or memory to spare just now, and a number."""
+"""The server's answer, with a number, if the system has no process or memory to spare just now."""
 
 _DEVICES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd", "/dev/dri/render")
 _REQUEST_BYTES = 1 << 20
@@ -54,7 +54,7 @@ _REQUEST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Birth:
-    """What a worker has from the start: where to write messages, and when it began, in s."""
+    """Where a worker writes its messages, and when it started, in s."""
 
     descriptor: int
     began: float
@@ -63,12 +63,12 @@ class Birth:
 @dataclass(frozen=True)
 class _Child:
     pid: int
-    told: int  # where to say how it ended
-    asker: int  # who asked for it
+    told: int  # descriptor to write its return code to
+    asker: int  # descriptor of the connection that requested it
 
 
 def preload() -> None:
-    """Import `MODULES`, and have the garbage collector pass over them from then on."""
+    """Import `MODULES`, and have the garbage collector ignore their objects from then on."""
     with pause_collection():
         for name in MODULES:
             import_module(name)
@@ -78,15 +78,15 @@ def preload() -> None:
 def serve(
     descriptor: int, lent: int | None = None, *, inherited: Mapping[str, str]
 ) -> Birth | None:
-    """Fork a worker for each request on the socket ``descriptor``, until its other end is closed;
-    what each worker starts with, and in the server None, at its end. Whoever connects to the socket
-    ``lent`` may ask too, and with that connection the workers asked for by it end.
+    """Fork a worker for each request on the socket ``descriptor``, until its other end is closed.
+    Return a `Birth` in each worker, and None in the server at its end. Processes that connect to
+    the socket ``lent`` may send requests too; their workers end with their connection.
 
-    A request is one message: an environment as JSON, and file descriptors: the worker's standard
-    input, its output, where it writes messages, and where the server answers. The answer is a line:
-    the worker's process id, and another once it has ended: its return code, negative for a signal.
-    Or it is `STALE` or why no worker can be forked, and that stays so; or `REFUSED`. ``inherited``
-    is the environment before anything was imported.
+    A request is one message: an environment as JSON, and file descriptors for the worker's standard
+    input, its output, its messages, and the server's answers. The answer is a line with the
+    worker's process id, and another once it has ended: its return code, negative for a signal. If
+    no worker can be forked, it is `STALE` or the reason, which are permanent, or `REFUSED`.
+    ``inherited`` is the environment before anything was imported.
     """
     _end_threads()
     with selectors.DefaultSelector() as selector:
@@ -94,8 +94,7 @@ def serve(
 
 
 class _Server:
-    """The connections of those who may ask, and the workers that they asked for, each by the
-    descriptor that tells of it."""
+    """The connections that may send requests, by descriptor, and their workers, by pidfd."""
 
     def __init__(
         self, descriptor: int, lent: int | None, selector: selectors.DefaultSelector
@@ -130,7 +129,7 @@ class _Server:
         self._selector.register(asker, selectors.EVENT_READ)
 
     def _reap(self, watched: int, child: _Child) -> None:
-        """Tell how a worker ended."""
+        """Send a worker's return code to whoever requested it."""
         self._selector.unregister(watched)
         os.close(watched)
         _, status = os.waitpid(child.pid, 0)
@@ -138,7 +137,7 @@ class _Server:
         os.close(child.told)
 
     def _leave(self, number: int) -> None:
-        """End what was asked for by who is gone."""
+        """End the workers of a connection that has closed."""
         self._selector.unregister(number)
         self._asking.pop(number).close()
         for child in self._children.values():
@@ -148,7 +147,7 @@ class _Server:
     def _fork(
         self, asker: int, request: bytes, given: list[int], inherited: Mapping[str, str]
     ) -> Birth | None:
-        """Fork a worker, where that may be, and answer who asked; in it, what it starts with."""
+        """Fork a worker if possible, and answer the request; in the worker, return its `Birth`."""
         told, server, pid = given.pop(), os.getpid(), None
         answer = _refuse(self._imported)
         if not answer:
@@ -180,14 +179,14 @@ class _Server:
 
 
 def _remove(place: Path) -> None:
-    """Remove a socket and its folder, which who made them could not when it was killed."""
+    """Remove a socket and its folder, in case the process that made them was killed."""
     with suppress(OSError):
         place.unlink()
         place.parent.rmdir()
 
 
 def _adopt(environment: Mapping[str, str], inherited: Mapping[str, str]) -> None:
-    """Have the environment that a new Python would have, with what imports have changed in it."""
+    """Set the environment of a new Python process, and keep what imports have changed in it."""
     for name in inherited.keys() - environment.keys():
         os.environ.pop(name, None)
     for name, value in environment.items():
@@ -204,18 +203,18 @@ def _settle(given: list[int]) -> int:
         os.dup2(stream, place)
     os.close(stdin)
     os.close(output)
-    np.random.seed()  # as Python's own generator does; torch's starts the same in every process
+    np.random.seed()  # Python's own reseeds itself; torch's starts the same in every process
     return messages
 
 
 def _tell(descriptor: int, line: str) -> None:
-    with suppress(BrokenPipeError):  # who asked has ended
+    with suppress(BrokenPipeError):  # the requester has ended
         os.write(descriptor, f"{line}\n".encode())
 
 
 def _end_threads() -> None:
-    """Have libraries end the threads that they started as they were imported. OpenBLAS, which numpy
-    brings, does so before a fork, and starts them again where it needs them."""
+    """Have libraries end the threads that they started on import. OpenBLAS, which comes with numpy,
+    does so before a fork, and starts them again when it needs them."""
     pid = os.fork()
     if not pid:
         os._exit(0)
@@ -223,7 +222,7 @@ def _end_threads() -> None:
 
 
 def _refuse(imported: dict[str, tuple[int, int]]) -> str:
-    """Why this process can fork no worker; empty where it can."""
+    """Return why this process cannot fork a worker; empty if it can."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
         return f"it has {threads} threads"
     for place in Path("/proc/self/fd").iterdir():
@@ -234,7 +233,7 @@ def _refuse(imported: dict[str, tuple[int, int]]) -> str:
         return "it has initialised CUDA"
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:  # some containers keep it from their processes
+    except OSError as error:  # some containers forbid it
         return f"it cannot watch a process: {error.strerror}"
     return "" if _look_at_files() == imported else STALE
 

@@ -25,10 +25,10 @@ _POLL_S = 0.1
 
 
 def find_marked(folder: str) -> Iterator[int]:
-    """The ids of the processes of the cluster in ``folder``, of what they started among them.
+    """Yield the ids of the processes of the cluster in ``folder`` and of those that they started.
 
-    Ray's own may write their title over their environment; those write logs there. What a user has
-    there, such as a `tail -f` of a log, is not among them.
+    Ray's own processes may overwrite their environment with their title, but write logs there. A
+    user's processes that only read there, such as a `tail -f` of a log, are not included.
     """
     mark = os.fsencode(f"{MARK}={folder}")
     for place in Path("/proc").glob("[0-9]*"):
@@ -52,7 +52,7 @@ def _writes_into(place: Path, folder: str) -> bool:
 def end_marked(folder: str) -> None:
     """SIGKILL the processes of the cluster in ``folder`` until none is left, then remove it."""
     until = time.monotonic() + _PATIENCE_S
-    # what is killed while it starts another leaves that one to the next look
+    # a process that is killed while it starts another leaves that one to the next pass
     while (found := {*find_marked(folder)}) and time.monotonic() < until:
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: one that runs already, or one of this machine alone."""
+"""The connection to a Ray cluster that already runs, or to one started on this machine alone."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from bench.executors.ray.caretaker import MARK
 from bench.text import clean
 
 ADDRESS = "RAY_ADDRESS"
-"""Environment variable of Ray's own: the cluster to join where no address is given."""
+"""Ray's own environment variable: the cluster to join if no address is given."""
 
 LOCAL = "local"
-"""The address that starts a cluster of this machine. Without it Ray may join what another left."""
+"""The address that starts a cluster on this machine. Without it Ray may join a leftover cluster."""
 
 AUTO = "auto"
 """The address of whichever cluster was started on this machine last."""
 
 _CLIENT = "ray://"
-_STORE_BYTES = 100 * 2**20  # little but traces is sent; Ray would take a third of the memory
-_LONGEST_FOLDER = 40  # of the 107 characters of a socket's path, of which Ray needs 60
+_STORE_BYTES = 100 * 2**20  # little but traces is sent; Ray's default is a third of the memory
+_LONGEST_FOLDER = 40  # a socket's path has at most 107 characters, and Ray needs 60 of them
 _ANSWER_S = 5.0
 _END_S = 10.0
 
 _SETTINGS: Mapping[str, str] = {
     "RAY_worker_niceness": "0",  # Ray's own is 15
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of what the next version will do
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of a change in its next version
 }
 
 
 class Cluster:
-    """A connection to Ray, one in a process.
+    """A connection to Ray, one per process.
 
-    ``address`` is ``HOST:PORT`` of the cluster to join, of which this machine must be a node; None
-    is that of the variable `ADDRESS`, or a cluster of this machine that is started now, and ends
-    with this process, however that ends. Raises UsageError: ray is not installed, there is no such
-    cluster, or none can be started.
+    ``address`` is ``HOST:PORT`` of the cluster to join, of which this machine must be a node. If it
+    is None, the variable `ADDRESS` is used, or else a cluster is started on this machine, which
+    ends with this process, however that ends. Raises UsageError: ray is not installed, there is no
+    such cluster, or none can be started.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -83,7 +83,7 @@ class Cluster:
         self.end()
 
     def end(self) -> None:
-        """End all processes of the cluster that was started here, if one was, at once."""
+        """End all processes of the cluster that was started here, if any, at once."""
         if self._caretaker is None:
             return
         assert self._caretaker.stdin is not None
@@ -99,9 +99,9 @@ class Cluster:
         self._caretaker = subprocess.Popen(
             [sys.executable, "-m", "bench.executors.ray.caretaker", folder],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # so that Ctrl-C does not end it
         )
-        # what killed workers leave behind goes with the folder
+        # files that killed workers leave behind are removed with the folder
         settings = {**_SETTINGS, MARK: folder, "TMPDIR": folder}
         before = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)
@@ -118,8 +118,7 @@ class Cluster:
 
 
 def _refuse_silent(address: str) -> None:
-    """Refuse an address where nothing listens: Ray would try for minutes, and say so at length.
-    Raises UsageError: nothing listens there."""
+    """Raise UsageError if nothing listens at ``address``: Ray would try for minutes, verbosely."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
@@ -140,7 +139,7 @@ def _name_remedy(address: str, why: str) -> str:
 def _connect(address: str, **settings: Any) -> None:
     import ray
 
-    # it prints the last lines of a lost node's log into the tables on standard output
+    # Ray prints the last lines of a lost node's log into the tables on standard output
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
     with _own_signals():
         ray.init(
@@ -154,7 +153,7 @@ def _connect(address: str, **settings: Any) -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handlers of signals: `ray.init` sets one for SIGTERM."""
+    """Restore the signal handlers afterwards: `ray.init` sets one for SIGTERM."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

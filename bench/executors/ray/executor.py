@@ -44,11 +44,11 @@ from bench.yardstick import Yardstick
 _OPEN_S = 120.0  # actors start one after the other, and each imports the harness
 _SILENT_S = 12 * HEARTBEAT_S
 _VERDICT_S = 30.0
-_STOP_S = 30.0  # a worker has 3 s to end, and its memory is given back
+_STOP_S = 30.0  # a worker has 3 s to end, then its memory is freed
 _KILL_S = 3.0
 _POLL_S = 0.1
-_SAID = 300  # characters of what Ray says
-_TRIES = 3  # to open a lane on a node, before it is given up
+_SAID = 300  # characters kept of Ray's messages
+_TRIES = 3  # attempts to open a lane on a node
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Node:
 
 @dataclass(eq=False)
 class Post:
-    """A station that an actor holds on ``node``, and from when it has answered its lane."""
+    """A station that an actor holds on ``node``; it has a lane once it has answered."""
 
     actor: Any
     node: Node
@@ -81,12 +81,12 @@ class Post:
 
 
 class RayExecutor(Executor):
-    """Runs each case in a worker on a node of a cluster, which an actor there starts and watches.
-    Ray tries nothing again by itself, as it would hide attempts: a lost lane is a lost case. Raises
-    UsageError: there is no cluster, as `Cluster` has it."""
+    """An executor that runs each case in a worker on a cluster node, started and watched by an
+    actor there. Ray's retries are off, as they would hide attempts: a lost lane is a lost case.
+    Raises UsageError: there is no cluster, see `Cluster`."""
 
     stations = EXECUTORS["subprocess"].place
-    """The executor that stations run cases by; tests have another."""
+    """The executor that stations run cases with; tests use another."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -94,21 +94,20 @@ class RayExecutor(Executor):
         self._device, self._most = "", ALL
         self._opening: list[Post] = []
         self._open: dict[str, Post] = {}
-        self._labels: dict[str, str] = {}  # of nodes by id, those that are gone too
-        # why a lane of a node could not be opened, and how often since one was; by the node's id
+        self._labels: dict[str, str] = {}  # by node id, including nodes that are gone
+        # by node id: why its lanes could not be opened, and the number of failures since one was
         self._failures: dict[str, tuple[str, int]] = {}
         self._together: dict[object, int] = {}  # by kind: the most GPUs that one node ever had open
-        self._gone: list[Lane] = []  # lost while something was asked there
-        self._busy: set[str] = set()  # lanes whose run notices by itself that they are gone
+        self._gone: list[Lane] = []  # lost during a question
+        self._busy: set[str] = set()  # lanes with a run, which itself notices that they are gone
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
-        """One lane for each GPU of the cluster, on a CPU for each node, or as many as are wanted.
+        """Open one lane for each GPU of the cluster, on a CPU for each node, or as many as wanted.
 
-        It waits until all are open, or two minutes for those whose GPU others of the cluster use:
-        they join when they can be had. Raises UsageError: there are not that many, or none can be
-        opened; it says why.
+        This waits until all are open, but at most two minutes: lanes whose GPU is in use by others
+        join later. Raises UsageError: there are not that many, or none can be opened; it says why.
         """
         refuse_others([device], "--executor ray")
         self._device, self._most = device, wanted or ALL
@@ -132,7 +131,7 @@ class RayExecutor(Executor):
             if not self._opening or time.monotonic() > until:
                 break
             time.sleep(_POLL_S)
-        # gpu2 is before gpu10
+        # gpu2 comes before gpu10
         lanes.sort(key=lambda lane: (lane.host, len(lane.name), lane.name))
         if not lanes:
             why = "; ".join(dict.fromkeys(why for why, _ in self._failures.values()))
@@ -141,7 +140,7 @@ class RayExecutor(Executor):
         return lanes
 
     def join_lanes(self) -> Sequence[Lane]:
-        """Lanes that have opened since; a node that joined or lost one opens it meanwhile."""
+        """Return lanes opened since the last call; start to open those that nodes are lacking."""
         with self._lock:
             self._begin_opening()
             return [*self._finish_opening()]
@@ -159,11 +158,11 @@ class RayExecutor(Executor):
         return [*before, *(watched[watch].lane for watch in gone)]
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
-        """The lane's GPU and others of its kind, on its node or on one that has enough of them; on
-        a CPU, the cores of the lane's node.
+        """Return the lane's GPU and others of its kind, on its node or on one that has enough of
+        them; on a CPU, the cores of the lane's node.
 
-        The workers of one case are started by one station, which may use the GPUs of the others:
-        they are this sweep's, and idle.
+        One station starts all workers of a case. It may use the GPUs of the other stations, which
+        belong to this sweep and are idle.
         """
         if size == 1:
             return lane
@@ -212,7 +211,7 @@ class RayExecutor(Executor):
         return found
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
-        """Run one case on its lane's node; `lost` where the node or the actor went away."""
+        """Run one case on its lane's node; `lost` if the node or the actor went away."""
         import ray
 
         post = self._open.get(job.lane.name)
@@ -242,8 +241,8 @@ class RayExecutor(Executor):
         return outcome
 
     def kill(self) -> None:
-        """End all stations with what they run, at once. The handler of a signal calls this, perhaps
-        within a call of Ray's: another thread does it."""
+        """End all stations and their cases, at once. A signal handler calls this, perhaps during a
+        call to Ray, so another thread does the work."""
         ending = threading.Thread(target=self._end_posts, daemon=True)
         ending.start()
         ending.join(_KILL_S)
@@ -256,8 +255,8 @@ class RayExecutor(Executor):
     def _follow(
         self, post: Post, number: int, job: Job, on_event: Listener, stopping: Stopping
     ) -> Outcome:
-        """Hand a job to a station and follow its reports to the last. Raises RayError: the station
-        is gone; _SilentError: it says nothing any more."""
+        """Send a job to a station and follow its reports to the last. Raises RayError: the station
+        is gone. Raises _SilentError: it does not answer any more."""
         import ray
 
         reports = post.actor.run.options(num_returns="streaming").remote(number, job)
@@ -287,10 +286,10 @@ class RayExecutor(Executor):
                 return report.outcome
 
     def _find_cause(self, post: Post, error: Exception, stopping: Stopping) -> tuple[bool, str]:
-        """Whether a station was lost because its machine was taken away, and what is to be said.
+        """Return whether a station was lost because its machine was preempted, and the reason.
 
-        At first Ray knows only that an actor does not answer; by whom its node was ended it says
-        once it has declared it dead, up to half a minute later.
+        At first Ray knows only that an actor does not answer. It says who ended the node once it
+        has declared the node dead, up to half a minute later.
         """
         import ray
 
@@ -300,7 +299,7 @@ class RayExecutor(Executor):
                 break
             try:
                 ray.get(post.actor.describe.remote(), timeout=_KILL_S)
-                break  # it is back, but not what it ran
+                break  # it is back, but its run is lost
             except ray.exceptions.GetTimeoutError:
                 continue
             except ray.exceptions.RayError as later:
@@ -314,8 +313,8 @@ class RayExecutor(Executor):
         return preempted, f"{what}{'' if alive else ' went away'}: {_explain(error)}"
 
     def _ask(self, lane: Lane, question: str, *arguments: Any) -> Any:
-        """Have the executor at a lane's station answer. Raises UsageError: it did, or failed; a
-        `_GoneError` where the station is gone."""
+        """Have the executor at a lane's station answer. Raises UsageError or UnsupportedError as
+        the executor does; UsageError: it failed otherwise; _GoneError: the station is gone."""
         import ray
 
         post = self._open.get(lane.name)
@@ -333,7 +332,7 @@ class RayExecutor(Executor):
             raise _GoneError(f"lane {lane.name} was lost: {_explain(error)}") from error
 
     def _list_nodes(self) -> list[Node]:
-        """The nodes that are alive, in the order of their names; nodes of one host are numbered."""
+        """Return the nodes that are alive, sorted by name; nodes of one host are numbered."""
         import ray
 
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -375,7 +374,7 @@ class RayExecutor(Executor):
                 room -= 1
 
     def _start(self, node: Node) -> Post:
-        """Start an actor on a node. Of one without GPUs it takes all cores, as a worker does."""
+        """Start an actor on a node. On a CPU it takes all cores, like a worker, unless shared."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -387,7 +386,7 @@ class RayExecutor(Executor):
                 num_cpus=int(node.cpus) if whole else 0,
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=5,  # what watches, what runs, and what releases, stops and kills it
+                max_concurrency=5,  # to watch, run, release, stop and kill
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
             )
             .remote(self.stations, self.settings, str(Path.cwd()), find_variables(os.environ))
@@ -395,7 +394,7 @@ class RayExecutor(Executor):
         return Post(actor, node, actor.describe.remote(), actor.watch.remote())
 
     def _finish_opening(self) -> Iterator[Lane]:
-        """Take the stations that have answered into the lanes, or refuse them."""
+        """Open the lanes of the stations that have answered, or refuse them; yield the lanes."""
         import ray
 
         for post in [*self._opening]:
@@ -423,15 +422,15 @@ class RayExecutor(Executor):
         self._together[post.kind] = max(self._together.get(post.kind, 0), 1 + beside)
 
     def _count_most(self, kind: object) -> int:
-        """The most GPUs of a kind that one node may have, of as many as are wanted. One that is
-        down or in use, perhaps since before this start, is taken to be of that kind: what is short
-        is tried again, and what is unsupported never is."""
+        """Return the most GPUs of a kind that one node may have, at most the number wanted. A GPU
+        that is down or in use, perhaps since before this start, is assumed to be of that kind: a
+        case with a shortage is tried again, an unsupported one never is."""
         other = Counter(post.node.id for post in [*self._open.values()] if post.kind != kind)
         most = max((node.gpus - other[node.id] for node in self._list_nodes()), default=0)
         return min(most, self._most or sys.maxsize)
 
     def _name(self, node: Node, card: Card | None) -> Lane:
-        """A lane, named by its node, and by its GPU as NVML counts them."""
+        """Return a lane, named by its node and by its GPU's index in NVML."""
         if self._device == "cpu":
             return Lane(node.label, host=node.label)
         numbers = itertools.count() if card is None else itertools.count(card.index)
@@ -471,7 +470,7 @@ class RayExecutor(Executor):
 
 
 class _GoneError(UsageError):
-    """A station that was asked is gone."""
+    """A station that was asked a question is gone."""
 
 
 class _SilentError(Exception):
@@ -479,7 +478,7 @@ class _SilentError(Exception):
 
 
 def refuse(place: Place, allow_shared: bool = False) -> str:
-    """Say why nothing can be measured at ``place``, and what to do; empty where it can."""
+    """Return why nothing can be measured at ``place``, and what to do; empty if it can."""
     if place.code != hash_code():
         return (
             f"its code of this harness is {place.code}, and here it is {hash_code()}; install the "
@@ -496,8 +495,8 @@ def refuse(place: Place, allow_shared: bool = False) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """What an error of Ray's says, as one line, without the lines that are a name and a number. Of
-    an actor that could not be made, the last line of the traceback says why."""
+    """Return the text of a Ray error as one line, without lines that are only a name and a value.
+    If an actor could not be created, the last line of the traceback says why."""
     if "Traceback" in str(error):
         return clean(last_line(str(error)))
     lines = [clean(line).strip() for line in str(error).splitlines()]

@@ -1,4 +1,4 @@
-"""The end of a lane that is on a node of a cluster: what one actor holds.
+"""The remote end of a lane, held by an actor on a node of a cluster.
 
 It runs the ordinary executor on a thread of its own. Nothing here imports ray.
 """
@@ -27,17 +27,17 @@ from bench.worker.messages import PhaseEntered
 
 _TELL_EVERY_S = 0.2
 HEARTBEAT_S = 5.0
-"""The longest that a station is silent while it runs a case, in s."""
+"""The longest time that a station is silent while it runs a case, in s."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a station is: its GPU as NVML knows it, None on a CPU, and what a measurement depends
-    on.
+    """The place of a station: its GPU as NVML knows it, None on a CPU, and the conditions that a
+    measurement depends on.
 
-    Ray's own type of a GPU does not tell one of 40 GB from one of 80 GB. ``niceness`` is the
-    priority of the workers, ``code`` the hash of the harness's source there and ``neighbours`` the
-    processes that use the card.
+    Ray's own GPU type does not distinguish cards of 40 GB and 80 GB. ``niceness`` is the priority
+    of the workers, ``code`` the hash of the harness's source there and ``neighbours`` the processes
+    that use the card.
     """
 
     card: Card | None
@@ -48,8 +48,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Report:
-    """What a station says of the case that it runs; the last one has the outcome. ``log`` is what
-    the worker printed since the last report, ``trace`` the file of a profile."""
+    """A station's report on its running case; the last one has the outcome. ``log`` is the worker's
+    output since the last report, ``trace`` the content of a profile's trace file."""
 
     events: list[Event] = field(default_factory=list)
     log: bytes = b""
@@ -58,11 +58,11 @@ class Report:
 
 
 class Station:
-    """Runs one case at a time on the node, and answers questions about it.
+    """A runner of one case at a time on the node, which also answers questions about the node.
 
-    ``executor`` is the one that runs the cases, ``package.module:Class``, and ``folder`` that which
-    the sweep was started in, used where it is there too. ``variables`` are those of the environment
-    that change results, as the sweep has them. Others of that kind are removed: Ray sets
+    ``executor`` is the ``package.module:Class`` that runs the cases, and ``folder`` the one in
+    which the sweep was started, used if it exists here too. ``variables`` are the sweep's
+    environment variables that change results. Others of that kind are removed: Ray sets
     OMP_NUM_THREADS=1, and a worker would inherit it.
     """
 
@@ -81,7 +81,7 @@ class Station:
         self._released: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def describe(self) -> Place:
-        """Say where this is, and give workers the priority that others have, where that may be."""
+        """Return the place of this station, after giving workers normal priority if permitted."""
         cards, _ = find_cards()  # Ray has set CUDA_VISIBLE_DEVICES
         niceness = self._thread.submit(_raise_priority).result()
         others = find_neighbours(cards[0].uuid) if cards else ()
@@ -89,7 +89,7 @@ class Station:
         return Place(next(iter(cards), None), niceness, hash_code(), neighbours)
 
     def watch(self) -> None:
-        """Never return: whoever asked learns when this process ends."""
+        """Never return: the caller learns when this process ends."""
         threading.Event().wait()
 
     def ask(self, question: str, *arguments: Any) -> Any:
@@ -97,8 +97,8 @@ class Station:
         return self._thread.submit(getattr(self._executor, question), *arguments).result()
 
     def run(self, number: int, job: Job) -> Iterator[Report]:
-        """Run the case of ``job`` and report on it, at least every `HEARTBEAT_S`; its log and trace
-        are sent in the reports, and not written here. `stop` calls this run by ``number``."""
+        """Run the case of ``job`` and report on it, at least every `HEARTBEAT_S`. Its log and trace
+        are sent in the reports, not kept here. `stop` and `release` name the run by ``number``."""
         if job.checkpoints and not job.checkpoints.parent.parent.is_dir():
             reason = (
                 f"{job.checkpoints.parent.parent} is not there on {socket.gethostname()}; for "
@@ -132,14 +132,14 @@ class Station:
         self._released.put(number)
 
     def stop(self, number: int) -> None:
-        """Have a run end as `interrupted`, soon, also one that has not begun."""
+        """Have a run end soon as `interrupted`, even if it has not begun."""
         self._stopped.add(number)
 
     def kill(self) -> None:
         self._executor.kill()
 
     def _await_release(self, number: int) -> None:
-        """Wait until the sweep lets a case go on, or has it stopped."""
+        """Wait until the sweep lets the case go on or stops it."""
         while number not in self._stopped:
             with suppress(queue.Empty):
                 if self._released.get(timeout=_TELL_EVERY_S) == number:
@@ -147,7 +147,7 @@ class Station:
 
 
 def _beat(ending: Future[Outcome]) -> Iterator[bool]:
-    """Return at the end; until then yield every 0.2 s whether something is to be said anyway."""
+    """Yield every 0.2 s whether a heartbeat is due, until ``ending`` is done."""
     beats = 0
     while not wait([ending], _TELL_EVERY_S).done:
         beats += 1
@@ -161,8 +161,8 @@ def _drain(events: queue.SimpleQueue[Event]) -> Iterator[Event]:
 
 
 def _raise_priority() -> int:
-    """Give this thread, and what it starts, the usual priority; return what it has then. Ray starts
-    its processes at a niceness of 15 unless it is told otherwise; only some users may lower it. The
+    """Give this thread and the processes it starts normal priority; return the resulting niceness.
+    Ray starts its processes at a niceness of 15 by default, and only some users may lower it. The
     priority belongs to the thread."""
     if os.getpriority(os.PRIO_PROCESS, 0) > 0:
         with suppress(PermissionError):
