@@ -411,7 +411,7 @@ def main_loss_scale(precision: str, scales: Iterable[str]) -> str:
     return default if default in counts else min(counts, key=lambda t: (-counts[t], order_scale(t)))
 
 
-def telling_axes(cases: Iterable[Case], but: str = "") -> list[str]:
+def list_varying(cases: Iterable[Case], but: str = "") -> list[str]:
     """Return the axes to name each of ``cases`` by, without ``but``: `NAMED` and any that vary. A
     workload is named by its model."""
     columns = zip(AXES, zip(*map(list_values, {*cases}), strict=True), strict=False)

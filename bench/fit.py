@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import partial
 
 from bench.axis import Value
-from bench.case import Case, format_value, telling_axes
+from bench.case import Case, format_value, list_varying
 from bench.environment.host import list_devices
 from bench.errors import UsageError
 from bench.flags import (
@@ -118,7 +118,7 @@ def print_walls(walls: Mapping[Case, Wall], step: int, executor: str, as_json: b
     from bench.render.text import draw_table, open_console
 
     if as_json:
-        axes = telling_axes(walls, but="batch_size")
+        axes = list_varying(walls, but="batch_size")
         told = [
             {name: text for name in axes if (text := format_value(getattr(family, name)))}
             | asdict(wall)
@@ -131,7 +131,7 @@ def print_walls(walls: Mapping[Case, Wall], step: int, executor: str, as_json: b
 
 
 def tabulate(walls: Mapping[Case, Wall], step: int) -> Table:
-    axes = telling_axes(walls, but="batch_size")
+    axes = list_varying(walls, but="batch_size")
     known = [n for n in axes if any(getattr(family, n) is not None for family in walls)]
     margins = {wall.margin for wall in walls.values()} or {MARGIN}
     item = "item" if any(family.workload != IMAGES for family in walls) else "image"

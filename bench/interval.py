@@ -25,7 +25,7 @@ def find_freedom(parts: Sequence[tuple[float, int]]) -> float:
     return sum(shares) ** 2 / sum(squares)
 
 
-def find_reach(parts: Sequence[tuple[float, int]], confidence: float = CONFIDENCE) -> float:
+def find_half_width(parts: Sequence[tuple[float, int]], confidence: float = CONFIDENCE) -> float:
     """Return the half-width of the interval of a sum or difference of independent means, with
     ``parts`` as in `find_freedom`; 0 if nothing varies."""
     error = math.sqrt(sum(variance / number for variance, number in parts))

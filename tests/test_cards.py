@@ -132,7 +132,7 @@ def test_what_may_not_be_compared_stands_apart_with_the_reason(
     found = build(read_sweeps([*folders, *others]), Path())
     first, *apart = found.groups
     assert first.cards == [*CARDS]
-    assert len(first.duels) == 9
+    assert len(first.pairs) == 9
     assert sorted(group.cards for group in apart) == sorted([f"NVIDIA {r}"] for r in APART)
     headings = [*found.tables[0].groups.values()]
     for group in apart:
@@ -140,7 +140,7 @@ def test_what_may_not_be_compared_stands_apart_with_the_reason(
         assert reason in group.tell_apart(first)
         (heading,) = (said for said in headings if f"NVIDIA {reason} · " in said)
         assert reason in heading.partition("apart from 1: ")[2]
-        assert not group.duels
+        assert not group.pairs
 
 
 def test_another_patch_of_torch_or_another_driver_may_be_compared(
@@ -161,7 +161,7 @@ def test_folders_of_one_gpu_are_one_card_and_two_gpus_of_one_name_are_two(
     assert group.cards == ["NVIDIA A"]
     (group,) = build(read_sweeps([folders[0], twin]), Path()).groups
     assert group.cards == ["NVIDIA A · a", "NVIDIA A · twin"]
-    assert {duel.fast.card for duel in group.duels} == {"NVIDIA A · a"}
+    assert {pair.fast.card for pair in group.pairs} == {"NVIDIA A · a"}
 
 
 def test_an_entry_is_at_one_setting_and_at_its_own_fastest(found: Cards) -> None:
@@ -259,13 +259,13 @@ def test_what_a_precision_brings_is_in_its_row(found: Cards) -> None:
 
 
 def test_each_card_is_judged_against_each_slower_one(found: Cards) -> None:
-    duels = {(d.precision, d.fast.card, d.slow.card): d for d in found.groups[0].duels}
-    assert len(duels) == len(found.groups[0].duels) == 9  # 3 pairs of cards in 3 precisions
-    for (_, fast, slow), duel in duels.items():
-        assert duel.fast.batch_size == duel.slow.batch_size == 256
-        assert duel.speed.value == pytest.approx(CARDS[slow] / CARDS[fast], rel=1e-3)
+    pairs = {(d.precision, d.fast.card, d.slow.card): d for d in found.groups[0].pairs}
+    assert len(pairs) == len(found.groups[0].pairs) == 9  # 3 pairs of cards in 3 precisions
+    for (_, fast, slow), pair in pairs.items():
+        assert pair.fast.batch_size == pair.slow.batch_size == 256
+        assert pair.speed.value == pytest.approx(CARDS[slow] / CARDS[fast], rel=1e-3)
     table = found.tables[1]
-    assert (table.name, len(table.rows)) == ("duels", 9)
+    assert (table.name, len(table.rows)) == ("pairs", 9)
     verdict = [head.name for head in table.heads].index("verdict")
     assert {row[verdict].text for row in table.rows} == {"faster"}
     (answer, _) = found.answers
@@ -286,8 +286,8 @@ def test_cards_without_a_precision_or_the_setting_are_judged_by_what_they_have(
     folders = [write_sweep(tmp_path / name, rows) for name, rows in sets.items()]
     (group,) = build(read_sweeps(folders), Path()).groups
     assert group.setting.batch_size == 128  # all have it, and 256 only two
-    duels = [(d.precision, d.fast.card[-1] + d.slow.card[-1]) for d in group.duels]
-    assert sorted(duels) == [
+    pairs = [(d.precision, d.fast.card[-1] + d.slow.card[-1]) for d in group.pairs]
+    assert sorted(pairs) == [
         ("fp16", "AB"), ("fp32", "AB"), ("fp32", "AC"), ("fp32", "BC"),
         ("tf32", "AB"), ("tf32", "AC"), ("tf32", "BC"),
     ]  # fmt: skip
@@ -315,12 +315,12 @@ def test_a_verdict_on_two_cards_is_that_of_compare(
         row["case"]["precision"]: row
         for row in json.loads(capsys.readouterr().out)["metrics"]["epoch_time_s"]
     }
-    assert len(group.duels) == len(judged) == 3
+    assert len(group.pairs) == len(judged) == 3
     assert len({row["p_adjusted"] for row in judged.values()}) > 1
-    for duel in group.duels:
+    for pair in group.pairs:
         for name in ("low", "high", "p", "p_adjusted"):
-            assert getattr(duel.speed, name) == pytest.approx(judged[duel.precision][name]), name
-        assert duel.speed.value == pytest.approx(judged[duel.precision]["speed"])
+            assert getattr(pair.speed, name) == pytest.approx(judged[pair.precision][name]), name
+        assert pair.speed.value == pytest.approx(judged[pair.precision]["speed"])
 
 
 def plant_oddities(root: Path) -> list[Path]:
@@ -362,7 +362,7 @@ def test_a_page_of_oddities_says_what_it_said(
     found = build(
         read_sweeps([*plant_oddities(tmp_path), REFERENCE]), Path(), read_prices(prices, cards)
     )
-    tables = [table for table in found.tables if table.name in ("cards", "duels", "folders")]
+    tables = [table for table in found.tables if table.name in ("cards", "pairs", "folders")]
     lines = [found.title, *(f"{a.about}: {' '.join(a.sentences)}" for a in found.answers)]
     lines += [line for table in tables for line in table_lines(table)]
     keep("cards/oddities.md", "\n".join([*lines, *(w.line for w in found.warnings), ""]))

@@ -26,7 +26,7 @@ from bench.diagnosis.advice import (
 )
 from bench.diagnosis.breakdown import divide
 from bench.diagnosis.causes import find_tensor_cores
-from bench.diagnosis.ceiling import Ceiling, find_beaten
+from bench.diagnosis.ceiling import Ceiling, find_violation
 from bench.diagnosis.explanation import (
     LEFT_OVER,
     Advice,
@@ -382,7 +382,7 @@ def test_what_a_cache_made_faster_than_copies_has_its_own_time_in_the_bound() ->
     assert found.ceiling.speedup == pytest.approx(10)  # 8 ms are 32 GB at 4 TB/s, but 0.8 are 4
     # a call of a step that is scaled to a quarter of its items is rounded to none
     once = make_step(0.02, [replace(cached, time_s=2e-5, calls=1, bytes=1e8)])
-    assert find_beaten(scale_step(once, 0.25), compiled=False) is None
+    assert find_violation(scale_step(once, 0.25), compiled=False) is None
 
 
 @pytest.mark.parametrize(
@@ -464,10 +464,10 @@ def test_fewer_multiplications_than_are_counted_are_no_wrong_yardstick() -> None
 
 def test_a_step_without_a_profile_is_held_against_the_rates_as_a_whole() -> None:
     step = Step(10e-3, [replace(MM32, time_s=None)], RATES, "cuda")  # 12 ms at 50 TFLOP/s
-    beaten = find_beaten(step, compiled=False)
+    beaten = find_violation(step, compiled=False)
     assert (beaten.rate, beaten.reached) == ("rate_float32", pytest.approx(60e12))
-    assert find_beaten(step, compiled=True) is None
-    assert find_beaten(replace(step, step_s=12e-3), compiled=False) is None
+    assert find_violation(step, compiled=True) is None
+    assert find_violation(replace(step, step_s=12e-3), compiled=False) is None
 
 
 def test_what_is_beyond_the_data_sheet_is_a_wrong_time_and_no_wrong_yardstick() -> None:
@@ -475,17 +475,17 @@ def test_what_is_beyond_the_data_sheet_is_a_wrong_time_and_no_wrong_yardstick() 
     rates, peaks = replace(RATES, copy=3.01e12), Rates({"float32": 67e12}, 3.35e12)
     add = make_row(Kind.ELEMENTWISE, "add", 2.0, bytes=12e9)
     step = make_step(5.0, [add], rates=rates)
-    beaten = find_beaten(step, compiled=False)
+    beaten = find_violation(step, compiled=False)
     assert beaten.reached > 3.35e12
-    assert find_beaten(replace(step, peaks=peaks), compiled=False) is None
+    assert find_violation(replace(step, peaks=peaks), compiled=False) is None
     # of a copy that was measured too low a time can be right
     low = replace(step, rates=replace(RATES, copy=1.5e12), peaks=peaks)
-    beaten = find_beaten(replace(low, work=[replace(add, time_s=4.5e-3)]), compiled=False)
+    beaten = find_violation(replace(low, work=[replace(add, time_s=4.5e-3)]), compiled=False)
     assert beaten.reached < 3.35e12
     # neither does a whole step that is beyond it say anything of the rates
     whole = Step(5e-3, [replace(MM32, time_s=None)], rates, "cuda")  # 120 TFLOP/s
-    assert find_beaten(whole, compiled=False) is not None
-    assert find_beaten(replace(whole, peaks=peaks), compiled=False) is None
+    assert find_violation(whole, compiled=False) is not None
+    assert find_violation(replace(whole, peaks=peaks), compiled=False) is None
 
 
 # ------------------------------------------------------------------------------------------ words

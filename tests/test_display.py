@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pytest_for_tests import Capture, Patch
 
-from bench.case import Case, telling_axes
+from bench.case import Case, list_varying
 from bench.origin import EXECUTORS, Kind
 from bench.record import Record, Status, Step
 from bench.sweep.display import Display, write_curve
@@ -73,7 +73,7 @@ def test_the_curve_begins_anew_with_each_epoch() -> None:
 
 def test_lines_name_every_axis_that_varies(capsys: Capture) -> None:
     cases = [CASE, replace(CASE, compile="default"), replace(CASE, model="dpn-small", lr=0.1)]
-    with Display(Path("x"), 3, 0, telling_axes(cases)) as display:
+    with Display(Path("x"), 3, 0, list_varying(cases)) as display:
         for case in cases:
             display.begin(case, 1, False)
             display._lanes[""].due = 0.0  # as if the time for a plain line had come

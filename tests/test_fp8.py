@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from training_for_tests import CPU, run_case
 
-from bench.case import Case, list_micro_batches, telling_axes
+from bench.case import Case, list_micro_batches, list_varying
 from bench.data import DatasetInfo
 from bench.environment.device import Platform
 from bench.errors import UnsupportedError, UsageError
@@ -406,7 +406,7 @@ def test_a_recipe_is_fp8_s_alone() -> None:
     cases = grid(asked)
     kinds = [("bf16-amp", "tensorwise"), ("fp8", "tensorwise"), ("fp8", "rowwise")]
     assert [(c.precision, c.fp8_recipe) for c in cases] == kinds
-    names = telling_axes(cases)
+    names = list_varying(cases)
     assert [case.label(names) for case in cases] == [
         "bf16-amp · batch size 128",
         "fp8 · batch size 128",

@@ -24,7 +24,7 @@ from bench.verdict.equivalence import (
     judge_equivalences,
 )
 from bench.verdict.ratio import Ratio, Verdict, compare
-from bench.verdict.seeds import MIN_SEEDS, Seeded, compare_seeds, learnt_nothing
+from bench.verdict.seeds import MIN_SEEDS, Seeded, compare_seeds, is_guessing
 
 MARGIN = 0.02
 WRONG = {Verdict.LOWER, Verdict.HIGHER}
@@ -664,13 +664,13 @@ def test_paired_losses_without_difference_are_seldom_called_different(shared: fl
 )
 def test_a_loss_2_percent_below_that_of_guessing_is_learnt(loss: float, nothing: bool) -> None:
     """0.98 ln 10 is 2.25653."""
-    assert learnt_nothing(loss, 10) is nothing
-    assert learnt_nothing(math.nan, 10)
+    assert is_guessing(loss, 10) is nothing
+    assert is_guessing(math.nan, 10)
 
 
-def test_so_many_repeats_as_are_foretold_decide() -> None:
+def test_so_many_repeats_as_are_needed_decide() -> None:
     """Of 200 pairs of sides that differ by 5 % against a margin of 2 %, with noise of 5 %: five
-    repeats seldom decide, and twice those that are foretold of five mostly do."""
+    repeats seldom decide, and twice those that are needed of five mostly do."""
     rng = np.random.default_rng(7)
 
     def measure(repeats: int) -> Ratio:
@@ -680,9 +680,9 @@ def test_so_many_repeats_as_are_foretold_decide() -> None:
 
     unsure = [r for r in (measure(5) for _ in range(200)) if r.judge(0.02) is Verdict.AMBIGUOUS]
     assert len(unsure) > 150
-    foretold = sorted(ratio.foretell(0.02, 5) for ratio in unsure)[len(unsure) // 2]
-    assert 10 < foretold < 100
-    decided = [measure(2 * math.ceil(foretold)).judge(0.02) for _ in range(100)]
+    needed = sorted(ratio.estimate_repeats(0.02, 5) for ratio in unsure)[len(unsure) // 2]
+    assert 10 < needed < 100
+    decided = [measure(2 * math.ceil(needed)).judge(0.02) for _ in range(100)]
     assert decided.count(Verdict.HIGHER) > 80
-    assert Ratio(1.02, 1.0, 1.04).foretell(0.02, 5) > 1e9, "it lies on the margin"
-    assert Ratio(1.1).foretell(0.02, 5) == math.inf
+    assert Ratio(1.02, 1.0, 1.04).estimate_repeats(0.02, 5) > 1e9, "it lies on the margin"
+    assert Ratio(1.1).estimate_repeats(0.02, 5) == math.inf

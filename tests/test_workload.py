@@ -15,7 +15,7 @@ from pytest_for_tests import Capture, Patch
 from torch import Tensor, nn
 from training_for_tests import CPU, compile_lightly, run_case
 
-from bench.case import parse_value, telling_axes
+from bench.case import list_varying, parse_value
 from bench.data.batches import MadeBatches, count_items
 from bench.errors import UnsupportedError, UsageError
 from bench.fingerprint import examine
@@ -215,8 +215,8 @@ def test_a_workload_has_no_model_and_no_dataset_of_ours() -> None:
     own = [case for case in cases if case.workload != IMAGES]
     assert [(case.model, case.dataset) for case in own] == [(TRANSFORMER, OWN)]
     assert [case.model for case in cases if case.workload == IMAGES] == ["dpn92", "dpn26"]
-    assert TRANSFORMER in own[0].label(telling_axes(cases))
-    assert "workload" not in telling_axes(cases)
+    assert TRANSFORMER in own[0].label(list_varying(cases))
+    assert "workload" not in list_varying(cases)
     with pytest.raises(UsageError, match="--dataset own is that of a --workload"):
         grid({"dataset": [OWN]})
     with pytest.raises(UsageError, match=r"give package\.module:factory of your own"):

@@ -39,7 +39,7 @@ from bench.doctor.earlier import (
 )
 from bench.doctor.judgement import Level, judge
 from bench.doctor.machine import Machine, measure_machine
-from bench.doctor.rates import SECONDS, choose_seconds, describe_rates, doubt_rates, measure_rates
+from bench.doctor.rates import SECONDS, check_rates, choose_seconds, describe_rates, measure_rates
 from bench.environment.asking import DeviceAnswer, ProcessAnswer
 from bench.environment.device import Platform
 from bench.errors import UsageError
@@ -873,13 +873,13 @@ def test_the_doctor_tells_how_a_card_was_held_back() -> None:
         "large products float16 300 TFLOP/s (30 % of the data sheet's, 1065 MHz), "
         "bfloat16 700 TFLOP/s (71 % of the data sheet's, 1980 MHz)"
     )
-    ((what, fix),) = doubt_rates(throttled, "NVIDIA H200")
+    ((what, fix),) = check_rates(throttled, "NVIDIA H200")
     assert what == (
         "float16 products reach 30 % of the data sheet's, in the best of 16 tries, at 1065 MHz"
     )
     assert fix.startswith("nvidia-smi -q")
-    assert list(doubt_rates(throttled, None)) == []
-    ((what, _),) = doubt_rates(Yardstick({"rate_copy": 0.3e12}), "NVIDIA H100 80GB HBM3")
+    assert list(check_rates(throttled, None)) == []
+    ((what, _),) = check_rates(Yardstick({"rate_copy": 0.3e12}), "NVIDIA H100 80GB HBM3")
     assert what == "copies reach 9 % of the data sheet's, in the best of 1 tries"
 
 
@@ -889,13 +889,13 @@ def test_a_rate_above_the_data_sheet_is_doubted_and_not_told() -> None:
     found = Yardstick({**wrong, "rate_float32": 51e12}, tries={"rate_copy": Tries(8, 1980)})
     assert describe_rates(found, h100).startswith("large products float32 51 TFLOP/s (76 %")
     assert not {"copies", "float16"} & set(describe_rates(found, h100).split())
-    doubts = [what for what, _ in doubt_rates(found, h100)]
+    doubts = [what for what, _ in check_rates(found, h100)]
     assert [what.partition(",")[0] for what in doubts] == [
         "float16 products would be above the data sheet's",
         "copies would be above the data sheet's",
     ]
     assert "5 TB/s" in describe_rates(found, "Card 9")
-    assert list(doubt_rates(found, "Card 9")) == []
+    assert list(check_rates(found, "Card 9")) == []
     # of two measurements it is never the better
     sound = Yardstick({"rate_copy": 3e12}, tries={"rate_copy": Tries(8)})
     wrong_copy = Yardstick({"rate_copy": 5e12}, tries={"rate_copy": Tries(8)})

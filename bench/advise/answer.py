@@ -253,7 +253,7 @@ class Answer:
         return median([r.time_s or 0.0 for r in self.standing.list_fine(setting)])
 
     def _tell_learning(self, advised: Case) -> str:
-        space, twin = self.standing.space, self.standing.find_twin(advised)
+        space, twin = self.standing.space, self.standing.at_present_batch_size(advised)
         if twin == self.now:
             return ""
         if not space.judged:
@@ -307,7 +307,7 @@ class Answer:
         if gain <= 0 or starts[0] <= starts[1]:
             return ""
         later = write_seconds(starts[0] - starts[1])
-        if self.standing.find_lead(plain[0], advised) > 0:  # the gain is not certain
+        if self.standing.find_possible_gain(plain[0], advised) > 0:  # the gain is not certain
             return f"Compiling takes {later} at the start."
         pays = count(math.ceil((starts[0] - starts[1]) / gain), "epoch")
         return f"Compiling takes {later} at the start and pays after {pays}."
@@ -318,7 +318,7 @@ class Answer:
             return
         rivals = self.standing.list_rivals(advised)
         for rival in rivals[:3]:
-            most = math.exp(self.standing.find_lead(rival, advised))
+            most = math.exp(self.standing.find_possible_gain(rival, advised))
             by = (
                 f"by up to {write_percent(round(most - 1, 2))}"
                 if most < 2
@@ -397,7 +397,7 @@ class Answer:
         both = self.now in self.standing.values and advised in self.standing.values
         if advised not in (None, self.now) and both:
             ratio = self.standing.compare(advised or self.now)
-        if advised is not None and self.standing.find_twin(advised) != self.now:
+        if advised is not None and self.standing.at_present_batch_size(advised) != self.now:
             learning = self.standing.judge_learning(advised).verdict.value
         return {
             "setting": _describe(advised),

@@ -124,7 +124,7 @@ def _judge_learning(standing: Standing, budget: Budget) -> Trial | None:
     advised, now = standing.advised, standing.now
     if not standing.space.judged or advised is None or now not in standing.values:
         return None
-    twin = standing.find_twin(advised)
+    twin = standing.at_present_batch_size(advised)
     if twin == now:
         return None
     missing = [

@@ -19,12 +19,12 @@ from bench.record import REFUSED, RELIABLE, Status
 from bench.verdict.equivalence import (
     Claim,
     Equivalence,
-    doubt_guessing,
     judge_equivalence,
-    take_back,
+    withdraw,
+    withdraw_if_guessing,
 )
 from bench.verdict.ratio import Ratio, Verdict, compare
-from bench.verdict.seeds import learnt_nothing
+from bench.verdict.seeds import is_guessing
 from bench.wall.search import fit_line
 
 if TYPE_CHECKING:
@@ -282,10 +282,10 @@ class Standing:
 
     def list_rivals(self, setting: Case) -> list[Case]:
         """List the settings that may be better by more than `ALIKE`, the likeliest first."""
-        leads = {s: self.find_lead(s, setting) for s in self.allowed if s != setting}
+        leads = {s: self.find_possible_gain(s, setting) for s in self.allowed if s != setting}
         return sorted((s for s, lead in leads.items() if lead > ALIKE), key=lambda s: -leads[s])
 
-    def find_lead(self, setting: Case, other: Case) -> float:
+    def find_possible_gain(self, setting: Case, other: Case) -> float:
         """Return how far, at most, the logarithm of ``setting`` may be below that of ``other``."""
         both = math.hypot(self.error(setting), self.error(other))
         return self.mean(other) - self.mean(setting) + find_quantile(self._freedom) * both
@@ -409,7 +409,7 @@ class Standing:
 
     # ------------------------------------------------------------------ learning
 
-    def find_twin(self, setting: Case) -> Case:
+    def at_present_batch_size(self, setting: Case) -> Case:
         """Return the setting to compare in learning: ``setting`` at the present batch size, as a
         larger batch takes fewer steps and learns differently."""
         return replace(setting, batch_size=self.now.batch_size)
@@ -417,12 +417,12 @@ class Standing:
     def count_seeds(self, setting: Case) -> int:
         """Count the seeds that were tried of a setting's twin."""
         trials = (r.trial for r in self.known if r.trial.aim is Aim.LEARN)
-        return sum(trial.setting == self.find_twin(setting) for trial in trials)
+        return sum(trial.setting == self.at_present_batch_size(setting) for trial in trials)
 
     def judge_learning(self, setting: Case) -> Equivalence:
         """Return whether a setting's twin learns as well as the present setting, by `LEARN_SEEDS`
         seeds that both ran."""
-        twin = self.find_twin(setting)
+        twin = self.at_present_batch_size(setting)
         if twin in self._learnt:
             return self._learnt[twin]
         a, b = (
@@ -433,17 +433,21 @@ class Standing:
         a, b = ({seed: side[seed] for seed in both} for side in (a, b))
         found = judge_equivalence(a, b, self.space.margin)
         if len(both) < LEARN_SEEDS:
-            found = take_back(found, f"{len(both)} of {LEARN_SEEDS} seeds were run")
+            found = withdraw(found, f"{len(both)} of {LEARN_SEEDS} seeds were run")
         else:
-            guessed = [learnt_nothing(fmean(s.values()), self.space.classes) for s in (a, b)]
-            found = doubt_guessing(found, guessed)
+            guessed = [is_guessing(fmean(s.values()), self.space.classes) for s in (a, b)]
+            found = withdraw_if_guessing(found, guessed)
         self._learnt[twin] = found
         return found
 
     @cached_property
     def rejected(self) -> dict[Case, Equivalence]:
         """Settings whose twin was seen to learn worse."""
-        judged = {s: self.judge_learning(s) for s in self.values if self.find_twin(s) != self.now}
+        judged = {
+            s: self.judge_learning(s)
+            for s in self.values
+            if self.at_present_batch_size(s) != self.now
+        }
         return {s: found for s, found in judged.items() if found.verdict is Claim.WORSE}
 
 

@@ -47,7 +47,7 @@ def summarize(
 def _tell_how_to_contribute(card: Card) -> Iterator[str]:
     """Yield commands that add the folder to a clone of the project, and what it discloses."""
     from bench.store.reader import read_records
-    from bench.validate.evidence import list_given_away
+    from bench.validate.evidence import list_disclosed
 
     place = Path("results", card.folder.name)
     here = card.folder.parent == ROOT / "results"
@@ -56,4 +56,4 @@ def _tell_how_to_contribute(card: Card) -> Iterator[str]:
     bring = "" if here else f"cp -r {shlex.quote(str(card.folder))} results/ && "
     yield f"  {bring}python -m bench.validate {place}"
     yield f"  git add {place} && git commit -m {shlex.quote(f'Add results of {what}')}"
-    yield f"it gives away {'; '.join(list_given_away(card.folder, read_records(card.folder)))}"
+    yield f"it gives away {'; '.join(list_disclosed(card.folder, read_records(card.folder)))}"

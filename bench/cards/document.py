@@ -142,23 +142,23 @@ def _tell_group(group: Group, below: Sequence[str]) -> str:
         for base, row in entry.base.items()
     ]:
         told += f"; at {name_setup(group)}, {' and '.join(over)}"
-    return f"{told}.{_tell_duels(entry, group)}"
+    return f"{told}.{_tell_pairs(entry, group)}"
 
 
-def _tell_duels(entry: Entry, group: Group) -> str:
+def _tell_pairs(entry: Entry, group: Group) -> str:
     """`` In fp16 it is 1.42 times as fast as Y (95 %: 1.40 to 1.44).``"""
-    duels = [duel for duel in group.duels if duel.fast.card == entry.card]
-    shared = {duel.precision for duel in duels}
+    pairs = [pair for pair in group.pairs if pair.fast.card == entry.card]
+    shared = {pair.precision for pair in pairs}
     precision = entry.precision if entry.precision in shared else min(shared, default="")
-    duels = [duel for duel in duels if duel.precision == precision]
+    pairs = [pair for pair in pairs if pair.precision == precision]
     said = []
-    for _, fast, slow, speed in duels[:MOST_CARDS]:
+    for _, fast, slow, speed in pairs[:MOST_CARDS]:
         ends = write_ends((speed.low, speed.high), write_ratio, " to ")
         certain = speed.judge(STEADY) is not Verdict.AMBIGUOUS
         sure = f" (95 %: {ends}{'' if certain else ', not certain'})" if ends else ""
         value = f"{mark_part(fast, slow)}{write_ratio(speed.value or 0)}"
         said.append(f"{value} times as fast as {slow.card} at batch size {fast.batch_size}{sure}")
-    left = len(duels) - len(said)
+    left = len(pairs) - len(said)
     more = f"; and so on for {count(left, 'more card')}" if left else ""
     return f" In {precision} it is {'; '.join(said)}{more}." if said else ""
 

@@ -75,7 +75,7 @@ class Entry:
     why: Explanation | None  # why it is not faster, from a profile at its largest batch size
 
 
-class Duel(NamedTuple):
+class CardPair(NamedTuple):
     """A card compared with a slower one in a precision, at a setting that both have; ``speed`` is
     how many times as fast it is."""
 
@@ -92,7 +92,7 @@ class Group:
 
     traits: Mapping[str, str]
     entries: Sequence[Entry]
-    duels: Sequence[Duel]
+    pairs: Sequence[CardPair]
     of_card: Mapping[str, Row]  # any case of each card, to say what ran it
 
     @property
@@ -195,8 +195,10 @@ def _make_group(found: Material, cases: pd.DataFrame, probes: pd.DataFrame) -> G
               for card in {e.card for e in entries}}  # fmt: skip
     entries.sort(key=lambda entry: speeds[entry.card], reverse=True)
     of_card = {row.card: row for row in iterate(timed.iloc[::-1])}
-    duels = _judge_duels(list(dict.fromkeys(e.card for e in entries)), timed, usual, found.times)
-    return Group(traits, entries, duels, of_card)
+    pairs = _judge_card_pairs(
+        list(dict.fromkeys(e.card for e in entries)), timed, usual, found.times
+    )
+    return Group(traits, entries, pairs, of_card)
 
 
 def rate_card(entry: Entry) -> tuple[bool, float]:
@@ -295,9 +297,9 @@ def _judge(pairs: Sequence[tuple[Row, Row]], times: Mapping[int, Sequence[float]
     return [ratio.invert() for ratio in compare([(times[a.cell], times[b.cell]) for a, b in pairs])]
 
 
-def _judge_duels(
+def _judge_card_pairs(
     cards: Sequence[str], timed: pd.DataFrame, usual: Row, times: Mapping[int, Sequence[float]]
-) -> list[Duel]:
+) -> list[CardPair]:
     """Compare each card with each slower one in each precision, judged as one family: at the
     group's setting, or else at the plainest and largest that both have; with equal parts of an
     epoch, if there are any, and with most repeats of both."""
@@ -321,6 +323,6 @@ def _judge_duels(
             )))  # fmt: skip
     judged = _judge(pairs, times)
     return [
-        Duel(after.precision, after, before, speed)
+        CardPair(after.precision, after, before, speed)
         for (before, after), speed in zip(pairs, judged, strict=True)
     ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bench.cards.entries import (
     CODE,
     RECIPE,
-    Duel,
+    CardPair,
     Entry,
     Group,
     list_levers,
@@ -212,34 +212,34 @@ def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
 
 
 def _tell_duels(found: Cards) -> Iterator[Sheet]:
-    duels = [(number, duel) for number, group in enumerate(found.groups, 1)
-             for duel in group.duels]  # fmt: skip
-    parts = groupby(duels, lambda one: f"{one[0]}. {one[1].precision}")
-    rows, headings = join((name, [duel for _, duel in part]) for name, part in parts)
+    pairs = [(number, pair) for number, group in enumerate(found.groups, 1)
+             for pair in group.pairs]  # fmt: skip
+    parts = groupby(pairs, lambda one: f"{one[0]}. {one[1].precision}")
+    rows, headings = join((name, [pair for _, pair in part]) for name, part in parts)
 
-    def name_duel(duel: Duel) -> str:
-        return f"{duel.fast.card} over {duel.slow.card}"
+    def name_duel(pair: CardPair) -> str:
+        return f"{pair.fast.card} over {pair.slow.card}"
 
-    def tell_speed(duel: Duel) -> Cell:
-        speed = f"{mark_part(duel.fast, duel.slow)}{write_ratio(duel.speed.value or 0)}×"
-        return Cell(speed, duel.speed.value)
+    def tell_speed(pair: CardPair) -> Cell:
+        speed = f"{mark_part(pair.fast, pair.slow)}{write_ratio(pair.speed.value or 0)}×"
+        return Cell(speed, pair.speed.value)
 
-    def tell_verdict(duel: Duel) -> str:
-        word = TIME.word(duel.speed.invert().judge(STEADY))
-        return f"{word}: {duel.speed.lack}" if duel.speed.lack else word
+    def tell_verdict(pair: CardPair) -> str:
+        word = TIME.word(pair.speed.invert().judge(STEADY))
+        return f"{word}: {pair.speed.lack}" if pair.speed.lack else word
 
-    def tell_doubts(duel: Duel) -> str:
-        said = {row.card: tell_remarks(found, row) for row in (duel.fast, duel.slow)}
+    def tell_doubts(pair: CardPair) -> str:
+        said = {row.card: tell_remarks(found, row) for row in (pair.fast, pair.slow)}
         return "; ".join(f"{card}: {text}" for card, text in said.items() if text)
 
-    columns: list[Column[Duel]] = [
-        Column("duel", "cards", "the first, against the second", name_duel, wrap=True),
-        Column("setting", "at", "the setting of both", lambda duel: ", ".join(
-            [f"batch size {duel.fast.batch_size}", *list_levers(duel.fast)]), wrap=True, keep=8),
+    columns: list[Column[CardPair]] = [
+        Column("pair", "cards", "the first, against the second", name_duel, wrap=True),
+        Column("setting", "at", "the setting of both", lambda pair: ", ".join(
+            [f"batch size {pair.fast.batch_size}", *list_levers(pair.fast)]), wrap=True, keep=8),
         Column("speed", "speed", "epoch time of the second over the first's", tell_speed,
                better="higher"),
         Column("interval", "95 % interval", "of the speed",
-               lambda duel: write_ends((duel.speed.low, duel.speed.high), write_ratio), keep=8),
+               lambda pair: write_ends((pair.speed.low, pair.speed.high), write_ratio), keep=8),
         Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", tell_verdict,
                wrap=True),
         Column("remarks", "remarks", "what to know before believing it", tell_doubts, wrap=True,
@@ -281,5 +281,5 @@ def _tell_folders(found: Cards) -> Iterator[Sheet]:
 
 
 CARDS = Section("cards", "What does each card do in each precision?", _tell_cards, Level.TABLE)
-DUELS = Section("duels", "Is one card faster than another?", _tell_duels, Level.TABLE)
+DUELS = Section("pairs", "Is one card faster than another?", _tell_duels, Level.TABLE)
 FOLDERS = Section("folders", "Who measured it, and can it be believed?", _tell_folders)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, Case, format_value, telling_axes
+from bench.case import AXES, Case, format_value, list_varying
 from bench.check.checks import CHECKS, Checked, Finding, Result, answer
 from bench.text import clean, replace_file
 from bench.workloads import IMAGES
@@ -96,7 +96,7 @@ def show_running(name: str) -> Iterator[None]:
 
 def head(case: Case, cases: Iterable[Case]) -> str:
     """Describe a case, and add the header of the table of its checks."""
-    names = [n for n in telling_axes(cases) if n not in ("model", "dataset", "device")]
+    names = [n for n in list_varying(cases) if n not in ("model", "dataset", "device")]
     what = f"{case.model} on {case.dataset}" if case.workload == IMAGES else case.model
     title = f"{what}, {case.label(names)}, on {case.device}"
     return f"{title}\n{_row('check', '', 'figure', 'passes')}"

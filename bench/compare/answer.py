@@ -113,7 +113,7 @@ def advise(comparison: Comparison, margin: float) -> str:
     if not unsure:
         return ""
     most = max(repeats for _, repeats in unsure)
-    needed = max(ratio.foretell(margin, repeats) for ratio, repeats in unsure)
+    needed = max(ratio.estimate_repeats(margin, repeats) for ratio, repeats in unsure)
     if needed > max(MOST_REPEATS, most):
         return (
             f"Next: {MOST_REPEATS} repeats would not decide what is not certain; measure on an "

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from bench.axis import Trait
-from bench.case import AXES, SAME_QUESTION, Case, free_axes, list_affecting, telling_axes
+from bench.case import AXES, SAME_QUESTION, Case, free_axes, list_affecting, list_varying
 from bench.compare.conditions import CONDITIONS, Condition, Count, Summarized
 from bench.compare.side import Ran, Readings, Side
 from bench.diagnosis.explanation import Change
@@ -20,10 +20,10 @@ from bench.study.pairs import Match, Matches, Told
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY
 from bench.text import make_printable
-from bench.verdict.equivalence import Equivalence, doubt_guessing, judge_equivalences
+from bench.verdict.equivalence import Equivalence, judge_equivalences, withdraw_if_guessing
 from bench.verdict.ratio import Ratio
 from bench.verdict.ratio import compare as compare_repeats
-from bench.verdict.seeds import GUESSING, Seeded, average_seeds, compare_seeds, learnt_nothing
+from bench.verdict.seeds import GUESSING, Seeded, average_seeds, compare_seeds, is_guessing
 
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
@@ -196,7 +196,7 @@ class Comparison:
         ran += [side.ran[cell] for side in (self.a, self.b) for cell in self.alone(side)]
         cases = {self.ask(one.case) for one in ran}
         whole = {_neutralize(case, SAME_QUESTION) for case in cases}
-        names = [name for name in telling_axes(whole) if name not in self.free]
+        names = [name for name in list_varying(whole) if name not in self.free]
         if len(whole) == len(cases):
             return names
         # how it was measured names a case only if one was measured in several ways
@@ -210,14 +210,14 @@ class Comparison:
         findings = [f for f in self.metrics[metric] if metric.seeded and f.ratio.value is not None]
         judged = judge_equivalences([f.seeded for f in findings], margin, self.names)
         return [
-            (f, doubt_guessing(e, self.guessing(f.match)))
+            (f, withdraw_if_guessing(e, self.guessing(f.match)))
             for f, e in zip(findings, judged, strict=True)
         ]
 
     def guessing(self, match: Match) -> list[bool]:
         """Return for each side with a training loss whether it is still that of guessing."""
         return [
-            learnt_nothing(average_seeds(group_seeds(read)), end.classes)
+            is_guessing(average_seeds(group_seeds(read)), end.classes)
             for end in self.ends(match)
             if (read := end.readings(METRICS["train_loss"]))
         ]

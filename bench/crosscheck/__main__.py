@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
         job = Job(case, data.folder, environment.gpu_uuid)
         if given.overhead:
             turns = take_turns(executor, job, overhead.time_bare, given.pairs or 5)
-            answer, code = overhead.weigh(turns, say), 0
+            answer, code = overhead.measure_overhead(turns, say), 0
         else:
             time_bare = partial(agreement.time_bare, samples=data.train_images)
             unit = inputs.describe(case).unit or "images"

@@ -17,7 +17,9 @@ from bench.executors import Job
 from bench.record import BESIDE, Measurement
 
 
-def weigh(turns: Iterable[tuple[Measurement, float]], say: Callable[[str], None]) -> dict[str, Any]:
+def measure_overhead(
+    turns: Iterable[tuple[Measurement, float]], say: Callable[[str], None]
+) -> dict[str, Any]:
     """Print how much longer an epoch takes under the harness, and where the rest of its time goes.
     Return all of it for JSON."""
     ratios, measured = [], []

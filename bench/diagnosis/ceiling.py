@@ -56,8 +56,8 @@ def find_ceiling(
 ) -> Ceiling | None:
     """Return the most that the second step can gain on the first, of which only the time is used.
     None if the second is compiled (it moves less than was counted), or if its work was not counted,
-    needs a rate that was not measured, or took less than its least time. Not valid if `find_beaten`
-    finds anything. ``breakdown`` is of the second; None without a profile."""
+    needs a rate that was not measured, or took less than its least time. Not valid if
+    `find_violation` finds anything. ``breakdown`` is of the second; None without a profile."""
     if compiled:
         return None
     times = {id(timed.row): timed.time_s for timed in breakdown.rows} if breakdown else {}
@@ -68,7 +68,7 @@ def find_ceiling(
 
 
 @dataclass(frozen=True)
-class Beaten:
+class RateViolation:
     """Work that was faster than the machine's measured rates allow."""
 
     rate: str  # the column of the rate that was measured too low
@@ -77,7 +77,7 @@ class Beaten:
     row: WorkRow | None  # the operation; None for a whole step
 
 
-def find_beaten(step: Step, compiled: bool) -> Beaten | None:
+def find_violation(step: Step, compiled: bool) -> RateViolation | None:
     """Return the work that exceeds the rates most, by more than two measurements of one rate
     differ. A time above the card's data sheet, too, is wrong and says nothing about the rates.
     Compiled steps are skipped: counted work may run in another operation's kernel."""
@@ -91,7 +91,7 @@ def find_beaten(step: Step, compiled: bool) -> Beaten | None:
 
 def _hold(
     rows: Sequence[WorkRow], time_s: float, step: Step, row: WorkRow | None = None
-) -> Beaten | None:
+) -> RateViolation | None:
     """Compare the time of operations with their least time, by the rate that dominates."""
     copy, least = step.rates.copy, dict[tuple[str, float], float]()
     peaks = {RATE_COLUMNS[format]: rate for format, rate in step.peaks.products.items()}
@@ -120,4 +120,4 @@ def _hold(
     if not possible:
         return None
     name, measured = max(possible, key=lambda rate: possible[rate])
-    return Beaten(name, measured, measured * faster, row)
+    return RateViolation(name, measured, measured * faster, row)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.axis import Value
 from bench.case import Case
 from bench.diagnosis.breakdown import Breakdown
-from bench.diagnosis.ceiling import Beaten, Ceiling
+from bench.diagnosis.ceiling import Ceiling, RateViolation
 from bench.diagnosis.step import Step
 from bench.limits import STEADY
 from bench.record import WorkRow
@@ -125,7 +125,7 @@ class Explanation:
     items: int  # per step, which both train on or are scaled to
     speedup: Ratio  # time of A over that of B, with the interval of the repeats
     ceiling: Ceiling | None  # the most that B can gain; None if not known
-    beaten: Beaten | None
+    beaten: RateViolation | None
     changes: tuple[Change, ...]
     swaps: tuple[Swap, ...]
     reasons: tuple[Reason, ...]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from bench.diagnosis.advice import advise
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.causes import find_shares
-from bench.diagnosis.ceiling import find_beaten, find_ceiling
+from bench.diagnosis.ceiling import find_ceiling, find_violation
 from bench.diagnosis.explanation import (
     LEFT_OVER,
     Alternatives,
@@ -46,7 +46,7 @@ def explain(
     about: str = "",
 ) -> Explanation:
     """Explain why B is faster or slower than A, by other measurements of the sweep too."""
-    beaten = find_beaten(b.step, b.case.compiled) or find_beaten(a.step, a.case.compiled)
+    beaten = find_violation(b.step, b.case.compiled) or find_violation(a.step, a.case.compiled)
     before, after = a.step.step_s, b.step.step_s
     reasons, ceiling = list[Reason](), None
     if beaten is None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.causes import Share, find_tensor_cores
-from bench.diagnosis.ceiling import Beaten
+from bench.diagnosis.ceiling import RateViolation
 from bench.diagnosis.explanation import LEFT_OVER, Advice, Cause, Change, Explanation, Run, Side
 from bench.diagnosis.rates import (
     CONVOLUTION_COLUMNS,
@@ -296,7 +296,7 @@ def _say_change(change: Change, whole: float) -> str:
     )
 
 
-def write_beaten(beaten: Beaten) -> str:
+def write_beaten(beaten: RateViolation) -> str:
     """Say that the machine's rates were measured too low, and how to measure them again."""
     which = name_operation(beaten.row) if beaten.row else "a step"
     measured, reached = (write_rate(beaten.rate, r) for r in (beaten.measured, beaten.reached))

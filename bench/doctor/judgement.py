@@ -12,7 +12,7 @@ from bench.apex import Apex, choose_interface, refuse_apex
 from bench.diagnosis.prediction import describe_expectation, expect
 from bench.diagnosis.rates import take_rates
 from bench.doctor.machine import Gpu, Machine
-from bench.doctor.rates import describe_rates, doubt_rates
+from bench.doctor.rates import check_rates, describe_rates
 from bench.environment.asking import DeviceAnswer
 from bench.environment.packages import describe_install
 from bench.environment.variables import VARIABLES
@@ -400,7 +400,7 @@ def _judge_rates(m: Machine) -> Iterator[Remark]:
         for column, why in yardstick.reasons.items():
             what = f"{column.replace('_', ' ')} could not be measured: {why}"
             yield _note("rates", what, "try again with more memory free", numbers=False)
-        for what, fix in doubt_rates(yardstick, gpu):
+        for what, fix in check_rates(yardstick, gpu):
             yield (_wrong if yardstick.collapsed else _note)("rates", what, fix)
     if m.slower:
         fix = "find what else uses the machine, with top or nvidia-smi, and end it"

@@ -72,7 +72,7 @@ def measure_rates(
 
 def describe_rates(yardstick: Yardstick, gpu: str | None) -> str:
     """Describe the rates, each with its share of the data sheet's, if known, and its clock. Rates
-    above the data sheet's are left out: `doubt_rates` reports them."""
+    above the data sheet's are left out: `check_rates` reports them."""
     peaks = list_peaks(gpu or "")
     known = {c: rate for c, rate in yardstick.rates.items() if 0 < rate <= peaks.get(c, math.inf)}
 
@@ -105,12 +105,12 @@ def _write_clock(tries: Tries) -> str:
     return f"{tries.clock_mhz:.0f} MHz" if tries.clock_mhz else ""
 
 
-def write_doubts(yardstick: Yardstick, gpu: str | None) -> list[str]:
-    """Return `doubt_rates` as warnings, a line each."""
-    return [f"warning: {what}; {fix}" for what, fix in doubt_rates(yardstick, gpu)]
+def write_rate_warnings(yardstick: Yardstick, gpu: str | None) -> list[str]:
+    """Return `check_rates` as warnings, a line each."""
+    return [f"warning: {what}; {fix}" for what, fix in check_rates(yardstick, gpu)]
 
 
-def doubt_rates(yardstick: Yardstick, gpu: str | None) -> Iterator[tuple[str, str]]:
+def check_rates(yardstick: Yardstick, gpu: str | None) -> Iterator[tuple[str, str]]:
     """Yield the doubts about the rates of a GPU of that name, or of a CPU, each with a command that
     helps."""
     for collapse in dict.fromkeys(yardstick.collapsed.values()):

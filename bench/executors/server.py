@@ -312,8 +312,10 @@ def lend_server(environment: Mapping[str, str], folder: Path) -> Iterator[dict[s
             lent.bind(f"{place}/{name}")
             lent.listen()
             server = Server.start(environment, str(folder), lent)
-        yield {LENT: f"{os.getpid()} {place}/{name}"}
-        server.close()
+        try:
+            yield {LENT: f"{os.getpid()} {place}/{name}"}
+        finally:
+            server.close()
 
 
 def _hear(stream: IO[bytes], said: deque[bytes]) -> None:

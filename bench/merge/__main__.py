@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.flags import Parser, command, describe
-from bench.merge.gaps import count_twice, describe_gaps, list_forgotten
+from bench.merge.gaps import count_duplicates, describe_gaps, list_lost
 from bench.merge.union import join_folders
 from bench.processes import leave
 from bench.store.cells import CONFIG
@@ -43,14 +43,14 @@ def main(argv: Sequence[str]) -> int:
         f"{given.out}: {count(len(union.records), 'record')}, {new:,} of them new, of "
         f"{count(len(plans), 'folder')}"
     )
-    if twice := count_twice(union):
+    if twice := count_duplicates(union):
         print(
             f"note: {count(twice, 'run')} of the same case and repeat stand in several folders, "
             "and tables count the last of each; to see all, give the folders to bench.report "
             "instead",
             file=sys.stderr,
         )
-    if forgotten := list_forgotten(before, plans, given.folders):
+    if forgotten := list_lost(before, plans, given.folders):
         print(
             f"note: {given.out / CONFIG} was edited and could not be read, so the commands and "
             f"environments of {', '.join(forgotten)} are not in it any more; merge these again",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from bench.case import telling_axes
+from bench.case import list_varying
 from bench.merge.union import Source
 from bench.record import REPEATED
 from bench.store.attempts import find_truncated, keep_cases, keep_latest
@@ -17,14 +17,14 @@ _SHOWN = 10
 """Missing runs that are listed one by one."""
 
 
-def count_twice(union: Source) -> int:
+def count_duplicates(union: Source) -> int:
     """Count the runs that are in several of the joined folders."""
     cases = keep_cases(union.records)
     first = cases[cases["attempt"] == 1]
     return len(first) - len(keep_latest(first))
 
 
-def list_forgotten(before: Source, plans: Mapping[str, Plan], given: Iterable[Path]) -> list[str]:
+def list_lost(before: Source, plans: Mapping[str, Plan], given: Iterable[Path]) -> list[str]:
     """Return the folders that were joined earlier and are not ``given`` now, if the configuration
     of the joined folder, with their commands and environments, cannot be read any more. Their plans
     still have their cases."""
@@ -53,7 +53,7 @@ def describe_gaps(union: Source, plans: Mapping[str, Plan]) -> Iterator[str]:
             continue
         made = final | truncated if plan.searched else final
         runs = [run for run in planned if run not in made]
-        axes = telling_axes(case for case, _, _ in planned) if runs else []
+        axes = list_varying(case for case, _, _ in planned) if runs else []
         for case, repeat, sentinel in runs[:_SHOWN]:
             which = "sentinel" if sentinel else f"repeat {repeat}"
             yield f"{folder}: {case.label(axes)}, {which}"

@@ -29,8 +29,8 @@ from bench.study.estimate import (
 from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import SAME_LOSS
 from bench.text import write_range, write_share
-from bench.verdict.equivalence import Claim, Equivalence, judge_equivalences, take_back
-from bench.verdict.seeds import GUESSING, find_classes, learnt_nothing
+from bench.verdict.equivalence import Claim, Equivalence, judge_equivalences, withdraw
+from bench.verdict.seeds import GUESSING, find_classes, is_guessing
 
 MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
 
@@ -68,9 +68,9 @@ def _judge_learning(found: Material) -> Iterator[Lesson]:
             ratios = [math.exp(shift) for shift in list_shifts(*sides)]
             low, high = min(ratios), max(ratios)
             if equivalence.verdict is Claim.EQUIVALENT and max(high, 1 / low) > 1 + MARGIN:
-                equivalence = take_back(equivalence, "not in every case")
+                equivalence = withdraw(equivalence, "not in every case")
             if all(_guesses(losses.get(c), cells[c]) for pair in known for c in pair):
-                equivalence = take_back(equivalence, GUESSING)
+                equivalence = withdraw(equivalence, GUESSING)
             remarks = [equivalence.lack, *_list_remarks([cells[a] for a, _ in known], low, high)]
             of = sum(told[a] == told[b] for a, b in effect.pairs)
             yield Lesson(effect, metric, equivalence, len(known), of, [*filter(None, remarks)])
@@ -80,7 +80,7 @@ def _guesses(losses: Seeds | None, case: Row) -> bool:
     if losses is None:
         return False
     loss = math.exp(fmean(log for _, log in losses.values()))
-    return learnt_nothing(loss, find_classes(case.workload, case.dataset_classes, case.classes))
+    return is_guessing(loss, find_classes(case.workload, case.dataset_classes, case.classes))
 
 
 def _list_remarks(before: Sequence[Row], low: float, high: float) -> Iterator[str]:

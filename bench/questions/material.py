@@ -70,13 +70,13 @@ class Material:
 
     @cached_property
     def beside(self) -> pd.DataFrame:
-        """The cases with the published figures for each, of `summaries.set_beside`."""
+        """The cases with the published figures for each, of `summaries.join_published`."""
         published, names = self.rows.head(0), ["model", "dataset"]
         if self.reference:
             asked = self.cases[names].drop_duplicates()
             if not asked.merge(self.reference.records[names]).empty:
                 published = summaries.latest(summaries.read([self.reference]))
-        return summaries.set_beside(self.cases, summaries.summarize(published))
+        return summaries.join_published(self.cases, summaries.summarize(published))
 
     @cached_property
     def probes(self) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from bench.case import Case
-from bench.diagnosis.ceiling import Ceiling, find_beaten, find_ceiling
+from bench.diagnosis.ceiling import Ceiling, find_ceiling, find_violation
 from bench.diagnosis.explanation import Change, Explanation
 from bench.diagnosis.sentences import (
     describe,
@@ -71,7 +71,7 @@ def _tell_possible(found: Material) -> Iterator[Sheet]:
         if (before.profile and after.profile) or cases[a].precision != "fp32":
             continue
         compiled = cases[b].compile != Case.compile
-        beaten = find_beaten(before, compiled) or find_beaten(after, compiled)
+        beaten = find_violation(before, compiled) or find_violation(after, compiled)
         most = None if beaten else find_ceiling(before, after, compiled, steps[b].breakdown)
         if beaten or most:
             wrong = beaten or wrong

@@ -11,7 +11,7 @@ from statistics import fmean, variance
 from typing import TYPE_CHECKING
 
 from bench.case import FOLLOWS, Case
-from bench.interval import find_reach
+from bench.interval import find_half_width
 from bench.limits import MIN_REPEATS
 from bench.precision import PRECISIONS
 from bench.questions.gpus import MOST_ROWS, Line, Point, name_devices, name_line
@@ -77,7 +77,7 @@ def _judge(one: _Pair, most: _Pair) -> tuple[float, tuple[float, float] | None]:
     shift = _lead(most) - _lead(one)
     sets = [[math.log(time) for time in times] for pair in (one, most) for times in pair]
     parts = [(variance(logs), len(logs)) for logs in sets if len(logs) >= MIN_REPEATS]
-    if len(parts) < len(sets) or not (reach := find_reach(parts)):
+    if len(parts) < len(sets) or not (reach := find_half_width(parts)):
         return 1 - math.exp(shift), None
     return 1 - math.exp(shift), (1 - math.exp(shift + reach), 1 - math.exp(shift - reach))
 

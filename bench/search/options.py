@@ -21,7 +21,7 @@ from bench.origin import EXECUTORS
 from bench.precision import PRECISIONS
 from bench.preset import Preset
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
-from bench.sweep.preflight import foretell_download, try_models
+from bench.sweep.preflight import try_models, warn_of_download
 from bench.sweep.preview import describe_plan, try_folders, try_lanes
 
 EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
@@ -98,7 +98,7 @@ def describe_search(asked: Search) -> Iterator[str]:
         f"{trials * halving.epochs} epochs in all"
     )
     if asked.options.trains:
-        yield from foretell_download(drawn.trials, asked.options.data_dir)
+        yield from warn_of_download(drawn.trials, asked.options.data_dir)
 
 
 def _draw(

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from bench.case import Case, telling_axes
+from bench.case import Case, list_varying
 from bench.errors import UsageError
 from bench.executors import Lane
 from bench.halving import Halving, read_halving
@@ -87,7 +87,7 @@ class Trials:
         until: float = math.inf,
     ) -> None:
         self.loop = loop
-        self.axes = telling_axes(cases)
+        self.axes = list_varying(cases)
         self.halving, self._until = halving, until
         self._attempts = Counter[Case]()
         self._walls = OomSkips({}, name_family)

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.case import AXES, Case, format_value, list_values
 from bench.errors import UsageError
-from bench.interval import find_reach
+from bench.interval import find_half_width
 from bench.plain import read_value
 from bench.record import Status
 from bench.store.runs import Past, Run, parse_cases
@@ -81,7 +81,7 @@ def find_width(times: Sequence[float]) -> float:
     if len(times) < 2:
         return math.inf
     logs = [math.log(time) for time in times]
-    return math.expm1(find_reach([(variance(logs), len(logs))]))
+    return math.expm1(find_half_width([(variance(logs), len(logs))]))
 
 
 def is_known(case: Case, times: Sequence[float]) -> bool:

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev, variance
 from typing import TYPE_CHECKING
 
-from bench.interval import CONFIDENCE, find_quantile, find_reach
+from bench.interval import CONFIDENCE, find_half_width, find_quantile
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE, Status
 from bench.study import quantities
 from bench.study.columns import Columns, known
 from bench.study.metrics import METRICS
-from bench.study.pairs import Changed, Pair, keep_alike
+from bench.study.pairs import Changed, Pair, select_common
 from bench.verdict.difference import ROUNDING, adjust
 from bench.verdict.ratio import Ratio
 from bench.verdict.seeds import MIN_SEEDS, compare_seeds
@@ -178,7 +178,7 @@ def _judge_seeds(
     seeds = take_seeds(readings)
     found: list[Estimate | None] = []
     family: list[tuple[dict[int, list[float]], dict[int, list[float]]]] = []
-    for cells in keep_alike(changes, lambda pair: pair.same_loss, seeds, seeds):
+    for cells in select_common(changes, lambda pair: pair.same_loss, seeds, seeds):
         if not cells:
             found.append(None)
             continue
@@ -209,10 +209,10 @@ def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
     if len(shared) >= MIN_SEEDS:
         apart = [b[seed] - a[seed] for seed in shared]
         spread = 0.0 if stdev(apart) <= ROUNDING * abs(fmean(a.values())) else variance(apart)
-        return find_reach([(spread, len(apart))])
+        return find_half_width([(spread, len(apart))])
     if min(len(a), len(b)) < MIN_SEEDS:
         return None
-    return find_reach([(variance(side.values()), len(side)) for side in (a, b)]) or None
+    return find_half_width([(variance(side.values()), len(side)) for side in (a, b)]) or None
 
 
 def _judge_repeats(
@@ -230,7 +230,7 @@ def _judge_repeats(
         return metric is not MEMORY or pair.same_memory
 
     samples: list[_Sample | None] = []
-    for cells in keep_alike(changes, fits, place_of, sure):
+    for cells in select_common(changes, fits, place_of, sure):
         sides = [[place_of[cell] for cell in side] for side in zip(*cells, strict=True)]
         moments = (column[sides] for column in columns)
         samples.append(_Sample(cells, *moments) if cells else None)

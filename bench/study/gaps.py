@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bench.case import Case, telling_axes
+from bench.case import Case, list_varying
 from bench.record import REPEATED
 from bench.store.plans import Plan, leave_out_known, list_lost_shards, parse_shard
 from bench.store.runs import Run, list_served, read_cases, read_history
@@ -52,7 +52,7 @@ def describe_gaps(
     if not left:
         return
     known = {case for case, _, _ in done}
-    axes = telling_axes(known | {case for case, _, _ in planned})
+    axes = list_varying(known | {case for case, _, _ in planned})
     names = name_first(
         list(dict.fromkeys(_name_run(run, axes, known) for run in left)), _NAMED, "; "
     )

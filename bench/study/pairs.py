@@ -1,7 +1,7 @@
 """Pairs of cases that differ in one axis alone, for every question about a change.
 
 Changes from one baseline, such as fp32 to each other precision, are compared with each other. So
-each of their metrics is taken over the same settings of all other axes (`keep_alike`).
+each of their metrics is taken over the same settings of all other axes (`select_common`).
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ SAME_LOSS = ("part", *list_affecting(Trait.DATA))
 the end of an epoch, axes that affect learning must be equal too."""
 
 
-def keep_alike(
+def select_common(
     changes: Sequence[Changed],
     fits: Callable[[Pair], bool],
     measured: Collection[int],

@@ -320,7 +320,7 @@ MATCH = ("model", "dataset", "precision", "batch_size", "loss_scale")
 BESIDE = ("status", "epoch_time_s", "images_per_s", "speedup", "memory_bytes", "memory_saved")
 
 
-def set_beside(cases: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+def join_published(cases: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """Add ``published_NAME`` for each of `BESIDE`; empty where nothing was published, and for cases
     that are published themselves. ``published`` are the cases of the reference sweep."""
     theirs = published[published["dataset"] != "synthetic"]

@@ -114,7 +114,7 @@ class Crew:
         while True:
             self._join()
             if not self._stopped():
-                self._deal(sources, most or self._most or math.inf)
+                self._assign(sources, most or self._most or math.inf)
             waiting = [s for s in sources if s.left or (self._held and self._held[0] is s)]
             if self._running or any(self._idle[source.loop] for source in waiting):
                 alive = time.monotonic()
@@ -131,7 +131,7 @@ class Crew:
                 return
             time.sleep(0.1)
 
-    def _deal(self, sources: Sequence[Source], most: float) -> None:
+    def _assign(self, sources: Sequence[Source], most: float) -> None:
         """Start the next cases on idle lanes, as far as they may run at once."""
         if self._held and not self._running:
             self._start_held(*self._held, sources)

@@ -39,7 +39,7 @@ class Display:
 
     Each lane has a line of its own; the only lane of a sweep has no name. ``runs`` is the number of
     runs to make, ``done`` that of runs already there; ``runs`` is None if each run decides on the
-    next, as in a ``search``. ``axes`` name each case, see `bench.case.telling_axes`, and ``how``
+    next, as in a ``search``. ``axes`` name each case, see `bench.case.list_varying`, and ``how``
     explains the number of runs.
     """
 

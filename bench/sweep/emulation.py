@@ -9,7 +9,7 @@ from bench.case import Case
 from bench.data import DatasetInfo
 from bench.data.synthetic import IMAGES
 from bench.doctor.earlier import keep, recall
-from bench.doctor.rates import choose_seconds, measure_rates, write_doubts
+from bench.doctor.rates import choose_seconds, measure_rates, write_rate_warnings
 from bench.environment.asking import ask
 from bench.environment.host import CPU_FLAGS, read_cpu_flags
 from bench.fingerprint import name_subject
@@ -48,7 +48,7 @@ def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
     return lines
 
 
-def foresee_emulation(cases: Sequence[Case], options: Options) -> tuple[list[str], float]:
+def estimate_emulation(cases: Sequence[Case], options: Options) -> tuple[list[str], float]:
     """Return the warnings for a dry run, and a lower bound on a pass over the cases, in s.
 
     The warnings are those of `warn_of_emulation`, and doubts about the rates; the bound is 0 if
@@ -75,7 +75,7 @@ def foresee_emulation(cases: Sequence[Case], options: Options) -> tuple[list[str
                 found = measure_rates(device, seconds)
                 keep(found, environment, seconds)
             inputs = inputs.add_rates(device, found)
-            lines += write_doubts(found, environment.gpu)
+            lines += write_rate_warnings(found, environment.gpu)
     pass_s = sum(inputs.predict(case) or 0.0 for case in cases)
     return [*lines, *warn_of_emulation(cases, inputs)], pass_s
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.anchors import BUSY, CLOSE
-from bench.case import Case, telling_axes
+from bench.case import Case, list_varying
 from bench.doctor.rates import choose_seconds
 from bench.errors import UsageError
 from bench.executors import Lane
@@ -55,7 +55,7 @@ def run_sweep(asked: Plan, options: Options) -> Conclusion:
         refuse_world_sizes(session.executor, first, folders, every, options)
         parts = [Part(session.open_loop(hardware), asked, hardware.folder) for hardware in classes]
         parts[0].loop.notes += describe_places(classes, absent, out)
-        with session.hire_crew(partial(admit_lane, session, every)) as crew:
+        with session.start_crew(partial(admit_lane, session, every)) as crew:
             grids = measure(crew, parts, session)
     return conclude(session, parts, grids)
 
@@ -76,7 +76,7 @@ def measure(crew: Crew, parts: Sequence[Part], session: Session) -> list[Grid]:
         planned = dict.fromkeys(case for part in parts for case in part.cases)
         most = not session.options.repeats_given or any(case.until for case in planned)
         how = f"{count(len(planned), 'case')}, {describe_repeats(times, most)}"
-    with Display(session.out, runs, there, telling_axes(cases), how=how) as display:
+    with Display(session.out, runs, there, list_varying(cases), how=how) as display:
         for part in parts:
             part.loop.show_on(display)
         grids = [part.make_grid() for part in parts]
@@ -130,7 +130,7 @@ def admit_lane(session: Session, cases: Sequence[Case], lane: Lane) -> Loop | No
 def conclude(session: Session, parts: Sequence[Part], grids: Sequence[Grid]) -> Conclusion:
     walls = [(family, wall) for part in parts for family, wall in part.walls.items()]
     lost = [(family, wall) for family, wall in walls if wall.ending and not wall.recommended]
-    axes = telling_axes((family for family, _ in walls), but="batch_size")
+    axes = list_varying((family for family, _ in walls), but="batch_size")
     lines = [f"{family.label(axes)}: {describe_wall(wall)}" for family, wall in lost]
     # runs that the stop interrupted are run again
     cut = sum(grid.ended[Status.INTERRUPTED] for grid in grids) if session.stopped else 0

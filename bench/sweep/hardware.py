@@ -32,7 +32,7 @@ _OF_DEVICE = [name for name, owners in COMPARABLE.items() if owners == ("device"
 _NAMED = 8  # lanes listed of a class
 _AT_ONCE = 8  # lanes examined at once, each by a process that imports torch
 
-_TOLD_APART: tuple[Callable[[Environment], str], ...] = (
+_NAME_PARTS: tuple[Callable[[Environment], str], ...] = (
     lambda e: e.gpu or "cpu",
     lambda e: f"{round((e.gpu_memory_bytes or 0) / 2**30)} gib" if e.gpu_memory_bytes else "",
     lambda e: e.host or "",
@@ -216,7 +216,7 @@ def name_folders(classes: Sequence[Mapping[str, Environment]]) -> list[str]:
     """Return a short name for the folder of each class, valid on every file system."""
     environments = [next(iter(environments.values())) for environments in classes]
     names = [""] * len(environments)
-    for tell in _TOLD_APART:
+    for tell in _NAME_PARTS:
         more = [tell(environment) for environment in environments]
         alike = Counter(names)
         names = [

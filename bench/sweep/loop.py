@@ -10,7 +10,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from bench.case import Case
-from bench.diagnosis.ceiling import find_beaten
+from bench.diagnosis.ceiling import find_violation
 from bench.diagnosis.rates import RATES, take_rates, write_rate
 from bench.diagnosis.step import Step
 from bench.doctor.earlier import (
@@ -24,7 +24,7 @@ from bench.doctor.earlier import (
     recall,
     recall_rates,
 )
-from bench.doctor.rates import choose_seconds, describe_rates, write_doubts
+from bench.doctor.rates import choose_seconds, describe_rates, write_rate_warnings
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Executor, Job, Lane, ShortageError
 from bench.gpu.peaks import list_peaks
@@ -257,7 +257,7 @@ class Loop:
         peaks = list_peaks(record.environment.gpu or "") if case.device == "cuda" else {}
         rates, kind = take_rates(vars(record.environment), peaks), PRECISIONS[case.precision]
         step = Step(step_s, work, rates, case.device, kind.float32, peaks=take_rates(peaks))
-        beaten = find_beaten(step, case.compiled)
+        beaten = find_violation(step, case.compiled)
         if beaten and (once := (lane.name, case.device, beaten.rate)) not in self._beaten:
             self._beaten.add(once)
             self._expected[lane.name, case.device] = {beaten.rate: beaten.reached}
@@ -310,7 +310,7 @@ class Loop:
         self.lanes[lane.name] = inputs.add_rates(device, found)
         self.display.say(f"{title}: {describe_rates(found, environment.gpu) or 'not known'}")
         self.say(f"note: {column} was not measured: {why}" for column, why in found.reasons.items())
-        self.say(write_doubts(found, environment.gpu))
+        self.say(write_rate_warnings(found, environment.gpu))
         if slower := describe_slowdown(found.rates, earlier):
             fix = "python -m bench.doctor names what else uses it, or slows it down"
             self.display.say(f"warning: {environment.gpu or environment.cpu} gives {slower}; {fix}")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.apex import Apex, find_apex, refuse_apex
-from bench.case import Case, format_value, telling_axes
+from bench.case import Case, format_value, list_varying
 from bench.cores import usable_cpus
 from bench.data import (
     SYNTHETIC,
@@ -262,16 +262,16 @@ def refuse_precisions(
             raise UsageError(f"--precision {case.precision}: {reason}; leave it out")
 
 
-def foresee_cpu() -> Platform:
+def describe_own_cpu() -> Platform:
     """Return this CPU, as far as it is known without torch."""
     flags = read_cpu_flags()
     halves = (not flags or bool(flags & having) for having in CPU_FLAGS.values())
     return Platform(Environment(), *halves)
 
 
-def foretell_unsupported(cases: Sequence[Case]) -> Iterator[str]:
+def warn_of_unsupported(cases: Sequence[Case]) -> Iterator[str]:
     """Yield a note for each reason why precisions without a flag are not measured on this CPU."""
-    cpu, refused = foresee_cpu(), dict[str, dict[str, None]]()
+    cpu, refused = describe_own_cpu(), dict[str, dict[str, None]]()
     for name in dict.fromkeys(case.precision for case in cases if case.device == "cpu"):
         reason = cpu.refuse(PRECISIONS[name])
         if not reason and (reason := cpu.discourage(PRECISIONS[name])):
@@ -341,7 +341,7 @@ def warn_of_data(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
     ]
 
 
-def foretell_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
+def warn_of_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
     """Return a note if a start downloads images. Raises UsageError: ``data_dir`` is a file."""
     names = {case.dataset for case in cases if case.workload == IMAGES} - {SYNTHETIC}
     if not names or find_layout(data_dir):
@@ -464,7 +464,7 @@ def prepare_datasets(
 def leave_out_batches(cases: Sequence[Case], inputs: Inputs) -> tuple[list[Case], list[str]]:
     """Leave out cases whose batch size, just found, does not fit their other settings. Return the
     others, and a line on each case that is left out."""
-    kept, lines, axes = [], [], telling_axes(cases)
+    kept, lines, axes = [], [], list_varying(cases)
     for case in cases:
         try:
             inputs.check_batches(case)

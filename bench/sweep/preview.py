@@ -24,17 +24,17 @@ from bench.store.cells import RECORDS
 from bench.store.plans import plan_runs
 from bench.store.reader import read_records
 from bench.store.runs import Past, Run, read_history
-from bench.sweep.emulation import foresee_emulation
+from bench.sweep.emulation import estimate_emulation
 from bench.sweep.folder import refuse_other_origin, refuse_other_seeds
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (
-    foresee_cpu,
-    foretell_download,
-    foretell_unsupported,
+    describe_own_cpu,
     list_notes,
     refuse_precisions,
     try_models,
+    warn_of_download,
+    warn_of_unsupported,
 )
 from bench.sweep.schedule import REPEATS_S, Pace, describe_repeats, remaining_runs
 from bench.text import count, name_first, write_seconds
@@ -49,19 +49,19 @@ def preview(plan: Plan, options: Options) -> int:
     try_folders(options)
     beside = try_lanes(plan, options)
     if options.trains:  # only torch knows what a GPU can do
-        refuse_precisions([*plan.cases, *plan.unsized], {"cpu": foresee_cpu()}, options.axes)
+        refuse_precisions([*plan.cases, *plan.unsized], {"cpu": describe_own_cpu()}, options.axes)
     plan = plan.settle(try_models(plan, options).settle)
     if options.out:
         runs = plan_runs(plan.cases, options.repeats)
         refuse_other_seeds(options.out, runs, _read_history(options), options.same_seed)
-    warnings, pass_s = foresee_emulation(plan.cases, options)
+    warnings, pass_s = estimate_emulation(plan.cases, options)
     if options.trains:
         cases = [*plan.cases, *plan.unsized]
         warnings += list_notes(cases, options.data_dir, beside)
         if EXECUTORS[options.executor].here:
             if "precision" not in options.axes:
-                warnings += foretell_unsupported(cases)
-            warnings += foretell_download(cases, options.data_dir)
+                warnings += warn_of_unsupported(cases)
+            warnings += warn_of_download(cases, options.data_dir)
     for line in [*describe_plan(plan, options, pass_s), *warnings]:
         print(line)
     return 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.case import Case, telling_axes
+from bench.case import Case, list_varying
 from bench.executors import Lane
 from bench.record import Outcome, Record, Status, flatten
 from bench.store.runs import read_cases
@@ -55,7 +55,7 @@ class Searches:
         trials = {trial.family: trial for trial in read_trials(known)}
         self._attempts = Counter(read_cases(frame[frame["probe"]]))
         self._families = families
-        self.axes = telling_axes(families, but="batch_size")
+        self.axes = list_varying(families, but="batch_size")
         self._left: dict[Case, _Search] = {}
         self._losses = Losses()
         for family in families:
@@ -159,7 +159,7 @@ def find_largest(
         comparable, _ = read_past(loop, families)
         write_config(loop, search={"step": step, "margin": margin})
         searches = Searches(loop, families, comparable, step, margin, most)
-        with session.hire_crew() as crew:
+        with session.start_crew() as crew:
             (walls,) = find_walls(crew, [searches])
     return walls, session
 

@@ -82,7 +82,9 @@ class Session:
         return loop
 
     @contextmanager
-    def hire_crew(self, admit: Callable[[Lane], Loop | None] = lambda lane: None) -> Iterator[Crew]:
+    def start_crew(
+        self, admit: Callable[[Lane], Loop | None] = lambda lane: None
+    ) -> Iterator[Crew]:
         """Yield a crew of all lanes, each at work for its loop, until a signal. ``admit`` as in
         `Crew`."""
         most = 1 if self.options.quiet else 0
@@ -98,6 +100,6 @@ class Session:
 
     def run(self, source: Source, display: Display) -> None:
         """Run all that a source has, shown on ``display``."""
-        with self.hire_crew() as crew, display:
+        with self.start_crew() as crew, display:
             source.loop.show_on(display)
             crew.work([source])

@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_map_only
 from bench.case import Case, whole_batch
 from bench.data.batches import Supply, count_items, count_whole
 from bench.errors import UsageError
-from bench.interval import find_reach
+from bench.interval import find_half_width
 from bench.precision import autocast
-from bench.training.loop import Alone, Training
+from bench.training.loop import NoExchange, Training
 from bench.training.timing import StepClock, synchronize
 from bench.workloads import Loss
 
@@ -100,7 +100,7 @@ class Processes(Group):
         dist.destroy_process_group()
 
 
-class Exchange(Alone):
+class Exchange(NoExchange):
     """Exchanges the gradients of a training's steps with the other processes.
 
     A process with n of the N items of a batch weights its mean loss by ``n * size / N``: the mean
@@ -209,7 +209,7 @@ class Exposed:
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Exposed:
         """Make it from pairs of step times with and without exchange, in s, one per block pair."""
         sync, alone = (fmean(steps) for steps in zip(*pairs, strict=True))
-        return cls(sync, alone, find_reach([(variance(a - b for a, b in pairs), len(pairs))]))
+        return cls(sync, alone, find_half_width([(variance(a - b for a, b in pairs), len(pairs))]))
 
 
 _PAIRS, _FEWEST, _MOST, _SECONDS = 6, 2, 30, 6.0

@@ -17,7 +17,7 @@ from itertools import chain, combinations, pairwise
 from statistics import fmean, median
 
 from bench.axis import Trait
-from bench.case import Case, list_affecting, telling_axes
+from bench.case import Case, list_affecting, list_varying
 from bench.diagnosis.rates import RATES
 from bench.environment.source import hash_commit
 from bench.gpu.peaks import list_peaks
@@ -141,7 +141,7 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
     yield from (f"{told} {mend}" for told, mend in evidence.sweep.gaps)
     columns = [evidence.records[name].tolist() for name in ("repeat", "sentinel", "attempt")]
     attempts = {*zip(evidence.cases, *columns, strict=True)}
-    axes = telling_axes(evidence.cases)
+    axes = list_varying(evidence.cases)
     for (case, repeat, sentinel), past in read_history(evidence.records).items():
         began = (case, repeat, sentinel, past.attempt) in attempts
         # a sentinel that was cut off is among the gaps above

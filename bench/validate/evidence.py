@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.case import Case, telling_axes
+from bench.case import Case, list_varying
 from bench.errors import UsageError
 from bench.origin import EXECUTORS
 from bench.record import MEASURED
@@ -77,7 +77,7 @@ class Evidence:
         parts: list[dict[Any, pd.DataFrame]] = [
             dict(iter(table.groupby("record_id"))) for table in tables
         ]
-        axes, rows = telling_axes(self.cases), []
+        axes, rows = list_varying(self.cases), []
         names, measured = [str(name) for name in self.records], {*map(str, MEASURED)}
         cells = self.records.itertuples(index=False, name=None)
         for case, told in zip(self.cases, cells, strict=True):
@@ -139,7 +139,7 @@ _PUBLIC = ("/proc/", "/sys/", "/dev/", "/usr/")
 _MOST = 3
 
 
-def list_given_away(folder: Path, records: pd.DataFrame) -> Iterator[str]:
+def list_disclosed(folder: Path, records: pd.DataFrame) -> Iterator[str]:
     """Yield what identifies a machine or a person: host, GPU and environment variables of the
     records, and paths in the folder's text files."""
     for column, what in (

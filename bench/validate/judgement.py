@@ -12,7 +12,7 @@ from bench.validate.claims import CLAIMS
 from bench.validate.evidence import (
     KNOWN_FAULTS,
     Evidence,
-    list_given_away,
+    list_disclosed,
     read_evidence,
     read_known_faults,
 )
@@ -55,7 +55,7 @@ def validate(folder: Path, sweep: Sweep | None = None) -> dict[str, Any]:
         "folder": str(folder),
         "subject": _name_subject(evidence),
         "checks": checks,
-        "gives_away": [*list_given_away(folder, evidence.records)],
+        "gives_away": [*list_disclosed(folder, evidence.records)],
     }
 
 

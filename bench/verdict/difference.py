@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
-from bench.interval import find_freedom, find_reach
+from bench.interval import find_freedom, find_half_width
 
 SIDES = ("A", "B")
 """Default names of the two sides in a reason."""
@@ -96,7 +96,7 @@ def summarize(values: Sequence[float]) -> tuple[float, Spread]:
 
 
 def find_interval(difference: Difference, confidence: float) -> tuple[float, float]:
-    reach = find_reach([difference.a, difference.b], confidence)
+    reach = find_half_width([difference.a, difference.b], confidence)
     return exp(difference.shift - reach), exp(difference.shift + reach)
 
 

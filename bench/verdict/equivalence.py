@@ -132,20 +132,20 @@ class Equivalence:
         return f"; more than {MOST_SEEDS} seeds would be needed" * (not self.lack)
 
 
-def take_back(found: Equivalence, lack: str) -> Equivalence:
+def withdraw(found: Equivalence, lack: str) -> Equivalence:
     """Keep the ratio, but replace the verdict by the reason ``lack``."""
     return Equivalence(
         Claim.UNCLEAR, found.margin, found.ratio, seeds=found.seeds, paired=found.paired, lack=lack
     )
 
 
-def doubt_guessing(found: Equivalence, guessing: Sequence[bool]) -> Equivalence:
+def withdraw_if_guessing(found: Equivalence, guessing: Sequence[bool]) -> Equivalence:
     """Withdraw a verdict on networks that guess, unless it is that only one of them learnt.
     ``guessing`` is whether the loss of each side, if known, is still that of guessing."""
     differs = found.verdict in (Claim.BETTER, Claim.WORSE)
     if not any(guessing) or (differs and not all(guessing)):
         return found
-    return take_back(found, GUESSING)
+    return withdraw(found, GUESSING)
 
 
 def judge_equivalence(a: Mapping[int, float], b: Mapping[int, float], margin: float) -> Equivalence:

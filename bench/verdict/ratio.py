@@ -88,7 +88,7 @@ class Ratio:
             return False
         return self.low < 1 / (1 + margin) and self.high > 1 + margin
 
-    def foretell(self, margin: float, repeats: int) -> float:
+    def estimate_repeats(self, margin: float, repeats: int) -> float:
         """Return the repeats per side that may decide what ``repeats`` did not. The interval
         narrows with the square root of their number until it ends at the margin; half of the sides
         that differ by more are then decided. Infinite without an interval."""

@@ -123,14 +123,14 @@ def find_classes(workload: str, counted: float | None, given: str | int | None) 
     return int(counted if counted and counted == counted else given or CLASSES)  # NaN is empty
 
 
-def learnt_nothing(loss: float, classes: int | None) -> bool:
+def is_guessing(loss: float, classes: int | None) -> bool:
     """Return whether a training loss, a mean over seeds, is still that of guessing among
     ``classes``, so that equal losses show nothing. With None, for a loss of any kind, only NaN and
     inf count as guessing.
 
-    >>> learnt_nothing(2.309, 10), learnt_nothing(2.0, 10), learnt_nothing(math.nan, 10)
+    >>> is_guessing(2.309, 10), is_guessing(2.0, 10), is_guessing(math.nan, 10)
     (True, False, True)
-    >>> learnt_nothing(6.0, None), learnt_nothing(math.inf, None)
+    >>> is_guessing(6.0, None), is_guessing(math.inf, None)
     (False, True)
     """
     return not loss < ((1 - LEAST_GAIN) * math.log(classes) if classes else math.inf)

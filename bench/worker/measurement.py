@@ -24,7 +24,7 @@ from bench.processes import pause_collection, read_peak_memory
 from bench.record import BESIDE, PROVEN, Measurement, RankRow, Status, write_missing
 from bench.training.accelerator import find_accelerator
 from bench.training.counting import count_flop, count_step, join_work, read_work
-from bench.training.loop import Alone, Training
+from bench.training.loop import NoExchange, Training
 from bench.training.parallel import Exchange, Group, Processes, measure_exchange
 from bench.training.profiling import profile_step
 from bench.training.proof import Setting, prove
@@ -275,7 +275,7 @@ def describe_exchange(
         m.exposed_error_s = exposed.error_s
     end_workers(batches)
     exchange.end()
-    training.exchange = Alone()
+    training.exchange = NoExchange()
     group.leave()
 
 

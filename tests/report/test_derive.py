@@ -485,12 +485,12 @@ def test_published_figures_stand_beside_what_they_match(tmp_path: Path) -> None:
     strange = Case(model="dpn26", batch_size=256)
     synthetic = Case(dataset="synthetic", precision="fp16", loss_scale=128.0, batch_size=640)
     rows = [ran(c, 10) for c in (FP32, wide, other_scale, strange, synthetic)]
-    cases = summaries.set_beside(cases_of(tmp_path, *rows), published)
+    cases = summaries.join_published(cases_of(tmp_path, *rows), published)
     assert pick(cases, FP32)["published_epoch_time_s"] == 212.328
     assert pick(cases, wide)["published_epoch_time_s"] == 140.061
     for case in (other_scale, strange, synthetic):
         assert pick(cases, case)["published_status"] == ""
-    beside_itself = summaries.set_beside(published, published)
+    beside_itself = summaries.join_published(published, published)
     assert (beside_itself["published_status"] == "").all()
 
 
