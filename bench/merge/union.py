@@ -100,7 +100,7 @@ def refuse_schemas(sources: Sequence[Source]) -> None:
         each = ", ".join(f"{folder} has schema {schema}" for schema, folder in found.items())
         raise UsageError(
             f"{each}; run the sweeps' commands again with this version, which writes their records "
-            "in its own, or merge these folders apart"
+            "in its own, or merge these folders separately"
         )
 
 
