@@ -108,7 +108,7 @@ class FakeAmdsmi:
         self.residencies: dict[str, Any] = {"ppt_residency_acc": 7, "hbm_thm_residency_acc": 0}
         self.asked: list[str] = []
 
-    def list(self, pid: int, vram: int, mem: int = 0) -> None:
+    def list(self, pid: int, vram: int | str, mem: int = 0) -> None:
         used = {"gtt_mem": 1, "cpu_mem": 2, "vram_mem": vram}
         self.processes.append({"name": "N/A", "pid": pid, "mem": mem, "memory_usage": used})
 
@@ -310,11 +310,12 @@ def test_amd_smi_reads_a_gpu_in_si_units() -> None:
     fake = FakeAmdsmi()
     fake.list(os.getpid(), 268_435_456)
     fake.list(1, 0, mem=4096)
+    fake.list(2, "N/A", mem=8192)
     gpu = Amdsmi(f"GPU-{SERIAL}", fake)
     gpu.watch(os.getpid())
     (reading,) = gpu.read(Depth.EDGE)
     assert gpu.total_bytes == 206_141_652_992
-    assert [(p.pid, p.bytes) for p in reading.others] == [(1, 4096)]
+    assert [(p.pid, p.bytes) for p in reading.others] == [(1, 4096), (2, 8192)]
     assert replace(reading, time_ns=0, others=None) == Reading(
         0, device_bytes=297_795_584, process_bytes=268_435_456, energy_j=30.518, power_w=749.0,
         power_limit_w=750.0, sm_clock_mhz=2100, memory_clock_mhz=1300, temperature_c=67,

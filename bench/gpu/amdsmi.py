@@ -59,7 +59,8 @@ def _count_energy(a: Any, h: Any) -> float:
 
 def _list(a: Any, h: Any) -> Listed:
     for process in a.amdsmi_get_gpu_process_list(h):
-        yield process["pid"], process["memory_usage"]["vram_mem"] or process["mem"]
+        used = process["memory_usage"]["vram_mem"]
+        yield process["pid"], process["mem"] if used in (0, "N/A") else used
 
 
 _RESIDENCIES = {
