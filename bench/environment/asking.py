@@ -116,21 +116,21 @@ def ask(
     process still holds the devices; the environment ``variables`` choose the GPU; ``start`` starts
     the process."""
     late = False
-    pid: int | None = None
+    pid = 0
     answer: ProcessAnswer | None = None
 
     def end() -> None:
         nonlocal late
         late = True
-        if pid is not None:
+        with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
     with TemporaryFile() as errors:
         timer = threading.Timer(timeout_s, end)
-        timer.start()
         try:
             with start([*devices, *models], {**os.environ, **(variables or {})}, errors) as asked:
                 pid, said_to = asked
+                timer.start()  # only now is there a process to end
                 with suppress(ValueError, TypeError):
                     answer = read_value(ProcessAnswer, json.loads(said_to.readline()))
                 if answer is not None:
