@@ -1,8 +1,8 @@
 """`python -m bench.advise`: find the setting that trains fastest here, within a budget of time.
 
-It measures the setting that you use now, then the most promising others: precision, batch size,
-compiling and other switches that leave the network as it is. Every run is a row of the folder; the
-same command continues.
+--for finds the one that needs least memory or energy. It measures the setting that you use now,
+then the most promising others: precision, batch size, compiling and other switches that leave the
+network as it is. Every run is a row of the folder; the same command continues.
 """
 
 from __future__ import annotations

@@ -187,8 +187,8 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
     ]  # fmt: skip
     notes = [
         "Cards are compared only within a group of one number. Epoch, over fp32 and tf32, and "
-        "memory: at the batch size and settings that most cards of a group have. Fastest: of the "
-        "batch sizes and settings that were tried on a card.",
+        "memory: at the batch size and settings that most cards of a group have. Best: at the "
+        "fastest of the batch sizes and settings that were tried on a card.",
         *(["Of single runs, the fastest may only be the luckiest; use --repeats 5."]
           if any(e.best is not None and e.best.repeats == 1 and e.best.kind == "measured"
                  for e in rows) else []),

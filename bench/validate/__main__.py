@@ -65,10 +65,11 @@ def _write(result: dict[str, Any], full: bool) -> str:
         lines.append(f"It gives away {'; '.join(result['gives_away'])}.")
     ends = Counter(check["result"] for check in result["checks"])
     wrong, empty, known = ends[FAULT], ends[NOTHING], ends[KNOWN]
-    checks = count(ends.total() - empty, "check")
+    done = ends.total() - empty
+    checks, passed = count(done, "check"), f"{done - known} of" if known else "All"
+    said = f"{wrong} of {checks} failed" if wrong else f"{passed} {checks} passed"
+    told = f"; {known} failed for a known reason" if known else ""
     beside = f"; for {empty} there is nothing to check" if empty else ""
-    said = f"{wrong} of {checks} failed" if wrong else f"All {checks} passed"
-    told = f", but for {count(known, 'known fault')}" if known else ""
     lines.append(f"{said}{told}{beside}.")
     return "\n".join(lines)
 
