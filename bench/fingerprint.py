@@ -88,7 +88,7 @@ def split_subject(text: str) -> tuple[str, str, Shape, int]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExamineRequest:
     """A network or workload to examine, by `name_subject`, and the values of the axes `freeze` and
     `start` that it is to be trained with."""
 
@@ -101,10 +101,10 @@ class Asked:
         return f"{self.subject} {json.dumps(tuned)}" if any(tuned) else self.subject
 
 
-def parse_asked(text: str) -> Asked:
+def parse_request(text: str) -> ExamineRequest:
     subject, bracket, rest = text.partition(" [")  # names contain neither a space nor a bracket
     freezes, starts = json.loads(f"[{rest}") if bracket else ((), ())
-    return Asked(subject, tuple(freezes), tuple(starts))
+    return ExamineRequest(subject, tuple(freezes), tuple(starts))
 
 
 def examine(
@@ -206,9 +206,9 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 
 def examine_in_fork(text: str) -> Any:
-    """Run `examine` on an `Asked` in a fork of this process. Returns a `Fingerprint` as JSON, or a
-    line that says what is wrong."""
-    asked = parse_asked(text)
+    """Run `examine` on an `ExamineRequest` in a fork of this process. Returns a `Fingerprint` as
+    JSON, or a line that says what is wrong."""
+    asked = parse_request(text)
     name, kind, shape, classes = split_subject(asked.subject)
     reader, writer = os.pipe()
     pid = os.fork()

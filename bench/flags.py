@@ -38,7 +38,7 @@ def describe(docstring: str | None) -> str:
     return capitalize(text)
 
 
-class Rare(str):
+class AdvancedHelp(str):
     """The help of a flag that only ``--help-all`` shows."""
 
 
@@ -59,10 +59,10 @@ class _Layout(argparse.HelpFormatter):
 
 
 class _Short(_Layout):
-    """A `_Layout` without the flags whose help is `Rare`."""
+    """A `_Layout` without the flags whose help is `AdvancedHelp`."""
 
     def add_argument(self, action: argparse.Action) -> None:
-        if not isinstance(action.help, Rare):
+        if not isinstance(action.help, AdvancedHelp):
             super().add_argument(action)
 
 
@@ -76,9 +76,9 @@ class _HelpAll(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises `UsageError` instead of printing its whole usage.
 
-    ``--help`` leaves out flags whose help is `Rare`. Flags cannot be abbreviated, nor repeated
-    unless their action allows it. The axes in ``absent`` have no flag, and are refused with the
-    reason given there.
+    ``--help`` leaves out flags whose help is `AdvancedHelp`. Flags cannot be abbreviated, nor
+    repeated unless their action allows it. The axes in ``absent`` have no flag, and are refused
+    with the reason given there.
     """
 
     def __init__(self, absent: Mapping[str, str] | None = None, **settings: Any) -> None:
@@ -167,7 +167,10 @@ def add_axes(parser: Parser, description: str) -> None:
         some = "*" if axis.switch else "+"
         text = axis.help.replace("%", "%%")
         group.add_argument(
-            axis_flag(name), nargs=some, metavar="VALUE", help=text if axis.common else Rare(text)
+            axis_flag(name),
+            nargs=some,
+            metavar="VALUE",
+            help=text if axis.common else AdvancedHelp(text),
         )
 
 

@@ -19,7 +19,7 @@ from bench.text import last_line
 
 LENT = "BENCH_WORKERS"
 """Environment variable: the id of the process that lends this one a server, and the server's
-socket, named after the `Surroundings` that it serves."""
+socket, named after the `InheritedState` that it serves."""
 
 
 def die_with_parent(parent: int) -> None:

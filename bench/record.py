@@ -466,7 +466,7 @@ class WorkRow:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownResults:
     """Results of earlier rows that a case can reuse.
 
     ``sources`` gives the record that each of ``proof``, ``flop`` and ``work`` comes from, where

@@ -31,7 +31,7 @@ from bench.training.parallel import Exchange, Group, Processes, measure_exchange
 from bench.training.timing import StepClock
 from bench.worker.epochs import TimedEpoch
 from bench.worker.measurement import describe_exchange, describe_group
-from bench.worker.messages import Finished, Seat
+from bench.worker.messages import Finished, Rendezvous
 from bench.workloads import Loss, Workload
 
 CPU = torch.device("cpu")
@@ -248,7 +248,9 @@ def synchronized(group: Group) -> dict[str, Any]:
         measurement=Measurement(epoch_time_s=3.0, measured_time_s=1.5, step_time_median_s=0.1)
     )
     own = [TimedEpoch(Epoch([8], [1.0], [1], [], []), [1.0], [0.1], 1.0)]
-    describe_group(found, case, training, own, group, Seat(group.rank, group.size, "", [], 60.0))
+    describe_group(
+        found, case, training, own, group, Rendezvous(group.rank, group.size, "", [], 60.0)
+    )
     group.leave = lambda: None  # type: ignore[method-assign]  # other scenarios follow
     describe_exchange(found, training, batches, case, group)
     return {"found": found}

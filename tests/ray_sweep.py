@@ -18,7 +18,7 @@ from bench.executors import Event, Job, Lane
 from bench.executors.ray.caretaker import MARK
 from bench.executors.ray.executor import RayExecutor
 from bench.executors.subprocess import SubprocessExecutor
-from bench.fingerprint import Fingerprint, parse_asked
+from bench.fingerprint import Fingerprint, parse_request
 from bench.record import Measurement, Outcome, Status
 from bench.worker.messages import PhaseEntered
 
@@ -35,7 +35,7 @@ class BriefExecutor(SubprocessExecutor):
         self, lane: Lane, devices: Sequence[str], models: Sequence[str], *_: Any
     ) -> ProcessAnswer:
         """Answer at once: each lane that starts would import torch, for 4 s of a core."""
-        facts = {parse_asked(name).subject: Fingerprint("0", "0", "0") for name in models}
+        facts = {parse_request(name).subject: Fingerprint("0", "0", "0") for name in models}
         found = {name: DeviceAnswer({}) for name in devices}
         return ProcessAnswer(models=facts, devices=found, host=describe_host())
 

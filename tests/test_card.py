@@ -23,7 +23,7 @@ from bench.card import __main__ as command
 from bench.card import agenda, phases
 from bench.card import folder as folders
 from bench.card.agenda import AGENDA, CLOSING_S, SHARES, run_agenda
-from bench.card.children import Children, Ended
+from bench.card.children import ChildRunner, Ended
 from bench.card.folder import (
     CHECKS,
     FILES,
@@ -254,7 +254,7 @@ def simulate(
     monkeypatch.setattr(agenda.time, "monotonic", clock.monotonic)
 
     def run(name: str):  # type: ignore[no-untyped-def]
-        def run(_: Card, scale: Scale, children: Children) -> Entry:
+        def run(_: Card, scale: Scale, children: ChildRunner) -> Entry:
             units = UNITS[name]
             while done[name] < len(units):
                 if done[name] and clock.now + units[done[name]] > children.until:
@@ -268,7 +268,7 @@ def simulate(
     monkeypatch.setattr(
         agenda, "PHASES", {name: replace(p, run=run(name)) for name, p in PHASES.items()}
     )
-    scale, children = Scale("cuda", "cifar10", None, 0.2), Children(card.folder / LOG)
+    scale, children = Scale("cuda", "cifar10", None, 0.2), ChildRunner(card.folder / LOG)
     run_agenda(card, scale, children, clock.now, clock.now + 60 * minutes - CLOSING_S)
     return dict(done), clock.now - Clock.now
 
@@ -311,7 +311,7 @@ def test_nine_minutes_measure_each_case_once_and_whole_epochs(
 
 def test_what_is_stopped_is_reported_all_the_same(tmp_path: Path) -> None:
     wait = ["-c", "import time; time.sleep(1); print('reported')"]
-    children = Children(tmp_path / LOG, asked=lambda: signal.SIGINT)
+    children = ChildRunner(tmp_path / LOG, asked=lambda: signal.SIGINT)
     assert children.run(wait, quiet=True).stopped
     children.closing = True
     ended = children.run(wait, quiet=True)
@@ -434,7 +434,7 @@ def test_a_fault_of_one_phase_is_its_outcome(card: Card, monkeypatch: pytest.Mon
 
     other = {name: replace(p, run=crash, absent="") for name, p in PHASES.items()}
     monkeypatch.setattr(agenda, "PHASES", {**other, "doctor": replace(PHASES["doctor"], run=fail)})
-    run_agenda(card, FAKE, Children(card.folder / LOG), time.monotonic(), time.monotonic() + 600)
+    run_agenda(card, FAKE, ChildRunner(card.folder / LOG), time.monotonic(), time.monotonic() + 600)
     assert card.phases["doctor"].line == "the GPU is in use by pid 7"
     assert card.phases["repeats"].line == "ZeroDivisionError: oh"
     assert {entry.state for entry in card.phases.values()} == {State.FAILED}
@@ -445,7 +445,7 @@ def test_a_fault_of_one_phase_is_its_outcome(card: Card, monkeypatch: pytest.Mon
 
 
 def run_sweeps(card: Card, seconds: float, *names: str, scale: Scale = FAKE) -> Card:
-    with Children(card.folder / LOG) as children:
+    with ChildRunner(card.folder / LOG) as children:
         now = time.monotonic()
         run_agenda(card, scale, children, now, now + seconds, names)
     return card
@@ -511,7 +511,7 @@ def test_a_card_from_the_command_line(
 def test_the_next_case_is_not_begun_in_vain(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     clock = Clock()
     monkeypatch.setattr(phases.time, "monotonic", clock.monotonic)
-    records, children = tmp_path / RECORDS, Children(tmp_path / LOG, until=1055.0)
+    records, children = tmp_path / RECORDS, ChildRunner(tmp_path / LOG, until=1055.0)
     enough = phases.watch_time(records, children)
     clock.now = 1020.0
     assert not enough()

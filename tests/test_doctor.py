@@ -29,7 +29,7 @@ from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warni
 from bench.doctor.machine import Machine, examine_machine
 from bench.environment.asking import DeviceAnswer, ProcessAnswer
 from bench.environment.variables import find_variables
-from bench.gpu.nvml import Lack
+from bench.gpu.nvml import NvmlProblem
 from bench.plain import read_value
 from bench.processes import LENT, find_lender
 
@@ -143,9 +143,9 @@ CPU_BUILD = {"cuda": DeviceAnswer({"torch": "2.13.0+cpu", "cuda": None}, error=R
 @pytest.mark.parametrize(
     ("topic", "level", "what", "fix", "change"),
     [
-        ("driver", NOTE, "", "sudo modprobe nvidia", {"nvml": Lack.NOT_LOADED}),
-        ("driver", NOTE, "", "install the NVIDIA driver", {"nvml": Lack.NO_DRIVER}),
-        ("driver", NOTE, "", "/dev/nvidia*", {"nvml": Lack.NO_PERMISSION}),
+        ("driver", NOTE, "", "sudo modprobe nvidia", {"nvml": NvmlProblem.NOT_LOADED}),
+        ("driver", NOTE, "", "install the NVIDIA driver", {"nvml": NvmlProblem.NO_DRIVER}),
+        ("driver", NOTE, "", "/dev/nvidia*", {"nvml": NvmlProblem.NO_PERMISSION}),
         ("driver", NOTE, "", "unset CUDA_VISIBLE_DEVICES", {"cuda_visible_devices": ""}),
         ("torch", UNBELIEVABLE, "gone", "pip install 'torch>=2.9'", {"torch_error": "gone"}),
         ("torch", UNBELIEVABLE, "is a CPU build", "install a CUDA build", {"devices": CPU_BUILD}),
@@ -362,7 +362,7 @@ def test_a_card_that_torch_cannot_use_is_read_all_the_same() -> None:
 
 def test_a_mismatched_library_is_told_by_a_member_not_a_sentence() -> None:
     machine = gather(FakeNvml(nvmlInit=error("LIB_RM_VERSION_MISMATCH")), answering(None, 1))
-    assert machine.nvml is Lack.MISMATCH
+    assert machine.nvml is NvmlProblem.MISMATCH
     assert machine.gpus == ()
     assert matter(machine)["driver"].fix == "sudo reboot"
 

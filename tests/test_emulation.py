@@ -14,7 +14,7 @@ from bench.environment.asking import DeviceAnswer, ProcessAnswer
 from bench.environment.host import describe_host
 from bench.executors import Lane
 from bench.executors.subprocess import SubprocessExecutor
-from bench.fingerprint import Fingerprint, parse_asked
+from bench.fingerprint import Fingerprint, parse_request
 from bench.record import Outcome, Status, WorkRow
 from bench.sweep.__main__ import main as sweep
 from bench.work import Kind
@@ -132,7 +132,7 @@ def test_a_sweep_says_it_before_its_first_case(
         self: SubprocessExecutor, lane: Lane, devices: list[str], models: list[str], **_: object
     ) -> ProcessAnswer:
         answers = dict.fromkeys(devices, DeviceAnswer({}, bf16_native=False))
-        subjects = [parse_asked(name).subject for name in models]
+        subjects = [parse_request(name).subject for name in models]
         found = dict.fromkeys(subjects, Fingerprint("a", "b", "c", work=WORK))
         return ProcessAnswer("", answers, found, host=describe_host())
 

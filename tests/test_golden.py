@@ -20,9 +20,9 @@ from rich.cells import cell_len
 
 from bench.compare.__main__ import main as compare_sweeps
 from bench.questions.answers import answer
-from bench.questions.material import Material, gather
 from bench.questions.notes import describe_constants, write_notes
 from bench.questions.notices import warn
+from bench.questions.report_data import ReportData, gather
 from bench.render import latex, markdown
 from bench.render.model import Table
 from bench.render.text import LINES, WIDTH, render
@@ -78,7 +78,7 @@ EXPLAINED = (
 """How the notes begin that explain every table of a kind; tests/golden/reports has them whole."""
 
 
-def take_tables(found: Material, situation: Situation) -> Iterator[Table]:
+def take_tables(found: ReportData, situation: Situation) -> Iterator[Table]:
     """The tables that tell of a situation, without what explains all of their kind."""
     for section in SECTIONS:
         if section.name in situation.parts:
@@ -87,7 +87,7 @@ def take_tables(found: Material, situation: Situation) -> Iterator[Table]:
                 yield replace(table, notes=tuple(kept))
 
 
-def tell(found: Material, situation: Situation) -> Iterator[str]:
+def tell(found: ReportData, situation: Situation) -> Iterator[str]:
     """The parts of a report that tell of a situation."""
     parts = situation.parts
     document = Made(

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from readings_for_tests import Replay
 
 from bench.gpu.cards import Card, Link, find_card, find_cards, select_visible
-from bench.gpu.device import Depth, Host, Process, Reading, Several, Unreadable
+from bench.gpu.device import CombinedDevice, Depth, Host, Process, Reading, Unreadable
 from bench.gpu.monitor import Monitor
 from bench.gpu.nvml import (
     EFFECTS,
     THROTTLES,
-    Lack,
     Nvml,
+    NvmlProblem,
     check_nvml,
     describe_links,
     throttle_names,
@@ -213,11 +213,11 @@ def test_a_library_that_is_missing(monkeypatch):
 @pytest.mark.parametrize(
     ("code", "reason", "lack"),
     [
-        ("LIB_RM_VERSION_MISMATCH", "differ in version; reboot to fix this", Lack.MISMATCH),
-        ("LIBRARY_NOT_FOUND", "no NVIDIA driver", Lack.NO_DRIVER),
-        ("DRIVER_NOT_LOADED", "not loaded", Lack.NOT_LOADED),
-        ("NO_PERMISSION", "no permission", Lack.NO_PERMISSION),
-        ("UNKNOWN", "NVML: Unknown Error", Lack.OTHER),
+        ("LIB_RM_VERSION_MISMATCH", "differ in version; reboot to fix this", NvmlProblem.MISMATCH),
+        ("LIBRARY_NOT_FOUND", "no NVIDIA driver", NvmlProblem.NO_DRIVER),
+        ("DRIVER_NOT_LOADED", "not loaded", NvmlProblem.NOT_LOADED),
+        ("NO_PERMISSION", "no permission", NvmlProblem.NO_PERMISSION),
+        ("UNKNOWN", "NVML: Unknown Error", NvmlProblem.OTHER),
     ],
 )
 def test_a_driver_that_does_not_start(code, reason, lack):
@@ -660,7 +660,7 @@ def test_links_that_cannot_be_read_have_a_reason():
     lost = Wired({GPU: [None], OTHER: [None]}, nvmlDeviceGetHandleByUUID=error("GPU_IS_LOST"))
     assert describe_links([GPU, OTHER], lost) == (None, "NVML: GPU is lost")
     missing = FakeNvml(nvmlInit=error("LIBRARY_NOT_FOUND"))
-    assert describe_links([GPU, OTHER], missing) == (None, Lack.NO_DRIVER.meaning)
+    assert describe_links([GPU, OTHER], missing) == (None, NvmlProblem.NO_DRIVER.meaning)
 
 
 # ----------------------------------------------------------------------- several cards read as one
@@ -678,7 +678,7 @@ def test_several_cards_are_read_as_one():
     one = recorded(energy_j=10.0, power_w=100.0, sm_clock_mhz=1500, **about)
     about = {"process_bytes": 7, "throttle": ["board limit", "sync boost"]}
     other = recorded(energy_j=5.0, sm_clock_mhz=1400, others=[{"pid": 3}], **about)
-    cards = Several([one, other])
+    cards = CombinedDevice([one, other])
     (reading,) = cards.read(Depth.EDGE)
     assert reading.energy_j == 15.0
     assert reading.power_w is None, "which one of them does not tell"
@@ -693,7 +693,9 @@ def test_several_cards_are_read_as_one():
 def test_each_of_several_cards_knows_its_own_process(child):
     """A worker's process on the second card is nobody else's there."""
     fakes = [FakeNvml(cards=(GPU, OTHER)) for _ in range(2)]
-    cards = Several([Nvml(uuid, fake) for uuid, fake in zip((GPU, OTHER), fakes, strict=True)])
+    cards = CombinedDevice(
+        [Nvml(uuid, fake) for uuid, fake in zip((GPU, OTHER), fakes, strict=True)]
+    )
     cards.pids = [os.getpid(), child.pid]
     fakes[0].compute, fakes[1].compute = [(os.getpid(), 10)], [(child.pid, 20)]
     cards.watch(os.getpid())

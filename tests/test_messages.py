@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.record import EpochRow, Known, Measurement, Status, Step, WorkRow
+from bench.record import EpochRow, KnownResults, Measurement, Status, Step, WorkRow
 from bench.worker.messages import (
     Assignment,
     EpochEnded,
@@ -67,7 +67,9 @@ def test_a_whole_number_is_a_float_where_one_is_due() -> None:
 
 def test_an_assignment_comes_back() -> None:
     case = Case(precision="fp16", loss_scale="dynamic", compile="default")
-    known = Known({"work": "0123"}, {"flop_per_image": 1.5}, {}, [WorkRow("loss", "", "", 1, 2, 3)])
+    known = KnownResults(
+        {"work": "0123"}, {"flop_per_image": 1.5}, {}, [WorkRow("loss", "", "", 1, 2, 3)]
+    )
     given = Assignment(case, "a folder", 1.5, None, "/checkpoints", {"code": "1"}, known=known)
     assert decode_order(encode(given).decode()) == given
 

@@ -434,7 +434,7 @@ def test_what_is_heard_of_processes_that_end(
     assert heard == said
     assert ranks.end(patiently=True) == code
     if code < 0:
-        assert ranks.which == "rank 1: ", "which the parent reads from the return code"
+        assert ranks.failed_rank == "rank 1: ", "which the parent reads from the return code"
 
 
 def test_the_stacks_of_all_are_in_the_log(monkeypatch: Patch, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from bench.executors import Lane
 from bench.grid import grid
 from bench.record import Outcome, Status
 from bench.store.plans import find_width, leave_out_known, plan_runs
-from bench.store.runs import Past, Run
+from bench.store.runs import LatestAttempt, Run
 from bench.sweep.grid import Grid
 from bench.sweep.options import build_parser, parse_arguments, plan_cases
 from bench.sweep.schedule import OomSkips, remaining_runs
@@ -116,7 +116,7 @@ def test_what_has_an_outcome_is_done_unless_it_was_cut_off(
     outcomes: dict[tuple[Case, int, bool], Status],
 ) -> None:
     runs = plan_runs(CASES, 2)
-    history = {run: Past(status, 1) for run, status in outcomes.items()}
+    history = {run: LatestAttempt(status, 1) for run, status in outcomes.items()}
     left = remaining_runs(runs, history, [])
     cut_off = ("interrupted", "lost")
     assert left == closed([r for r in runs if outcomes.get(r, "lost") in cut_off])
@@ -133,7 +133,10 @@ def closed(left: list[Run]) -> list[Run]:
 
 def test_what_was_inferred_remains_where_nothing_may_be_skipped() -> None:
     runs = plan_runs(CASES[:2], 1)
-    history = {runs[0]: Past(Status.OOM, 1), runs[1]: Past(Status.OOM, 1, inferred=True)}
+    history = {
+        runs[0]: LatestAttempt(Status.OOM, 1),
+        runs[1]: LatestAttempt(Status.OOM, 1, inferred=True),
+    }
     assert remaining_runs(runs, history, []) == []
     assert remaining_runs(runs, history, [], retry_inferred=True) == [runs[1]]
 
@@ -144,9 +147,9 @@ def test_what_ran_of_a_case_that_is_known_is_still_of_the_plan() -> None:
     runs = plan_runs([case], 4)
     first, second, third, fourth, sentinel = runs
     times = {first: 100.0, third: 100.1}
-    history = {run: Past(Status.OK, 1, time_s=time) for run, time in times.items()}
+    history = {run: LatestAttempt(Status.OK, 1, time_s=time) for run, time in times.items()}
     assert leave_out_known(runs, history) == [first, third, sentinel]
-    history[fourth] = Past(Status.ERROR, 1)
+    history[fourth] = LatestAttempt(Status.ERROR, 1)
     assert leave_out_known(runs, history) == [first, third, fourth, sentinel]
     assert second in leave_out_known(runs, {first: history[first]})
 
@@ -179,7 +182,7 @@ def test_only_a_proven_oom_makes_a_wall() -> None:
 
 def test_a_wall_is_remembered_but_not_inferred_from_inferences() -> None:
     def past(inferred: bool) -> OomSkips:
-        return OomSkips({(MIDDLE, 1, False): Past(Status.OOM, 1, inferred)})
+        return OomSkips({(MIDDLE, 1, False): LatestAttempt(Status.OOM, 1, inferred)})
 
     assert past(inferred=False).blocks(LARGE) == 128
     assert past(inferred=True).blocks(LARGE) is None

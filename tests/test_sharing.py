@@ -12,7 +12,7 @@ import pytest
 from bench.case import AXES, SAME_QUESTION, Case
 from bench.flags import join_flags
 from bench.origin import EXECUTORS, Kind
-from bench.record import PROVEN, Known, Record, Status, WorkRow, read_sources
+from bench.record import PROVEN, KnownResults, Record, Status, WorkRow, read_sources
 from bench.store.reader import list_work, read_records, read_work
 from bench.store.writer import Store
 from bench.sweep.__main__ import main as sweep
@@ -43,7 +43,7 @@ def found(case: Case = CASE, **values: Any) -> Record:
     return make_run(case, **{"record_id": "first", **MEASURED, **values})
 
 
-def ask(sharing: Sharing, case: Case = CASE, **environment: Any) -> Known:
+def ask(sharing: Sharing, case: Case = CASE, **environment: Any) -> KnownResults:
     return sharing.recall(case, found(case, **environment).environment)
 
 
@@ -94,7 +94,7 @@ def test_of_anything_else_it_is_found_anew(learn: Any) -> None:
     changes |= {"torch": "2.14.0", "gpu": "NVIDIA Other", "gpu_uuid": "GPU-1", "driver": "590.1"}
     changes |= {"cpu": "another", "code": "4567", "variables": "A=1"}
     for name, value in [*changes.items(), ("model_parameters", None)]:
-        assert ask(sharing, **{name: value}) == Known(), name
+        assert ask(sharing, **{name: value}) == KnownResults(), name
 
 
 def test_each_part_depends_on_some_axes(learn: Any) -> None:
@@ -142,7 +142,7 @@ def test_which_layers_run_in_fp8_depends_on_every_batch(learn: Any) -> None:
 
 
 def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
-    assert ask(learn(*(found(status=s) for s in Status if s is not Status.OK))) == Known()
+    assert ask(learn(*(found(status=s) for s in Status if s is not Status.OK))) == KnownResults()
 
 
 @pytest.mark.parametrize("executor", ["fake", "mime", "unknown here"])
@@ -150,7 +150,7 @@ def test_neither_is_one_that_nothing_measured(
     executor: str, learn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(EXECUTORS, "mime", Kind("no:where", trains=False))
-    assert ask(learn(found(executor=executor))) == Known()
+    assert ask(learn(found(executor=executor))) == KnownResults()
 
 
 def test_neither_is_what_a_row_has_from_another_nor_what_failed_there(learn: Any) -> None:

@@ -16,7 +16,7 @@ from training_for_tests import CPU, batch, in_parts, small, training
 from bench.case import Case, parse_value
 from bench.compare.__main__ import main as compare
 from bench.errors import UsageError
-from bench.fingerprint import Asked, parse_asked
+from bench.fingerprint import ExamineRequest, parse_request
 from bench.models.weights import fit_weights, hash_weights, load_weights, read_weights
 from bench.report.__main__ import main as report
 from bench.store.reader import read_records
@@ -235,12 +235,12 @@ def test_the_axis_is_a_file_name() -> None:
         with pytest.raises(UsageError, match="give a file of weights, or 'none'"):
             parse_value("start", text, "--start")
     for asked in (
-        Asked("a:b"),
-        Asked("workload:a:b"),
-        Asked("workload:a:b", ("bn", "x,y"), ("/a b/w.pt", "ü.pt")),
-        Asked("m:f 3x64x64 -", ("bn",)),
+        ExamineRequest("a:b"),
+        ExamineRequest("workload:a:b"),
+        ExamineRequest("workload:a:b", ("bn", "x,y"), ("/a b/w.pt", "ü.pt")),
+        ExamineRequest("m:f 3x64x64 -", ("bn",)),
     ):
-        assert parse_asked(str(asked)) == asked
+        assert parse_request(str(asked)) == asked
 
 
 NET = """

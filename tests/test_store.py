@@ -44,7 +44,7 @@ from bench.record import (
 from bench.store import reader, table, writer
 from bench.store.cells import EPOCHS, RECORDS, STEPS
 from bench.store.reader import read_epochs, read_records, read_steps, read_work
-from bench.store.runs import Past, read_cases, read_history
+from bench.store.runs import LatestAttempt, read_cases, read_history
 from bench.store.writer import Store
 from bench.text import clean
 from bench.work import Kind
@@ -238,9 +238,9 @@ def test_the_latest_attempt_counts(tmp_path: Path) -> None:
         make_run(case, sentinel=True, status=Status.TIMEOUT),
     )
     assert read_history(read_records(tmp_path)) == {
-        (case, 1, False): Past(Status.OK, 2, False),
-        (case, 2, False): Past(Status.OOM, 1, True, seed=1),
-        (case, 1, True): Past(Status.TIMEOUT, 1, False),
+        (case, 1, False): LatestAttempt(Status.OK, 2, False),
+        (case, 2, False): LatestAttempt(Status.OOM, 1, True, seed=1),
+        (case, 1, True): LatestAttempt(Status.TIMEOUT, 1, False),
     }
 
 

@@ -26,7 +26,7 @@ from bench.wall.records import (
     read_trials,
     read_walls,
 )
-from bench.wall.search import Ask, Ending, Goal, MemoryLine, Probe, Standing, decide, list_sizes
+from bench.wall.search import Ask, Ending, Goal, MemoryLine, Probe, SearchState, decide, list_sizes
 from tests.planted.records import make_run
 
 SIZES = range(8, 50_001, 8)
@@ -254,7 +254,7 @@ def test_memory_that_falls_as_the_batch_grows_is_read_again() -> None:
     assert conclude(fell, goal).largest == 624, "it may have fitted by luck"
     assert conclude([*fell, Probe(632, Status.OOM)], goal).smallest_failing == 632
     assert conclude([*fell, trained(632, 1.0)], goal).largest == 632
-    again = Standing([*fell, trained(632, 0.89)], goal)
+    again = SearchState([*fell, trained(632, 0.89)], goal)
     assert again.largest == 632
     assert 624 not in again.points, "what took less twice shows that the smaller took too much"
     assert decide([*before, trained(632, 0.995)], goal) != Ask(632), "readings differ by as much"

@@ -16,10 +16,10 @@ from bench.case import Case, format_value
 from bench.compare.__main__ import main as compare
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Step
-from bench.questions.material import label_machines
 from bench.questions.overview import PUBLISHED
 from bench.questions.profiles import explain_pairs, read_steps
 from bench.questions.reasons import PAIRS, POSSIBLE
+from bench.questions.report_data import label_machines
 from bench.questions.rivals import MATCHED
 from bench.report.document import build
 from bench.store.writer import Store

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.card.agenda import CLOSING_REHEARSAL_S, CLOSING_S, close, run_agenda
-from bench.card.children import ROOT, Children, build_environment, say
+from bench.card.children import ROOT, ChildRunner, build_environment, say
 from bench.card.folder import LOCK, LOG, State, choose_card, tidy
 from bench.card.phases import PHASES
 from bench.card.scale import choose_scale, identify, prepare_ahead, rehearse
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         closing = CLOSING_REHEARSAL_S if rehearsal else CLOSING_S
         with (
             lend_server(build_environment(), ROOT) as lent,
-            Children(card.folder / LOG, lent) as children,
+            ChildRunner(card.folder / LOG, lent) as children,
         ):
             run_agenda(card, scale, children, begun, deadline - closing, given.only)
             report = close(card, children, max(deadline, time.monotonic() + closing) + 30)

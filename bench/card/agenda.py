@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from bench.card.children import ROOT, Children, say
+from bench.card.children import ROOT, ChildRunner, say
 from bench.card.folder import Card, Entry, State
 from bench.card.phases import PHASES, PUBLISHED, Phase, write_readme, write_report
 from bench.card.scale import Scale
@@ -34,7 +34,12 @@ CLOSING_S, CLOSING_REHEARSAL_S = 20.0, 12.0
 
 
 def run_agenda(
-    card: Card, scale: Scale, children: Children, begun: float, end: float, only: Sequence[str] = ()
+    card: Card,
+    scale: Scale,
+    children: ChildRunner,
+    begun: float,
+    end: float,
+    only: Sequence[str] = (),
 ) -> None:
     """Run each phase of ``only``, or all, by priority, between ``begun`` and ``end`` by
     time.monotonic(), and write the state after each. The report is made after that."""
@@ -61,7 +66,7 @@ def run_agenda(
         card.write()
 
 
-def run_phase(phase: Phase, card: Card, scale: Scale, children: Children) -> Entry:
+def run_phase(phase: Phase, card: Card, scale: Scale, children: ChildRunner) -> Entry:
     """Run a phase; an exception in it becomes its outcome, and the others go on."""
     if phase.absent and scale.device == "cpu":
         return Entry(State.ABSENT, line=phase.absent)
@@ -72,7 +77,7 @@ def run_phase(phase: Phase, card: Card, scale: Scale, children: Children) -> Ent
         return Entry(State.FAILED, line=clean(f"{kind}{error}"))
 
 
-def close(card: Card, children: Children, until: float) -> Entry:
+def close(card: Card, children: ChildRunner, until: float) -> Entry:
     """Write the report, and for a card to be published the README, in time for ``until``."""
     children.closing, children.until = True, until
     started = time.monotonic()

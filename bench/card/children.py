@@ -52,7 +52,7 @@ def build_environment() -> dict[str, str]:
 
 
 @dataclass
-class Children:
+class ChildRunner:
     """Runner of one child process at a time: shows and logs its output, and stops it at ``until``,
     by time.monotonic(). A context manager that turns the first Ctrl-C or SIGTERM into a clean stop
     of the child, and the second into an immediate end. ``variables`` are set for every child."""
@@ -69,7 +69,7 @@ class Children:
     _child: subprocess.Popen[str] | None = None
     _signals: ExitStack = field(default_factory=ExitStack)
 
-    def __enter__(self) -> Children:
+    def __enter__(self) -> ChildRunner:
         self.asked = self._signals.enter_context(stop_signals(self._end_group))
         return self
 

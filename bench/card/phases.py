@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.apex import choose_interface, find_apex
-from bench.card.children import ROOT, Children, say
+from bench.card.children import ROOT, ChildRunner, say
 from bench.card.folder import FIGURE, MAP_FILES, PAGE, Card, Entry, State, fold_map, unfold_map
 from bench.card.scale import Scale
 from bench.errors import UnsupportedError
@@ -40,7 +40,7 @@ FAILURES = (Status.ERROR, Status.KILLED, Status.TIMEOUT)
 """Outcomes of a case that make its phase fail, and are tried again next time."""
 
 
-Run = Callable[[Card, Scale, Children], Entry]
+Run = Callable[[Card, Scale, ChildRunner], Entry]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _sweep(
     """Return a phase that sweeps with these flags, its ``own`` and the scale's. ``whole`` epochs
     are evaluated; with ``until``, others may end as soon as their time is known."""
 
-    def run(card: Card, scale: Scale, children: Children) -> Entry:
+    def run(card: Card, scale: Scale, children: ChildRunner) -> Entry:
         part = f"--fraction {scale.whole if whole else scale.fraction:g}"
         # a sweep would repeat parts of an epoch by itself; a later --repeats overrides this one
         texts = ("--repeats 1", flags, own(scale), scale.sweep, part)
@@ -89,7 +89,7 @@ def _sweep(
     return run
 
 
-def watch_time(records: Path, children: Children) -> Callable[[], bool]:
+def watch_time(records: Path, children: ChildRunner) -> Callable[[], bool]:
     """Return a function that says whether the next case would probably not end in time, judged by
     the longest so far. It is polled, and says so just after a case has ended, so that no case is
     started in vain."""
@@ -146,7 +146,7 @@ def _ask(
     """Return a phase whose command prints JSON, which is kept; a command that was stopped leaves
     nothing. ``describe`` writes a line about the answer, from it and the return code."""
 
-    def run(card: Card, scale: Scale, children: Children) -> Entry:
+    def run(card: Card, scale: Scale, children: ChildRunner) -> Entry:
         ended = children.run([*flags(card, scale), "--json"], quiet=True)
         if ended.stopped:
             return ended.conclude(ended.stopped, CUT_LINE)
@@ -192,7 +192,7 @@ def _describe_crosscheck(answer: Mapping[str, Any], _: int) -> str:
 _PYTEST_INTERRUPTED = 2
 
 
-def _tests(card: Card, scale: Scale, children: Children) -> Entry:
+def _tests(card: Card, scale: Scale, children: ChildRunner) -> Entry:
     if find_spec("pytest") is None:
         return Entry(State.ABSENT, line="could not run: pytest is not installed")
     from bench.card.testrun import read_outcomes  # which imports pytest
@@ -228,7 +228,7 @@ def _tests(card: Card, scale: Scale, children: Children) -> Entry:
     return ended.conclude(State.FAILED if wrong else State.DONE, line)
 
 
-def write_report(card: Card, children: Children) -> Entry:
+def write_report(card: Card, children: ChildRunner) -> Entry:
     if not (card.folder / RECORDS).is_file():
         return Entry(State.ABSENT, line="there are no records to report")
     unfold_map(card)
@@ -243,7 +243,7 @@ def write_report(card: Card, children: Children) -> Entry:
     return ended.conclude(State.DONE, f"{PAGE}, {FIGURE}" if there else PAGE)
 
 
-def write_readme(children: Children) -> None:
+def write_readme(children: ChildRunner) -> None:
     """Update the README's table from the newest card, by `tests/test_readme.py`."""
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["tests/test_readme.py", "-k", "test_measured_parts_are_current"]
@@ -252,7 +252,7 @@ def write_readme(children: Children) -> None:
         say(f"the README was not written: {ended.last}")
 
 
-def _map_scales(card: Card, scale: Scale, children: Children) -> Entry:
+def _map_scales(card: Card, scale: Scale, children: ChildRunner) -> Entry:
     command = ["-m", "bench.scales", *scale.map.split(), "--out", str(card.folder)]
     ended = children.run([*command, *scale.place], quiet=True)
     if ended.stopped or ended.returncode:
@@ -268,7 +268,7 @@ def _map_scales(card: Card, scale: Scale, children: Children) -> Entry:
 
 
 def _find_walls(limited: bool) -> Run:
-    def run(card: Card, scale: Scale, children: Children) -> Entry:
+    def run(card: Card, scale: Scale, children: ChildRunner) -> Entry:
         command = ["-m", "bench.fit", *scale.walls.split(), "--json", *scale.place]
         command += ["--memory-limit", scale.limit] if limited else []
         command += ["--out", str(card.folder), "--retry", *map(str, FAILURES)]
@@ -299,7 +299,7 @@ _PROFILED = "--profile on"
 39 s a case on an H100."""
 
 
-def _apex(card: Card, scale: Scale, children: Children) -> Entry:
+def _apex(card: Card, scale: Scale, children: ChildRunner) -> Entry:
     try:
         choose_interface(find_apex(), None)
     except UnsupportedError as error:

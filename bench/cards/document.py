@@ -22,11 +22,11 @@ from bench.cards.sections import (
     write_speed,
 )
 from bench.limits import STEADY
-from bench.questions.material import gather
 from bench.questions.next_step import VALIDATE, name_folder
 from bench.questions.notices import warn
 from bench.questions.overview import OVERVIEW, PUBLISHED
 from bench.questions.reasons import PAIRS
+from bench.questions.report_data import gather
 from bench.render.cells import mark_part, remarks, write_ends, write_ratio
 from bench.render.model import Answer, Level, NextStep, Notice
 from bench.render.section import Section, quantity_cell

@@ -19,8 +19,8 @@ from bench.diagnosis.explanation import Explanation
 from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions.families import Bounds, find_bounds
-from bench.questions.material import Material
 from bench.questions.profiles import explain_pairs
+from bench.questions.report_data import ReportData
 from bench.record import MODEL_PARTS, RELIABLE
 from bench.render.cells import Row, iterate, take_first
 from bench.store.attempts import number_groups
@@ -116,7 +116,7 @@ class Group:
         return told or [f"perhaps {what}" for what in unknown]
 
 
-def find_groups(found: Material) -> list[Group]:
+def find_groups(found: ReportData) -> list[Group]:
     """Group cards that may be compared. Measured groups come first, then published, unknown and
     fake ones; in each, those with a sound time, then with most cards and precisions."""
     cases = _describe_cases(found.cases)
@@ -169,7 +169,7 @@ def _name_cards(cases: pd.DataFrame) -> list[str]:
     ]
 
 
-def _make_group(found: Material, cases: pd.DataFrame, probes: pd.DataFrame) -> Group:
+def _make_group(found: ReportData, cases: pd.DataFrame, probes: pd.DataFrame) -> Group:
     first = take_first(cases[cases["status"].isin(RELIABLE)])
     traits = {name_axis(name): name_value(name, getattr(first, name), {}) for name in RECIPE}
     traits |= {what: getattr(first, name) for name, what in DATA.items()}
@@ -245,7 +245,7 @@ def name_unusual(row: Row, usual: Mapping[str, Value]) -> list[str]:
 
 
 def _list_entries(
-    found: Material,
+    found: ReportData,
     card: str,
     usual: Row,
     cases: pd.DataFrame,

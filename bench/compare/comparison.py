@@ -10,13 +10,13 @@ from typing import Any
 from bench.axis import Trait
 from bench.case import AXES, SAME_QUESTION, Case, free_axes, list_affecting, list_varying
 from bench.compare.conditions import CONDITIONS, Condition, Count, Summarized
-from bench.compare.side import Ran, Readings, Side
+from bench.compare.side import Readings, Side, SideCase
 from bench.diagnosis.explanation import Change
 from bench.errors import UsageError
 from bench.origin import refuse_mixture
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
 from bench.study.metrics import METRICS, Metric
-from bench.study.pairs import Match, Matches, Told
+from bench.study.pairs import EnvironmentKey, Match, Matches
 from bench.study.pairs import match as match_cases
 from bench.study.quantities import MEMORY
 from bench.text import make_printable
@@ -103,11 +103,11 @@ class Comparison:
         """Cases on both sides, in the order of A."""
         return self.matches.pairs
 
-    def ends(self, match: Match) -> tuple[Ran, Ran]:
+    def ends(self, match: Match) -> tuple[SideCase, SideCase]:
         """Return a matched case as run by A and by B."""
         return self.a.ran[match.a], self.b.ran[match.b]
 
-    def alone(self, side: Side) -> Mapping[int, Told]:
+    def alone(self, side: Side) -> Mapping[int, EnvironmentKey]:
         """Return the unmatched cells of a side, with the environment that tells them apart."""
         return self.matches.alone[0 if side is self.a else 1]
 
@@ -182,7 +182,7 @@ class Comparison:
     def label_alone(self, side: Side) -> list[str]:
         return [self._name(side.ran[cell].case, told) for cell, told in self.alone(side).items()]
 
-    def _name(self, case: Case, told: Told) -> str:
+    def _name(self, case: Case, told: EnvironmentKey) -> str:
         where = (f"{name} {value or 'none'}" for name, value in told)
         return " · ".join([self.ask(case).label(self.telling), *where])
 

@@ -43,7 +43,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class SideCase:
     """A case as one side ran it, in one environment."""
 
     side: str  # its name
@@ -100,7 +100,7 @@ class Side:
     cases: list[Case]  # the case of each record
 
     @cached_property
-    def ran(self) -> dict[int, Ran]:
+    def ran(self) -> dict[int, SideCase]:
         names = {"cell", "part", "measured_steps", "status", "inferred", "executor", "run_seed"}
         names |= {"dataset_classes"} | {metric.column for metric in METRICS.values()}
         names |= {name for c in CONDITIONS for name in (c.column, c.known) if name}
@@ -111,11 +111,11 @@ class Side:
             for case, run in both
             if case.steps is None or run["measured_steps"] == run["measured_steps"]
         }
-        found: dict[int, Ran] = {}
+        found: dict[int, SideCase] = {}
         for case, run in both:  # all runs of one case measure the same part
             steps = case.steps if run["part"] < case.fraction else None
             part = Part(run["part"], steps, case in known)
-            found.setdefault(run["cell"], Ran(self.name, case, part, [])).runs.append(run)
+            found.setdefault(run["cell"], SideCase(self.name, case, part, [])).runs.append(run)
         return found
 
     @cached_property

@@ -77,7 +77,7 @@ class Cifar:
         return len(batch[1])
 
 
-class Own:
+class UserWorkload:
     """A user's workload."""
 
     def __init__(self, name, size, device):  # type: ignore[no-untyped-def]
@@ -134,7 +134,11 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    task = Own(given.workload, size, device) if given.workload else Cifar(given.model, size, device)
+    task = (
+        UserWorkload(given.workload, size, device)
+        if given.workload
+        else Cifar(given.model, size, device)
+    )
     theirs = list_harness()
     model = task.network.to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -72,7 +72,7 @@ def count_whole(batch: Any) -> int:
     return count_items(batch)
 
 
-class Making(TypedDict):
+class BatchArguments(TypedDict):
     """Arguments for making batches: sizes of batch and micro-batch, device and seed."""
 
     batch_size: int

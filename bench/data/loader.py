@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from bench.data.batches import (
     PADDING,
+    BatchArguments,
     Divided,
-    Making,
     Planned,
     count_items,
     draw,
@@ -87,7 +87,7 @@ class LoadedBatches(Planned):
         in_order: Sequence[Key],
         loading: Loading,
         samples: int | None = None,
-        **making: Unpack[Making],
+        **making: Unpack[BatchArguments],
     ) -> None:
         self.batch_size, self.samples = making["batch_size"], samples or len(dataset)
         self.first_batch_s: float | None = None
@@ -280,7 +280,7 @@ def load_images(
     loading: Loading,
     samples: int | None = None,
     augment: bool = True,
-    **making: Unpack[Making],
+    **making: Unpack[BatchArguments],
 ) -> LoadedBatches:
     """Return the batches of `bench.data.batches.Batches`, made by a DataLoader."""
     n = len(images)
@@ -306,7 +306,9 @@ def _as_it_is(number: int) -> Key:
     return number, PADDING, PADDING, False
 
 
-def load_items(dataset: Dataset, *, loading: Loading, **making: Unpack[Making]) -> LoadedBatches:
+def load_items(
+    dataset: Dataset, *, loading: Loading, **making: Unpack[BatchArguments]
+) -> LoadedBatches:
     """Return the batches of a user's dataset, each item once per epoch, in random order."""
 
     def list_keys(index: int) -> Sequence[Key]:

@@ -104,13 +104,13 @@ MOST_SWEEPS = 20
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierMeasurement:
     folder: Path
     day: str
     row: Mapping[Any, Any]
 
 
-def read_earlier(platform: Platform, folder: Path) -> list[Earlier]:
+def read_earlier(platform: Platform, folder: Path) -> list[EarlierMeasurement]:
     """Return the earlier measurements of a device in the sweeps of a folder such as ``results``."""
     files = []
     for file in folder.glob(f"*/{RECORDS}"):
@@ -123,11 +123,11 @@ def read_earlier(platform: Platform, folder: Path) -> list[Earlier]:
         except UsageError:  # of a newer version, or torn
             continue
         rows = _find_alike(frame, platform)
-        found += [Earlier(file.parent, row["started_at"][:10], row) for row in rows]
+        found += [EarlierMeasurement(file.parent, row["started_at"][:10], row) for row in rows]
     return found
 
 
-def expect_rates(earlier: Sequence[Earlier]) -> dict[str, float]:
+def expect_rates(earlier: Sequence[EarlierMeasurement]) -> dict[str, float]:
     """Return the highest measured value of each rate."""
     found: dict[str, float] = {}
     for name, rate in ((name, one.row[name]) for one in earlier for name in RATES):
@@ -136,7 +136,7 @@ def expect_rates(earlier: Sequence[Earlier]) -> dict[str, float]:
     return found
 
 
-def describe_slowdown(rates: Mapping[str, Any], earlier: Sequence[Earlier]) -> str:
+def describe_slowdown(rates: Mapping[str, Any], earlier: Sequence[EarlierMeasurement]) -> str:
     """Describe by how much rates are below the earlier sweep with the largest loss; empty if none
     is. A CPU is only known to have the same name and not to differ in its half precisions."""
     lost = [(losses, one) for one in earlier if (losses := find_losses(rates, one.row))]

@@ -19,7 +19,7 @@ from bench.environment.variables import VARIABLES
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.kinds import OTHERS
-from bench.gpu.nvml import EFFECTS, Lack
+from bench.gpu.nvml import EFFECTS, NvmlProblem
 from bench.gpu.peaks import list_peaks
 from bench.precision import FP8_INSTALL, PRECISIONS
 from bench.text import clean, count
@@ -47,14 +47,14 @@ class Remark:
 
 _fine, _note, _wrong = (partial(Remark, level) for level in Level)
 
-_START_FIXES: dict[Lack, str] = {
-    Lack.NOT_INSTALLED: "pip install nvidia-ml-py",
-    Lack.NO_DRIVER: "install the NVIDIA driver; in a container: docker run --gpus all",
-    Lack.NOT_LOADED: "sudo modprobe nvidia",
-    Lack.NO_PERMISSION: "check who may use it: ls -l /dev/nvidia*; in a container: docker run "
-    "--gpus all",
-    Lack.MISMATCH: "sudo reboot",
-    Lack.OTHER: "nvidia-smi",
+_START_FIXES: dict[NvmlProblem, str] = {
+    NvmlProblem.NOT_INSTALLED: "pip install nvidia-ml-py",
+    NvmlProblem.NO_DRIVER: "install the NVIDIA driver; in a container: docker run --gpus all",
+    NvmlProblem.NOT_LOADED: "sudo modprobe nvidia",
+    NvmlProblem.NO_PERMISSION: "check who may use it: ls -l /dev/nvidia*; in a container: "
+    "docker run --gpus all",
+    NvmlProblem.MISMATCH: "sudo reboot",
+    NvmlProblem.OTHER: "nvidia-smi",
 }
 
 
@@ -68,11 +68,11 @@ def _judge_driver(m: Machine) -> Iterator[Remark]:
         card = m.gpus[0].card
         runs = "" if card.driver_cuda is None else f", runs CUDA up to {_dots(card.driver_cuda)}"
         yield _fine("driver", f"{card.driver}{runs}")
-    elif m.nvml is Lack.NO_DRIVER and not _cuda_build(m):
+    elif m.nvml is NvmlProblem.NO_DRIVER and not _cuda_build(m):
         only = "" if _list_others(m) else ": only the CPU can be measured"
         yield _fine("driver", f"{m.nvml_reason}{only}")
     elif m.nvml is not None:
-        remark = _wrong if m.nvml is Lack.MISMATCH else _note
+        remark = _wrong if m.nvml is NvmlProblem.MISMATCH else _note
         yield remark("driver", m.nvml_reason, _START_FIXES[m.nvml])
     else:
         fix = "unset CUDA_VISIBLE_DEVICES" if m.cuda_visible_devices is not None else "nvidia-smi"

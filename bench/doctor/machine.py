@@ -32,7 +32,7 @@ from bench.fingerprint import split_subject
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process, Unreadable
 from bench.gpu.kinds import DEVICES, list_others
-from bench.gpu.nvml import Lack, check_nvml
+from bench.gpu.nvml import NvmlProblem, check_nvml
 from bench.gpu.opening import open_device
 from bench.precision import PRECISIONS, find_torchao
 from bench.processes import find_lender
@@ -83,7 +83,7 @@ class Machine:
     host: str
     os: str
     python: str
-    nvml: Lack | None
+    nvml: NvmlProblem | None
     nvml_reason: str
     cuda_visible_devices: str | None
     gpus: tuple[Gpu, ...]

@@ -21,7 +21,7 @@ from bench.data import DatasetInfo
 from bench.environment.device import Platform
 from bench.environment.host import describe_card, describe_host
 from bench.errors import UsageError
-from bench.fingerprint import Fingerprint, parse_asked, split_subject
+from bench.fingerprint import Fingerprint, parse_request, split_subject
 from bench.plain import read_value
 from bench.record import Environment
 from bench.text import last_line
@@ -74,13 +74,13 @@ class ProcessAnswer:
 ASK_S = 600.0
 """Time limit for an answer about torch, devices and models, in s."""
 
-Asking = AbstractContextManager[tuple[int, IO[bytes]]]
+AnsweringProcess = AbstractContextManager[tuple[int, IO[bytes]]]
 """A process that answers: its id, and the stream to which it writes the answer, in one line. It
 leads its own session, which is ended with it on exit."""
 
 
 @contextmanager
-def start_asked(
+def start_answering(
     names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
 ) -> Iterator[tuple[int, IO[bytes]]]:
     """Ask a new Python process; its error output is written to ``errors``."""
@@ -109,12 +109,14 @@ def ask(
     timeout_s: float = ASK_S,
     look: Callable[[ProcessAnswer, int], None] = lambda answer, pid: None,
     variables: Mapping[str, str] | None = None,
-    start: Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Asking] = start_asked,
+    start: Callable[
+        [Sequence[str], Mapping[str, str], IO[bytes]], AnsweringProcess
+    ] = start_answering,
 ) -> ProcessAnswer:
     """Ask a fresh process about devices ("cuda" or "cpu") and about networks and workloads, written
-    as by `bench.fingerprint.Asked`. ``look`` is called with the answer and the process id while the
-    process still holds the devices; the environment ``variables`` choose the GPU; ``start`` starts
-    the process."""
+    as by `bench.fingerprint.ExamineRequest`. ``look`` is called with the answer and the process id
+    while the process still holds the devices; the environment ``variables`` choose the GPU;
+    ``start`` starts the process."""
     late = False
     pid = 0
     answer: ProcessAnswer | None = None
@@ -142,7 +144,7 @@ def ask(
     if answer is not None:
         return answer
     if late and models:
-        what = ", ".join(split_subject(parse_asked(text).subject)[0] for text in models)
+        what = ", ".join(split_subject(parse_request(text).subject)[0] for text in models)
         return ProcessAnswer(
             f"model {what}: not built and run within {timeout_s:g} s; raise --timeout"
         )

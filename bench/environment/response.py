@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from bench.environment.asking import DeviceAnswer
 from bench.environment.host import CPU_FLAGS, describe_card, describe_host, read_cpu_flags
-from bench.fingerprint import examine_in_fork, parse_asked
+from bench.fingerprint import examine_in_fork, parse_request
 from bench.gpu.kinds import DEVICES, name_uuid
 from bench.precision import Arithmetic
 
@@ -105,7 +105,7 @@ def respond(names: Sequence[str], answers: TextIO) -> None:
             import_module(name)
     # models first: a fork of a process that has used CUDA cannot use it
     found = {
-        "models": {parse_asked(text).subject: examine_in_fork(text) for text in models},
+        "models": {parse_request(text).subject: examine_in_fork(text) for text in models},
         "devices": {name: vars(describe_device(name)) for name in devices},
         "host": asdict(describe_host()),
     }

@@ -15,11 +15,11 @@ from bench.case import Case
 from bench.data import DatasetInfo, prepare
 from bench.data.progress import Progress, progress_bar
 from bench.doctor.rates import measure_rates
-from bench.environment.asking import Asking, ProcessAnswer, ask, start_asked
+from bench.environment.asking import AnsweringProcess, ProcessAnswer, ask, start_answering
 from bench.errors import UnsupportedError, UsageError
 from bench.origin import EXECUTORS
 from bench.processes import hold_to
-from bench.record import EpochRow, Known, Outcome
+from bench.record import EpochRow, KnownResults, Outcome
 from bench.worker.messages import PhaseEntered, StepTaken
 from bench.yardstick import Yardstick
 
@@ -88,7 +88,7 @@ class Job:
     lane: Lane = Lane()
     enough: Callable[[EpochRow], bool] | None = None
     hold: bool = False
-    known: Known = field(default_factory=Known)
+    known: KnownResults = field(default_factory=KnownResults)
 
 
 @dataclass(frozen=True)
@@ -179,14 +179,14 @@ class Executor:
                 timeout_s=timeout_s,
                 look=look,
                 variables=lane.variables,
-                start=self.start_asked,
+                start=self.start_answering,
             )
 
-    def start_asked(
+    def start_answering(
         self, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
-    ) -> Asking:
+    ) -> AnsweringProcess:
         """Start the process that answers `examine`, as `bench.environment.asking` does."""
-        return start_asked(names, environment, errors)
+        return start_answering(names, environment, errors)
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
         """Prepare images on the lane's machine; the result's ``folder`` is for jobs on this lane.

@@ -18,7 +18,15 @@ from typing import IO
 from bench.executors import Job
 from bench.executors.server import Servers
 from bench.processes import hold_to, list_children
-from bench.worker.messages import GO_ON, Assignment, Message, Seat, decode, encode, encode_names
+from bench.worker.messages import (
+    GO_ON,
+    Assignment,
+    Message,
+    Rendezvous,
+    decode,
+    encode,
+    encode_names,
+)
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -30,14 +38,14 @@ _LOG_BYTES = 1_000_000  # kept of the start and of the end of a worker's output
 class Worker:
     """A running `bench.worker` in its own session, so that its process group can be killed."""
 
-    which = ""
+    failed_rank = ""
     """Prefix of the reason why it ended, if it is one of several workers."""
 
     def __init__(
         self,
         job: Job,
         variables: Mapping[str, str],
-        seat: Seat | None = None,
+        seat: Rendezvous | None = None,
         servers: Servers | None = None,
     ) -> None:
         self._recent = bytearray()  # the end of its output

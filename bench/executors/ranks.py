@@ -19,7 +19,7 @@ from bench.executors.server import Servers
 from bench.processes import hold_to
 from bench.record import MEASURED, REFUSED
 from bench.scratch import Scratch
-from bench.worker.messages import GO_ON, EpochEnded, Finished, Message, PhaseEntered, Seat
+from bench.worker.messages import GO_ON, EpochEnded, Finished, Message, PhaseEntered, Rendezvous
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -63,7 +63,7 @@ class Ranks:
         servers: Servers | None = None,
     ) -> None:
         self._log, self._failed, self._deciding = job.log, False, 0
-        self.which = ""
+        self.failed_rank = ""
         self._readers: list[Thread] = []
         size, gpus = job.case.world_size, find_gpus(job)
         # with GPUs, the system chooses the cores, as it does for a single GPU
@@ -83,7 +83,7 @@ class Ranks:
             for rank in range(size):
                 lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
                 store = str(Path(self._folder.name) / "store")
-                seat = Seat(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
+                seat = Rendezvous(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
                 placed = replace(job, gpu_uuid=gpus[rank] if gpus else None, lane=lane)
                 self._workers.append(Worker(placed, given, seat, servers))
         except BaseException:
@@ -140,9 +140,9 @@ class Ranks:
         rank = min(ends, key=lambda rank: _weigh(ends[rank]))
         self._deciding = rank
         if self._failed and len(self._workers) > 1:
-            self.which = f"rank {rank}: "
+            self.failed_rank = f"rank {rank}: "
         if (end := ends[rank]) is not None:
-            yield replace(end, reason=self.which + end.reason) if self._failed else ends[0]
+            yield replace(end, reason=self.failed_rank + end.reason) if self._failed else ends[0]
 
     def tell(self, line: bytes = GO_ON) -> None:
         for worker in self._workers:

@@ -1,7 +1,7 @@
 """Starting workers: forked from a server of `bench.worker.server`, or as new Python processes.
 
 This process never imports torch, so the server is another process. There is one for each set of
-`Surroundings`: properties that a process has from its start and that cannot be changed later. A
+`InheritedState`: properties that a process has from its start and that cannot be changed later. A
 command that starts other commands one after another can lend them a server.
 """
 
@@ -69,7 +69,7 @@ def _start(
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class InheritedState:
     """Properties that a process has from its start: environment, folder, cores and niceness. The
     OpenMP library counts the cores when it is loaded."""
 
@@ -79,7 +79,7 @@ class Surroundings:
     niceness: int
 
     @classmethod
-    def take(cls, environment: Mapping[str, str], folder: str = "") -> Surroundings:
+    def take(cls, environment: Mapping[str, str], folder: str = "") -> InheritedState:
         """Return those of a process that this thread starts with ``environment`` in ``folder``."""
         fixed = frozenset(
             (name, value)
@@ -128,7 +128,7 @@ class Server:
             return cls(ours, _start(["serve", *map(str, numbers)], numbers, environment, folder))
 
     @classmethod
-    def borrow(cls, around: Surroundings) -> Server | None:
+    def borrow(cls, around: InheritedState) -> Server | None:
         """Return the server with these surroundings that is lent to this process; None if none."""
         place = Path(os.environ.get(LENT, "").partition(" ")[2])
         if place.name != around.name:
@@ -232,13 +232,13 @@ Process = subprocess.Popen[bytes] | Forked
 
 
 class Servers:
-    """A starter of workers: with a server for each `Surroundings`, or, if ``cold``, each worker as
-    a new Python process."""
+    """A starter of workers: with a server for each `InheritedState`, or, if ``cold``, each worker
+    as a new Python process."""
 
     def __init__(self, cold: bool) -> None:
         self.cold = cold or sys.platform != "linux"
-        self._running: dict[Surroundings, Server] = {}
-        self._unfit: dict[Surroundings, str] = {}
+        self._running: dict[InheritedState, Server] = {}
+        self._unfit: dict[InheritedState, str] = {}
         self._lock = threading.Lock()
 
     def launch(self, environment: Mapping[str, str]) -> tuple[Process, str, int]:
@@ -256,7 +256,7 @@ class Servers:
     def _launch(self, descriptor: int, environment: Mapping[str, str]) -> tuple[Process, str]:
         if self.cold:
             return _start_cold(descriptor, environment), ""
-        around = Surroundings.take(environment)
+        around = InheritedState.take(environment)
         for fresh in (False, True):
             with self._lock:
                 if around in self._unfit:
@@ -277,7 +277,7 @@ class Servers:
         """Start the server of a worker that this thread is about to launch."""
         if not self.cold:
             with self._lock:
-                self._find(Surroundings.take(environment), environment)
+                self._find(InheritedState.take(environment), environment)
 
     def close(self) -> None:
         for server in self._running.values():
@@ -285,7 +285,7 @@ class Servers:
         self._running.clear()
 
     def _find(
-        self, around: Surroundings, environment: Mapping[str, str], fresh: bool = False
+        self, around: InheritedState, environment: Mapping[str, str], fresh: bool = False
     ) -> Server:
         if around not in self._running:
             # servers with another environment are needed no more; they end with their last worker
@@ -306,7 +306,7 @@ def lend_server(environment: Mapping[str, str], folder: Path) -> Iterator[dict[s
     if sys.platform != "linux":
         yield {}
         return
-    name = Surroundings.take(environment, str(folder.resolve())).name
+    name = InheritedState.take(environment, str(folder.resolve())).name
     with tempfile.TemporaryDirectory(prefix="bench-workers-") as place:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as lent:
             lent.bind(f"{place}/{name}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.cores import share_cores, usable_cpus
-from bench.environment.asking import Asking
+from bench.environment.asking import AnsweringProcess
 from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Executor, Job, Lane, Listener, Settings, Stopping
 from bench.executors.process import Worker, start_warm
@@ -26,7 +26,7 @@ from bench.executors.ranks import Ranks, find_gpus
 from bench.executors.server import Servers
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
-from bench.gpu.device import Device, Several, Unreadable
+from bench.gpu.device import CombinedDevice, Device, Unreadable
 from bench.gpu.kinds import OTHERS
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.opening import open_device
@@ -98,13 +98,13 @@ class SubprocessExecutor(Executor):
         name = "+".join(f"gpu{card.index}" for card in alike[:size]) if lane.name else ""
         return Lane(name, tuple(card.uuid for card in alike[:size]))
 
-    def start_asked(
+    def start_answering(
         self, names: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
-    ) -> Asking:
+    ) -> AnsweringProcess:
         """Fork it from the server of the lane's workers. Starting the server takes about as long as
         starting a new Python process, and the first worker finds it running."""
         if self._servers.cold:
-            return super().start_asked(names, environment, errors)
+            return super().start_answering(names, environment, errors)
         return start_warm(self._servers, names, environment, errors)
 
     def run(self, job: Job, on_event: Listener, stopping: Stopping) -> Outcome:
@@ -158,7 +158,9 @@ class SubprocessExecutor(Executor):
         size, uuids = job.case.world_size, job.lane.gpus
         device: Device
         if 1 < size <= len(uuids):
-            device = Several([open_device(uuid, device=job.case.device) for uuid in uuids[:size]])
+            device = CombinedDevice(
+                [open_device(uuid, device=job.case.device) for uuid in uuids[:size]]
+            )
         else:
             device = open_device(job.gpu_uuid, device=job.case.device)
         if isinstance(device, Unreadable) and not last:
@@ -179,7 +181,7 @@ class SubprocessExecutor(Executor):
             done: int | None = None
             trained = False
             try:
-                if isinstance(device, Several):
+                if isinstance(device, CombinedDevice):
                     device.pids = worker.pids
                 monitor.watch(worker.pid)
                 for message in self._listen(worker, stopping):
@@ -208,7 +210,7 @@ class SubprocessExecutor(Executor):
             if answer is None:
                 oom_kills = count_oom_kills() - oom_kills
                 fault = classify_death(returncode, oom_kills, job.case, trained)
-                answer = Finished(fault.status, worker.which + fault.reason, fault.transient)
+                answer = Finished(fault.status, worker.failed_rank + fault.reason, fault.transient)
             elif answer.status is Status.KILLED and count_oom_kills() > oom_kills:
                 reason = f"{answer.reason} By the host's out-of-memory killer (host memory)"
                 answer = replace(answer, reason=reason)

@@ -101,7 +101,7 @@ _TOGETHER: Mapping[str, Callable[[list[Any]], Any]] = {
 """How the values of several cards are combined. For the rest (memory), the first card counts."""
 
 
-class Several(Device):
+class CombinedDevice(Device):
     """Cards that train one network, read as one: the sum of energy and of power, the clocks of the
     slowest, the temperature of the hottest, and the memory of the first."""
 

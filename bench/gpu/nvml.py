@@ -104,7 +104,7 @@ _LACKS = frozenset(
 )
 
 
-class Lack(Explained):
+class NvmlProblem(Explained):
     NOT_INSTALLED = "not installed", "nvidia-ml-py is not installed"
     NO_DRIVER = "no driver", "no NVIDIA driver (libnvidia-ml is not there)"
     NOT_LOADED = "not loaded", "the NVIDIA driver is not loaded"
@@ -116,16 +116,16 @@ class Lack(Explained):
     OTHER = "other", "NVML"
 
 
-_START_ERRORS: Mapping[str, Lack] = {
-    "NVMLError_LibraryNotFound": Lack.NO_DRIVER,
-    "NVMLError_DriverNotLoaded": Lack.NOT_LOADED,
-    "NVMLError_NoPermission": Lack.NO_PERMISSION,
-    "NVMLError_LibRmVersionMismatch": Lack.MISMATCH,
+_START_ERRORS: Mapping[str, NvmlProblem] = {
+    "NVMLError_LibraryNotFound": NvmlProblem.NO_DRIVER,
+    "NVMLError_DriverNotLoaded": NvmlProblem.NOT_LOADED,
+    "NVMLError_NoPermission": NvmlProblem.NO_PERMISSION,
+    "NVMLError_LibRmVersionMismatch": NvmlProblem.MISMATCH,
 }
 
 
 class NvmlMissingError(Exception):
-    def __init__(self, lack: Lack, reason: str = "") -> None:
+    def __init__(self, lack: NvmlProblem, reason: str = "") -> None:
         super().__init__(reason or lack.meaning)
         self.lack = lack
 
@@ -134,12 +134,12 @@ def start_nvml(nvml: Any) -> Any:
     try:
         nvml = nvml or import_module("pynvml")
     except ImportError:
-        raise NvmlMissingError(Lack.NOT_INSTALLED) from None
+        raise NvmlMissingError(NvmlProblem.NOT_INSTALLED) from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        lack = _START_ERRORS.get(type(error).__name__, Lack.OTHER)
-        reason = f"NVML: {error}" if lack is Lack.OTHER else ""
+        lack = _START_ERRORS.get(type(error).__name__, NvmlProblem.OTHER)
+        reason = f"NVML: {error}" if lack is NvmlProblem.OTHER else ""
         raise NvmlMissingError(lack, reason) from None
     return nvml
 
@@ -152,14 +152,14 @@ def use_nvml(nvml: Any = None) -> Iterator[Any]:
     try:
         yield nvml
     except (AttributeError, nvml.NVMLError) as error:
-        raise NvmlMissingError(Lack.OTHER, f"NVML: {error}") from None
+        raise NvmlMissingError(NvmlProblem.OTHER, f"NVML: {error}") from None
     finally:
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
 
-def check_nvml(nvml: Any = None) -> tuple[Lack | None, str]:
-    """Return why NVML cannot be used, as a `Lack` and as a line; None and empty if it can."""
+def check_nvml(nvml: Any = None) -> tuple[NvmlProblem | None, str]:
+    """Return why NVML cannot be used, as a `NvmlProblem` and a line; None and empty if it can."""
     try:
         with use_nvml(nvml):
             return None, ""
@@ -186,7 +186,7 @@ class Nvml(LibraryCard):
         except errors as error:
             with suppress(*errors):
                 nvml.nvmlShutdown()
-            raise NvmlMissingError(Lack.OTHER, f"NVML cannot open {uuid}: {error}") from None
+            raise NvmlMissingError(NvmlProblem.OTHER, f"NVML cannot open {uuid}: {error}") from None
         super().__init__(nvml, _CALLS, errors, card, instance)
         meter = "power is metered for the whole card, not for a MIG instance"
         metered = ("energy_j", "power_w", "power_limit_w")

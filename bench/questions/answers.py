@@ -14,7 +14,7 @@ from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import OPENINGS
 from bench.questions.effects import Effect
 from bench.questions.families import Family, find_bounds
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.questions.rivals import Match, list_contests
 from bench.record import REFUSED, Status
 from bench.render.cells import (
@@ -51,7 +51,7 @@ _PLACE = (*summaries.SOURCE, "model", "dataset")
 _NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
 
 
-def answer(found: Material) -> Iterator[Answer]:
+def answer(found: ReportData) -> Iterator[Answer]:
     """Yield what changes do in all cases; per machine and workload the fastest and largest
     batch."""
     summary = [
@@ -69,7 +69,7 @@ def answer(found: Material) -> Iterator[Answer]:
     yield from answers
 
 
-def _answer_each(found: Material) -> Iterator[Answer]:
+def _answer_each(found: ReportData) -> Iterator[Answer]:
     named = [name for name in found.named if name not in ("model", "dataset")]
     measured, probed = (
         dict(list(part.groupby(list(_PLACE), sort=False))) for part in (found.cases, found.probes)
@@ -103,7 +103,7 @@ def _tell_repeats(cases: pd.DataFrame) -> Iterator[str]:
         yield f"{runs} in {which}, so small differences may be chance; use --repeats {MIN_REPEATS}."
 
 
-def _has_switch(found: Material) -> bool:
+def _has_switch(found: ReportData) -> bool:
     """Return whether `_summarize_effects` has anything to say: to find effects may take seconds."""
     return "precision" in found.varying or any(
         "off" in map(format_value, set(found.cases[axis].tolist()))
@@ -112,7 +112,7 @@ def _has_switch(found: Material) -> bool:
     )
 
 
-def _summarize_effects(found: Material) -> Iterator[str]:
+def _summarize_effects(found: ReportData) -> Iterator[str]:
     """Yield one sentence on precisions and one on switches; none on what was not varied."""
     asked = [e for e in found.effects if e.time and (e.axis == "precision" or e.before == "off")]
     shown = asked[:MOST_EFFECTS]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bench.limits import MIN_REPEATS
 from bench.questions.families import Bounds, Family, list_keys, note_first
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.record import RELIABLE
 from bench.render.cells import Row, write_tenths
 from bench.render.model import NOTHING, Cell
@@ -144,7 +144,7 @@ def find_cliffs(speeds: Sequence[Speed]) -> list[Cliff]:
 _Speeds = tuple[Family, Knee, list[Cliff]]
 
 
-def _tell_speeds(found: Material) -> Iterator[Sheet]:
+def _tell_speeds(found: ReportData) -> Iterator[Sheet]:
     rows: list[_Speeds] = []
     for family in found.families:
         speeds = list_speeds(family.ended)
@@ -301,7 +301,7 @@ def _find_available(family: Family) -> float | None:
     return min(ends) - context * max(middle("context_bytes"), 0)
 
 
-def _tell_growth(found: Material) -> Iterator[Sheet]:
+def _tell_growth(found: ReportData) -> Iterator[Sheet]:
     rows = [(family, growth) for family in found.families if (growth := fit_growth(family))]
     firsts = [family.first for family in found.families]
     gib = partial(Column, write=lambda bytes: f"{bytes / GIB:.2f}")

@@ -10,9 +10,9 @@ from bench.diagnosis.explanation import LEFT_OVER
 from bench.diagnosis.rates import choose_prefix, find_floor
 from bench.diagnosis.sentences import name_part, write_ms
 from bench.diagnosis.step import Bound, Step
-from bench.questions.material import Material
 from bench.questions.profiles import Profiled
 from bench.questions.reasons import choose_pairs
+from bench.questions.report_data import ReportData
 from bench.render.cells import Row, name_place, number_cell, write_tenths
 from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Section, Sheet, case_column, join
@@ -31,11 +31,11 @@ ESTIMATED = (
 _Broken = tuple[Row, Profiled, Breakdown]
 
 
-def _list_profiled(found: Material) -> list[_Broken]:
+def _list_profiled(found: ReportData) -> list[_Broken]:
     return [(row, one, one.breakdown) for row, one in found.counted if one.breakdown is not None]
 
 
-def _tell_breakdowns(found: Material) -> Iterator[Sheet]:
+def _tell_breakdowns(found: ReportData) -> Iterator[Sheet]:
     profiled = _list_profiled(found)
     shares = {id(breakdown): _share(breakdown) for *_, breakdown in profiled}
     parts = _choose_parts(shares.values())
@@ -95,7 +95,7 @@ def _choose_parts(shares: Iterable[dict[str, float]]) -> list[str]:
 _Operation = tuple[Timed, Step, Breakdown]
 
 
-def _tell_operations(found: Material) -> Iterator[Sheet]:
+def _tell_operations(found: ReportData) -> Iterator[Sheet]:
     """List the operations of a few cases, first of those in pairs that are explained in full."""
     wanted = {side.case for pair in choose_pairs(found.pairs) for side in (pair.a, pair.b)}
     profiled = _list_profiled(found)

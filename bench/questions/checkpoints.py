@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.record import read_missing
 from bench.render.cells import TIMED, Row, iterate
 from bench.render.model import Cell
@@ -29,7 +29,7 @@ def _judge(runs: pd.DataFrame) -> tuple[str, str]:
     return UNKNOWN, f"Whether resumed steps are the same is not known ({why})"
 
 
-def _tell_checkpoints(found: Material) -> Iterator[Sheet]:
+def _tell_checkpoints(found: ReportData) -> Iterator[Sheet]:
     cases = found.cases
     kept = cases[cases["checkpoint"].astype(bool) & cases["status"].isin(TIMED)]
     of_these = found.rows[found.rows["cell"].isin(kept["cell"])]

@@ -32,7 +32,7 @@ from bench.verdict.seeds import MIN_SEEDS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.questions.material import Material
+    from bench.questions.report_data import ReportData
 
 MOST_ROWS = 100  # changes that are shown
 MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
@@ -75,7 +75,7 @@ class Effect:
         return self.estimates.get(LOSS.name)
 
 
-def find_effects(found: Material) -> Iterator[Effect]:
+def find_effects(found: ReportData) -> Iterator[Effect]:
     """Yield what each change of each axis does, in the order of the overview's columns."""
     ended = found.cases[found.cases["status"].isin(RELIABLE)]
     kind = next((kind for kind in KINDS if (ended["kind"] == kind).any()), "")
@@ -97,7 +97,7 @@ def find_effects(found: Material) -> Iterator[Effect]:
 
 
 def _describe_axis(
-    judged: Sequence[tuple[Changed, dict[str, Estimate]]], cases: pd.DataFrame, found: Material
+    judged: Sequence[tuple[Changed, dict[str, Estimate]]], cases: pd.DataFrame, found: ReportData
 ) -> Iterator[Effect]:
     """Yield the effects of one axis, with the settings at which their times are compared."""
     used: list[list[Pair]] = []
@@ -143,7 +143,7 @@ def _name_settings(
     return " · ".join(said)
 
 
-def _tell_effects(found: Material) -> Iterator[Sheet]:
+def _tell_effects(found: ReportData) -> Iterator[Sheet]:
     effects, starts = join(("", part) for _, part in groupby(found.effects, lambda e: e.axis))
 
     def write_change(effect: Effect) -> Cell:
@@ -238,7 +238,7 @@ def _write_loss(effect: Effect) -> Cell | None:
     return Cell(text, loss.difference)
 
 
-def _tell_ends(time: Estimate | None, found: Material) -> Iterator[str]:
+def _tell_ends(time: Estimate | None, found: ReportData) -> Iterator[str]:
     """Name the slowest and fastest pair of a mixed effect: ``1.00× at fp32, 1.11× at bf16-amp``."""
     if time is None or not time.mixed:
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench.interval import find_quantile
 from bench.limits import STEADY
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.render.cells import TIMED, Row, iterate, name_place
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join
@@ -32,7 +32,7 @@ LEAST_EPOCHS = 3  # fewest epochs for a trend
 OPTIONAL = ("test_loss", "test_accuracy")  # `MEASURES` that only an evaluation provides
 
 
-def _collect_epochs(found: Material) -> pd.DataFrame:
+def _collect_epochs(found: ReportData) -> pd.DataFrame:
     """Return one row for each epoch of a case: ``cell``, ``epoch`` from 0, and `MEASURES`, as
     medians over the repeats that ended with the status of their case."""
     import pandas as pd
@@ -75,7 +75,7 @@ def write_trend(change: float) -> str:
     return said if abs(change) > STEADY else ""
 
 
-def _tell_epochs(found: Material) -> Iterator[Sheet]:
+def _tell_epochs(found: ReportData) -> Iterator[Sheet]:
     epochs = _collect_epochs(found)
     shown = epochs.merge(found.cases[["cell"]].assign(place=range(len(found.cases))), on="cell")
     shown = shown.sort_values(["place", "epoch"], kind="stable")

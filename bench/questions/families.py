@@ -26,7 +26,7 @@ from bench.wall.search import Ending
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.questions.material import Material
+    from bench.questions.report_data import ReportData
     from bench.study.sweeps import Sweep
 
 MOST_FAMILIES = 60  # families that a report looks at; more would not be read
@@ -201,7 +201,7 @@ def note_first(families: Sequence[Family]) -> Iterator[str]:
         yield f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
 
 
-def _tell_walls(found: Material) -> Iterator[Sheet]:
+def _tell_walls(found: ReportData) -> Iterator[Sheet]:
     rows = [(_describe_search(search), search.wall) for search in found.searches]
     fine = all(wall.ending is Ending.FOUND for _, wall in rows)
     margins = " or ".join(sorted({f"{100 * wall.margin:g} %" for _, wall in rows}))

@@ -47,7 +47,7 @@ from bench.verdict.ratio import Ratio, compare
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.questions.material import Material
+    from bench.questions.report_data import ReportData
 
 MOST_ROWS = 60  # rows of one of these tables; more would not be read
 
@@ -132,7 +132,7 @@ class Line:
         return self.strong, self.group
 
 
-def find_lines(found: Material) -> list[Line]:
+def find_lines(found: ReportData) -> list[Line]:
     """Return the lines of weak scaling, then of strong scaling, in the order of the overview. The
     base is a case of ``--parallel none``, or of the same kind as the others on one GPU, preferably
     one that ran alone, as cases on several GPUs do, not beside other lanes. A case that is on no
@@ -218,13 +218,13 @@ def name_devices(points: Sequence[Point]) -> str:
     return "GPUs" if any(point.row.device == "cuda" for point in points) else "processes"
 
 
-def _tell_scaling(found: Material) -> Iterator[Sheet]:
+def _tell_scaling(found: ReportData) -> Iterator[Sheet]:
     for again, (_, lines) in enumerate(groupby(found.lines, lambda line: line.strong)):
         # notes that hold for both kinds stand below the first only
         yield _tell_lines(list(lines), found, bool(again))
 
 
-def _tell_lines(lines: Sequence[Line], found: Material, again: bool) -> Sheet:
+def _tell_lines(lines: Sequence[Line], found: ReportData, again: bool) -> Sheet:
     what = name_devices(lines[0].all)
     time, exposed, late = (QUANTITIES[n] for n in ("epoch_time_s", "exposed_s", "straggle"))
     several_bases = len({_name_base(line) for line in lines}) > 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import AXES, Case, axis_flag, format_value, spell_value
 from bench.halving import Halving
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.record import MEASURED, Status
 from bench.render.cells import outcome
 from bench.render.model import Level
@@ -195,7 +195,7 @@ def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) ->
     yield Sheet("What the rungs decided", columns, rungs, [note], empty=())
 
 
-def _of_each(tell: Callable[..., Iterator[Sheet]]) -> Callable[[Material], Iterator[Sheet]]:
+def _of_each(tell: Callable[..., Iterator[Sheet]]) -> Callable[[ReportData], Iterator[Sheet]]:
     return lambda found: chain.from_iterable(
         tell(sweep.records, sweep.read_epochs(), sweep.halving)
         for sweep in found.sweeps

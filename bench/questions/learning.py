@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bench.limits import STEADY
 from bench.questions.effects import Effect
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.render.cells import Row, write_ends
 from bench.render.section import Column, Section, Sheet
 from bench.study.estimate import (
@@ -37,7 +37,7 @@ MARGIN = STEADY  # a loss or an error within this share of the other counts as e
 LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
 
 
-class Lesson(NamedTuple):
+class LearningEffect(NamedTuple):
     """The effect of a change of precision on a loss or an error, over its pairs, seed by seed."""
 
     effect: Effect
@@ -48,7 +48,7 @@ class Lesson(NamedTuple):
     remarks: Sequence[str]
 
 
-def _judge_learning(found: Material) -> Iterator[Lesson]:
+def _judge_learning(found: ReportData) -> Iterator[LearningEffect]:
     losses, cells = found.losses, found.by_cell
     told = {c: tuple(getattr(row, name) for name in SAME_LOSS) for c, row in cells.items()}
     for metric in LEARNT:
@@ -73,7 +73,9 @@ def _judge_learning(found: Material) -> Iterator[Lesson]:
                 equivalence = withdraw(equivalence, GUESSING)
             remarks = [equivalence.lack, *_list_remarks([cells[a] for a, _ in known], low, high)]
             of = sum(told[a] == told[b] for a, b in effect.pairs)
-            yield Lesson(effect, metric, equivalence, len(known), of, [*filter(None, remarks)])
+            yield LearningEffect(
+                effect, metric, equivalence, len(known), of, [*filter(None, remarks)]
+            )
 
 
 def _guesses(losses: Seeds | None, case: Row) -> bool:
@@ -93,8 +95,8 @@ def _list_remarks(before: Sequence[Row], low: float, high: float) -> Iterator[st
         yield f"after {write_range(parts, write_share)} % of an epoch"
 
 
-def _tell_lessons(found: Material) -> Iterator[Sheet]:
-    columns: list[Column[Lesson]] = [
+def _tell_lessons(found: ReportData) -> Iterator[Sheet]:
+    columns: list[Column[LearningEffect]] = [
         Column("change", "change", "which precision is compared with which",
                lambda lesson: f"{lesson.effect.before} → {lesson.effect.after}", wrap=True),
         Column("metric", "metric", "what is compared", lambda lesson: lesson.metric.label,

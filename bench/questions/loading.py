@@ -22,7 +22,7 @@ from itertools import takewhile
 
 from bench.case import AXES, Case, format_value, free_axes
 from bench.limits import STEADY
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.render.cells import Row, iterate, name_case, name_place, write_ends, write_tenths
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join, quantity_column
@@ -75,7 +75,7 @@ class Comparison:
     loaded: tuple[Loaded, ...]
 
 
-def _find_loaded(found: Material) -> Iterator[Comparison]:
+def _find_loaded(found: ReportData) -> Iterator[Comparison]:
     times, cases = found.times, found.cases
     if cases["loader"].nunique() < 2:
         return
@@ -126,7 +126,7 @@ _Line = tuple[Comparison, Row, Loaded | None]
 """A row of the table: its comparison, its case, and the result if that is of torch's DataLoader."""
 
 
-def _tell_loading(found: Material) -> Iterator[Sheet]:
+def _tell_loading(found: ReportData) -> Iterator[Sheet]:
     named = [axis for axis in found.named if axis not in SETTINGS]
     settings = [axis for axis in SETTINGS[2:] if axis in found.varying]
     rows, groups = join(

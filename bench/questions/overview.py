@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.axis import Trait
 from bench.case import Case, list_affecting
 from bench.questions import notes
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.render.cells import TIMED, Row, iterate, name_spread, remarks
 from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Level
 from bench.render.section import (
@@ -45,7 +45,7 @@ EMPTY = (NOTHING, "", "0")
 CSV = "--format csv"
 
 
-def _tell_cases(found: Material) -> Iterator[Sheet]:
+def _tell_cases(found: ReportData) -> Iterator[Sheet]:
     cases, order, machines = found.cases, found.order, found.machines
     word = "synthetic " if (cases["dataset"] == "synthetic").all() else ""
     seconds = cases["start_time_s"]
@@ -131,7 +131,7 @@ def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines
     return join((name(key), part) for key, part in groupby(zip(*columns, strict=True)))[1]
 
 
-def _tell_machines(found: Material) -> Iterator[Sheet]:
+def _tell_machines(found: ReportData) -> Iterator[Sheet]:
     cases, machines = found.cases, found.machines
     rest = [axis for axis in found.order if axis != MACHINE]
     if len(machines) < 2 or not rest:
@@ -165,7 +165,7 @@ def _tell_machines(found: Material) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-def _tell_published(found: Material) -> Iterator[Sheet]:
+def _tell_published(found: ReportData) -> Iterator[Sheet]:
     cases, machines = found.beside, found.machines
     beside = cases[(cases["published_status"] != "") & (cases["device"] == "cuda")]
     for axis in list_affecting(Trait.KERNELS):  # unknown in 2019
@@ -208,7 +208,7 @@ def _tell_published(found: Material) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-def tell_environment(found: Material) -> Sheet:
+def tell_environment(found: ReportData) -> Sheet:
     cases, pairs = found.cases, list(found.machines)[:MOST_SECTIONS]
     parts = [cases[(cases["sweep"] == s) & (cases["machine"] == machine)] for s, machine in pairs]
 

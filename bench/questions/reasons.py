@@ -16,7 +16,7 @@ from bench.diagnosis.sentences import (
     write_ms,
     write_percent,
 )
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.render.cells import Row, number_cell, write_ends, write_ratio
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, case_column
@@ -59,7 +59,7 @@ def name_pair(why: Explanation) -> str:
 _Possible = tuple[Row, float, Ceiling | None]  # a case, its speed-up and its ceiling
 
 
-def _tell_possible(found: Material) -> Iterator[Sheet]:
+def _tell_possible(found: ReportData) -> Iterator[Sheet]:
     """Tell of the pairs that are not explained because they have no profile."""
     steps, cases, wrong = found.steps, found.by_cell, None
     pairs = [pair for e in found.effects if e.axis == "precision" for pair in e.pairs]
@@ -93,7 +93,7 @@ def _tell_possible(found: Material) -> Iterator[Sheet]:
     yield Sheet("What each precision can gain at most", columns, rows, notes, empty=())
 
 
-def _tell_pairs(found: Material) -> Iterator[Sheet]:
+def _tell_pairs(found: ReportData) -> Iterator[Sheet]:
     columns: list[Column[Explanation]] = [
         Column("pair", "pair", "the two cases", name_pair, wrap=True),
         Column("speedup", "speed-up (×)", "time of a step before over that after",

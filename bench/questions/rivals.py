@@ -17,7 +17,7 @@ from bench.limits import MIN_REPEATS
 from bench.precision import PRECISIONS
 from bench.questions.batch_sizes import Shape, find_knee, list_speeds
 from bench.questions.families import EQUAL, Family, keep_one, list_keys, note_first
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.record import RELIABLE
 from bench.render.cells import Row, iterate, mark_part, name_case, write_ratio, write_signed
 from bench.render.model import Cell
@@ -135,7 +135,7 @@ def _name_baselines(matches: Sequence[Match]) -> str:
     return " or ".join(dict.fromkeys(match.before.precision for match in matches))
 
 
-def _tell_matches(found: Material) -> Iterator[Sheet]:
+def _tell_matches(found: ReportData) -> Iterator[Sheet]:
     rows, groups = join(
         ("", _choose_matches(base, other))
         for base, others in list_rivals(found.families)
@@ -184,7 +184,7 @@ _Largest = tuple[Family, Row, Match | None]
 """A family, its largest batch, and how that compares with the baseline's."""
 
 
-def _tell_largest(found: Material) -> Iterator[Sheet]:
+def _tell_largest(found: ReportData) -> Iterator[Sheet]:
     contests = list(list_contests(found.families))
     rows, groups = join(("", _list_largest(contest)) for contest in contests if contest.ends)
     case = partial(quantity_column, take=lambda row: row[1], spread=False)
@@ -259,7 +259,7 @@ def list_accumulated(cases: pd.DataFrame) -> Iterator[list[Row]]:
         yield list(iterate(keep_one(part, "accumulate")))
 
 
-def _tell_accumulated(found: Material) -> Iterator[Sheet]:
+def _tell_accumulated(found: ReportData) -> Iterator[Sheet]:
     sets = list(islice(list_accumulated(found.cases), 10 * MOST_ROWS))
     rows, groups = join(("", [Match(rows[0], row) for row in rows]) for rows in sets)
     case = partial(quantity_column, take=lambda match: match.after, spread=False)

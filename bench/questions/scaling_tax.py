@@ -19,7 +19,7 @@ from bench.render.cells import name_place, write_ends, write_ratio, write_tenths
 from bench.render.section import Column, Section, Sheet, join, quantity_column
 
 if TYPE_CHECKING:
-    from bench.questions.material import Material
+    from bench.questions.report_data import ReportData
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _judge(one: _Pair, most: _Pair) -> tuple[float, tuple[float, float] | None]:
     return 1 - math.exp(shift), (1 - math.exp(shift + reach), 1 - math.exp(shift - reach))
 
 
-def _tell_taxes(found: Material) -> Iterator[Sheet]:
+def _tell_taxes(found: ReportData) -> Iterator[Sheet]:
     order = list(PRECISIONS)
     taxes = find_taxes(found.lines)
     taxes.sort(key=lambda tax: (tax.line.place, order.index(tax.line.precision)))

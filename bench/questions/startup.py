@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.case import AXES
 from bench.limits import MIN_REPEATS
-from bench.questions.material import Material
+from bench.questions.report_data import ReportData
 from bench.record import BESIDE, COLUMNS, RELIABLE
 from bench.render.cells import Row, mark_part, name_case
 from bench.render.model import Cell
@@ -84,7 +84,7 @@ class Price:
         return name_axis(self.axis) + (f" {self.value}" if self.value != "on" else "")
 
 
-def _find_prices(found: Material) -> Iterator[Price]:
+def _find_prices(found: ReportData) -> Iterator[Price]:
     pairs = [
         (effect, *pair)
         for effect in found.effects
@@ -99,7 +99,7 @@ def _find_prices(found: Material) -> Iterator[Price]:
             yield price
 
 
-def _tell_prices(found: Material) -> Iterator[Sheet]:
+def _tell_prices(found: ReportData) -> Iterator[Sheet]:
     prices = list(_find_prices(found))
     pairs = found.cases[found.cases["cell"].isin([price.on.cell for price in prices])]
     named = ["precision", *(axis for axis in find_varying(pairs) if axis != "precision")]
@@ -181,7 +181,7 @@ _Part = tuple[tuple[str, str], dict[Hashable, Any]]
 """A machine, and the median times of its runs beside warm-up and training, in s."""
 
 
-def _tell_parts(found: Material) -> Iterator[Sheet]:
+def _tell_parts(found: ReportData) -> Iterator[Sheet]:
     told = found.rows[found.rows["status"].isin(RELIABLE)].dropna(subset=[*BESIDE])
     seconds = told[[*BESIDE]].astype(float)
     seconds = seconds.assign(all=seconds.sum(axis=1))

@@ -83,7 +83,7 @@ class Section:
 
     name: str  # of its table
     question: str  # as a reader would ask it
-    tell: Callable[[Any], Iterable[Sheet]]  # from a `bench.questions.material.Material`
+    tell: Callable[[Any], Iterable[Sheet]]  # from a `bench.questions.report_data.ReportData`
     level: Level = Level.DETAIL  # of its tables
 
     def tabulate(self, found: Any) -> Iterator[Table]:

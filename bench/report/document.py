@@ -22,13 +22,13 @@ from bench.questions.lanes import LANES
 from bench.questions.learning import LEARNING
 from bench.questions.loading import LOADING
 from bench.questions.loss_scales import SCALES
-from bench.questions.material import Material, gather
 from bench.questions.next_step import choose_next
 from bench.questions.notes import describe_constants, describe_subject, write_notes
 from bench.questions.notices import warn
 from bench.questions.overview import ENVIRONMENT, MACHINES, OVERVIEW, PUBLISHED
 from bench.questions.profiles import doubt_profiles
 from bench.questions.reasons import EXPLAINED, PAIRS, POSSIBLE
+from bench.questions.report_data import ReportData, gather
 from bench.questions.rivals import ACCUMULATION, LARGEST, MATCHED
 from bench.questions.scaling_tax import TAX
 from bench.questions.startup import PARTS, PRICES
@@ -74,7 +74,7 @@ SECTIONS: tuple[Section, ...] = (
 
 
 @dataclass(frozen=True)
-class Report(Material):
+class Report(ReportData):
     """The results of some sweeps as a `Document`; each part is computed on demand."""
 
     home: Path  # the folder of the document; links are relative to it

@@ -53,7 +53,7 @@ class Search:
     around: bool
     time_s: float  # no trial begins after it
 
-    def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> Drawn:
+    def plan(self, settle: Callable[[Case], Case] = lambda case: case) -> SampledTrials:
         """Draw the trials; ``settle`` is as in `bench.sweep.options.plan_cases`. Raises UsageError:
         settings do not go together, or there is only one trial."""
         grid = plan_cases(self.options, settle=settle).cases
@@ -71,11 +71,13 @@ class Search:
             )
         told = [{name: format_value(getattr(case, name)) for name in axes} for case in trials]
         several = None if ranged else len(grid)
-        return Drawn(trials, replace(self.halving, trials=tuple(told), combinations=several))
+        return SampledTrials(
+            trials, replace(self.halving, trials=tuple(told), combinations=several)
+        )
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledTrials:
     """The trials of a search, and its rules with the trials' settings. These are of the axes that
     vary among all possible trials, so that they do not depend on the number of samples."""
 

@@ -20,7 +20,7 @@ from bench.errors import UsageError
 from bench.interval import find_half_width
 from bench.plain import read_value
 from bench.record import Status
-from bench.store.runs import Past, Run, parse_cases
+from bench.store.runs import LatestAttempt, Run, parse_cases
 from bench.text import replace_file
 
 JOINED = "merged.json"
@@ -89,7 +89,7 @@ def is_known(case: Case, times: Sequence[float]) -> bool:
     return case.until is not None and find_width(times) <= case.until
 
 
-def collect_times(history: Mapping[Run, Past]) -> dict[Case, list[float]]:
+def collect_times(history: Mapping[Run, LatestAttempt]) -> dict[Case, list[float]]:
     """Return the epoch times, in s, of the successful runs of each case."""
     times: dict[Case, list[float]] = {}
     for (case, _, _), past in history.items():
@@ -98,7 +98,7 @@ def collect_times(history: Mapping[Run, Past]) -> dict[Case, list[float]]:
     return times
 
 
-def leave_out_known(runs: Iterable[Run], history: Mapping[Run, Past]) -> list[Run]:
+def leave_out_known(runs: Iterable[Run], history: Mapping[Run, LatestAttempt]) -> list[Run]:
     """Leave out repeats of cases that are known without them; sentinels and past runs stay."""
     times = collect_times(history)
     return [

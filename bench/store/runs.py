@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Past(NamedTuple):
+class LatestAttempt(NamedTuple):
     """The latest stored attempt at one run of a case."""
 
     status: Status
@@ -50,13 +50,13 @@ def parse_cases(cells: Mapping[str, Sequence[Any]]) -> list[Case]:
     return [make_case(*axes) for axes in zip(*values, strict=True)]
 
 
-def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
+def read_history(frame: pd.DataFrame) -> dict[Run, LatestAttempt]:
     """Return each run's latest attempt in a records table: no probe, anchor or truncated trial.
 
     A profiled run also stands for the runs of `list_served` that have no attempt of their own.
     """
     of_run, of_past = ("repeat", "sentinel"), ("attempt", "inferred", "run_seed", "lane")
-    history: dict[Run, Past] = {}
+    history: dict[Run, LatestAttempt] = {}
     aside = frame["probe"] | (frame["anchor"] != "") | find_truncated(frame)
     rows = keep_latest(frame[~aside])
     cells = (rows[name].tolist() for name in (*of_run, "status", *of_past, "epoch_time_s"))
@@ -65,7 +65,7 @@ def read_history(frame: pd.DataFrame) -> dict[Run, Past]:
         # rows of several environments are separate attempts; numbering goes on from the last
         if run not in history or history[run].attempt <= past[0]:
             time_s = None if math.isnan(time) else time
-            history[run] = Past._make([Status(status), *past, time_s])
+            history[run] = LatestAttempt._make([Status(status), *past, time_s])
     for run, latest in [*history.items()]:
         for served in list_served(run):
             history.setdefault(served, latest)

@@ -195,7 +195,7 @@ def select_common(
 
 # --------------------------------------------------------------------------------------- two sides
 
-Told = tuple[tuple[str, str], ...]
+EnvironmentKey = tuple[tuple[str, str], ...]
 """Columns of `COMPARABLE` and their values, which tell one case in several environments apart."""
 
 
@@ -205,7 +205,7 @@ class Match(NamedTuple):
 
     a: int
     b: int
-    told: Told = ()
+    told: EnvironmentKey = ()
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Matches:
     """The cases of two sides: compared ``pairs``, and by ``cell`` the cases on one side alone."""
 
     pairs: Sequence[Match]
-    alone: tuple[Mapping[int, Told], Mapping[int, Told]]
+    alone: tuple[Mapping[int, EnvironmentKey], Mapping[int, EnvironmentKey]]
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def match(a: pd.DataFrame, b: pd.DataFrame, axis: str = "") -> Matches:
         for side in (a, b)
     ]
     pairs: list[Match] = []
-    alone: tuple[dict[int, Told], dict[int, Told]] = ({}, {})
+    alone: tuple[dict[int, EnvironmentKey], dict[int, EnvironmentKey]] = ({}, {})
     for key in dict.fromkeys([*groups[0], *groups[1]]):
         left = [group.get(key, []) for group in groups]
         matched: list[tuple[_Candidate | None, ...]] = [*_match_parts(*left)]
@@ -320,7 +320,7 @@ def _match_parts(
 def _match_environments(
     sides: Sequence[Mapping[int, tuple[str, ...]]],
     pairs: list[Match],
-    alone: tuple[dict[int, Told], dict[int, Told]],
+    alone: tuple[dict[int, EnvironmentKey], dict[int, EnvironmentKey]],
 ) -> None:
     """Match the cells of one case by the columns of `COMPARABLE` that vary within a side, where the
     sides share a value. Add them to ``pairs``, and cells without a match to ``alone``."""
@@ -328,7 +328,7 @@ def _match_environments(
     held = [[set(column) for column in zip(*side.values(), strict=True)] for side in sides]
     varying = [i for i in range(len(names)) if any(s and len(s[i]) > 1 for s in held)]
     shared = [i for i in varying if all(held) and held[0][i] & held[1][i]]
-    groups: list[dict[Told, list[int]]] = [{}, {}]
+    groups: list[dict[EnvironmentKey, list[int]]] = [{}, {}]
     for side, into in zip(sides, groups, strict=True):
         for cell, values in side.items():
             into.setdefault(tuple((names[i], values[i]) for i in shared), []).append(cell)

@@ -18,11 +18,11 @@ it, the checkpoints are of an interrupted run, and are resumed."""
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run that may keep checkpoints in ``folder``, which the worker makes; ``which`` is its
+    """A run that may keep checkpoints in ``folder``, which the worker makes; ``run_name`` is its
     repeat, or marks the sentinel."""
 
     folder: Path
-    which: str
+    run_name: str
 
     def open(self) -> None:
         """Remove the files of a run that has ended, so that it starts anew."""
@@ -35,7 +35,7 @@ class KeptRun:
         """Return what a checkpoint must agree on to be resumed, so that rows stay comparable."""
         return {
             **{name: format_value(getattr(case, name)) for name in AXES},
-            "run": self.which,
+            "run": self.run_name,
             **{name: clean(getattr(environment, name) or "") for name in COMPARABLE},
         }
 

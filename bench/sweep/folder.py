@@ -18,7 +18,7 @@ from bench.origin import find_origin, refuse_mixture
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
 from bench.store.reader import read_records
-from bench.store.runs import Past, Run
+from bench.store.runs import LatestAttempt, Run
 from bench.sweep.loop import Loop
 from bench.sweep.preflight import list_described
 from bench.sweep.schedule import choose_seed
@@ -102,7 +102,7 @@ def refuse_other_origin(out: Path, records: pd.DataFrame, executor: str) -> None
 
 
 def refuse_other_seeds(
-    out: Path, plan: Sequence[Run], done: Mapping[Run, Past], same_seed: bool
+    out: Path, plan: Sequence[Run], done: Mapping[Run, LatestAttempt], same_seed: bool
 ) -> None:
     """Refuse a run in the records that was made with another seed than it would have now."""
     found = ((run, done.get(run)) for run in plan)

@@ -10,7 +10,7 @@ from bench.case import Case
 from bench.executors import Lane
 from bench.record import Outcome, Record, Status
 from bench.store.plans import find_width, is_known
-from bench.store.runs import Past, Run
+from bench.store.runs import LatestAttempt, Run
 from bench.sweep.loop import Loop, Ticket
 from bench.sweep.schedule import Losses, OomSkips, Pace
 from bench.text import read_time
@@ -31,7 +31,7 @@ class Grid:
         self,
         loop: Loop,
         runs: Sequence[Run],
-        before: Mapping[Run, Past],
+        before: Mapping[Run, LatestAttempt],
         skips: OomSkips | None,
         times: Mapping[Case, Sequence[float]],
     ) -> None:

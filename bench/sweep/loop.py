@@ -66,7 +66,7 @@ class Ticket:
     enough: Callable[[EpochRow], bool] | None = None  # as in `Job`
 
     @property
-    def which(self) -> str:
+    def run_name(self) -> str:
         """What distinguishes its files from those of other runs of its case."""
         _, repeat, sentinel = self.run
         return "s" if sentinel else "p" if self.probe else str(repeat)
@@ -77,7 +77,7 @@ class Ticket:
         return self.run[0].slug()
 
     def name_files(self, lane: Lane) -> str:
-        what = f"{self.anchor}-{lane.name}" if self.anchor else self.which
+        what = f"{self.anchor}-{lane.name}" if self.anchor else self.run_name
         return f"{self.slug}-{what}-{self.attempt}"
 
 
@@ -323,5 +323,5 @@ class Loop:
         return self.store.folder / TRACES / f"{ticket.name_files(lane)}.json.gz"
 
     def _keep_run(self, ticket: Ticket) -> KeptRun:
-        folder = f"{ticket.slug}-{ticket.which}"
-        return KeptRun(self.store.folder / CHECKPOINTS / folder, ticket.which)
+        folder = f"{ticket.slug}-{ticket.run_name}"
+        return KeptRun(self.store.folder / CHECKPOINTS / folder, ticket.run_name)

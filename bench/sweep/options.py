@@ -15,7 +15,15 @@ from bench.data import SYNTHETIC, find_layout
 from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.executors import ALL, Settings
-from bench.flags import Parser, Rare, add_axes, add_flag, parse_number, parse_whole, read_axes
+from bench.flags import (
+    AdvancedHelp,
+    Parser,
+    add_axes,
+    add_flag,
+    parse_number,
+    parse_whole,
+    read_axes,
+)
 from bench.gpu.kinds import OTHERS
 from bench.grid import MICRO_BATCH, fill_auto
 from bench.origin import EXECUTORS
@@ -103,7 +111,9 @@ def build_parser() -> Parser:
     _add_switch(
         what,
         "--same-seed",
-        Rare("give all repeats one seed, to check determinism (default: seed, seed + 1, …)"),
+        AdvancedHelp(
+            "give all repeats one seed, to check determinism (default: seed, seed + 1, …)"
+        ),
     )
     add_axes(
         parser,
@@ -111,19 +121,23 @@ def build_parser() -> Parser:
         "of powers of two, 32..1024, or auto, the largest that fits in memory less a margin, or "
         "32..auto",
     )
-    most = Rare("divide each batch into as few micro-batches as possible of at most M images")
+    most = AdvancedHelp(
+        "divide each batch into as few micro-batches as possible of at most M images"
+    )
     add_flag(what, "--micro-batch", "M", most)
     how = add_running(parser)
-    _add_switch(how, "--no-skip", Rare("run batch sizes above one that ran out of memory"))
-    _add_switch(how, "--verbose", Rare("print each case's curve, as in 2019"))
+    _add_switch(how, "--no-skip", AdvancedHelp("run batch sizes above one that ran out of memory"))
+    _add_switch(how, "--verbose", AdvancedHelp("print each case's curve, as in 2019"))
     _add_switch(
         how,
         "--trace",
-        Rare("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
+        AdvancedHelp("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
     )
-    none = Rare("with --lanes, do not measure whether the lanes are alike and disturb each other")
+    none = AdvancedHelp(
+        "with --lanes, do not measure whether the lanes are alike and disturb each other"
+    )
     how.add_argument("--no-anchors", dest="anchors", action="store_false", help=none)
-    part = Rare("run only part K of N, for job arrays; bench.merge joins the folders")
+    part = AdvancedHelp("run only part K of N, for job arrays; bench.merge joins the folders")
     how.add_argument("--shard", metavar="K/N", type=parse_shard, help=part)
     _add_switch(how, "--dry-run", "print the plan and check it, but train nothing")
     _add_switch(how, "--list", "print presets, precisions, models, …")
@@ -135,7 +149,7 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
     how = parser.add_argument_group("how to measure")
     add = partial(add_flag, how)
     add("--data-dir", "DIR", "where CIFAR-10 is (./data)", _read_path)
-    add("--data-url", "URL", Rare("a mirror of the CIFAR-10 archive"))
+    add("--data-url", "URL", AdvancedHelp("a mirror of the CIFAR-10 archive"))
     add("--out", "DIR", "folder of the results (default: a new one in results/)", _read_path)
     how.add_argument(
         "--retry",
@@ -145,16 +159,16 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         default=[],
         help="run cases with these outcomes again",
     )
-    phase = Rare("seconds a phase of a case may take (3600)")
+    phase = AdvancedHelp("seconds a phase of a case may take (3600)")
     add("--timeout", "S", phase, partial(_parse_seconds, least=0.001), 3600.0, "timeout_s")
-    other = Rare("seconds to wait for another sweep on --out (0)")
+    other = AdvancedHelp("seconds to wait for another sweep on --out (0)")
     add("--wait", "S", other, partial(_parse_seconds, least=0.0), 0.0, "wait_s")
-    _add_switch(how, "--mix", Rare("add to rows of another GPU, version or model"))
+    _add_switch(how, "--mix", AdvancedHelp("add to rows of another GPU, version or model"))
     _add_switch(how, "--allow-shared", "measure on a GPU that other processes use")
     _add_switch(
         how,
         "--cold",
-        Rare(
+        AdvancedHelp(
             "start each worker as a new Python process (default: fork it from one that has "
             "imported torch, which takes seconds less)"
         ),
@@ -165,8 +179,10 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
     )
     add("--lanes", "N", lanes)
     by = "; ".join(f"{name}: {kind.about}" for name, kind in EXECUTORS.items())
-    add("--executor", "NAME", Rare(f"{by} (subprocess)"), default="subprocess")
-    join = Rare("the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)")
+    add("--executor", "NAME", AdvancedHelp(f"{by} (subprocess)"), default="subprocess")
+    join = AdvancedHelp(
+        "the Ray cluster to join (default: $RAY_ADDRESS, or a new one of this machine)"
+    )
     add("--address", "HOST:PORT", join)
     return how
 

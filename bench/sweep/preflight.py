@@ -29,7 +29,7 @@ from bench.environment.device import Platform
 from bench.environment.host import CPU_FLAGS, read_cpu_flags
 from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
-from bench.fingerprint import Asked, Fingerprint, check_outputs, name_subject
+from bench.fingerprint import ExamineRequest, Fingerprint, check_outputs, name_subject
 from bench.gpu.opening import find_neighbours
 from bench.grid import check_axes, check_batches
 from bench.models import MODELS, check_model
@@ -363,7 +363,7 @@ def list_examined(cases: Sequence[Case]) -> list[str]:
     for subject, of in parts.items():
         frozen = dict.fromkeys(case.freeze for case in of if case.freeze != Case.freeze)
         starts = dict.fromkeys(case.start for case in of if case.start is not None)
-        asked.append(str(Asked(subject, tuple(frozen), tuple(starts))))
+        asked.append(str(ExamineRequest(subject, tuple(frozen), tuple(starts))))
     return asked
 
 

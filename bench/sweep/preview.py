@@ -23,7 +23,7 @@ from bench.record import Environment
 from bench.store.cells import RECORDS
 from bench.store.plans import plan_runs
 from bench.store.reader import read_records
-from bench.store.runs import Past, Run, read_history
+from bench.store.runs import LatestAttempt, Run, read_history
 from bench.sweep.emulation import estimate_emulation
 from bench.sweep.folder import refuse_other_origin, refuse_other_seeds
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
@@ -161,7 +161,7 @@ def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
         yield f"those of {count(len(plan.searched), 'batch size')} yet to be found"
 
 
-def _read_history(options: Options) -> dict[Run, Past]:
+def _read_history(options: Options) -> dict[Run, LatestAttempt]:
     """Return the runs in --out. A real start also checks the environment that they ran in."""
     if options.out is None or not (options.out / RECORDS).is_file():
         return {}

@@ -10,7 +10,7 @@ from operator import attrgetter
 from bench.axis import Value
 from bench.case import AXES, Case
 from bench.record import REPEATED, Outcome, Status
-from bench.store.runs import Past, Run
+from bench.store.runs import LatestAttempt, Run
 from bench.text import write_seconds
 
 MOST_LOST = 3
@@ -105,7 +105,7 @@ def choose_seed(run: Run, same_seed: bool) -> int:
 
 def remaining_runs(
     runs: Sequence[Run],
-    history: Mapping[Run, Past],
+    history: Mapping[Run, LatestAttempt],
     retry: Collection[Status],
     retry_inferred: bool = False,
 ) -> list[Run]:
@@ -144,7 +144,9 @@ class OomSkips:
     axes but the batch size. ``history`` has the earlier runs, less those to be retried."""
 
     def __init__(
-        self, history: Mapping[Run, Past], family: Callable[[Case], Hashable] = _list_others
+        self,
+        history: Mapping[Run, LatestAttempt],
+        family: Callable[[Case], Hashable] = _list_others,
     ) -> None:
         self._smallest: dict[Hashable, int] = {}
         self._family = family

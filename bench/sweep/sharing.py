@@ -22,7 +22,7 @@ from bench.record import (
     COMPARABLE,
     PROVEN,
     Environment,
-    Known,
+    KnownResults,
     Record,
     Status,
     WorkRow,
@@ -73,9 +73,9 @@ class Sharing:
         self._folder = folder
         self._found: dict[_Key, _Found] | None = None
 
-    def recall(self, case: Case, environment: Environment) -> Known:
+    def recall(self, case: Case, environment: Environment) -> KnownResults:
         """Return what is known about a case that is to run in ``environment``."""
-        known, columns = Known(), asdict(environment)
+        known, columns = KnownResults(), asdict(environment)
         if not environment.model_parameters:  # not examined, so it may be another model
             return known
         for part in _COLUMNS:

@@ -97,7 +97,7 @@ class Slope:
     high: float
 
     @property
-    def told(self) -> bool:
+    def significant(self) -> bool:
         return self.low > 0 or self.high < 0
 
 
@@ -132,7 +132,7 @@ def is_level(moments: Sequence[float], durations: Sequence[float], steps: int) -
     level, half = median(durations), len(durations) // 2
     apart = abs(median(durations[-half:]) - median(durations[:half]))
     slope = measure_slope(moments, durations)
-    matters = slope.told and abs(slope.middle) * steps * level > STEADY
+    matters = slope.significant and abs(slope.middle) * steps * level > STEADY
     return apart <= STEADY * level and not matters
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bench.wall.search import MARGIN, Ending, Goal, MemoryLine, Probe, Standing, decide
+from bench.wall.search import MARGIN, Ending, Goal, MemoryLine, Probe, SearchState, decide
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def conclude(
 ) -> Wall:
     """Derive the wall from the probes, in the order they were made. ``retried`` are batch sizes at
     which the allocator retried in whole epochs."""
-    standing = Standing(probes, goal)
+    standing = SearchState(probes, goal)
     asked = decide(probes, goal)
     of_probes = (p.batch_size for p in probes if p.trained and p.alloc_retries)
     thrashes_from = min([*of_probes, *retried], default=None)
@@ -70,7 +70,7 @@ def conclude(
 
 
 def _recommend(
-    standing: Standing, goal: Goal, margin: float, thrashes_from: int | None
+    standing: SearchState, goal: Goal, margin: float, thrashes_from: int | None
 ) -> int | None:
     confirmed, available = standing.confirmed, goal.available_bytes
     if confirmed is None:
@@ -89,7 +89,7 @@ def _recommend(
 def _predict_first(probes: Sequence[Probe], goal: Goal) -> int | None:
     """Return the first prediction of the wall: as soon as two batch sizes had trained."""
     for count in range(2, len(probes) + 1):
-        wall = Standing(probes[:count], goal).predict_wall()
+        wall = SearchState(probes[:count], goal).predict_wall()
         if wall is not None:
             return max((size for size in goal.sizes if size <= wall), default=0)
     return None

@@ -227,7 +227,7 @@ def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
         return Ending.NOTHING_FITS
     if any(probe.status is Status.UNSUPPORTED for probe in probes):
         return Ending.UNSUPPORTED
-    asked = Standing(probes, goal).ask()
+    asked = SearchState(probes, goal).ask()
     if isinstance(asked, Ending):
         return asked
     silent = [
@@ -238,7 +238,7 @@ def decide(probes: Sequence[Probe], goal: Goal) -> Ask | Ending:
     return Ending.CROWDED if all(p.crowded for p in silent) else Ending.GAVE_UP
 
 
-class Standing:
+class SearchState:
     """The state of a search, derived from the probes so far.
 
     A batch whose longer run was refused does not train, even if a short run did. From then on only

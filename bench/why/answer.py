@@ -9,10 +9,10 @@ from pathlib import Path
 from bench.case import AXES, format_value
 from bench.diagnosis.explanation import Explanation
 from bench.errors import UsageError
-from bench.questions.material import label_machines
 from bench.questions.notes import describe_constants
 from bench.questions.notices import warn
 from bench.questions.profiles import doubt_profiles, explain_pairs, read_steps
+from bench.questions.report_data import label_machines
 from bench.render.model import Notice
 from bench.study.axes import find_varying, order_values
 from bench.study.filters import Filter, select

@@ -26,7 +26,7 @@ from bench.record import Status
 from bench.worker import BEGAN
 from bench.worker.limit import lift_host_limit
 from bench.worker.messages import Channel, Finished, decode_order
-from bench.worker.server import Birth, preload, serve
+from bench.worker.server import WorkerStart, preload, serve
 
 
 def read_free_share(case: Case) -> float | None:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent(int(arguments[1]))
     listen_for_stacks()
     preload()
-    return work(Birth(int(arguments[0]), BEGAN))
+    return work(WorkerStart(int(arguments[0]), BEGAN))
 
 
 def listen_for_stacks() -> None:
@@ -87,7 +87,7 @@ def listen_for_stacks() -> None:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def work(birth: Birth) -> int:
+def work(birth: WorkerStart) -> int:
     listen_for_stacks()
     given = decode_order(sys.stdin.readline())
     if isinstance(given, list):

@@ -149,7 +149,7 @@ class Checkpoints:
         new network starts from another seed and its data in ``folder`` are opened again, so that no
         leftover state can help. Files that are not kept are removed at the end."""
         m, case = found.measurement, self.case
-        with found.forgive(*_SAVED):
+        with found.leave_out_on_error(*_SAVED):
             if self._failure:
                 raise UsageError(self._failure)
             m.checkpoint_bytes = self._bytes

@@ -45,7 +45,7 @@ from bench.worker.epochs import (
     train,
 )
 from bench.worker.limit import build_limit
-from bench.worker.messages import Assignment, Channel, Finished, Reporter, Seat
+from bench.worker.messages import Assignment, Channel, Finished, Rendezvous, Reporter
 from bench.worker.preparation import (
     Stopwatch,
     end_workers,
@@ -124,7 +124,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         watch.lap("other_s")
         # a failure after an epoch must not lose the epoch
         if case.evaluate and not group.rank:
-            with found.forgive(*TESTED):
+            with found.leave_out_on_error(*TESTED):
                 done[-1].tested = evaluate(training, workload, case)
         if case.checkpoint:
             files.save(training, list_epochs(case, done), _pack(done, others, m))
@@ -153,7 +153,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     if case.checkpoint:
         files.measure(training, batches, given.folder, found)
 
-    with found.forgive("loader_samples_per_s"):
+    with found.leave_out_on_error("loader_samples_per_s"):
         _describe_loader(found, batches, case, device)
     watch.lap("asked for")
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
@@ -181,7 +181,7 @@ def conclude(m: Measurement, contradiction: str = "") -> tuple[Status, str]:
     return (Status.INVALID if contradiction else status), "; ".join(reasons)
 
 
-def _join_group(case: Case, device: torch.device, seat: Seat | None) -> Group:
+def _join_group(case: Case, device: torch.device, seat: Rendezvous | None) -> Group:
     if case.parallel != "ddp":
         return Group()
     if seat is None:
@@ -223,7 +223,7 @@ def describe_group(
     training: Training,
     own: Sequence[TimedEpoch],
     group: Group,
-    seat: Seat,
+    seat: Rendezvous,
 ) -> None:
     m, exchange = found.measurement, training.exchange
     assert isinstance(exchange, Exchange)
@@ -381,10 +381,10 @@ def _look_closer(
             setattr(m, name, known.values[name])
         found.missing |= known.missing
     else:
-        with found.forgive(*PROVEN):
+        with found.leave_out_on_error(*PROVEN):
             _prove(found, training, batches, case)
     watch.lap("proof_s")
-    with found.forgive("flop_per_image"):
+    with found.leave_out_on_error("flop_per_image"):
         if "flop" in known.sources:
             sources["flop"] = known.sources["flop"]
             m.flop_per_image = known.values["flop_per_image"]
@@ -397,7 +397,7 @@ def _look_closer(
                 found.leave_out(training.conversion.unknown, "fp8_flop_share")
     # last: counting and profiling train on, and the profiler's own memory must not be measured
     counted: Mapping[Label, Work] = {}
-    with found.forgive("step_bytes"):
+    with found.leave_out_on_error("step_bytes"):
         if "work" in known.sources:
             sources["work"] = known.sources["work"]
             counted = read_work(known.work)
@@ -411,7 +411,7 @@ def _look_closer(
     if case.profile:
         columns = ("profiled_steps", *PROFILED)
         channel.send(replace(found, follows=list(columns)))
-        with found.forgive(*columns):
+        with found.leave_out_on_error(*columns):
             _profile(found, training, batches, case, given.trace, counted)
         watch.lap("asked for")
         _describe_parts(found, watch)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.case import Case
 from bench.errors import UsageError
 from bench.plain import read_value
-from bench.record import EpochRow, Known, Measurement, RankRow, Status, Step, WorkRow
+from bench.record import EpochRow, KnownResults, Measurement, RankRow, Status, Step, WorkRow
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class MessageError(ValueError):
 
 
 @dataclass(frozen=True)
-class Seat:
+class Rendezvous:
     """The place of a worker among those that train one network together.
 
     ``rank`` counts from 0 to ``size`` - 1; ``store`` is a file in a folder of their own by which
@@ -69,9 +69,9 @@ class Assignment:
     checkpoints: str = ""
     identity: dict[str, str] = field(default_factory=dict)
     trace: str = ""
-    seat: Seat | None = None
+    seat: Rendezvous | None = None
     judged: bool = False
-    known: Known = field(default_factory=Known)
+    known: KnownResults = field(default_factory=KnownResults)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Finished:
         self.missing |= dict.fromkeys(columns, reason)
 
     @contextmanager
-    def forgive(self, *columns: str) -> Iterator[None]:
+    def leave_out_on_error(self, *columns: str) -> Iterator[None]:
         """Catch any error and leave ``columns`` empty, with the error as the reason."""
         try:
             yield

@@ -53,7 +53,7 @@ _REQUEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Birth:
+class WorkerStart:
     """Where a worker writes its messages, and when it started, in s."""
 
     descriptor: int
@@ -77,10 +77,10 @@ def preload() -> None:
 
 def serve(
     descriptor: int, lent: int | None = None, *, inherited: Mapping[str, str]
-) -> Birth | None:
+) -> WorkerStart | None:
     """Fork a worker for each request on the socket ``descriptor``, until its other end is closed.
-    Return a `Birth` in each worker, and None in the server at its end. Processes that connect to
-    the socket ``lent`` may send requests too; their workers end with their connection.
+    Return a `WorkerStart` in each worker, and None in the server at its end. Processes that connect
+    to the socket ``lent`` may send requests too; their workers end with their connection.
 
     A request is one message: an environment as JSON, and file descriptors for the worker's standard
     input, its output, its messages, and the server's answers. The answer is a line with the
@@ -106,7 +106,7 @@ class _Server:
         for one in filter(None, (self._control, self._listener)):
             self._hear(one)
 
-    def serve(self, inherited: Mapping[str, str]) -> Birth | None:
+    def serve(self, inherited: Mapping[str, str]) -> WorkerStart | None:
         while True:
             for key, _ in self._selector.select():
                 if child := self._children.pop(key.fd, None):
@@ -146,8 +146,8 @@ class _Server:
 
     def _fork(
         self, asker: int, request: bytes, given: list[int], inherited: Mapping[str, str]
-    ) -> Birth | None:
-        """Fork a worker if possible, and answer the request; in the worker, return its `Birth`."""
+    ) -> WorkerStart | None:
+        """Fork a worker if possible, and answer the request; return its `WorkerStart` in it."""
         told, server, pid = given.pop(), os.getpid(), None
         answer = _refuse(self._imported)
         if not answer:
@@ -165,7 +165,7 @@ class _Server:
             for one in (told, *self._children, *theirs):
                 os.close(one)
             _adopt(json.loads(request), inherited)
-            return Birth(_settle(given), began)
+            return WorkerStart(_settle(given), began)
         _tell(told, answer)
         if pid is None:
             os.close(told)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
-from bench.data.batches import MadeBatches, Making, Supply
+from bench.data.batches import BatchArguments, MadeBatches, Supply
 from bench.data.batches import count_items as count_items
 from bench.data.loader import Dataset, LoadedBatches, Loading, load_items
 from bench.data.sources import CLASSES, SHAPE, Shape
@@ -173,7 +173,7 @@ class Workload:
         """Make the optimizer of the float32 ``parameters``; None to use ``--optimizer``."""
         return None
 
-    def open_batches(self, **making: Unpack[Making]) -> Supply:
+    def open_batches(self, **making: Unpack[BatchArguments]) -> Supply:
         """Return the training batches: by default those of `make_batch`."""
         return MadeBatches(self.make_batch, self.samples, **making)
 
@@ -185,7 +185,7 @@ class Workload:
         """
         return None
 
-    def open_loader(self, *, loading: Loading, **making: Unpack[Making]) -> LoadedBatches:
+    def open_loader(self, *, loading: Loading, **making: Unpack[BatchArguments]) -> LoadedBatches:
         """Return the training batches from torch's DataLoader: by default of `build_dataset`.
         Raises UsageError: there is no dataset."""
         dataset = self.build_dataset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from bench.data import SYNTHETIC, Dataset
-from bench.data.batches import Batches, Making, Supply
+from bench.data.batches import BatchArguments, Batches, Supply
 from bench.data.loader import LoadedBatches, Loading, load_images
 from bench.data.sources import SHAPE
 from bench.errors import UsageError
@@ -39,7 +39,7 @@ class Images(Workload):
     def build_model(self) -> nn.Module:
         return build_model(self.model, self.classes, self.shape)
 
-    def open_batches(self, **making: Unpack[Making]) -> Batches:
+    def open_batches(self, **making: Unpack[BatchArguments]) -> Batches:
         """Return the training images in random order; images of CIFAR's shape are augmented.
 
         On a 2-core CPU, at 224 pixels and batch size 16, augmentation would take 8 % of a step of
@@ -47,7 +47,7 @@ class Images(Workload):
         """
         return Batches(**self._training, **making)
 
-    def open_loader(self, *, loading: Loading, **making: Unpack[Making]) -> LoadedBatches:
+    def open_loader(self, *, loading: Loading, **making: Unpack[BatchArguments]) -> LoadedBatches:
         """Return the batches of `open_batches`, made by torch's DataLoader."""
         return load_images(**self._training, **making, loading=loading)
 

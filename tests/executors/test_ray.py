@@ -30,7 +30,7 @@ from bench.executors import ALL, Event, Images, Job, Lane, Settings, ShortageErr
 from bench.executors.ray import executor as executors
 from bench.executors.ray.caretaker import MARK, end_marked, find_marked
 from bench.executors.ray.cluster import Cluster
-from bench.executors.ray.executor import Node, Post, RayExecutor, refuse
+from bench.executors.ray.executor import Node, RayExecutor, RemoteStation, refuse
 from bench.executors.ray.station import Place, Report, Station
 from bench.executors.subprocess import SubprocessExecutor
 from bench.gpu.cards import Card
@@ -318,9 +318,9 @@ def unjoined(monkeypatch: Patch) -> RayExecutor:
 
 def open_post(
     executor: RayExecutor, label: str, number: int, gpu: str = "A100", gpus: int = 2
-) -> Post:
+) -> RemoteStation:
     card = Card(f"GPU-{label}-{number}", gpu, number, 80 * 2**30)
-    post = Post(None, Node(label, label, 8.0, gpus), None, None, card)
+    post = RemoteStation(None, Node(label, label, 8.0, gpus), None, None, card)
     post.lane = Lane(f"{label}-gpu{number}", (card.uuid,), host=label)
     executor._enter(post)
     return post

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.questions.gpus import Line
-from bench.questions.material import gather
+from bench.questions.report_data import gather
 from bench.questions.scaling_tax import Tax, find_taxes
 from bench.report.document import Report, build
 from bench.report.figures.groups import view_report

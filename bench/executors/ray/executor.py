@@ -62,7 +62,7 @@ class Node:
 
 
 @dataclass(eq=False)
-class Post:
+class RemoteStation:
     """A station that an actor holds on ``node``; it has a lane once it has answered."""
 
     actor: Any
@@ -76,7 +76,7 @@ class Post:
     def kind(self) -> object:
         return self.card and (self.card.name, self.card.memory_bytes)
 
-    def is_beside(self, other: Post) -> bool:
+    def is_beside(self, other: RemoteStation) -> bool:
         return self is not other and self.node.id == other.node.id and self.kind == other.kind
 
 
@@ -92,8 +92,8 @@ class RayExecutor(Executor):
         super().__init__(settings)
         self._cluster = Cluster(settings.address)
         self._device, self._most = "", ALL
-        self._opening: list[Post] = []
-        self._open: dict[str, Post] = {}
+        self._opening: list[RemoteStation] = []
+        self._open: dict[str, RemoteStation] = {}
         self._labels: dict[str, str] = {}  # by node id, including nodes that are gone
         # by node id: why its lanes could not be opened, and the number of failures since one was
         self._failures: dict[str, tuple[str, int]] = {}
@@ -253,7 +253,7 @@ class RayExecutor(Executor):
         self._cluster.close()
 
     def _follow(
-        self, post: Post, number: int, job: Job, on_event: Listener, stopping: Stopping
+        self, post: RemoteStation, number: int, job: Job, on_event: Listener, stopping: Stopping
     ) -> Outcome:
         """Send a job to a station and follow its reports to the last. Raises RayError: the station
         is gone. Raises _SilentError: it does not answer any more."""
@@ -285,7 +285,9 @@ class RayExecutor(Executor):
             if report.outcome is not None:
                 return report.outcome
 
-    def _find_cause(self, post: Post, error: Exception, stopping: Stopping) -> tuple[bool, str]:
+    def _find_cause(
+        self, post: RemoteStation, error: Exception, stopping: Stopping
+    ) -> tuple[bool, str]:
         """Return whether a station was lost because its machine was preempted, and the reason.
 
         At first Ray knows only that an actor does not answer. It says who ended the node once it
@@ -373,7 +375,7 @@ class RayExecutor(Executor):
                 self._opening.append(self._start(node))
                 room -= 1
 
-    def _start(self, node: Node) -> Post:
+    def _start(self, node: Node) -> RemoteStation:
         """Start an actor on a node. On a CPU it takes all cores, like a worker, unless shared."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -391,7 +393,7 @@ class RayExecutor(Executor):
             )
             .remote(self.stations, self.settings, str(Path.cwd()), find_variables(os.environ))
         )
-        return Post(actor, node, actor.describe.remote(), actor.watch.remote())
+        return RemoteStation(actor, node, actor.describe.remote(), actor.watch.remote())
 
     def _finish_opening(self) -> Iterator[Lane]:
         """Open the lanes of the stations that have answered, or refuse them; yield the lanes."""
@@ -416,7 +418,7 @@ class RayExecutor(Executor):
             self._enter(post)
             yield post.lane
 
-    def _enter(self, post: Post) -> None:
+    def _enter(self, post: RemoteStation) -> None:
         self._open[post.lane.name] = post
         beside = sum(other.is_beside(post) for other in self._open.values())
         self._together[post.kind] = max(self._together.get(post.kind, 0), 1 + beside)
@@ -438,7 +440,7 @@ class RayExecutor(Executor):
         name = next(name for name in names if name not in self._open)
         return Lane(name, () if card is None else (card.uuid,), host=node.label)
 
-    def _give_up(self, post: Post, why: str, times: int = 1) -> None:
+    def _give_up(self, post: RemoteStation, why: str, times: int = 1) -> None:
         import ray
 
         with suppress(Exception):
@@ -448,7 +450,7 @@ class RayExecutor(Executor):
         self._failures[post.node.id] = told, before + times
         print(f"warning: no lane on {told}", file=sys.stderr, flush=True)
 
-    def _lose(self, post: Post) -> None:
+    def _lose(self, post: RemoteStation) -> None:
         import ray
 
         with self._lock:

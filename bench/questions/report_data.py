@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Material:
+class ReportData:
     """The data of a report, and results that several of its sections share."""
 
     sweeps: Sequence[Sweep]
@@ -122,7 +122,7 @@ class Material:
         return tuple(filter(None, (read_scale_map(sweep.file.parent) for sweep in self.sweeps)))
 
 
-M = TypeVar("M", bound=Material)
+M = TypeVar("M", bound=ReportData)
 
 
 def gather(
@@ -130,10 +130,10 @@ def gather(
     reference: Sweep | None = None,
     where: Sequence[Filter] = (),
     by: str = "",
-    make: Callable[..., M] = Material,  # type: ignore[assignment]
+    make: Callable[..., M] = ReportData,  # type: ignore[assignment]
 ) -> M:
     """Read the cases of some sweeps that ``where`` selects, with the overview grouped ``by`` an
-    axis; ``make`` takes the fields of `Material`. Raises UsageError: ``where`` leaves nothing."""
+    axis; ``make`` takes the fields of `ReportData`. Raises UsageError: ``where`` leaves nothing."""
     import pandas as pd
 
     everything = summaries.read(sweeps)
