@@ -18,10 +18,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from textwrap import fill
 from types import ModuleType
 from typing import Any
 
@@ -117,7 +117,20 @@ def write_source(card: Card | None) -> str:
             f"{images}, on {card.started_at[:10]} ([report]({folder}/report.html), "
             f"[records]({folder}/records.csv)), above the figures of a TITAN RTX from 2019:"
         )
-    return "\n" + fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+    return f"\n{fill(text)}\n"
+
+
+def fill(text: str, indent: str = "") -> str:
+    """Break it into lines, but not within a link or between a number and its percent sign."""
+    lines = textwrap.wrap(
+        text.replace(" %", "\N{NO-BREAK SPACE}%"),
+        120,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def write_picture(card: Card | None) -> str:
@@ -143,7 +156,7 @@ def ask(command: str, *flags: str, card: Path = CARD) -> Any:
 
 
 def quote(sentences: list[str]) -> str:
-    return "\n" + fill(" ".join(sentences), 120, initial_indent="> ", subsequent_indent="> ") + "\n"
+    return f"\n{fill(' '.join(sentences), '> ')}\n"
 
 
 def quote_report(card: Card | None) -> str:
@@ -180,8 +193,7 @@ def quote_why() -> str:
     doubts = ", ".join(doubt.partition(":")[0].lower() for doubt in said["doubts"])
     source = f"[Measured](../results/{CARD.name}/records.csv): {' '.join(said['conditions'])}"
     source += f" Doubts: {doubts}." if doubts else ""
-    source = fill(source, 120, break_long_words=False, break_on_hyphens=False)
-    return f"\n{source}\n{quote(pair['words'])}"
+    return f"\n{fill(source)}\n{quote(pair['words'])}"
 
 
 def quote_advice() -> str:
@@ -195,12 +207,7 @@ def quote_advice() -> str:
         f"are of up to {100 * rows['fraction'].max():g} % of an epoch."
     )
     lines = [line for line in said if not line.startswith("Next: ")]
-    return (
-        quote(lines)
-        + "\n"
-        + fill(source, 120, break_long_words=False, break_on_hyphens=False)
-        + "\n"
-    )
+    return f"{quote(lines)}\n{fill(source)}\n"
 
 
 def find_minutes(rows: pd.DataFrame) -> int:
