@@ -114,7 +114,7 @@ def examine(
     classes: int = CLASSES,
     freezes: Sequence[str] = (),
     starts: Sequence[str] = (),
-    tell: Callable[[Fingerprint], object] = lambda found: None,
+    report: Callable[[Fingerprint], object] = lambda found: None,
 ) -> Fingerprint:
     """Import and build ``name``, a ``model`` or ``workload`` by its kind, run a user's own once,
     and return its fingerprint.
@@ -122,8 +122,8 @@ def examine(
     The fingerprint does not depend on ``freezes`` and ``starts``; they are only checked. ``shape``
     is that of the images that a model is tried on; a built-in network, or one of timm, is built for
     this number of ``classes``. A built-in network is built without memory (torch's meta device) and
-    not run: DPN-92 would take 2 s. Its work is sketched last, after ``tell`` got everything else: a
-    user's code may crash on torch's meta device, or never end.
+    not run: DPN-92 would take 2 s. Its work is sketched last, after ``report`` got everything else:
+    a user's code may crash on torch's meta device, or never end.
 
     Call it in a process that has imported torch, and no model before. Raises UsageError, one line:
     the model cannot be imported, built or run, or is no network for images; or ``freezes`` or
@@ -191,7 +191,7 @@ def examine(
         normalises_batches(model),
         still,
     )
-    tell(found)
+    report(found)
     with suppress(BaseException):  # user code may look at values, or exit
         return replace(found, work=sketch_work(model, workload))
     return found
@@ -216,16 +216,16 @@ def examine_in_fork(text: str) -> Any:
         os.close(reader)
         with os.fdopen(writer, "w") as file:
 
-            def tell(answer: Fingerprint | str) -> None:
+            def report(answer: Fingerprint | str) -> None:
                 file.write(json.dumps(answer if isinstance(answer, str) else asdict(answer)) + "\n")
                 file.flush()
 
             try:
-                tell(examine(name, kind, shape, classes, asked.freezes, asked.starts, tell))
+                report(examine(name, kind, shape, classes, asked.freezes, asked.starts, report))
             except UsageError as error:
-                tell(str(error))
+                report(str(error))
             except BaseException as error:
-                tell(f"{kind} {name!r} cannot be examined: {error!r}")
+                report(f"{kind} {name!r} cannot be examined: {error!r}")
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as file:

@@ -28,7 +28,7 @@ from bench.flags import (
     read_axes,
 )
 from bench.grid import AUTO
-from bench.origin import find_origin, tell_origin
+from bench.origin import describe_origin, find_origin
 from bench.preset import Preset
 from bench.processes import leave
 from bench.render.cells import whole_cell
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().parse(argv)
     options = _read_options(given)
     walls, session = find_largest(options, given.step, given.margin, given.probes)
-    for line in tell_origin([options.executor]):
+    for line in describe_origin([options.executor]):
         print(line, file=sys.stderr if given.json else sys.stdout)
     print_walls(walls, given.step, options.executor, given.json)
     if session.stopped or any(wall.ending is None for wall in walls.values()):

@@ -59,7 +59,7 @@ def find_origin(executor: str) -> Origin:
     return OF_OTHERS.get(executor, "unknown")
 
 
-def tell_origin(executors: Iterable[str]) -> Iterator[str]:
+def describe_origin(executors: Iterable[str]) -> Iterator[str]:
     """Yield a sentence on each executor of the rows, if none of them measured anything."""
     distinct = dict.fromkeys(executors)
     if all(find_origin(executor) in OPENINGS for executor in distinct):

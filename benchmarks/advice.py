@@ -171,7 +171,7 @@ def plant(
 _WIDE = ("float32", "tfloat32")
 
 
-def _tell_plain(s: Case, jitter: random.Random) -> float:
+def _describe_plain(s: Case, jitter: random.Random) -> float:
     """Each lever has an effect of its own."""
     fast = PRECISIONS[s.precision].arithmetic not in _WIDE
     log = -0.9 * fast - 0.5 * (s.precision == "tf32") - 0.05 * math.log2(s.batch_size / 128)
@@ -179,7 +179,7 @@ def _tell_plain(s: Case, jitter: random.Random) -> float:
     return log + jitter.gauss(0, 0.02)
 
 
-def _tell_together(s: Case, jitter: random.Random) -> float:
+def _describe_together(s: Case, jitter: random.Random) -> float:
     """Compiling and channels-last lose time each alone, and gain much together in bf16."""
     fast = PRECISIONS[s.precision].arithmetic not in _WIDE
     both = s.channels_last and s.compile != "off" and s.precision == "bf16-amp"
@@ -188,13 +188,13 @@ def _tell_together(s: Case, jitter: random.Random) -> float:
     return log + jitter.gauss(0, 0.02)
 
 
-def _tell_nothing(s: Case, jitter: random.Random) -> float:
+def _describe_nothing(s: Case, jitter: random.Random) -> float:
     """Nothing helps: the present setting is the best."""
     changed = (s.precision != "fp32") + (s.compile != "off") + s.channels_last
     return 0.06 * changed + 0.05 * abs(math.log2(s.batch_size / 128)) + abs(jitter.gauss(0, 0.01))
 
 
-def _tell_launch(s: Case, jitter: random.Random) -> float:
+def _describe_launch(s: Case, jitter: random.Random) -> float:
     """A step is bound by the host until it is large: only a larger batch helps."""
     log = -0.6 * math.log2(s.batch_size / 128) if s.batch_size <= 512 else -1.2
     return log - 0.2 * (s.compile != "off") + jitter.gauss(0, 0.02)
@@ -204,11 +204,11 @@ def list_grids() -> list[Grid]:
     """All grids that the policy is judged by."""
     return [
         *read_grids(),
-        plant("planted: each by itself", 1, _tell_plain),
-        plant("planted: two only together", 2, _tell_together),
-        plant("planted: nothing helps", 3, _tell_nothing),
-        plant("planted: bound by the host", 4, _tell_launch),
-        plant("planted: each by itself, 5 % noise", 5, _tell_plain, noise=0.05),
+        plant("planted: each by itself", 1, _describe_plain),
+        plant("planted: two only together", 2, _describe_together),
+        plant("planted: nothing helps", 3, _describe_nothing),
+        plant("planted: bound by the host", 4, _describe_launch),
+        plant("planted: each by itself, 5 % noise", 5, _describe_plain, noise=0.05),
     ]
 
 

@@ -41,7 +41,7 @@ from bench.diagnosis.sentences import describe, write_run
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
 from bench.kernels import shorten_kernel
 from bench.questions.profiles import scale_step
-from bench.questions.reasons import EXPLAINED, tell_reasons
+from bench.questions.reasons import EXPLAINED, tabulate_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.verdict.ratio import Ratio
 from bench.work import Kind
@@ -409,7 +409,7 @@ def test_what_beats_the_yardstick_shows_that_it_is_wrong(
         assert said in write(found)
         assert "python -m bench.doctor" in write(found)
         assert "By cause" not in write(found)
-        table = EXPLAINED.fill(tell_reasons("reasons", found))
+        table = EXPLAINED.fill(tabulate_reasons("reasons", found))
         assert [row[0].text for row in table.rows] == ["not explained"]
         assert table.notes == ()
 
@@ -595,7 +595,7 @@ def test_a_gain_tells_what_remains_and_a_loss_what_it_lost_by() -> None:
         (PLANTED["memory"][0], ["fp16 (ms)", "of the step (%)"], ["80", "20"]),
         (lost, ["fp16 (ms)", "bf16-amp (ms)", "change (ms)", "of the loss (%)"], ["100", "0", "0"]),
     ):
-        table = EXPLAINED.fill(tell_reasons("reasons", found))
+        table = EXPLAINED.fill(tabulate_reasons("reasons", found))
         assert [head.label for head in table.heads][1:] == heads
         assert [row[-1].text for row in table.rows] == shares
     assert "By cause, of the loss: 100 % memory-bound kernels" in write(lost)
@@ -604,7 +604,7 @@ def test_a_gain_tells_what_remains_and_a_loss_what_it_lost_by() -> None:
 
 def test_nothing_is_said_twice() -> None:
     for found, *_ in PLANTED.values():
-        table = EXPLAINED.fill(tell_reasons("reasons", found))
+        table = EXPLAINED.fill(tabulate_reasons("reasons", found))
         said = [*table.words, *table.notes]
         assert len(said) == len(set(said))
         assert not any(one.evidence and one.evidence in write(found) for one in found.reasons)
@@ -658,7 +658,7 @@ def test_operations_that_no_kind_names_are_not_explained() -> None:
     strange = make_row(Kind.OTHER, "mystery", 4.0, flop=None, bytes=None, **FP16)
     found = compare([MM32], [MM16, strange])
     assert found.unexplained_s == pytest.approx((0, 4e-3))
-    rows = EXPLAINED.fill(tell_reasons("reasons", found)).rows
+    rows = EXPLAINED.fill(tabulate_reasons("reasons", found)).rows
     assert {row[0].text: row[-1].text for row in rows}["not explained"] == "80"
 
 

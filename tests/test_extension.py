@@ -46,7 +46,7 @@ from bench.render.cells import iterate
 from bench.render.section import Column, Section, Sheet, quantity_column
 
 
-def _tell(found: ReportData) -> list[Sheet]:
+def _tabulate(found: ReportData) -> list[Sheet]:
     columns = [
         Column("model", "slow network", "what was trained", lambda row: row.model, number=False),
         quantity_column("epoch_time_s"),
@@ -56,7 +56,7 @@ def _tell(found: ReportData) -> list[Sheet]:
     return [Sheet("The slowest of all", columns, list(iterate(slowest)), most=1)]
 
 
-SLOWEST = Section("slowest", "Which case takes longest?", _tell)
+SLOWEST = Section("slowest", "Which case takes longest?", _tabulate)
 '''
 TWO = '''
 """Which of two optimizers is faster."""
@@ -67,7 +67,7 @@ from bench.render.section import Column, Section, Sheet, quantity_column
 from bench.study.pairs import find_changes
 
 
-def _tell(found: ReportData) -> list[Sheet]:
+def _tabulate(found: ReportData) -> list[Sheet]:
     times = found.cases.set_index("cell")["epoch_time_s"]
     changes = list(find_changes("optimizer", found.cases, found.machines))
     pairs = [(change.after, times[p.a] / times[p.b]) for change in changes for p in change.pairs]
@@ -78,7 +78,7 @@ def _tell(found: ReportData) -> list[Sheet]:
     return [Sheet("Two optimizers", columns, pairs)]
 
 
-TWO = Section("optimizers", "Which optimizer is faster?", _tell)
+TWO = Section("optimizers", "Which optimizer is faster?", _tabulate)
 '''
 
 ECHO = '''

@@ -36,8 +36,8 @@ from bench.worker.limit import (
     HostLimit,
     MemoryLimitError,
     build_limit,
+    find_context,
     share_of_device,
-    tell_context,
 )
 
 MIB, GIB = 2**20, 2**30
@@ -205,7 +205,7 @@ class Card:
 def test_the_context_is_told_by_the_best_source(
     before: Reading, now: Reading, context: int, source: str
 ) -> None:
-    told = tell_context(before, now, reserved_bytes=GIB, used_bytes=5 * GIB)
+    told = find_context(before, now, reserved_bytes=GIB, used_bytes=5 * GIB)
     assert told.bytes == context
     assert source in told.source
     assert bool(told.source) == bool(source)

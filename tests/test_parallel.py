@@ -358,7 +358,7 @@ class Script:
                 if self._killed:
                     return
 
-    def tell(self, line: bytes = GO_ON) -> None:
+    def send(self, line: bytes = GO_ON) -> None:
         self.told += 1
         self._may.release()
 
@@ -387,7 +387,7 @@ def play(
     heard = []
     for message in ranks.messages():
         if isinstance(message, PhaseEntered):
-            ranks.tell()
+            ranks.send()
         if message is not None:
             heard.append(message)
     return ranks, heard

@@ -38,7 +38,7 @@ from bench.precision import PRECISIONS
 from bench.questions.loss_scales import (
     SCALES,
     summarize_scale_map,
-    tell_scale_map,
+    tabulate_scale_map,
     write_scale,
     write_share,
 )
@@ -550,7 +550,7 @@ def make_case(
 
 
 def tabulate(scales: ScaleMap) -> list[Table]:
-    return list(SCALES.lay_out(tell_scale_map(scales)))
+    return list(SCALES.lay_out(tabulate_scale_map(scales)))
 
 
 def make_map(*cases: ScaleCase, folder: Path = Path("map")) -> ScaleMap:

@@ -31,7 +31,14 @@ from bench.flags import join_flags
 from bench.grid import grid
 from bench.halving import METRICS, Halving, read_halving
 from bench.optimization import OPTIMIZERS
-from bench.questions.halving import RUNGS, SEARCH, find_trials, spell_case, tell_rungs, tell_trials
+from bench.questions.halving import (
+    RUNGS,
+    SEARCH,
+    find_trials,
+    spell_case,
+    tabulate_rungs,
+    tabulate_trials,
+)
 from bench.record import EPOCH_COLUMNS, EpochRow, Outcome
 from bench.report import html
 from bench.report.__main__ import main as report
@@ -549,8 +556,8 @@ def test_a_truncated_trial_is_in_no_table_of_whole_cases(searched: Path, tmp_pat
 def test_the_rungs_of_the_report_are_those_of_the_trials(searched: Path) -> None:
     frame = read_records(searched)
     halving, epochs = read_told(searched), read_epochs(searched)
-    (trials,) = SEARCH.lay_out(tell_trials(frame, epochs, halving))
-    (rungs,) = RUNGS.lay_out(tell_rungs(frame, epochs, halving))
+    (trials,) = SEARCH.lay_out(tabulate_trials(frame, epochs, halving))
+    (rungs,) = RUNGS.lay_out(tabulate_rungs(frame, epochs, halving))
     assert trials.title.endswith("longest first, and of them the best by test accuracy (%)")
     trained = frame["truncated_after"].fillna(9)
     shown = [[cell.value for cell in row] for row in rungs.rows]

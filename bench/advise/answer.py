@@ -112,7 +112,7 @@ class Answer:
         """Yield the lines of the answer, the most important first."""
         advised = self.advised
         if self._evidence and self.standing.known:
-            yield from self._evidence.tell_origin()
+            yield from self._evidence.describe_origin()
         if advised is None:
             yield self._explain_nothing()
         else:
@@ -150,28 +150,28 @@ class Answer:
 
     def _recommend(self, advised: Case) -> str:
         if advised == self.now:
-            said = [f"Stay with {name(advised, advised)}: {self._tell_others()}"]
+            said = [f"Stay with {name(advised, advised)}: {self._describe_others()}"]
         else:
-            said = [f"Train with {name(advised, self.now)}: {self._tell_gain(advised)}"]
+            said = [f"Train with {name(advised, self.now)}: {self._describe_gain(advised)}"]
             share = self._share_of_memory(advised)
             if share and self.goal != "memory":
                 less = f"{write_percent(round(share, 2))} of the memory"
                 said.append(less if share < 1.5 else f"{_digits(share)} the memory")
-            said += filter(None, [self._tell_baseline(advised)])
+            said += filter(None, [self._describe_baseline(advised)])
         if self.price:
             bought = self.items * 3600 / self._find_time(advised) / self.price
             what = "images" if advised.workload == IMAGES else "items"
             said.append(f"{bought:,.0f} {what} for a price of 1")
         return f"{', '.join(said)}."
 
-    def _tell_gain(self, advised: Case) -> str:
+    def _describe_gain(self, advised: Case) -> str:
         present = f"what you have now ({name(self.now, self.now)})"
         if self.now not in self.standing.values:
             return f"the best that was measured; {present} could not be"
         tried = f", the best of {count(len(self.standing.values), 'setting')} measured"
-        return f"{self._tell_ratio(advised, self.now)} {present}{tried}"
+        return f"{self._describe_ratio(advised, self.now)} {present}{tried}"
 
-    def _tell_ratio(self, setting: Case, other: Case) -> str:
+    def _describe_ratio(self, setting: Case, other: Case) -> str:
         """``3.1× (2.9 to 3.3) as fast as``, or ``about 3.1× (from 1 run each) as fast as``."""
         ratio = self.standing.compare(setting, other)
         timed = self.goal in _TIMED
@@ -184,14 +184,14 @@ class Answer:
         runs = min(len(self.standing.values[s]) for s in (setting, other))
         return f"about {said} (from {count(runs, 'run')} each) {end}"
 
-    def _tell_baseline(self, advised: Case) -> str:
+    def _describe_baseline(self, advised: Case) -> str:
         """Return the gain over the best fp32 setting; empty if that is the present setting."""
         plain = next((s for s in self.standing.allowed if s.precision == "fp32"), self.now)
         if advised.precision == "fp32" or plain == self.now:
             return ""
-        return f"{self._tell_ratio(advised, plain)} the best fp32 ({name(plain, self.now)})"
+        return f"{self._describe_ratio(advised, plain)} the best fp32 ({name(plain, self.now)})"
 
-    def _tell_others(self) -> str:
+    def _describe_others(self) -> str:
         """Explain why none of the other settings is advised."""
         others = len(self.standing.values) - 1
         best = self.standing.best
@@ -215,12 +215,12 @@ class Answer:
         if self.now in self.standing.diverged:
             yield "The loss of what you have now became inf or NaN; lower its --lr."
         if advised != self.now:
-            yield self._tell_learning(advised)
-            yield self._tell_batch(advised)
-            yield self._tell_compiling(advised)
+            yield self._describe_learning(advised)
+            yield self._describe_batch(advised)
+            yield self._describe_compiling(advised)
         if self._evidence:
-            yield self._evidence.tell_limits(advised)
-            yield self._tell_doubts(advised)
+            yield self._evidence.describe_limits(advised)
+            yield self._describe_doubts(advised)
 
     def _list_compared(self, advised: Case) -> list[Result]:
         """List the runs that the advice rests on: those of the advised setting, of the present one,
@@ -229,7 +229,7 @@ class Answer:
         measured = [s for s in settings if s in self.standing.values]
         return [run for setting in measured for run in self.standing.list_fine(setting)]
 
-    def _tell_doubts(self, advised: Case) -> str:
+    def _describe_doubts(self, advised: Case) -> str:
         if not (doubts := self._count_doubts(advised)):
             return ""
         said = ", ".join(f"{number:,} {remark}" for remark, number in doubts.items())
@@ -252,7 +252,7 @@ class Answer:
     def _find_time(self, setting: Case) -> float:
         return median([r.time_s or 0.0 for r in self.standing.list_fine(setting)])
 
-    def _tell_learning(self, advised: Case) -> str:
+    def _describe_learning(self, advised: Case) -> str:
         space, twin = self.standing.space, self.standing.at_present_batch_size(advised)
         if twin == self.now:
             return ""
@@ -282,7 +282,7 @@ class Answer:
             f"about {write_seconds(needed)}."
         )
 
-    def _tell_batch(self, advised: Case) -> str:
+    def _describe_batch(self, advised: Case) -> str:
         """Warn that another batch size changes learning, which is not judged here."""
         if advised.batch_size == self.now.batch_size:
             return ""
@@ -296,7 +296,7 @@ class Answer:
             f"learning rate: python -m bench.search {shlex.join(words)} compares them."
         )
 
-    def _tell_compiling(self, advised: Case) -> str:
+    def _describe_compiling(self, advised: Case) -> str:
         """Say after how many epochs compiling pays off, compared with not compiling."""
         plain = [s for s in self.standing.values if list_changes(s, advised) == ["compile"]]
         plain = [s for s in plain if not s.compiled]

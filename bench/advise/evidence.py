@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.advise.standing import Result, strip
 from bench.case import Case
 from bench.diagnosis.sentences import name_part
-from bench.origin import tell_origin
+from bench.origin import describe_origin
 from bench.questions.profiles import STEP, make_step, take_runs
 from bench.record import RELIABLE
 from bench.store.runs import read_cases
@@ -36,11 +36,11 @@ class Evidence:
         sweep = read_sweep(self._folder)
         return replace(sweep, records=sweep.records[sweep.records["record_id"].isin(self._ids)])
 
-    def tell_origin(self) -> Iterator[str]:
+    def describe_origin(self) -> Iterator[str]:
         """Yield the sentences to print first if these rows were not measured."""
-        return tell_origin(self._sweep.records["executor"])
+        return describe_origin(self._sweep.records["executor"])
 
-    def tell_limits(self, setting: Case) -> str:
+    def describe_limits(self, setting: Case) -> str:
         """Say what the steps of a setting spend most time on; empty if none was profiled."""
         rows = self._sweep.records
         rows = rows[rows["profile"] & rows["status"].isin(RELIABLE) & rows[STEP].notna()]

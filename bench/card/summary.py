@@ -41,10 +41,10 @@ def summarize(
             "--fraction 1 measures whole epochs, into a new folder"
         )
     if (card.folder / RECORDS).is_file():
-        yield from _tell_how_to_contribute(card)
+        yield from _describe_contributing(card)
 
 
-def _tell_how_to_contribute(card: Card) -> Iterator[str]:
+def _describe_contributing(card: Card) -> Iterator[str]:
     """Yield commands that add the folder to a clone of the project, and what it discloses."""
     from bench.store.reader import read_records
     from bench.validate.evidence import list_disclosed

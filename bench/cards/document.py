@@ -80,7 +80,7 @@ class Cards(Report):
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
         return tuple(
-            Answer(name_group(self, group), (_tell_group(group, self.below),))
+            Answer(name_group(self, group), (_describe_group(group, self.below),))
             for group in self.groups
         )
 
@@ -121,7 +121,7 @@ def _find_faults(sweep: Sweep) -> Faults:
     return Faults(new, known)
 
 
-def _tell_group(group: Group, below: Sequence[str]) -> str:
+def _describe_group(group: Group, below: Sequence[str]) -> str:
     """Say which case of a group is fastest, and how much faster it is than other cards."""
     entry = max(group.entries, key=rate_card)
     best = entry.best
@@ -142,10 +142,10 @@ def _tell_group(group: Group, below: Sequence[str]) -> str:
         for base, row in entry.base.items()
     ]:
         told += f"; at {name_setup(group)}, {' and '.join(over)}"
-    return f"{told}.{_tell_pairs(entry, group)}"
+    return f"{told}.{_describe_pairs(entry, group)}"
 
 
-def _tell_pairs(entry: Entry, group: Group) -> str:
+def _describe_pairs(entry: Entry, group: Group) -> str:
     """`` In fp16 it is 1.42 times as fast as Y (95 %: 1.40 to 1.44).``"""
     pairs = [pair for pair in group.pairs if pair.fast.card == entry.card]
     shared = {pair.precision for pair in pairs}

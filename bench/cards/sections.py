@@ -99,7 +99,7 @@ def speed_at_best(entry: Entry) -> Cell | None:
     return number_cell(entry.over_fp32.value, write_ratio, bool(mark_part(entry.best, entry.fp32)))
 
 
-def tell_remarks(found: Cards, row: Row) -> str:
+def describe_remarks(found: Cards, row: Row) -> str:
     """Return what to know before believing a case, including faults of its folder."""
     faulty = "faults of its folder" if found.faults[row.sweep].new else ""
     return ", ".join(filter(None, [remarks(row, found.below), faulty]))
@@ -115,7 +115,7 @@ def _of(take: Callable[[Entry], Row | None], column: Column[Any]) -> Column[Entr
     return replace(column, say=say)
 
 
-def _tell_cards(found: Cards) -> Iterator[Sheet]:
+def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
     rows, headings = join(_list_cards(found))
     take_equal, take_best = attrgetter("equal"), attrgetter("best")
 
@@ -123,7 +123,7 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
         row = entry.equal if entry.equal is not None else entry.best
         return entry.precision if row is None else name_precision(row)
 
-    def tell_over(base: str, entry: Entry) -> Cell | None:
+    def describe_over(base: str, entry: Entry) -> Cell | None:
         if (speed := entry.over.get(base)) is None:
             return None
         return Cell(write_speed(speed, entry.equal), speed.value)
@@ -147,9 +147,9 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
         bought = entry.best.images_per_s * 3600 / (price * entry.best.world_size)
         return Cell(f"{mark_part(entry.best)}{write_number(bought / 1e6)}", bought)
 
-    def tell_doubts(entry: Entry) -> str:
+    def describe_doubts(entry: Entry) -> str:
         of = {"equal": entry.equal, "fastest": entry.best}
-        said = {name: tell_remarks(found, row) for name, row in of.items() if row is not None}
+        said = {name: describe_remarks(found, row) for name, row in of.items() if row is not None}
         if len(set(said.values())) == 1:
             return next(iter(said.values()))
         return "; ".join(f"{name}: {text}" for name, text in said.items() if text)
@@ -160,9 +160,9 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
         _of(take_equal, Column("equal_time_s", "epoch (s)", "one epoch, at the setting above",
                lambda row: time_cell(row, spread=False), better="lower")),
         Column("over_fp32", "over fp32 (×)", "epoch time of fp32 on this card over this one's",
-               partial(tell_over, "fp32"), better="higher"),
+               partial(describe_over, "fp32"), better="higher"),
         Column("over_tf32", "over tf32 (×)", "epoch time of tf32 on this card over this one's",
-               partial(tell_over, "tf32"), better="higher", keep=8),
+               partial(describe_over, "tf32"), better="higher", keep=8),
         _of(take_equal, quantity_column("memory_bytes", help="peak of the epoch, at that setting",
                                         keep=6)),
         Column("best", "best at", "batch size and settings of the fastest epoch on this card",
@@ -182,7 +182,7 @@ def _tell_cards(found: Cards) -> Iterator[Sheet]:
         Column("why", "mostly", "what takes most of a step, of the largest batch with a profile",
                lambda entry: name_reasons(entry.why, most=1) if entry.why else "", wrap=True,
                keep=3),
-        Column("remarks", "remarks", "what to know before believing the row", tell_doubts,
+        Column("remarks", "remarks", "what to know before believing the row", describe_doubts,
                wrap=True, keep=8),
     ]  # fmt: skip
     notes = [
@@ -211,7 +211,7 @@ def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
             about = []
 
 
-def _tell_duels(found: Cards) -> Iterator[Sheet]:
+def _tabulate_card_pairs(found: Cards) -> Iterator[Sheet]:
     pairs = [(number, pair) for number, group in enumerate(found.groups, 1)
              for pair in group.pairs]  # fmt: skip
     parts = groupby(pairs, lambda one: f"{one[0]}. {one[1].precision}")
@@ -220,29 +220,29 @@ def _tell_duels(found: Cards) -> Iterator[Sheet]:
     def name_duel(pair: CardPair) -> str:
         return f"{pair.fast.card} over {pair.slow.card}"
 
-    def tell_speed(pair: CardPair) -> Cell:
+    def describe_speed(pair: CardPair) -> Cell:
         speed = f"{mark_part(pair.fast, pair.slow)}{write_ratio(pair.speed.value or 0)}×"
         return Cell(speed, pair.speed.value)
 
-    def tell_verdict(pair: CardPair) -> str:
+    def describe_verdict(pair: CardPair) -> str:
         word = TIME.word(pair.speed.invert().judge(STEADY))
         return f"{word}: {pair.speed.lack}" if pair.speed.lack else word
 
-    def tell_doubts(pair: CardPair) -> str:
-        said = {row.card: tell_remarks(found, row) for row in (pair.fast, pair.slow)}
+    def describe_doubts(pair: CardPair) -> str:
+        said = {row.card: describe_remarks(found, row) for row in (pair.fast, pair.slow)}
         return "; ".join(f"{card}: {text}" for card, text in said.items() if text)
 
     columns: list[Column[CardPair]] = [
         Column("pair", "cards", "the first, against the second", name_duel, wrap=True),
         Column("setting", "at", "the setting of both", lambda pair: ", ".join(
             [f"batch size {pair.fast.batch_size}", *list_levers(pair.fast)]), wrap=True, keep=8),
-        Column("speed", "speed", "epoch time of the second over the first's", tell_speed,
+        Column("speed", "speed", "epoch time of the second over the first's", describe_speed,
                better="higher"),
         Column("interval", "95 % interval", "of the speed",
                lambda pair: write_ends((pair.speed.low, pair.speed.high), write_ratio), keep=8),
-        Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", tell_verdict,
+        Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", describe_verdict,
                wrap=True),
-        Column("remarks", "remarks", "what to know before believing it", tell_doubts, wrap=True,
+        Column("remarks", "remarks", "what to know before believing it", describe_doubts, wrap=True,
                keep=6),
     ]  # fmt: skip
     note = (
@@ -252,7 +252,7 @@ def _tell_duels(found: Cards) -> Iterator[Sheet]:
     yield Sheet("Card against card", columns, rows, [note], headings, most=MOST_ROWS, choose=FEWER)
 
 
-def _tell_folders(found: Cards) -> Iterator[Sheet]:
+def _tabulate_folders(found: Cards) -> Iterator[Sheet]:
     parts = found.cases.groupby(["sweep", "machine", "torch"], sort=False)
     rows = [take_first(part) for _, part in parts]
     numbers = found.records.groupby(["sweep", "machine"]).size()
@@ -280,6 +280,6 @@ def _tell_folders(found: Cards) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-CARDS = Section("cards", "What does each card do in each precision?", _tell_cards, Level.TABLE)
-DUELS = Section("pairs", "Is one card faster than another?", _tell_duels, Level.TABLE)
-FOLDERS = Section("folders", "Who measured it, and can it be believed?", _tell_folders)
+CARDS = Section("cards", "What does each card do in each precision?", _tabulate_cards, Level.TABLE)
+DUELS = Section("pairs", "Is one card faster than another?", _tabulate_card_pairs, Level.TABLE)
+FOLDERS = Section("folders", "Who measured it, and can it be believed?", _tabulate_folders)

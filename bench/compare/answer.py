@@ -10,7 +10,7 @@ from bench.compare.comparison import Comparison, MetricPair
 from bench.compare.tables import Margins, list_differences, write_spoilt
 from bench.compare.values import explain_unmatched, list_left_out
 from bench.limits import MIN_REPEATS
-from bench.origin import tell_origin
+from bench.origin import describe_origin
 from bench.study.axes import name_axis
 from bench.study.metrics import Metric
 from bench.text import capitalize, count, name_first, write_percent, write_range
@@ -24,7 +24,7 @@ MOST_REPEATS = 50
 def warn_of_origin(comparison: Comparison) -> Iterator[str]:
     """Yield the opening lines if neither side was measured."""
     both = (comparison.a, comparison.b)
-    return tell_origin(executor for side in both for executor in side.environment("executor"))
+    return describe_origin(executor for side in both for executor in side.environment("executor"))
 
 
 def conclude(comparison: Comparison, margin: float) -> Iterator[str]:

@@ -110,7 +110,7 @@ def _show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> Ite
             yield _name_rates(timed, side)
         case Cause.NO_TENSOR_CORES:
             yield _name_speeds(timed, PRODUCT)
-            yield from _tell_plain_products([one.row for one in timed], side)
+            yield from _describe_plain_products([one.row for one in timed], side)
         case Cause.LAUNCH:
             if (idle_s := wait_s(Wait.IDLE)) * 1e3 >= FEWEST_MS:
                 yield f"nothing runs for {write_ms(idle_s)} ms a step"
@@ -134,7 +134,7 @@ def _show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> Ite
             yield _name_longest(shares)
 
 
-def _tell_plain_products(rows: Sequence[WorkRow], side: Side) -> Iterator[str]:
+def _describe_plain_products(rows: Sequence[WorkRow], side: Side) -> Iterator[str]:
     kernels = [name_kernel(row) for row in rows if find_tensor_cores(row) is not None]
     if kernels:
         yield f"most runs in {', '.join([*dict.fromkeys(kernels)][:MOST_NAMED])}"
@@ -186,10 +186,10 @@ def _name_speeds(timed: Sequence[Timed], like: str) -> str:
 def describe(found: Explanation, beside: bool = False) -> list[str]:
     """Return a few sentences: the speed-up, what changed, what is possible, and where the time
     goes. With ``beside``, figures that are in tables of reasons and of changes are left out."""
-    return list(_tell(found, beside))
+    return list(_list_sentences(found, beside))
 
 
-def _tell(found: Explanation, beside: bool) -> Iterator[str]:
+def _list_sentences(found: Explanation, beside: bool) -> Iterator[str]:
     a, b, ratio = found.a, found.b, found.speedup
     where = f" ({found.about})" if found.about else ""
     held = "".join(f"; {said}" for side in (a, b) if (said := write_host(side)))

@@ -72,7 +72,7 @@ class Worker:
             judged=job.enough is not None,
             known=job.known,
         )
-        self.tell(encode(assignment))
+        self.send(encode(assignment))
 
     def messages(self) -> Iterator[Message | None]:
         """Yield messages as they arrive, and None at least every 0.1 s, until the worker ends."""
@@ -91,7 +91,7 @@ class Worker:
                     return  # dead, but a child of it holds the pipe open
                 yield None
 
-    def tell(self, line: bytes = GO_ON) -> None:
+    def send(self, line: bytes = GO_ON) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(line)

@@ -144,9 +144,9 @@ class Ranks:
         if (end := ends[rank]) is not None:
             yield replace(end, reason=self.failed_rank + end.reason) if self._failed else ends[0]
 
-    def tell(self, line: bytes = GO_ON) -> None:
+    def send(self, line: bytes = GO_ON) -> None:
         for worker in self._workers:
-            worker.tell(line)
+            worker.send(line)
 
     def dump_stacks(self) -> str:
         found = []

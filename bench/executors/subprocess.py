@@ -193,7 +193,7 @@ class SubprocessExecutor(Executor):
                         break
                     if isinstance(message, EpochEnded):
                         assert job.enough
-                        worker.tell(END if job.enough(message.row) else GO_ON)
+                        worker.send(END if job.enough(message.row) else GO_ON)
                         continue
                     on_event(message)  # which may hold the worker before its phase
                     if isinstance(message, PhaseEntered):
@@ -201,7 +201,7 @@ class SubprocessExecutor(Executor):
                         trained = True  # or is about to
                         if message.phase != "warmup":
                             done = message.epoch + (message.phase == "evaluation")
-                        worker.tell()
+                        worker.send()
             finally:
                 returncode = worker.end(patiently=not answer or answer.status not in _CUT_SHORT)
                 self._workers.remove(worker)

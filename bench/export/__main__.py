@@ -17,7 +17,7 @@ from bench.errors import UsageError, choose
 from bench.export.runs import Run, read_runs
 from bench.export.trackers import TRACKERS, Tracker, say_errors
 from bench.flags import Parser, command, describe, hold
-from bench.origin import tell_origin
+from bench.origin import describe_origin
 from bench.processes import leave
 from bench.report.terminal import follow
 from bench.store.reader import records_file
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
 
         there = len(known)
         new = list(export())
-        for line in tell_origin(str(run.outcome["executor"]) for run in new):
+        for line in describe_origin(str(run.outcome["executor"]) for run in new):
             print(line)
         print(f"{count(len(new), 'record')} exported to {folder}, which had {there:,} before")
         print(f"to see them: {tracker.hint}", flush=True)

@@ -57,7 +57,7 @@ def answer(found: ReportData) -> Iterator[Answer]:
     summary = [
         *found.origin,
         *(_summarize_effects(found) if _has_switch(found) else ()),
-        *_tell_repeats(found.cases),
+        *_describe_repeats(found.cases),
     ]
     answers = list(_answer_each(found))
     if len(answers) == 1:
@@ -84,8 +84,8 @@ def _answer_each(found: ReportData) -> Iterator[Answer]:
             going = any(s.wall.ending is None for s in found.searches if s[:2] == pair)
             here = [f for f in found.families if attrgetter(*_PLACE)(f.first) == place]
             said = (
-                *_tell_fastest(rows, named),
-                _tell_largest(rows, searched, named, going),
+                *_describe_fastest(rows, named),
+                _describe_largest(rows, searched, named, going),
                 _compare_largest(here),
             )
             data = "" if dataset == OWN else f" on {dataset}"
@@ -93,7 +93,7 @@ def _answer_each(found: ReportData) -> Iterator[Answer]:
             yield Answer(about, tuple(filter(None, said)))
 
 
-def _tell_repeats(cases: pd.DataFrame) -> Iterator[str]:
+def _describe_repeats(cases: pd.DataFrame) -> Iterator[str]:
     timed = cases[cases["epoch_time_s"].notna() & (cases["kind"] == "measured")]
     few = timed["repeats"] < MIN_REPEATS
     if len(timed) > 1 and few.any():
@@ -122,9 +122,9 @@ def _summarize_effects(found: ReportData) -> Iterator[str]:
         for effect in part:
             said = effect is not part[0] and effect.before == part[0].before
             after = effect.memory.ratio.value if effect.memory else None
-            saved = _tell_saved(math.nan if after is None else 1 - after, memory)
+            saved = _describe_saved(math.nan if after is None else 1 - after, memory)
             memory = "" if saved else memory
-            told.append(_tell_effect(effect, found.cases, said, saved))
+            told.append(_describe_effect(effect, found.cases, said, saved))
         at = {e.over: None for e in part if e.axis == "precision" and e.over and not e.apart}
         where = f" ({'; '.join(at)})" if at else ""
         if told:
@@ -133,7 +133,7 @@ def _summarize_effects(found: ReportData) -> Iterator[str]:
         yield "They have no settings in common, and are not to be ranked."
 
 
-def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) -> str:
+def _describe_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) -> str:
     """Return ``fp16 trains 3.34 times as fast as fp32 (95 %: 3.20 to 3.47) with 38 % less memory``;
     only ``fp16 3.34 times`` if the text before it ``said`` the baseline."""
     time, mode = effect.time, "" if effect.after == "on" else f" {effect.after}"
@@ -153,7 +153,7 @@ def _tell_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str) ->
     if beside := "; ".join(_qualify(time, compared)):
         text += f" ({beside})"
     where = f" at {effect.over}" if effect.apart else ""
-    return f"{text}{saved}{where}{_tell_least_busy(compared)}"
+    return f"{text}{saved}{where}{_describe_least_busy(compared)}"
 
 
 def _qualify(time: Estimate, compared: pd.DataFrame) -> Iterator[str]:
@@ -187,26 +187,26 @@ def _qualify(time: Estimate, compared: pd.DataFrame) -> Iterator[str]:
             yield f"in doubt: {', '.join(why)}"
 
 
-def _tell_saved(saved: float, memory: str = " memory") -> str:
+def _describe_saved(saved: float, memory: str = " memory") -> str:
     """Return ``with 38 % less memory``; empty if the change is below half a per cent."""
     if not is_number(saved) or abs(saved) < 0.005:
         return ""
     return f" with {100 * abs(saved):.0f} % {'less' if saved >= 0 else 'more'}{memory}"
 
 
-def _tell_least_busy(compared: pd.DataFrame) -> str:
+def _describe_least_busy(compared: pd.DataFrame) -> str:
     waiting = compared[compared["host_bound"]].sort_values("busy_share")
     if not len(waiting):
         return ""
     row, named = take_first(waiting), list_naming_axes(find_varying(compared))
-    return f" ({name_case(row, named)} is host-bound: {_tell_busy(row)})"
+    return f" ({name_case(row, named)} is host-bound: {_describe_busy(row)})"
 
 
-def _tell_busy(row: Row) -> str:
+def _describe_busy(row: Row) -> str:
     return f"GPU busy for {write_quantity(QUANTITIES['busy_share'], row)} of a step"
 
 
-def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
+def _describe_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
     """Name the fastest case of a network and dataset on a machine, as far as its runs allow."""
     if (cases["kind"] == "fake").all():  # or there is none
         return
@@ -238,7 +238,7 @@ def _tell_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
         f"{write_quantity(QUANTITIES['epoch_time_s'], row)} an epoch "
         f"({write_quantity(QUANTITIES['images_per_s'], row)} {row.unit or IMAGES}/s)"
         f"{_against_fp32(row, rows)}"
-        f"{f', host-bound: {_tell_busy(row)}' if row.host_bound else ''}."
+        f"{f', host-bound: {_describe_busy(row)}' if row.host_bound else ''}."
     )
     if rivals:
         names = _list_some([name_case(rival, named) for rival in rivals])
@@ -291,14 +291,14 @@ def _against_fp32(row: Row, timed: Sequence[Row]) -> str:
         return "; no other precision was faster" if other else ""
     free = (*free_axes("precision"), *SAME_QUESTION, "batch_size")
     settings = [name for name in AXES if name not in free]
-    tell = attrgetter("environment", *settings)
+    key = attrgetter("environment", *settings)
     fp32 = [one for one in timed if one.precision == "fp32" and one.kind == row.kind]
-    same = [one for one in fp32 if tell(one) == tell(row)]
+    same = [one for one in fp32 if key(one) == key(row)]
     about = mark_part(row)
     said = ""
     if is_number(row.speedup):  # also where --where leaves its fp32 case out
         said = f", {about}{row.speedup:.2f} times as fast as fp32 at that batch size"
-        said += _tell_saved(row.memory_saved)
+        said += _describe_saved(row.memory_saved)
     if not same and said:
         return f"{said} (that fp32 case is left out here)"
     if not fp32 and any(is_number(one.speedup) for one in timed):
@@ -336,7 +336,7 @@ def _against_other_fp32(row: Row, others: Sequence[Row], names: Sequence[str]) -
     return f", {speedup} times as fast as the nearest fp32 case ({what}){doubt}"
 
 
-def _tell_largest(
+def _describe_largest(
     cases: pd.DataFrame, probes: pd.DataFrame, named: Sequence[str], going: bool
 ) -> str:
     """Name the largest batch that fits each precision; if none ran out of memory, say that all fit

@@ -144,7 +144,7 @@ def find_cliffs(speeds: Sequence[Speed]) -> list[Cliff]:
 _Speeds = tuple[Family, Knee, list[Cliff]]
 
 
-def _tell_speeds(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_speeds(found: ReportData) -> Iterator[Sheet]:
     rows: list[_Speeds] = []
     for family in found.families:
         speeds = list_speeds(family.ended)
@@ -301,7 +301,7 @@ def _find_available(family: Family) -> float | None:
     return min(ends) - context * max(middle("context_bytes"), 0)
 
 
-def _tell_growth(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_growth(found: ReportData) -> Iterator[Sheet]:
     rows = [(family, growth) for family in found.families if (growth := fit_growth(family))]
     firsts = [family.first for family in found.families]
     gib = partial(Column, write=lambda bytes: f"{bytes / GIB:.2f}")
@@ -360,5 +360,5 @@ def _write_bounds(bounds: Bounds) -> str:
     return f"not even {fails} fits" if fits is None else f"{fits} fits, {fails} does not"
 
 
-SPEEDS = Section("batch-speed", "From which batch size on is training no faster?", _tell_speeds)
-GROWTH = Section("batch-memory", "How does memory grow with the batch size?", _tell_growth)
+SPEEDS = Section("batch-speed", "From which batch size on is training no faster?", _tabulate_speeds)
+GROWTH = Section("batch-memory", "How does memory grow with the batch size?", _tabulate_growth)

@@ -35,7 +35,7 @@ def _list_profiled(found: ReportData) -> list[_Broken]:
     return [(row, one, one.breakdown) for row, one in found.counted if one.breakdown is not None]
 
 
-def _tell_breakdowns(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
     profiled = _list_profiled(found)
     shares = {id(breakdown): _share(breakdown) for *_, breakdown in profiled}
     parts = _choose_parts(shares.values())
@@ -95,7 +95,7 @@ def _choose_parts(shares: Iterable[dict[str, float]]) -> list[str]:
 _Operation = tuple[Timed, Step, Breakdown]
 
 
-def _tell_operations(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_operations(found: ReportData) -> Iterator[Sheet]:
     """List the operations of a few cases, first of those in pairs that are explained in full."""
     wanted = {side.case for pair in choose_pairs(found.pairs) for side in (pair.a, pair.b)}
     profiled = _list_profiled(found)
@@ -151,5 +151,5 @@ def _tell_operations(found: ReportData) -> Iterator[Sheet]:
     yield Sheet("The operations that take longest", columns, rows, notes, groups)
 
 
-BREAKDOWNS = Section("time", "Where does the time of a step go?", _tell_breakdowns)
-OPERATIONS = Section("operations", "Which operations take longest?", _tell_operations)
+BREAKDOWNS = Section("time", "Where does the time of a step go?", _tabulate_breakdowns)
+OPERATIONS = Section("operations", "Which operations take longest?", _tabulate_operations)

@@ -29,7 +29,7 @@ def _judge(runs: pd.DataFrame) -> tuple[str, str]:
     return UNKNOWN, f"Whether resumed steps are the same is not known ({why})"
 
 
-def _tell_checkpoints(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_checkpoints(found: ReportData) -> Iterator[Sheet]:
     cases = found.cases
     kept = cases[cases["checkpoint"].astype(bool) & cases["status"].isin(TIMED)]
     of_these = found.rows[found.rows["cell"].isin(kept["cell"])]
@@ -59,5 +59,5 @@ def _tell_checkpoints(found: ReportData) -> Iterator[Sheet]:
 
 
 CHECKPOINTS = Section(
-    "checkpoints", "What does a checkpoint cost, and is a resume exact?", _tell_checkpoints
+    "checkpoints", "What does a checkpoint cost, and is a resume exact?", _tabulate_checkpoints
 )

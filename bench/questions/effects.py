@@ -143,7 +143,7 @@ def _name_settings(
     return " · ".join(said)
 
 
-def _tell_effects(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
     effects, starts = join(("", part) for _, part in groupby(found.effects, lambda e: e.axis))
 
     def write_change(effect: Effect) -> Cell:
@@ -176,7 +176,7 @@ def _tell_effects(found: ReportData) -> Iterator[Sheet]:
         Column("loss", "loss", "difference of the training loss", _write_loss, better="lower",
                keep=5),
         Column("doubts", "remarks", "what speaks against a case of these",
-               lambda effect: ", ".join([*effect.doubts, *_tell_ends(effect.time, found)]),
+               lambda effect: ", ".join([*effect.doubts, *_describe_ends(effect.time, found)]),
                keep=8, wrap=True),
     ]  # fmt: skip
     yield Sheet(
@@ -217,7 +217,7 @@ def _write_pairs(effect: Effect) -> Cell:
     return Cell(f"{pairs} of {every}" if pairs < every else str(pairs), pairs)
 
 
-def _tell_pairs(effect: Effect, estimate: Estimate) -> str:
+def _describe_pairs(effect: Effect, estimate: Estimate) -> str:
     """Return how many of the pairs an estimate is over, if not as many as the row says."""
     same = estimate.pairs == _count_pairs(effect)
     return "" if same else f" ({estimate.pairs} of {len(effect.pairs)})"
@@ -227,18 +227,20 @@ def _write_percent(effect: Effect, estimate: Estimate | None, mark: str = "") ->
     if estimate is None or estimate.ratio.value is None:
         return None
     change = estimate.ratio.value - 1
-    return Cell(f"{mark}{write_signed(100 * change, 1)} %{_tell_pairs(effect, estimate)}", change)
+    return Cell(
+        f"{mark}{write_signed(100 * change, 1)} %{_describe_pairs(effect, estimate)}", change
+    )
 
 
 def _write_loss(effect: Effect) -> Cell | None:
     if (loss := effect.loss) is None:
         return None
     reach = f" ±{loss.reach:.3f}" if loss.reach is not None else ""
-    text = f"{write_signed(loss.difference, 3)}{reach}{_tell_pairs(effect, loss)}"
+    text = f"{write_signed(loss.difference, 3)}{reach}{_describe_pairs(effect, loss)}"
     return Cell(text, loss.difference)
 
 
-def _tell_ends(time: Estimate | None, found: ReportData) -> Iterator[str]:
+def _describe_ends(time: Estimate | None, found: ReportData) -> Iterator[str]:
     """Name the slowest and fastest pair of a mixed effect: ``1.00× at fp32, 1.11× at bf16-amp``."""
     if time is None or not time.mixed:
         return
@@ -291,4 +293,4 @@ def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
         )
 
 
-EFFECTS = Section("effects", "What does each change do?", _tell_effects)
+EFFECTS = Section("effects", "What does each change do?", _tabulate_effects)

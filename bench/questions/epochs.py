@@ -75,7 +75,7 @@ def write_trend(change: float) -> str:
     return said if abs(change) > STEADY else ""
 
 
-def _tell_epochs(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_epochs(found: ReportData) -> Iterator[Sheet]:
     epochs = _collect_epochs(found)
     shown = epochs.merge(found.cases[["cell"]].assign(place=range(len(found.cases))), on="cell")
     shown = shown.sort_values(["place", "epoch"], kind="stable")
@@ -85,7 +85,7 @@ def _tell_epochs(found: ReportData) -> Iterator[Sheet]:
     }
     last = shown.groupby("cell")["epoch"].max()
 
-    def tell_trend(row: Row) -> Cell:
+    def describe_trend(row: Row) -> Cell:
         trend = trends.get(row.cell) if row.epoch == last[row.cell] else None
         return Cell("") if trend is None else Cell(write_trend(trend), trend)
 
@@ -99,7 +99,7 @@ def _tell_epochs(found: ReportData) -> Iterator[Sheet]:
         Column("epoch", "epoch", "from 1", lambda row: int(row.epoch) + 1),
         *map(measure_column, MEASURES),
         Column("trend", "trend of the time", "by the slope over epochs, where that is more than "
-               f"{100 * STEADY:.0f} %", tell_trend, wrap=True),
+               f"{100 * STEADY:.0f} %", describe_trend, wrap=True),
     ]  # fmt: skip
     note = (
         f"The epochs of a case became slower or faster by more than {100 * STEADY:.0f} %, by their "
@@ -114,4 +114,4 @@ def _tell_epochs(found: ReportData) -> Iterator[Sheet]:
     yield Sheet("Epoch by epoch", columns, rows, notes, groups, file="epochs.csv")
 
 
-EPOCHS = Section("epochs", "How did time, loss and accuracy change by epoch?", _tell_epochs)
+EPOCHS = Section("epochs", "How did time, loss and accuracy change by epoch?", _tabulate_epochs)

@@ -201,7 +201,7 @@ def note_first(families: Sequence[Family]) -> Iterator[str]:
         yield f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
 
 
-def _tell_walls(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
     rows = [(_describe_search(search), search.wall) for search in found.searches]
     fine = all(wall.ending is Ending.FOUND for _, wall in rows)
     margins = " or ".join(sorted({f"{100 * wall.margin:g} %" for _, wall in rows}))
@@ -237,4 +237,4 @@ def _describe_search(search: Search) -> Row:
     return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)
 
 
-WALLS = Section("walls", "How large a batch fits in memory?", _tell_walls)
+WALLS = Section("walls", "How large a batch fits in memory?", _tabulate_walls)

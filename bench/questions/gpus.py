@@ -218,13 +218,13 @@ def name_devices(points: Sequence[Point]) -> str:
     return "GPUs" if any(point.row.device == "cuda" for point in points) else "processes"
 
 
-def _tell_scaling(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_scaling(found: ReportData) -> Iterator[Sheet]:
     for again, (_, lines) in enumerate(groupby(found.lines, lambda line: line.strong)):
         # notes that hold for both kinds stand below the first only
-        yield _tell_lines(list(lines), found, bool(again))
+        yield _tabulate_lines(list(lines), found, bool(again))
 
 
-def _tell_lines(lines: Sequence[Line], found: ReportData, again: bool) -> Sheet:
+def _tabulate_lines(lines: Sequence[Line], found: ReportData, again: bool) -> Sheet:
     what = name_devices(lines[0].all)
     time, exposed, late = (QUANTITIES[n] for n in ("epoch_time_s", "exposed_s", "straggle"))
     several_bases = len({_name_base(line) for line in lines}) > 1
@@ -357,4 +357,4 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
         yield "dp is torch's DataParallel, which torch itself advises against; use --parallel ddp."
 
 
-SCALING = Section("scaling", "How much faster do several train one network?", _tell_scaling)
+SCALING = Section("scaling", "How much faster do several train one network?", _tabulate_scaling)

@@ -114,7 +114,7 @@ def _summarize(trials: Sequence[Trial], halving: Halving) -> Iterator[str]:
         yield f"({100 * spent / whole:.0f} %)."
 
 
-def tell_trials(
+def tabulate_trials(
     records: pd.DataFrame,
     epochs: pd.DataFrame,
     halving: Halving,
@@ -161,7 +161,9 @@ def tell_trials(
     )
 
 
-def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) -> Iterator[Sheet]:
+def tabulate_rungs(
+    records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving
+) -> Iterator[Sheet]:
     """Yield a table of the rungs: how many reached each and went on, with which values."""
     trials, quantity = find_trials(records, epochs, halving), QUANTITIES[halving.metric]
     pick, drop = (max, min) if halving.higher else (min, max)
@@ -195,9 +197,9 @@ def tell_rungs(records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving) ->
     yield Sheet("What the rungs decided", columns, rungs, [note], empty=())
 
 
-def _of_each(tell: Callable[..., Iterator[Sheet]]) -> Callable[[ReportData], Iterator[Sheet]]:
+def _of_each(tabulate: Callable[..., Iterator[Sheet]]) -> Callable[[ReportData], Iterator[Sheet]]:
     return lambda found: chain.from_iterable(
-        tell(sweep.records, sweep.read_epochs(), sweep.halving)
+        tabulate(sweep.records, sweep.read_epochs(), sweep.halving)
         for sweep in found.sweeps
         if sweep.halving
     )
@@ -233,5 +235,5 @@ def spell_case(case: Case) -> list[str]:
     return words
 
 
-SEARCH = Section("search", "Which settings are the best?", _of_each(tell_trials), Level.ANSWER)
-RUNGS = Section("rungs", "What decided which trials went on?", _of_each(tell_rungs))
+SEARCH = Section("search", "Which settings are the best?", _of_each(tabulate_trials), Level.ANSWER)
+RUNGS = Section("rungs", "What decided which trials went on?", _of_each(tabulate_rungs))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def tell_lanes(records: pd.DataFrame) -> Iterator[Sheet]:
+def tabulate_lanes(records: pd.DataFrame) -> Iterator[Sheet]:
     """Yield a table of one row for each lane whose anchors ran, grouped by session of a sweep;
     ``records`` are all records of `bench.study.summaries.read`."""
     parts: list[tuple[str, Sequence[LaneReading]]] = []
@@ -71,5 +71,5 @@ def _describe_spread(spread: Change | None) -> str:
 
 
 LANES = Section(
-    "lanes", "Do the lanes slow each other?", lambda found: tell_lanes(found.everything)
+    "lanes", "Do the lanes slow each other?", lambda found: tabulate_lanes(found.everything)
 )

@@ -92,7 +92,7 @@ def _find_loaded(found: ReportData) -> Iterator[Comparison]:
         yield Comparison(device, tuple(loaded))
 
 
-def tell_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
+def describe_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each way of loading on the number of workers from which the loader no
     longer matters: ``fp32 · batch size 128: from 4 workers on, the loader no longer matters.`` From
     that number on, every one tried is as fast as the device's loader. Cases without workers belong
@@ -126,7 +126,7 @@ _Line = tuple[Comparison, Row, Loaded | None]
 """A row of the table: its comparison, its case, and the result if that is of torch's DataLoader."""
 
 
-def _tell_loading(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_loading(found: ReportData) -> Iterator[Sheet]:
     named = [axis for axis in found.named if axis not in SETTINGS]
     settings = [axis for axis in SETTINGS[2:] if axis in found.varying]
     rows, groups = join(
@@ -166,7 +166,7 @@ def _tell_loading(found: ReportData) -> Iterator[Sheet]:
 
     def note(shown: Sequence[_Line]) -> Iterator[str]:
         for sets in {id(sets): sets for sets, *_ in shown}.values():
-            yield from tell_enough(sets, [*named, *settings])
+            yield from describe_enough(sets, [*named, *settings])
         yield (
             "Loader-bound: the part of the epoch time that would be saved if the batches were made "
             "on the device. Waiting for the loader while the device is busy is not counted. The "
@@ -179,4 +179,4 @@ def _tell_loading(found: ReportData) -> Iterator[Sheet]:
     yield Sheet(title, columns, rows, note, groups)
 
 
-LOADING = Section("loading", "Does training wait for the data loader?", _tell_loading)
+LOADING = Section("loading", "Does training wait for the data loader?", _tabulate_loading)

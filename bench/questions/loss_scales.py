@@ -81,8 +81,8 @@ def _summarize(case: ScaleCase, window: Window) -> Iterator[str]:
             f"no scale is safe: {write_scale(first)}, the smallest one tried, overflows at "
             f"{_overflow(case, first)}; try smaller scales with --scales, or use bf16-amp"
             if first in case.overflows
-            else f"no scale is safe: {_tell_lost(case, window, first)}; try others with --scales, "
-            "or use bf16-amp"
+            else f"no scale is safe: {_describe_lost(case, window, first)}; try others with "
+            "--scales, or use bf16-amp"
         )
         return
     span = (
@@ -93,8 +93,8 @@ def _summarize(case: ScaleCase, window: Window) -> Iterator[str]:
     lost = write_share(case.lost(window.low))
     most = "" if "<" in lost else "at most "
     yield (
-        f"{span} safe: no overflow {tell_seen(case)}, and {most}{lost} of the gradient values are "
-        "flushed to zero"
+        f"{span} safe: no overflow {describe_seen(case)}, and {most}{lost} of the gradient values "
+        "are flushed to zero"
     )
     narrow = "; the window is narrow, so prefer a dynamic scale" if window.narrow else ""
     yield f"Use {write_scale(window.use)}{narrow}" if window.needed else "No loss scale is needed"
@@ -106,12 +106,12 @@ def _summarize(case: ScaleCase, window: Window) -> Iterator[str]:
         )
     below = [scale for scale in case.scales if scale < window.low]
     for scale in sorted({*below[:1], *below[-1:], *({128.0} & {*below})}):
-        yield capitalize(_tell_lost(case, window, scale))
+        yield capitalize(_describe_lost(case, window, scale))
     if window.ceiling is not None:
         yield f"Scale {write_scale(window.ceiling)} overflows at {_overflow(case, window.ceiling)}"
 
 
-def _tell_lost(case: ScaleCase, window: Window, scale: float) -> str:
+def _describe_lost(case: ScaleCase, window: Window, scale: float) -> str:
     """Return what a scale loses; if only one layer loses too much, what that one loses."""
     lost = case.lost(scale)
     if lost <= window.enough and scale in window.starved:
@@ -120,7 +120,7 @@ def _tell_lost(case: ScaleCase, window: Window, scale: float) -> str:
     return f"scale {write_scale(scale)} flushes {write_share(lost, window.enough)}"
 
 
-def tell_seen(case: ScaleCase) -> str:
+def describe_seen(case: ScaleCase) -> str:
     """Return the steps at which every scale was checked for an overflow."""
     trained = {t.scales[0] for t in case.trainings if t.setting and not is_dynamic(t.setting)}
     if case.way is Way.ROUNDED or trained.issuperset(case.scales):
@@ -139,16 +139,16 @@ def _overflow(case: ScaleCase, scale: float) -> str:
     return f"step {first.step}" + (f" ({first.where})" if first.where else "")
 
 
-def tell_scale_map(scales: ScaleMap, said: Sequence[str] = ()) -> Iterator[Sheet]:
+def tabulate_scale_map(scales: ScaleMap, said: Sequence[str] = ()) -> Iterator[Sheet]:
     """Yield the windows, with the sentences ``said`` above their notes; then for each case its
     scales, its trainings and its layers that lose most."""
     windows = [(case, find_window(case, scales.tolerance)) for case in scales.cases]
-    yield _tell_windows(windows, scales.tolerance, said)
+    yield _tabulate_windows(windows, scales.tolerance, said)
     for number, (case, window) in enumerate(windows, 1):
         name = f"-{number}" if len(windows) > 1 else ""
-        yield _tell_scales(case, window, f"scales-gradients{name}")
-        yield _tell_trainings(case, f"scales-trainings{name}")
-        yield _tell_layers(case, window, f"scales-layers{name}")
+        yield _tabulate_scales(case, window, f"scales-gradients{name}")
+        yield _tabulate_trainings(case, f"scales-trainings{name}")
+        yield _tabulate_layers(case, window, f"scales-layers{name}")
 
 
 _scale_column = partial(Column, write=write_scale)
@@ -157,7 +157,7 @@ _share_column = partial(Column, write=write_share)
 _Judged = tuple[ScaleCase, Window]
 
 
-def _tell_windows(rows: Sequence[_Judged], tolerance: float, said: Sequence[str]) -> Sheet:
+def _tabulate_windows(rows: Sequence[_Judged], tolerance: float, said: Sequence[str]) -> Sheet:
     columns: list[Column[_Judged]] = [
         Column("precision", "precision", "number format", lambda row: row[0].precision,
                number=False),
@@ -201,7 +201,7 @@ def _judge(case: ScaleCase, window: Window, scale: float) -> str:
     return "safe, use this" if scale == window.use and window.needed else "safe"
 
 
-def _tell_scales(case: ScaleCase, window: Window, name: str) -> Sheet:
+def _tabulate_scales(case: ScaleCase, window: Window, name: str) -> Sheet:
     def share(
         kind: Kind, fate: Fate, name: str, label: str, help: str, **head: Any
     ) -> Column[float]:
@@ -234,7 +234,7 @@ def _tell_scales(case: ScaleCase, window: Window, name: str) -> Sheet:
         "Share of the gradient values of all layers' outputs and of all layers' weights, at "
         f"{name_steps(case.at)}. Values that are zero before scaling are left out.{most}",
         "Flushed: rounded to zero. Subnormal: kept with fewer digits. Overflow: beyond the largest "
-        f"finite value; checked {tell_seen(case)}. What a network keeps in fp32, such as "
+        f"finite value; checked {describe_seen(case)}. What a network keeps in fp32, such as "
         "BatchNorm's parameters, is not rounded.",
     ]
     title, rows = f"Gradients by loss scale: {case.label}", case.scales
@@ -259,7 +259,7 @@ def _name_setting(setting: str) -> str:
         return setting or "none, in fp32"
 
 
-def _tell_trainings(case: ScaleCase, name: str) -> Sheet:
+def _tabulate_trainings(case: ScaleCase, name: str) -> Sheet:
     fp32, rows = case.training(""), case.trainings
 
     def write_loss(training: ScaledTraining) -> Cell:
@@ -296,7 +296,7 @@ MOST_LAYERS = 8
 """Most layers in the table; the CSV file has all."""
 
 
-def _tell_layers(case: ScaleCase, window: Window, name: str) -> Sheet:
+def _tabulate_layers(case: ScaleCase, window: Window, name: str) -> Sheet:
     shown = [s for s in dict.fromkeys((1.0, 128.0, window.use)) if s in case.scales]
     shown = shown or [case.scales[0]]
     lost = {kind: case.by_layer(Fate.FLUSHED, kind) for kind in Kind}
@@ -332,6 +332,9 @@ SCALES = Section(
     "scales",
     "Which loss scales are safe?",
     lambda found: chain(
-        *(tell_scale_map(told, summarize_scale_map(told).split("\n")) for told in found.scale_maps)
+        *(
+            tabulate_scale_map(told, summarize_scale_map(told).split("\n"))
+            for told in found.scale_maps
+        )
     ),
 )

@@ -45,7 +45,7 @@ EMPTY = (NOTHING, "", "0")
 CSV = "--format csv"
 
 
-def _tell_cases(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_cases(found: ReportData) -> Iterator[Sheet]:
     cases, order, machines = found.cases, found.order, found.machines
     word = "synthetic " if (cases["dataset"] == "synthetic").all() else ""
     seconds = cases["start_time_s"]
@@ -131,7 +131,7 @@ def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines
     return join((name(key), part) for key, part in groupby(zip(*columns, strict=True)))[1]
 
 
-def _tell_machines(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_machines(found: ReportData) -> Iterator[Sheet]:
     cases, machines = found.cases, found.machines
     rest = [axis for axis in found.order if axis != MACHINE]
     if len(machines) < 2 or not rest:
@@ -165,7 +165,7 @@ def _tell_machines(found: ReportData) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-def _tell_published(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_published(found: ReportData) -> Iterator[Sheet]:
     cases, machines = found.beside, found.machines
     beside = cases[(cases["published_status"] != "") & (cases["device"] == "cuda")]
     for axis in list_affecting(Trait.KERNELS):  # unknown in 2019
@@ -208,7 +208,7 @@ def _tell_published(found: ReportData) -> Iterator[Sheet]:
     )  # fmt: skip
 
 
-def tell_environment(found: ReportData) -> Sheet:
+def tabulate_environment(found: ReportData) -> Sheet:
     cases, pairs = found.cases, list(found.machines)[:MOST_SECTIONS]
     parts = [cases[(cases["sweep"] == s) & (cases["machine"] == machine)] for s, machine in pairs]
 
@@ -234,7 +234,9 @@ def tell_environment(found: ReportData) -> Sheet:
     )  # fmt: skip
 
 
-OVERVIEW = Section("overview", "How did each case do?", _tell_cases, Level.TABLE)
-MACHINES = Section("machines", "How fast is the same case on each machine?", _tell_machines)
-PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tell_published)
-ENVIRONMENT = Section("environment", "What ran the cases?", lambda found: [tell_environment(found)])
+OVERVIEW = Section("overview", "How did each case do?", _tabulate_cases, Level.TABLE)
+MACHINES = Section("machines", "How fast is the same case on each machine?", _tabulate_machines)
+PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tabulate_published)
+ENVIRONMENT = Section(
+    "environment", "What ran the cases?", lambda found: [tabulate_environment(found)]
+)

@@ -59,7 +59,7 @@ def name_pair(why: Explanation) -> str:
 _Possible = tuple[Row, float, Ceiling | None]  # a case, its speed-up and its ceiling
 
 
-def _tell_possible(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_possible(found: ReportData) -> Iterator[Sheet]:
     """Tell of the pairs that are not explained because they have no profile."""
     steps, cases, wrong = found.steps, found.by_cell, None
     pairs = [pair for e in found.effects if e.axis == "precision" for pair in e.pairs]
@@ -93,7 +93,7 @@ def _tell_possible(found: ReportData) -> Iterator[Sheet]:
     yield Sheet("What each precision can gain at most", columns, rows, notes, empty=())
 
 
-def _tell_pairs(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_pairs(found: ReportData) -> Iterator[Sheet]:
     columns: list[Column[Explanation]] = [
         Column("pair", "pair", "the two cases", name_pair, wrap=True),
         Column("speedup", "speed-up (×)", "time of a step before over that after",
@@ -127,11 +127,11 @@ Part = tuple[Cell, Change]
 """A row of a table of reasons or changes: its name, and its time in both steps."""
 
 
-def tell_explained(pairs: Sequence[Explanation]) -> Iterator[Sheet]:
+def tabulate_explained(pairs: Sequence[Explanation]) -> Iterator[Sheet]:
     """Yield two tables for each pair: its reasons, and the changes by kind of work."""
     for number, why in enumerate(pairs, 1):
-        yield tell_reasons(f"reasons-{number}", why)
-        yield tell_changes(f"changes-{number}", why)
+        yield tabulate_reasons(f"reasons-{number}", why)
+        yield tabulate_changes(f"changes-{number}", why)
 
 
 def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
@@ -151,7 +151,7 @@ def _fold(parts: Sequence[Part], least_s: float, most: int) -> list[Part]:
     return [*kept, (Cell("other", ""), together)]
 
 
-def tell_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
+def tabulate_reasons(name: str, why: Explanation, most: int = 0) -> Sheet:
     """Tell what the step after goes to, or what it lost by; the evidence below. With ``most`` (0
     for all) the last of at most that many rows sums all that is left or small."""
     lost, whole = why.lost, why.change_s if why.lost else why.b.step.step_s
@@ -204,9 +204,9 @@ def _end_columns(why: Explanation) -> list[Column[Part]]:
     ]  # fmt: skip
 
 
-def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
+def tabulate_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
     """Tell the changes from one step time to the other, by kind of work; they add up. ``most``
-    limits the rows as in `tell_reasons`, including the one of the whole step."""
+    limits the rows as in `tabulate_reasons`, including the one of the whole step."""
     rows: list[Part] = [
         (Cell(name_part(change.name), str(change.name)), change)
         for change in why.changes
@@ -231,8 +231,10 @@ def tell_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
     return Sheet(title, columns, rows, name=name, empty=())
 
 
-POSSIBLE = Section("possible", "How much can each precision gain at most?", _tell_possible)
-PAIRS = Section("why", "Why is it not faster?", _tell_pairs)
+POSSIBLE = Section("possible", "How much can each precision gain at most?", _tabulate_possible)
+PAIRS = Section("why", "Why is it not faster?", _tabulate_pairs)
 EXPLAINED = Section(
-    "reasons", "What changed in a step?", lambda found: tell_explained(choose_pairs(found.pairs))
+    "reasons",
+    "What changed in a step?",
+    lambda found: tabulate_explained(choose_pairs(found.pairs)),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.diagnosis.explanation import Explanation
-from bench.origin import tell_origin
+from bench.origin import describe_origin
 from bench.questions.effects import Effect, find_effects
 from bench.questions.families import Family, Search, find_families, find_searches
 from bench.questions.gpus import Line, find_lines
@@ -51,7 +51,7 @@ class ReportData:
     @cached_property
     def origin(self) -> tuple[str, ...]:
         """The opening sentences if nothing was measured."""
-        return tuple(tell_origin(self.records["executor"].unique()))
+        return tuple(describe_origin(self.records["executor"].unique()))
 
     @cached_property
     def named(self) -> list[str]:

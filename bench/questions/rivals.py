@@ -135,7 +135,7 @@ def _name_baselines(matches: Sequence[Match]) -> str:
     return " or ".join(dict.fromkeys(match.before.precision for match in matches))
 
 
-def _tell_matches(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_matches(found: ReportData) -> Iterator[Sheet]:
     rows, groups = join(
         ("", _choose_matches(base, other))
         for base, others in list_rivals(found.families)
@@ -184,7 +184,7 @@ _Largest = tuple[Family, Row, Match | None]
 """A family, its largest batch, and how that compares with the baseline's."""
 
 
-def _tell_largest(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_largest(found: ReportData) -> Iterator[Sheet]:
     contests = list(list_contests(found.families))
     rows, groups = join(("", _list_largest(contest)) for contest in contests if contest.ends)
     case = partial(quantity_column, take=lambda row: row[1], spread=False)
@@ -259,7 +259,7 @@ def list_accumulated(cases: pd.DataFrame) -> Iterator[list[Row]]:
         yield list(iterate(keep_one(part, "accumulate")))
 
 
-def _tell_accumulated(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_accumulated(found: ReportData) -> Iterator[Sheet]:
     sets = list(islice(list_accumulated(found.cases), 10 * MOST_ROWS))
     rows, groups = join(("", [Match(rows[0], row) for row in rows]) for rows in sets)
     case = partial(quantity_column, take=lambda match: match.after, spread=False)
@@ -308,6 +308,10 @@ def _tell_accumulated(found: ReportData) -> Iterator[Sheet]:
     yield Sheet(title, columns, rows, told, groups)
 
 
-MATCHED = Section("matched", "What does each precision gain at the same batch size?", _tell_matches)
-LARGEST = Section("largest", "What does each gain at its own largest batch?", _tell_largest)
-ACCUMULATION = Section("accumulation", "What do micro-batches cost and save?", _tell_accumulated)
+MATCHED = Section(
+    "matched", "What does each precision gain at the same batch size?", _tabulate_matches
+)
+LARGEST = Section("largest", "What does each gain at its own largest batch?", _tabulate_largest)
+ACCUMULATION = Section(
+    "accumulation", "What do micro-batches cost and save?", _tabulate_accumulated
+)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from bench.questions.loss_scales import name_steps, tell_seen, write_scale
+from bench.questions.loss_scales import describe_seen, name_steps, write_scale
 from bench.render.palette import INK, STYLE
 from bench.scale_map import Fate, Kind, ScaleCase, ScaleMap, Window, find_window
 
@@ -59,7 +59,7 @@ def _draw_case(part: Any, case: ScaleCase, window: Window) -> None:
         said = f"safe scales {write_scale(window.low)} to {write_scale(window.high)}, {use}"
     part.suptitle(
         f"{case.label}: {said}\nColours: {name_steps(case.at)}. "
-        f"Between the dashed lines: the safe scales (overflows checked {tell_seen(case)}).",
+        f"Between the dashed lines: the safe scales (overflows checked {describe_seen(case)}).",
         fontsize=10, x=0.01, ha="left",
     )  # fmt: skip
     axes = part.subplots(1, len(Kind), sharey=True)

@@ -82,7 +82,7 @@ def _judge(one: _Pair, most: _Pair) -> tuple[float, tuple[float, float] | None]:
     return 1 - math.exp(shift), (1 - math.exp(shift + reach), 1 - math.exp(shift - reach))
 
 
-def _tell_taxes(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_taxes(found: ReportData) -> Iterator[Sheet]:
     order = list(PRECISIONS)
     taxes = find_taxes(found.lines)
     taxes.sort(key=lambda tax: (tax.line.place, order.index(tax.line.precision)))
@@ -133,4 +133,6 @@ def _explain_taxes(taxes: Sequence[Tax]) -> Iterator[str]:
         yield f"An interval needs {MIN_REPEATS} runs of each of the four cases; use --repeats 5."
 
 
-TAX = Section("scaling-tax", "What of its speed-up does each precision lose there?", _tell_taxes)
+TAX = Section(
+    "scaling-tax", "What of its speed-up does each precision lose there?", _tabulate_taxes
+)

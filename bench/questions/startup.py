@@ -99,7 +99,7 @@ def _find_prices(found: ReportData) -> Iterator[Price]:
             yield price
 
 
-def _tell_prices(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_prices(found: ReportData) -> Iterator[Sheet]:
     prices = list(_find_prices(found))
     pairs = found.cases[found.cases["cell"].isin([price.on.cell for price in prices])]
     named = ["precision", *(axis for axis in find_varying(pairs) if axis != "precision")]
@@ -181,7 +181,7 @@ _Part = tuple[tuple[str, str], dict[Hashable, Any]]
 """A machine, and the median times of its runs beside warm-up and training, in s."""
 
 
-def _tell_parts(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_parts(found: ReportData) -> Iterator[Sheet]:
     told = found.rows[found.rows["status"].isin(RELIABLE)].dropna(subset=[*BESIDE])
     seconds = told[[*BESIDE]].astype(float)
     seconds = seconds.assign(all=seconds.sum(axis=1))
@@ -203,5 +203,9 @@ def _tell_parts(found: ReportData) -> Iterator[Sheet]:
     yield Sheet("Seconds of a run apart from warm-up and training (median)", columns, rows)
 
 
-PRICES = Section("start-up", "When has compiling, autotuning or capturing paid off?", _tell_prices)
-PARTS = Section("beside", "How long does a run take apart from warm-up and training?", _tell_parts)
+PRICES = Section(
+    "start-up", "When has compiling, autotuning or capturing paid off?", _tabulate_prices
+)
+PARTS = Section(
+    "beside", "How long does a run take apart from warm-up and training?", _tabulate_parts
+)

@@ -83,12 +83,12 @@ class Section:
 
     name: str  # of its table
     question: str  # as a reader would ask it
-    tell: Callable[[Any], Iterable[Sheet]]  # from a `bench.questions.report_data.ReportData`
+    list_sheets: Callable[[Any], Iterable[Sheet]]  # from a `bench.questions.report_data.ReportData`
     level: Level = Level.DETAIL  # of its tables
 
     def tabulate(self, found: Any) -> Iterator[Table]:
         """Yield its tables, without those that have no rows."""
-        return self.lay_out(self.tell(found))
+        return self.lay_out(self.list_sheets(found))
 
     def lay_out(self, sheets: Iterable[Sheet]) -> Iterator[Table]:
         """Yield its tables from sheets that were made elsewhere, as `tabulate` does."""

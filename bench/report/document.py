@@ -113,7 +113,7 @@ class Report(ReportData):
 
     @cached_property
     def environments(self) -> Table:
-        return ENVIRONMENT.fill(*ENVIRONMENT.tell(self))
+        return ENVIRONMENT.fill(*ENVIRONMENT.list_sheets(self))
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

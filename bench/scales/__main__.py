@@ -10,7 +10,7 @@ from bench.environment.packages import refuse_missing
 from bench.errors import UsageError
 from bench.flags import command
 from bench.processes import leave
-from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
+from bench.questions.loss_scales import SCALES, summarize_scale_map, tabulate_scale_map
 from bench.scale_map import ScaleMap
 from bench.scales.map import FIGURE, PICTURE, SUMMARY, measure_map, write_pages
 from bench.scales.options import build_parser, read_options
@@ -55,7 +55,7 @@ def show(scales: ScaleMap) -> None:
     files = ", ".join((SUMMARY, FIGURE, PICTURE, GRADIENTS, TRAININGS))
     for line in (*summarize_scale_map(scales).splitlines(), *dict.fromkeys(on)):
         draw_text(line, console)
-    for table in SCALES.lay_out(tell_scale_map(scales)):
+    for table in SCALES.lay_out(tabulate_scale_map(scales)):
         console.print()
         draw_table(table, console)
     console.print()

@@ -10,7 +10,7 @@ from bench.data import load
 from bench.environment.asking import ask, with_inputs
 from bench.errors import UsageError
 from bench.precision import PRECISIONS
-from bench.questions.loss_scales import SCALES, summarize_scale_map, tell_scale_map
+from bench.questions.loss_scales import SCALES, summarize_scale_map, tabulate_scale_map
 from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
 from bench.render.markdown import escape, table_lines
 from bench.scale_map import ScaleMap, Way
@@ -66,7 +66,7 @@ def write_pages(scales: ScaleMap) -> None:
     lines = ["# Loss-scale map", ""]
     for line in summarize_scale_map(scales).splitlines():
         lines += [escape(line), ""]
-    for table in SCALES.lay_out(tell_scale_map(scales)):
+    for table in SCALES.lay_out(tabulate_scale_map(scales)):
         lines += table_lines(table)
     replace_file(scales.folder / SUMMARY, "\n".join(lines) + "\n")
     replace_file(scales.folder / FIGURE, draw_scale_map(scales))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.flags import command
 from bench.halving import Halving
-from bench.origin import tell_origin
+from bench.origin import describe_origin
 from bench.processes import leave
 from bench.record import MEASURED
 from bench.search.options import describe_search, parse_arguments
@@ -49,17 +49,17 @@ def main(argv: Sequence[str]) -> int:
 
 def print_findings(out: Path, halving: Halving) -> bool:
     """Print trials, rungs and how to confirm the best. Return whether any trial was measured."""
-    from bench.questions.halving import RUNGS, SEARCH, confirm, tell_rungs, tell_trials
+    from bench.questions.halving import RUNGS, SEARCH, confirm, tabulate_rungs, tabulate_trials
     from bench.render.text import draw_table, open_console
 
     console = open_console(_WIDTH)
     records, epochs = read_records(out), read_epochs(out)
-    made_up = list(tell_origin(records["executor"]))
+    made_up = list(describe_origin(records["executor"]))
     for line in made_up:
         print(line)
     # the commands that confirm the best are printed below
-    trials = SEARCH.lay_out(tell_trials(records, epochs, halving, how=""))
-    rungs = RUNGS.lay_out(tell_rungs(records, epochs, halving))
+    trials = SEARCH.lay_out(tabulate_trials(records, epochs, halving, how=""))
+    rungs = RUNGS.lay_out(tabulate_rungs(records, epochs, halving))
     for table in (*trials, *rungs):
         draw_table(table, console)
         console.print()

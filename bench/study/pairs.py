@@ -132,13 +132,13 @@ def _list_lines(cases: pd.DataFrame) -> Iterator[_Line]:
         cases["cell"].tolist(),
         rows(SAME_QUESTION),
         cases["part"].tolist(),
-        map(_tell_data, cases["workload"].tolist(), rows(SAME_LOSS), rows(OWN_DRAWS)),
+        map(_describe_data, cases["workload"].tolist(), rows(SAME_LOSS), rows(OWN_DRAWS)),
         cases["memory_measure"].tolist(),
         map(name, rows(doubted) if doubted else repeat(())),
     )
 
 
-def _tell_data(workload: str, same: tuple[Any, ...], draws: tuple[Any, ...]) -> tuple[Any, ...]:
+def _describe_data(workload: str, same: tuple[Any, ...], draws: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what must be equal in two cases for their losses to be compared."""
     return same if workload == IMAGES else (*same, *draws)
 

@@ -216,8 +216,8 @@ def name_folders(classes: Sequence[Mapping[str, Environment]]) -> list[str]:
     """Return a short name for the folder of each class, valid on every file system."""
     environments = [next(iter(environments.values())) for environments in classes]
     names = [""] * len(environments)
-    for tell in _NAME_PARTS:
-        more = [tell(environment) for environment in environments]
+    for describe in _NAME_PARTS:
+        more = [describe(environment) for environment in environments]
         alike = Counter(names)
         names = [
             _slug(f"{name} {word}") if alike[name] > 1 or not name else name

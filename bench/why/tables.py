@@ -27,8 +27,8 @@ def render_text(answer: Answer, full: bool = False) -> str:
     console = text.make_plain(width)
     for line in answer.conditions:
         console.print(line, markup=False, highlight=False)
-    tell = reasons.tell_explained if full else _tell_short
-    for table in reasons.EXPLAINED.lay_out(tell(answer.explanations)):
+    tabulate = reasons.tabulate_explained if full else _tabulate_short
+    for table in reasons.EXPLAINED.lay_out(tabulate(answer.explanations)):
         console.print()
         text.draw_table(table, console, brief=not full)
     if answer.doubts:
@@ -46,21 +46,23 @@ def render_text(answer: Answer, full: bool = False) -> str:
     return text.read_plain(console)
 
 
-def _tell_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
-    """Like `tell_explained`, with few rows, and sentences that no row or title repeats."""
+def _tabulate_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
+    """Like `tabulate_explained`, with few rows, and sentences that no row or title repeats."""
     said: set[str] = set()
     for why in explanations:
         words = [word for word in describe(replace(why, about=""), True) if word not in said]
         said.update(words)
-        sheet = reasons.tell_reasons("reasons", why, MOST_ROWS)
+        sheet = reasons.tabulate_reasons("reasons", why, MOST_ROWS)
         yield replace(sheet, title=reasons.name_pair(why), words=words)
-        yield replace(reasons.tell_changes("changes", why, MOST_ROWS), title="By part of the step")
+        yield replace(
+            reasons.tabulate_changes("changes", why, MOST_ROWS), title="By part of the step"
+        )
 
 
 def render_markdown(answer: Answer, full: bool = True) -> str:
     """Render each pair as GitHub-flavoured Markdown, to paste."""
     lines = [*(f"- {escape(line)}" for line in answer.conditions), ""]
-    for table in reasons.EXPLAINED.lay_out(reasons.tell_explained(answer.explanations)):
+    for table in reasons.EXPLAINED.lay_out(reasons.tabulate_explained(answer.explanations)):
         lines += table_lines(table)
     lines += [f"> {escape(said.line)}\n" for said in answer.doubts]
     return "\n".join(lines).rstrip() + "\n"

@@ -49,7 +49,7 @@ class Context:
     source: str = ""
 
 
-def tell_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes: int) -> Context:
+def find_context(before: Reading, now: Reading, reserved_bytes: int, used_bytes: int) -> Context:
     """Return the context, given the memory that torch's allocator holds and CUDA's used memory.
 
     The best source is NVML's memory of this process. If the driver does not report it (WDDM, some
@@ -100,7 +100,7 @@ class GpuLimit:
 
         free, total = torch.cuda.mem_get_info()  # creates the context, if there is none
         now, reserved = self._device.read(Depth.SLOW)[-1], torch.cuda.memory_reserved()
-        context = tell_context(self._before, now, reserved, total - free)
+        context = find_context(self._before, now, reserved, total - free)
         self.context_bytes, self.note = context.bytes, context.source
         if self._limit is not None:
             share = share_of_device(self._limit, context.bytes, total)

@@ -133,7 +133,7 @@ class _Server:
         self._selector.unregister(watched)
         os.close(watched)
         _, status = os.waitpid(child.pid, 0)
-        _tell(child.told, str(os.waitstatus_to_exitcode(status)))
+        _answer(child.told, str(os.waitstatus_to_exitcode(status)))
         os.close(child.told)
 
     def _leave(self, number: int) -> None:
@@ -166,7 +166,7 @@ class _Server:
                 os.close(one)
             _adopt(json.loads(request), inherited)
             return WorkerStart(_settle(given), began)
-        _tell(told, answer)
+        _answer(told, answer)
         if pid is None:
             os.close(told)
         else:
@@ -207,7 +207,7 @@ def _settle(given: list[int]) -> int:
     return messages
 
 
-def _tell(descriptor: int, line: str) -> None:
+def _answer(descriptor: int, line: str) -> None:
     with suppress(BrokenPipeError):  # the requester has ended
         os.write(descriptor, f"{line}\n".encode())
 

@@ -291,7 +291,7 @@ class Script:
     started = 0
     pid = os.getpid()
     pids: Sequence[int] = ()
-    which = note = ""
+    failed_rank = note = ""
 
     def __init__(self, job: Job, variables: Mapping[str, str], servers: Servers) -> None:
         script = self.scripts[Script.started]
@@ -303,7 +303,7 @@ class Script:
     def messages(self) -> Iterator[Message | None]:
         yield from self._messages
 
-    def tell(self) -> None: ...
+    def send(self) -> None: ...
     def dump_stacks(self) -> str:
         return ""
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.case import Case
-from bench.questions.reasons import EXPLAINED, choose_pairs, tell_changes, tell_reasons
+from bench.questions.reasons import EXPLAINED, choose_pairs, tabulate_changes, tabulate_reasons
 from bench.render.model import NOTHING, Table
 from bench.report import jsonfile
 from bench.report.document import Report, build
@@ -114,11 +114,13 @@ def test_a_wrong_yardstick_is_told_instead_of_a_bound(planted: Folders, tmp_path
 
 def test_the_parts_and_the_reasons_add_up_to_the_step(page: Report) -> None:
     for why in page.pairs:
-        *parts, whole = read_rows(EXPLAINED.fill(tell_changes("changes", why)))
+        *parts, whole = read_rows(EXPLAINED.fill(tabulate_changes("changes", why)))
         for column in ("before", "after", "change"):
             total = sum(part[column] for part in parts)  # type: ignore[misc]
             assert total == pytest.approx(whole[column], abs=5e-6)
-        shares = [row["share"] for row in read_rows(EXPLAINED.fill(tell_reasons("reasons", why)))]
+        shares = [
+            row["share"] for row in read_rows(EXPLAINED.fill(tabulate_reasons("reasons", why)))
+        ]
         assert sum(shares) == pytest.approx(1)  # type: ignore[arg-type]
 
 

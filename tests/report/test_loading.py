@@ -14,7 +14,7 @@ from loads_for_tests import ITEM_S, STEP_S
 
 from bench.case import Case
 from bench.data import loader
-from bench.questions.loading import Comparison, Loaded, tell_enough
+from bench.questions.loading import Comparison, Loaded, describe_enough
 from bench.report.__main__ import main as report
 from bench.store.writer import Store
 from bench.verdict.ratio import Ratio
@@ -40,7 +40,7 @@ def load(workers: int, value: float, reach: float | None = 0.005, **way: Any) ->
 
 def tell(*loaded: Loaded) -> list[str]:
     comparison = Comparison(SimpleNamespace(**asdict(DEVICE)), loaded)
-    return list(tell_enough(comparison, ("precision", "persistent_workers")))
+    return list(describe_enough(comparison, ("precision", "persistent_workers")))
 
 
 @pytest.mark.parametrize(
