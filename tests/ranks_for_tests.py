@@ -27,7 +27,7 @@ from bench.data.batches import Batches, Divided, Share
 from bench.precision import PRECISIONS
 from bench.record import Measurement
 from bench.training.loop import Epoch, Training, merge, train_epoch
-from bench.training.parallel import Exchange, Group, Processes, measure_exchange
+from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
 from bench.training.timing import StepClock
 from bench.worker.epochs import TimedEpoch
 from bench.worker.measurement import describe_exchange, describe_group
@@ -82,7 +82,7 @@ def train(
     training = Exact(**settings)
     share = Share(group.rank, group.size) if group else Share()
     if group is not None:
-        training.exchange = Exchange(training, case, group)
+        training.exchange = GradientExchange(training, case, group)
     batches = open_data(items, case, share)
     epoch = train_epoch(training, batches.divide(), StepClock(CPU), lambda index, loss: None)()
     whole = merge(group.gather(epoch)) if group else epoch
@@ -127,7 +127,7 @@ def compressed(group: Group) -> dict[str, Any]:
         training = train(16, case, group)[0]
         exact = train(16, replace(case, grad_compression="none"), None)[0]
         exchange = training.exchange
-        assert isinstance(exchange, Exchange)
+        assert isinstance(exchange, GradientExchange)
         found[name] = {
             "error": float((training.seen[0] - exact.seen[0]).norm() / exact.seen[0].norm()),
             "wire": exchange.wire_bytes,
@@ -146,7 +146,7 @@ def divided_first(group: Group) -> dict[str, Tensor]:
 
     training = Given()
     case = replace(CASE, world_size=group.size, grad_compression="fp16")
-    training.exchange = Exchange(training, case, group)
+    training.exchange = GradientExchange(training, case, group)
     training.step(Divided(4, iter([torch.zeros(4, 1)]), 4 * group.size))
     return {"high": float(training.seen[0][0]), "low": float(training.seen[0][-1])}
 
@@ -163,7 +163,7 @@ def overflow(group: Group) -> dict[str, Any]:
         settings = {"lr": 0.05, "loss_scale": scale, "skip_overflow": True}
         training = Training(build(), PRECISIONS["fp16"], CPU, **settings, workload=Workload())
         case = replace(CASE, world_size=group.size, precision="fp16", loss_scale=scale)
-        training.exchange = Exchange(training, case, group)
+        training.exchange = GradientExchange(training, case, group)
         batches = open_data(24, case, Share(group.rank, group.size))
         before = [p.clone() for p in training.masters]
         skipped = []
@@ -200,7 +200,7 @@ def straggler(group: Group) -> dict[str, Any]:
     """The last process sleeps in each step: step times and work of each, and what is exposed."""
     case = replace(CASE, world_size=group.size)
     training = Slow(group)
-    exchange = training.exchange = Exchange(training, case, group)
+    exchange = training.exchange = GradientExchange(training, case, group)
     batches = open_data(40, case, Share(group.rank, group.size))
     clock = StepClock(CPU)
     clock.tick()
@@ -225,7 +225,7 @@ def exposed(group: Group) -> dict[str, Any]:
         return real(tensor, *rest, **named)
 
     training = Exact()
-    training.exchange = Exchange(training, case, group)
+    training.exchange = GradientExchange(training, case, group)
     batches = open_data(40, case, Share(group.rank, group.size))
     for batch in batches.divide(0, steps=2):
         training.step(batch)
@@ -265,7 +265,7 @@ def buckets(group: Group) -> list[int]:
         layers = [nn.Linear(256, 512) for _ in range(6)]
         model = nn.Sequential(*(nn.Sequential(one, nn.Linear(512, 256)) for one in layers))
         training = Training(model, PRECISIONS["fp32"], CPU, lr=0.01, workload=_Square())
-        training.exchange = exchange = Exchange(training, case, group)
+        training.exchange = exchange = GradientExchange(training, case, group)
         for _ in range(3):
             training.step(torch.randn(2, 256))
         found.append(exchange.buckets or 0)

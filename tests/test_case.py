@@ -215,7 +215,7 @@ def test_a_batch_fits_or_is_refused_with_one_that_does(batch: int, images: int) 
 
 
 @given(st.lists(CASES, min_size=1, max_size=4, unique=True))
-def test_telling_axes_tell_cases_apart(cases: list[Case]) -> None:
+def test_axes_that_vary_tell_cases_apart(cases: list[Case]) -> None:
     axes = list_varying(cases)
     assert set(NAMED) <= set(axes)
     assert len({tuple(getattr(case, name) for name in axes) for case in cases}) == len(cases)

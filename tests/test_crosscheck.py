@@ -312,12 +312,22 @@ def test_the_turns_alternate(
     )
 
 
-def test_a_bare_loop_that_is_killed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a word, as the kernel ends a process that takes too much memory."""
-    killed = ["sh", "-c", "kill -9 $$"]
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ("kill -9 $$", "killed by SIGKILL"),
+        ("echo 'a warning' >&2; kill -9 $$", "killed by SIGKILL; a warning"),
+        ("echo 'a\nValueError: b' >&2; exit 1", "ValueError: b"),
+        ("exit 3", "return code 3"),
+    ],
+)
+def test_a_bare_loop_that_fails_says_how(
+    monkeypatch: pytest.MonkeyPatch, does: str, told: str
+) -> None:
+    """The kernel ends a process that takes too much memory without a word."""
     run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **rest: run(killed, **rest))
-    with pytest.raises(UsageError, match="the bare loop failed: -9"):
+    monkeypatch.setattr(subprocess, "run", lambda command, **rest: run(["sh", "-c", does], **rest))
+    with pytest.raises(UsageError, match=f"the bare loop failed: {told}$"):
         overhead.time_bare(Job(Case(device="cpu"), ""))
 
 

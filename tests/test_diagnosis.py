@@ -378,7 +378,7 @@ def test_what_a_cache_made_faster_than_copies_has_its_own_time_in_the_bound() ->
     """10 calls find up to 128 MB each in a cache: more than 1.2 of 4 GB."""
     cached = make_row(Kind.ELEMENTWISE, "relu", 0.8, bytes=4e9, **FP16)
     found = compare([RELU32], [cached])
-    assert found.beaten is None
+    assert found.violation is None
     assert found.ceiling.speedup == pytest.approx(10)  # 8 ms are 32 GB at 4 TB/s, but 0.8 are 4
     # a call of a step that is scaled to a quarter of its items is rounded to none
     once = make_step(0.02, [replace(cached, time_s=2e-5, calls=1, bytes=1e8)])
@@ -403,7 +403,7 @@ def test_what_beats_the_yardstick_shows_that_it_is_wrong(
     """No bound and no reason is told then, but how to measure again."""
     for before, after in (([row], [MM16, RELU16]), ([MM32, RELU32], [row])):
         found = compare(before, after, rates=rates)
-        assert found.beaten is not None
+        assert found.violation is not None
         assert found.ceiling is None
         assert found.reasons == ()
         assert said in write(found)
@@ -451,21 +451,21 @@ def test_convolutions_on_a_cpu_are_judged_by_what_convolutions_reach(
 def test_fewer_multiplications_than_are_counted_are_no_wrong_yardstick() -> None:
     """Winograd's algorithm does a quarter of them: 0.6 TFLOP in 5 ms are 120 of 50 TFLOP/s."""
     conv = make_row(Kind.CONVOLUTION, "3×3, 64→64", 5.0, flop=0.6e12, bytes=1e8, **FP32)
-    assert compare([conv], [conv], precisions=("fp32", "fp32")).beaten is None
+    assert compare([conv], [conv], precisions=("fp32", "fp32")).violation is None
     dense = replace(conv, kind=Kind.CONVOLUTION_1X1)
-    assert compare([dense], [dense], precisions=("fp32", "fp32")).beaten is not None
+    assert compare([dense], [dense], precisions=("fp32", "fp32")).violation is not None
     # neither is traffic that may be less than was counted: a loss reads what its targets name
     for kind, beats in ((Kind.LOSS, False), (Kind.NORMALISATION, False), (Kind.ELEMENTWISE, True)):
         row = make_row(kind, "nll_loss_forward", 2.0, bytes=16e9, **FP32)
         found = compare([row], [row], precisions=("fp32", "fp32"))
-        assert (found.beaten is not None) is beats
+        assert (found.violation is not None) is beats
         assert beats or found.ceiling == Ceiling(1.0, 2e-3, 1.0)
 
 
 def test_a_step_without_a_profile_is_held_against_the_rates_as_a_whole() -> None:
     step = Step(10e-3, [replace(MM32, time_s=None)], RATES, "cuda")  # 12 ms at 50 TFLOP/s
-    beaten = find_violation(step, compiled=False)
-    assert (beaten.rate, beaten.reached) == ("rate_float32", pytest.approx(60e12))
+    violation = find_violation(step, compiled=False)
+    assert (violation.rate, violation.reached) == ("rate_float32", pytest.approx(60e12))
     assert find_violation(step, compiled=True) is None
     assert find_violation(replace(step, step_s=12e-3), compiled=False) is None
 
@@ -475,13 +475,13 @@ def test_what_is_beyond_the_data_sheet_is_a_wrong_time_and_no_wrong_yardstick() 
     rates, peaks = replace(RATES, copy=3.01e12), Rates({"float32": 67e12}, 3.35e12)
     add = make_row(Kind.ELEMENTWISE, "add", 2.0, bytes=12e9)
     step = make_step(5.0, [add], rates=rates)
-    beaten = find_violation(step, compiled=False)
-    assert beaten.reached > 3.35e12
+    violation = find_violation(step, compiled=False)
+    assert violation.reached > 3.35e12
     assert find_violation(replace(step, peaks=peaks), compiled=False) is None
     # of a copy that was measured too low a time can be right
     low = replace(step, rates=replace(RATES, copy=1.5e12), peaks=peaks)
-    beaten = find_violation(replace(low, work=[replace(add, time_s=4.5e-3)]), compiled=False)
-    assert beaten.reached < 3.35e12
+    violation = find_violation(replace(low, work=[replace(add, time_s=4.5e-3)]), compiled=False)
+    assert violation.reached < 3.35e12
     # neither does a whole step that is beyond it say anything of the rates
     whole = Step(5e-3, [replace(MM32, time_s=None)], rates, "cuda")  # 120 TFLOP/s
     assert find_violation(whole, compiled=False) is not None
@@ -631,7 +631,7 @@ def test_what_compilation_put_into_other_kernels_has_neither_rate_nor_ceiling() 
     case = Case(precision="fp32", compile="default")
     before = make_side("fp32", make_step(18.0, [replace(gone, time_s=16e-3)]))
     found = explain("compile", before, make_side("fp32", step, case=case), 128, Ratio(3.0))
-    assert (found.ceiling, found.beaten) == (None, None)
+    assert (found.ceiling, found.violation) == (None, None)
 
 
 def test_operations_are_named_by_their_formats_or_once_in_two() -> None:
@@ -726,7 +726,7 @@ def test_changes_add_up_to_the_difference_and_reasons_to_the_steps(
     ):
         explained = sum(getattr(reason, side) for reason in found.reasons)
         assert explained + left == pytest.approx(step.step_s, abs=1e-6 * largest)
-    assert not (found.beaten and found.reasons)
+    assert not (found.violation and found.reasons)
     assert all(describe(found))
 
 

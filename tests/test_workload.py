@@ -462,6 +462,13 @@ def sweep_example(out: Path, workload: str, *arguments: str) -> list[dict[str, s
         return list(csv.DictReader(file))
 
 
+def test_the_usual_loss_tells_classes_apart_and_one_of_its_own_may_not(tmp_path: Path) -> None:
+    for workload, classes in ((RESNET, "10"), (TRANSFORMER, "")):
+        given = ["--precision", "fp32", "--batch-size", "8", "--steps", "2"]
+        row, *_ = sweep_example(tmp_path / f"of{classes}", workload, *given)
+        assert (row["status"], row["dataset_classes"]) == ("ok", classes)
+
+
 @pytest.mark.slow
 def test_a_transformer_is_swept_and_reported(tmp_path: Path, capsys: Capture) -> None:
     """Two precisions, each in a process of its own."""

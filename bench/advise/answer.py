@@ -34,6 +34,7 @@ from bench.study.axes import name_setting
 from bench.text import count, name_first, write_percent, write_seconds
 from bench.verdict.equivalence import Claim
 from bench.verdict.ratio import Ratio, Verdict
+from bench.verdict.seeds import UNCHECKED
 from bench.workloads import IMAGES
 
 MORE = 2
@@ -253,7 +254,7 @@ class Answer:
         return median([r.time_s or 0.0 for r in self.standing.list_fine(setting)])
 
     def _describe_learning(self, advised: Case) -> str:
-        space, twin = self.standing.space, self.standing.at_present_batch_size(advised)
+        space, twin = self.standing.space, self.standing.keep_batch_size(advised)
         if twin == self.now:
             return ""
         if not space.judged:
@@ -266,9 +267,10 @@ class Answer:
         if twin.batch_size != advised.batch_size:
             at += f" and batch size {twin.batch_size}"
         if found.verdict is Claim.EQUIVALENT:
+            doubt = f"; {UNCHECKED}" if space.classes is None else ""
             return (
                 "It learns as well: the training loss is equivalent within "
-                f"{write_percent(space.margin)} ({count(found.seeds, 'seed')}, {at})."
+                f"{write_percent(space.margin)} ({count(found.seeds, 'seed')}, {at}{doubt})."
             )
         if found.verdict is Claim.BETTER:
             return f"It learns better: the training loss is lower ({found.explain()}; {at})."
@@ -397,7 +399,7 @@ class Answer:
         both = self.now in self.standing.values and advised in self.standing.values
         if advised not in (None, self.now) and both:
             ratio = self.standing.compare(advised or self.now)
-        if advised is not None and self.standing.at_present_batch_size(advised) != self.now:
+        if advised is not None and self.standing.keep_batch_size(advised) != self.now:
             learning = self.standing.judge_learning(advised).verdict.value
         return {
             "setting": _describe(advised),

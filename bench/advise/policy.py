@@ -119,12 +119,13 @@ def _tell_apart(standing: Standing, budget: Budget) -> Trial | None:
 
 
 def _judge_learning(standing: Standing, budget: Budget) -> Trial | None:
-    """Return a seed of the advised setting's twin or of the present setting, if there is time for
-    all; once begun, if there is time for the next, since fewer would say nothing."""
+    """Return a seed of the advised setting at the present batch size, or of the present setting,
+    if there is time for all; once begun, if there is time for the next, since fewer would say
+    nothing."""
     advised, now = standing.advised, standing.now
     if not standing.space.judged or advised is None or now not in standing.values:
         return None
-    twin = standing.at_present_batch_size(advised)
+    twin = standing.keep_batch_size(advised)
     if twin == now:
         return None
     missing = [

@@ -409,20 +409,20 @@ class Standing:
 
     # ------------------------------------------------------------------ learning
 
-    def at_present_batch_size(self, setting: Case) -> Case:
+    def keep_batch_size(self, setting: Case) -> Case:
         """Return the setting to compare in learning: ``setting`` at the present batch size, as a
         larger batch takes fewer steps and learns differently."""
         return replace(setting, batch_size=self.now.batch_size)
 
     def count_seeds(self, setting: Case) -> int:
-        """Count the seeds that were tried of a setting's twin."""
+        """Count the seeds that were tried of a setting at the present batch size."""
         trials = (r.trial for r in self.known if r.trial.aim is Aim.LEARN)
-        return sum(trial.setting == self.at_present_batch_size(setting) for trial in trials)
+        return sum(trial.setting == self.keep_batch_size(setting) for trial in trials)
 
     def judge_learning(self, setting: Case) -> Equivalence:
-        """Return whether a setting's twin learns as well as the present setting, by `LEARN_SEEDS`
-        seeds that both ran."""
-        twin = self.at_present_batch_size(setting)
+        """Return whether a setting at the present batch size learns as well as the present
+        setting, by `LEARN_SEEDS` seeds that both ran."""
+        twin = self.keep_batch_size(setting)
         if twin in self._learnt:
             return self._learnt[twin]
         a, b = (
@@ -442,11 +442,9 @@ class Standing:
 
     @cached_property
     def rejected(self) -> dict[Case, Equivalence]:
-        """Settings whose twin was seen to learn worse."""
+        """Settings that were seen to learn worse at the present batch size."""
         judged = {
-            s: self.judge_learning(s)
-            for s in self.values
-            if self.at_present_batch_size(s) != self.now
+            s: self.judge_learning(s) for s in self.values if self.keep_batch_size(s) != self.now
         }
         return {s: found for s, found in judged.items() if found.verdict is Claim.WORSE}
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 from bench.cards.entries import Entry, Group, find_groups, list_levers, rate_card
 from bench.cards.prices import Prices
 from bench.cards.sections import (
+    CARD_PAIRS,
     CARDS,
-    DUELS,
     FOLDERS,
     Faults,
     name_group,
@@ -50,7 +50,7 @@ class Cards(Report):
 
     sections: ClassVar[tuple[Section, ...]] = (
         CARDS,
-        DUELS,
+        CARD_PAIRS,
         FOLDERS,
         replace(OVERVIEW, level=Level.DETAIL),
         PAIRS,

@@ -217,7 +217,7 @@ def _tabulate_card_pairs(found: Cards) -> Iterator[Sheet]:
     parts = groupby(pairs, lambda one: f"{one[0]}. {one[1].precision}")
     rows, headings = join((name, [pair for _, pair in part]) for name, part in parts)
 
-    def name_duel(pair: CardPair) -> str:
+    def name_pair(pair: CardPair) -> str:
         return f"{pair.fast.card} over {pair.slow.card}"
 
     def describe_speed(pair: CardPair) -> Cell:
@@ -233,7 +233,7 @@ def _tabulate_card_pairs(found: Cards) -> Iterator[Sheet]:
         return "; ".join(f"{card}: {text}" for card, text in said.items() if text)
 
     columns: list[Column[CardPair]] = [
-        Column("pair", "cards", "the first, against the second", name_duel, wrap=True),
+        Column("pair", "cards", "the first, against the second", name_pair, wrap=True),
         Column("setting", "at", "the setting of both", lambda pair: ", ".join(
             [f"batch size {pair.fast.batch_size}", *list_levers(pair.fast)]), wrap=True, keep=8),
         Column("speed", "speed", "epoch time of the second over the first's", describe_speed,
@@ -281,5 +281,5 @@ def _tabulate_folders(found: Cards) -> Iterator[Sheet]:
 
 
 CARDS = Section("cards", "What does each card do in each precision?", _tabulate_cards, Level.TABLE)
-DUELS = Section("pairs", "Is one card faster than another?", _tabulate_card_pairs, Level.TABLE)
+CARD_PAIRS = Section("pairs", "Is one card faster than another?", _tabulate_card_pairs, Level.TABLE)
 FOLDERS = Section("folders", "Who measured it, and can it be believed?", _tabulate_folders)

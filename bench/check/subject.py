@@ -28,7 +28,7 @@ from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
 from bench.training.timing import StepClock
 from bench.worker.preparation import set_up
-from bench.workloads import Workload
+from bench.workloads import count_classes
 from bench.workloads.images import Images
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ class Subject:
         self.device = torch.device(case.device)
         workload = open_workload(case, folder)
         self.images = workload if isinstance(workload, Images) else None
-        usual = type(workload).compute_loss is Workload.compute_loss
-        self.classes = workload.classes if usual else None
+        self.classes = count_classes(workload)
 
     def start(self, *, compiled: bool = True) -> tuple[Supply, Training]:
         """Return the batches and the training, as a worker sets them up. Without ``compiled`` the

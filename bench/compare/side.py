@@ -63,8 +63,9 @@ class SideCase:
     @property
     def classes(self) -> int | None:
         """The classes that the loss distinguishes; see `find_classes`."""
-        counted = self.runs[0]["dataset_classes"]
-        return find_classes(self.case.workload, counted, self.case.classes)
+        run, case = self.runs[0], self.case
+        counted, source = run["dataset_classes"], run["dataset_source"]
+        return find_classes(case.workload, case.classes, counted, source)
 
     def know(self, condition: Condition) -> list[Any]:
         """Return the cells of a condition in the usable runs that have it."""
@@ -102,7 +103,8 @@ class Side:
     @cached_property
     def ran(self) -> dict[int, SideCase]:
         names = {"cell", "part", "measured_steps", "status", "inferred", "executor", "run_seed"}
-        names |= {"dataset_classes"} | {metric.column for metric in METRICS.values()}
+        names |= {"dataset_classes", "dataset_source"}
+        names |= {metric.column for metric in METRICS.values()}
         names |= {name for c in CONDITIONS for name in (c.column, c.known) if name}
         runs = self.records[[*names]].to_dict("records")
         both = list(zip(self.cases, runs, strict=True))

@@ -21,6 +21,7 @@ from bench.study.pairs import Match
 from bench.text import capitalize, count, make_printable, write_number, write_percent
 from bench.verdict.equivalence import MOST_SEEDS, POWER, Claim
 from bench.verdict.ratio import Verdict
+from bench.verdict.seeds import UNCHECKED
 
 
 @dataclass(frozen=True)
@@ -207,11 +208,9 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
     summary = ", ".join(f"{counts[claim]} {claim.value}" for claim in Claim if claim in counts)
     numbers = ("ratio", "90 % interval", "p", "seeds", "seeds needed")
     said, notes = _gather(
-        [
-            [*describe_runs(comparison, metric, finding.match), *filter(None, [found.lack])]
-            for finding, found in judged
-        ]
-    )
+        [[*_describe_learning(comparison, metric, one.match), *filter(None, [found.lack])]
+         for one, found in judged]
+    )  # fmt: skip
     notes += [
         "Two one-sided tests (TOST) at 5 %; p is adjusted for the number of cases (Holm).",
         f"Worse or better: beyond the margin. {SEEDS_NEEDED}",
@@ -227,6 +226,12 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
         rows.append((label, *told, text))
     labels = ("case", *numbers, "verdict", "remarks")
     yield _tabulate(f"{title}: {summary}", labels, rows, notes, numbers)
+
+
+def _describe_learning(comparison: Comparison, metric: Metric, match: Match) -> Iterator[str]:
+    yield from describe_runs(comparison, metric, match)
+    if any(end.classes is None for end in comparison.ends(match)):
+        yield UNCHECKED
 
 
 SEEDS_NEEDED = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -203,9 +204,8 @@ def time_bare(job: Job, samples: int) -> Side:
                 process.kill()
                 process.wait()
         errors.seek(0)
-        said = errors.read().strip().splitlines()
         if bare.returncode or (poller.returncode and gpu_uuid is None):
-            raise UsageError(f"the bare loop failed: {said[-1] if said else bare.returncode}")
+            raise refuse_failed(bare.returncode, errors.read())
         readings.seek(0)
         polled = [(float(t), int(b)) for t, b in (line.split() for line in readings)]
     measured: dict[str, Any] = json.loads(answer)
@@ -214,6 +214,13 @@ def time_bare(job: Job, samples: int) -> Side:
         raise UsageError(f"the bare loop shares code with the harness: {shared}")
     memory = find_peak(polled, began, ended, over_baseline=gpu_uuid is not None)
     return Side(memory_bytes=memory, **measured)
+
+
+def refuse_failed(returncode: int, errors: str) -> UsageError:
+    """Return the refusal of a bare loop that failed; the return code of a signal is negative."""
+    ends = [f"killed by {signal.Signals(-returncode).name}"] if returncode < 0 else []
+    ends += errors.strip().splitlines()[-1:] or ([] if ends else [f"return code {returncode}"])
+    return UsageError(f"the bare loop failed: {'; '.join(ends)}")
 
 
 def find_peak(

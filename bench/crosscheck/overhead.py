@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from bench.case import Case
-from bench.errors import UsageError
+from bench.crosscheck.agreement import refuse_failed
 from bench.executors import Job
 from bench.record import BESIDE, Measurement
 
@@ -55,8 +55,7 @@ def time_bare(job: Job) -> float:
     command = [sys.executable, "-c", "from bench.crosscheck.overhead import _train; _train()"]
     answer = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
     if answer.returncode:
-        said = answer.stderr.strip().splitlines()
-        raise UsageError(f"the bare loop failed: {said[-1] if said else answer.returncode}")
+        raise refuse_failed(answer.returncode, answer.stderr)
     return float(answer.stdout)
 
 

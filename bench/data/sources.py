@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     Encoded: TypeAlias = tuple[str, bytes, int]
 
 # Searched in this order, each in --data-dir itself and then in its sub-folders by name.
-LAYOUTS = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "parquet", "folders")
+FOLDERS = "folders"
+LAYOUTS = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "parquet", FOLDERS)
 
 Shape = tuple[int, int, int]  # of an image: channels, height and width
 SHAPE = (3, 32, 32)  # of CIFAR's images
@@ -255,7 +256,7 @@ def _class_folders(train: dict[str, list[Path]], test: dict[str, list[Path]]) ->
         return _decode(_load(*image) for turn in turns for image in turn if image is not None)
 
     files = (path for folders in (train, test) for paths in folders.values() for path in paths)
-    return Source("folders", tuple(files), len(train), read)
+    return Source(FOLDERS, tuple(files), len(train), read)
 
 
 def _classes(folder: Path) -> dict[str, list[Path]]:

@@ -113,11 +113,11 @@ class Reason(Change):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why B is faster or slower than A, and not faster still. If something ``beaten`` was faster
-    than the machine's rates allow, these were measured too low, and there is neither a ceiling nor
-    reasons. The changes add up to the difference of the steps, with `LEFT_OVER` last; the reasons
-    and ``unexplained_s`` add up to the steps. Changes, swaps and reasons are sorted, the largest
-    first."""
+    """Why B is faster or slower than A, and not faster still. With a ``violation``, something was
+    faster than the machine's rates allow: these were measured too low, and there is neither a
+    ceiling nor reasons. The changes add up to the difference of the steps, with `LEFT_OVER` last;
+    the reasons and ``unexplained_s`` add up to the steps. Changes, swaps and reasons are sorted,
+    the largest first."""
 
     axis: str  # the axis in which the two differ
     a: Side
@@ -125,7 +125,7 @@ class Explanation:
     items: int  # per step, which both train on or are scaled to
     speedup: Ratio  # time of A over that of B, with the interval of the repeats
     ceiling: Ceiling | None  # the most that B can gain; None if not known
-    beaten: RateViolation | None
+    violation: RateViolation | None
     changes: tuple[Change, ...]
     swaps: tuple[Swap, ...]
     reasons: tuple[Reason, ...]

@@ -46,10 +46,10 @@ def explain(
     about: str = "",
 ) -> Explanation:
     """Explain why B is faster or slower than A, by other measurements of the sweep too."""
-    beaten = find_violation(b.step, b.case.compiled) or find_violation(a.step, a.case.compiled)
+    violation = find_violation(b.step, b.case.compiled) or find_violation(a.step, a.case.compiled)
     before, after = a.step.step_s, b.step.step_s
     reasons, ceiling = list[Reason](), None
-    if beaten is None:
+    if violation is None:
         ceiling = find_ceiling(a.step, b.step, b.case.compiled, b.breakdown)
         reasons += _list_reasons(a, b, alternatives or {})
         lost = after - before > STEADY * before
@@ -65,7 +65,7 @@ def explain(
     )
     changes, swaps = tuple(list_changes(a, b)), tuple(find_swaps(a, b))
     return Explanation(
-        axis, a, b, items, speedup, ceiling, beaten, changes, swaps, tuple(reasons), unexplained,
+        axis, a, b, items, speedup, ceiling, violation, changes, swaps, tuple(reasons), unexplained,
         about,
     )  # fmt: skip
 

@@ -219,8 +219,8 @@ def _list_sentences(found: Explanation, beside: bool) -> Iterator[str]:
                 for end in ("before", "after")
             )
             yield f"{b.name} runs {after} where {a.name} runs {before}."
-    if found.beaten:
-        yield write_beaten(found.beaten)
+    if found.violation:
+        yield write_violation(found.violation)
     elif most := found.ceiling:
         yield (
             f"At most {most.speedup:.2f}× is possible without fusing operations: at the rates "
@@ -296,15 +296,17 @@ def _say_change(change: Change, whole: float) -> str:
     )
 
 
-def write_beaten(beaten: RateViolation) -> str:
+def write_violation(violation: RateViolation) -> str:
     """Say that the machine's rates were measured too low, and how to measure them again."""
-    which = name_operation(beaten.row) if beaten.row else "a step"
-    measured, reached = (write_rate(beaten.rate, r) for r in (beaten.measured, beaten.reached))
+    which = name_operation(violation.row) if violation.row else "a step"
+    measured, reached = (
+        write_rate(violation.rate, r) for r in (violation.measured, violation.reached)
+    )
     return (
         "The rates of this machine were measured too low, so neither a bound nor reasons are told: "
-        f"{RATES[beaten.rate]} at {measured}, but {which} reached at least {reached}. Close other "
-        "programs, look at what python -m bench.doctor measures now, and run the sweep again with "
-        "another --out."
+        f"{RATES[violation.rate]} at {measured}, but {which} reached at least {reached}. Close "
+        "other programs, look at what python -m bench.doctor measures now, and run the sweep again "
+        "with another --out."
     )
 
 

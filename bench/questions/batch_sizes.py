@@ -161,7 +161,7 @@ def _tabulate_speeds(found: ReportData) -> Iterator[Sheet]:
         best = write_speed(row[0], row[1].best)
         return Cell(f"{best.text} at {row[1].best}", best.value)
 
-    def write_rate_warnings(row: _Speeds) -> str:
+    def write_remarks(row: _Speeds) -> str:
         family, knee, cliffs = row
         sizes = {knee.best, knee.batch_size, *(s.batch_size for cliff in cliffs for s in cliff)}
         rested = [row for row in family.ended if row.batch_size in sizes]
@@ -183,7 +183,7 @@ def _tabulate_speeds(found: ReportData) -> Iterator[Sheet]:
         Column("sizes", "batch sizes", "that were timed, and how many they are",
                lambda row: _write_sizes([s.batch_size for s in list_speeds(row[0].ended)]),
                number=False, keep=5),
-        Column("remarks", "remarks", "on the rows that these rest on", write_rate_warnings,
+        Column("remarks", "remarks", "on the rows that these rest on", write_remarks,
                keep=8, wrap=True),
     ]  # fmt: skip
     notes = [

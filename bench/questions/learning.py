@@ -30,7 +30,7 @@ from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import SAME_LOSS
 from bench.text import write_range, write_share
 from bench.verdict.equivalence import Claim, Equivalence, judge_equivalences, withdraw
-from bench.verdict.seeds import GUESSING, find_classes, is_guessing
+from bench.verdict.seeds import GUESSING, UNCHECKED, find_classes, is_guessing
 
 MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
 
@@ -81,8 +81,11 @@ def _judge_learning(found: ReportData) -> Iterator[LearningEffect]:
 def _guesses(losses: Seeds | None, case: Row) -> bool:
     if losses is None:
         return False
-    loss = math.exp(fmean(log for _, log in losses.values()))
-    return is_guessing(loss, find_classes(case.workload, case.dataset_classes, case.classes))
+    return is_guessing(math.exp(fmean(log for _, log in losses.values())), _find_classes(case))
+
+
+def _find_classes(case: Row) -> int | None:
+    return find_classes(case.workload, case.classes, case.dataset_classes, case.dataset_source)
 
 
 def _list_remarks(before: Sequence[Row], low: float, high: float) -> Iterator[str]:
@@ -90,12 +93,14 @@ def _list_remarks(before: Sequence[Row], low: float, high: float) -> Iterator[st
         yield f"from {low:.3f} to {high:.3f} over the cases"
     if any(case.dataset == "synthetic" for case in before):
         yield "synthetic"
+    if any(_find_classes(case) is None for case in before):
+        yield UNCHECKED
     parts = [case.part for case in before]
     if min(parts) < 1:
         yield f"after {write_range(parts, write_share)} % of an epoch"
 
 
-def _tell_lessons(found: ReportData) -> Iterator[Sheet]:
+def _tabulate_learning(found: ReportData) -> Iterator[Sheet]:
     columns: list[Column[LearningEffect]] = [
         Column("change", "change", "which precision is compared with which",
                lambda lesson: f"{lesson.effect.before} → {lesson.effect.after}", wrap=True),
@@ -127,4 +132,4 @@ def _tell_lessons(found: ReportData) -> Iterator[Sheet]:
     yield Sheet(title, columns, rows, [note])
 
 
-LEARNING = Section("learning", "Does each precision learn as well?", _tell_lessons)
+LEARNING = Section("learning", "Does each precision learn as well?", _tabulate_learning)

@@ -112,14 +112,16 @@ def describe_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str
         name = name_case(tried[-1].row, [a for a in axes if a not in ("loader", "workers")])
         slower = (one.ratio.judge(STEADY) is Verdict.HIGHER for one in tried)
         certain = all(one.free for one in enough) if enough else all(slower)
-        few = "" if certain else ", but there are too few runs to be certain; use --repeats 5"
+        few = min(row.repeats for row in (comparison.device, *(one.row for one in tried))) < 5
+        doubt = "" if certain else f", but that is not certain{'; use --repeats 5' * few}"
         if not enough:
             numbers = ", ".join(str(int(one.row.workers)) for one in tried)
-            yield f"{name}: the loader matters with every number of workers tried ({numbers}){few}."
+            tells = f"the loader matters with every number of workers tried ({numbers})"
         elif workers := int(enough[-1].row.workers):
-            yield f"{name}: from {workers} workers on, the loader no longer matters{few}."
+            tells = f"from {workers} workers on, the loader no longer matters"
         else:
-            yield f"{name}: the loader does not matter, even without workers{few}."
+            tells = "the loader does not matter, even without workers"
+        yield f"{name}: {tells}{doubt}."
 
 
 _Line = tuple[Comparison, Row, Loaded | None]

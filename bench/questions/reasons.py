@@ -11,10 +11,10 @@ from bench.diagnosis.explanation import Change, Explanation
 from bench.diagnosis.sentences import (
     describe,
     name_part,
-    write_beaten,
     write_host,
     write_ms,
     write_percent,
+    write_violation,
 )
 from bench.questions.report_data import ReportData
 from bench.render.cells import Row, number_cell, write_ends, write_ratio
@@ -71,10 +71,10 @@ def _tabulate_possible(found: ReportData) -> Iterator[Sheet]:
         if (before.profile and after.profile) or cases[a].precision != "fp32":
             continue
         compiled = cases[b].compile != Case.compile
-        beaten = find_violation(before, compiled) or find_violation(after, compiled)
-        most = None if beaten else find_ceiling(before, after, compiled, steps[b].breakdown)
-        if beaten or most:
-            wrong = beaten or wrong
+        violation = find_violation(before, compiled) or find_violation(after, compiled)
+        most = None if violation else find_ceiling(before, after, compiled, steps[b].breakdown)
+        if violation or most:
+            wrong = violation or wrong
             rows.append((cases[b], before.step_s / after.step_s, most))
     columns: list[Column[_Possible]] = [
         case_column(found.named, found.machines, lambda one: one[0]),
@@ -89,7 +89,7 @@ def _tabulate_possible(found: ReportData) -> Iterator[Sheet]:
                write=lambda share: f"{100 * share:.0f}"),
     ]  # fmt: skip
     notes = [f"{NOTE} With --profile on, python -m bench.why says where the rest goes."]
-    notes += [write_beaten(wrong)] if wrong else []
+    notes += [write_violation(wrong)] if wrong else []
     yield Sheet("What each precision can gain at most", columns, rows, notes, empty=())
 
 
@@ -113,7 +113,7 @@ def _tabulate_pairs(found: ReportData) -> Iterator[Sheet]:
 
 def name_reasons(why: Explanation, most: int = MOST_REASONS) -> str:
     """The largest reasons of a pair, each with its share."""
-    if why.beaten:
+    if why.violation:
         return "none: the machine's rates were measured too low"
     listed = "; ".join(
         f"{write_percent(why.share(reason), why.estimates(reason))} {reason.cause.meaning}"

@@ -110,7 +110,7 @@ def lay_out(found: Explanation) -> dict[str, Any]:
         "speedup": found.speedup.value,
         **_take(found.speedup, "low", "high", "lack"),
         "ceiling": found.ceiling and asdict(found.ceiling),
-        "beaten": found.beaten and asdict(found.beaten),
+        "beaten": found.violation and asdict(found.violation),
         "changes": [_take(c, "name", "before_s", "after_s", *estimated) for c in found.changes],
         "swaps": [asdict(swap) for swap in found.swaps],
         "reasons": [

@@ -114,7 +114,7 @@ class Loop:
     session: str = field(default_factory=lambda: uuid4().hex[:12], init=False)
     """Identifies this start of the sweep: its anchors say nothing about rows of other starts."""
     _expected: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict, init=False)
-    _beaten: set[tuple[str, str, str]] = field(default_factory=set, init=False)
+    _violated: set[tuple[str, str, str]] = field(default_factory=set, init=False)
 
     @property
     def inputs(self) -> Inputs:
@@ -257,14 +257,14 @@ class Loop:
         peaks = list_peaks(record.environment.gpu or "") if case.device == "cuda" else {}
         rates, kind = take_rates(vars(record.environment), peaks), PRECISIONS[case.precision]
         step = Step(step_s, work, rates, case.device, kind.float32, peaks=take_rates(peaks))
-        beaten = find_violation(step, case.compiled)
-        if beaten and (once := (lane.name, case.device, beaten.rate)) not in self._beaten:
-            self._beaten.add(once)
-            self._expected[lane.name, case.device] = {beaten.rate: beaten.reached}
+        violation = find_violation(step, case.compiled)
+        if violation and (once := (lane.name, case.device, violation.rate)) not in self._violated:
+            self._violated.add(once)
+            self._expected[lane.name, case.device] = {violation.rate: violation.reached}
             forget(record.environment, lane.cores)
-            reached = write_rate(beaten.rate, beaten.reached)
-            what = f"{RATES[beaten.rate]} reached at least {reached} in it"
-            was = write_rate(beaten.rate, beaten.measured)
+            reached = write_rate(violation.rate, violation.reached)
+            what = f"{RATES[violation.rate]} reached at least {reached} in it"
+            was = write_rate(violation.rate, violation.measured)
             self.display.say(f"note: {what}, and {was} when measured: to be measured again")
 
     def rate(self, lane: Lane, device: str) -> None:

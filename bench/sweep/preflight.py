@@ -82,7 +82,8 @@ class Inputs:
         model = self.models[name_subject(case)]
         facts = model.workload if model else None
         samples = facts.samples if facts else Workload.samples  # if it was not examined
-        return DatasetInfo(OWN, "", samples, 0, 0, "", "")
+        classes = facts.classes if facts else None
+        return DatasetInfo(OWN, "", samples, 0, classes or 0, "", "")
 
     def check_batches(self, case: Case) -> None:
         check_batches(case, self.data(case).train_images, self.has_batchnorm(case))

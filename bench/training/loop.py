@@ -30,7 +30,7 @@ from bench.training.timing import StepClock
 from bench.workloads import Loss, Network, Workload
 
 
-class NoExchange:
+class Exchange:
     """The exchange of a training in a single process, which exchanges nothing."""
 
     def begin(self, batch: Any) -> float:
@@ -90,7 +90,7 @@ class Training:
         workload: Workload | None = None,
     ) -> None:
         self.workload = workload or Workload()
-        self.exchange = NoExchange()
+        self.exchange = Exchange()
         self._still = freeze(model, frozen, self.workload.find_head)
         # kept on the CPU, so that the initial state takes no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}

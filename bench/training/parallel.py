@@ -30,7 +30,7 @@ from bench.data.batches import Supply, count_items, count_whole
 from bench.errors import UsageError
 from bench.interval import find_half_width
 from bench.precision import autocast
-from bench.training.loop import NoExchange, Training
+from bench.training.loop import Exchange, Training
 from bench.training.timing import StepClock, synchronize
 from bench.workloads import Loss
 
@@ -100,7 +100,7 @@ class Processes(Group):
         dist.destroy_process_group()
 
 
-class Exchange(NoExchange):
+class GradientExchange(Exchange):
     """Exchanges the gradients of a training's steps with the other processes.
 
     A process with n of the N items of a batch weights its mean loss by ``n * size / N``: the mean
@@ -231,7 +231,7 @@ def measure_exchange(
     The training is restored at the end; its state is kept in host memory meanwhile.
     """
     exchange = training.exchange
-    assert isinstance(exchange, Exchange)
+    assert isinstance(exchange, GradientExchange)
     steps = math.ceil(_SECONDS / (2 * _PAIRS * group.gather(step_s)[0]))
     steps = min(max(steps, _FEWEST), _MOST)
     whole = whole_batch(case)

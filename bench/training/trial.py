@@ -22,7 +22,7 @@ from bench.models.freezing import NONE, freeze, normalises_batches
 from bench.models.weights import fit_weights
 from bench.precision import PRECISIONS
 from bench.training.loop import Training
-from bench.workloads import Loss, Workload, WorkloadFacts
+from bench.workloads import Loss, Workload, WorkloadFacts, count_classes
 
 _TRIED = 2
 """Items in a trial batch: BatchNorm needs two."""
@@ -201,6 +201,7 @@ class Trial:
             workload.unit.strip(),
             optimizer,
             dataset is not None,
+            count_classes(workload),
         )
 
     def _check_numbers(self) -> int:

@@ -68,7 +68,7 @@ def _write(result: dict[str, Any], full: bool) -> str:
     done = ends.total() - empty
     checks, passed = count(done, "check"), f"{done - known} of" if known else "All"
     said = f"{wrong} of {checks} failed" if wrong else f"{passed} {checks} passed"
-    told = f"; {known} failed for a known reason" if known else ""
+    told = f"; {known}{' more' * bool(wrong)} failed for a known reason" if known else ""
     beside = f"; for {empty} there is nothing to check" if empty else ""
     lines.append(f"{said}{told}{beside}.")
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from bench.data.sources import CLASSES
+from bench.data.sources import CLASSES, FOLDERS
 from bench.limits import MIN_REPEATS
 from bench.verdict.difference import (
     ROUNDING,
@@ -39,8 +39,7 @@ MIN_SEEDS = MIN_REPEATS
 
 LEAST_GAIN = 0.02
 """A network that guesses among equally frequent classes has a loss of ln(classes); one that learnt
-has a loss lower by at least this share. Records hold the number of classes if --classes was given;
-otherwise 10 is assumed, as in the harness's datasets, although a user's folders may have more."""
+has a loss lower by at least this share."""
 
 Seeded = tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]
 """The repeats of one case by seed: A's and B's."""
@@ -114,19 +113,22 @@ def _ask_for_seeds(
     return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
 
 
-def find_classes(workload: str, counted: float | None, given: str | int | None) -> int | None:
-    """Return how many classes the loss of a case distinguishes; None for a workload, whose loss can
-    be anything. ``counted`` is the column ``dataset_classes``, which rows before schema 10 lack,
-    and ``given`` the axis ``classes``; either may be empty."""
-    if workload != IMAGES:
-        return None
-    return int(counted if counted and counted == counted else given or CLASSES)  # NaN is empty
+def find_classes(
+    workload: str, given: int | None, counted: float | None, source: str | None
+) -> int | None:
+    """Return how many classes the loss of a case distinguishes; None if that is not known, as of a
+    workload with a loss of its own. ``given`` is the axis ``classes``; ``counted`` and ``source``
+    are the columns ``dataset_classes``, which rows before schema 10 lack, and ``dataset_source``;
+    each may be empty."""
+    if counted and counted == counted:  # NaN is empty
+        return int(counted)
+    return given or (None if workload != IMAGES or source == FOLDERS else CLASSES)
 
 
 def is_guessing(loss: float, classes: int | None) -> bool:
     """Return whether a training loss, a mean over seeds, is still that of guessing among
-    ``classes``, so that equal losses show nothing. With None, for a loss of any kind, only NaN and
-    inf count as guessing.
+    ``classes``, so that equal losses show nothing. With None, for an unknown number of classes,
+    only NaN and inf count as guessing.
 
     >>> is_guessing(2.309, 10), is_guessing(2.0, 10), is_guessing(math.nan, 10)
     (True, False, True)
@@ -138,6 +140,9 @@ def is_guessing(loss: float, classes: int | None) -> bool:
 
 GUESSING = "the loss is still that of guessing; train longer (--fraction, --steps or --epochs)"
 """The reason for no verdict if nothing was learnt."""
+
+UNCHECKED = "whether it is better than guessing is not known"
+"""What to know about a verdict where the number of classes is not known."""
 
 
 def average_seeds(readings: Mapping[int, Sequence[float]]) -> float:

@@ -24,8 +24,8 @@ from bench.processes import pause_collection, read_peak_memory
 from bench.record import BESIDE, PROVEN, Measurement, RankRow, Status, write_missing
 from bench.training.accelerator import find_accelerator
 from bench.training.counting import count_flop, count_step, join_work, read_work
-from bench.training.loop import NoExchange, Training
-from bench.training.parallel import Exchange, Group, Processes, measure_exchange
+from bench.training.loop import Exchange, Training
+from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
 from bench.training.profiling import profile_step
 from bench.training.proof import Setting, prove
 from bench.training.schedule import learning_rates
@@ -101,7 +101,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     rates = learning_rates(case, case.epochs * len(batches))
     files = Checkpoints(case, given.checkpoints, given.identity)
     done, others = _resume(found, files, training, case)
-    if isinstance(training.exchange, Exchange):
+    if isinstance(training.exchange, GradientExchange):
         training.exchange.watch()
     for index in range(len(done), case.epochs):
         find_accelerator(device).reset_peaks(device)  # left by the previous evaluation
@@ -226,7 +226,7 @@ def describe_group(
     seat: Rendezvous,
 ) -> None:
     m, exchange = found.measurement, training.exchange
-    assert isinstance(exchange, Exchange)
+    assert isinstance(exchange, GradientExchange)
     m.comm_backend, m.wire_bytes, m.buckets = group.backend, exchange.wire_bytes, exchange.buckets
     assert m.epoch_time_s
     assert m.measured_time_s
@@ -263,7 +263,7 @@ def describe_exchange(
     """Measure the time that exchanging gradients adds to a step; then this process goes on alone.
     Raises Exception: it failed in this process, or in another one as noticed here."""
     m, exchange = found.measurement, training.exchange
-    assert isinstance(exchange, Exchange)
+    assert isinstance(exchange, GradientExchange)
     assert m.step_time_median_s
     if case.sync_bn:
         found.leave_out(_SYNC_BN, *_EXCHANGED)
@@ -275,7 +275,7 @@ def describe_exchange(
         m.exposed_error_s = exposed.error_s
     end_workers(batches)
     exchange.end()
-    training.exchange = NoExchange()
+    training.exchange = Exchange()
     group.leave()
 
 

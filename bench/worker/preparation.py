@@ -19,7 +19,7 @@ from bench.errors import UsageError
 from bench.training.accelerator import find_accelerator
 from bench.training.building import build_training, open_workload, seed_all
 from bench.training.loop import Training
-from bench.training.parallel import Exchange, Group, replicate
+from bench.training.parallel import GradientExchange, Group, replicate
 from bench.training.timing import Warmup, synchronize, warm_up
 from bench.workloads import Workload
 
@@ -57,7 +57,7 @@ def set_up(
     if case.parallel == "dp":
         replicate(training, case.world_size)
     elif group is not None and case.parallel == "ddp":
-        training.exchange = Exchange(training, case, group)
+        training.exchange = GradientExchange(training, case, group)
     synchronize(device)
     watch.lap("building_s")
     return workload, batches, training

@@ -85,7 +85,8 @@ class WorkloadFacts:
 
     ``samples`` is the number of training items; ``units`` and ``test_units`` count the training and
     test data in the workload's ``unit``. ``optimizer`` is the class of its own optimizer, empty if
-    it uses the case's; ``dataset`` is whether it has a dataset for ``--loader torch``.
+    it uses the case's; ``dataset`` is whether it has a dataset for ``--loader torch``, and
+    ``classes`` as of `count_classes`.
     """
 
     samples: int
@@ -94,6 +95,7 @@ class WorkloadFacts:
     unit: str
     optimizer: str = ""
     dataset: bool = False
+    classes: int | None = None
 
 
 class Workload:
@@ -207,3 +209,10 @@ class Workload:
             seed=0,
             make_in_order=lambda size, device, first: self.make_test_batch(first, size, device),
         )
+
+
+def count_classes(workload: Workload) -> int | None:
+    """Return the number of classes that the workload's loss distinguishes; None if it computes a
+    loss of its own."""
+    usual = type(workload).compute_loss is Workload.compute_loss
+    return workload.classes if usual else None

@@ -29,17 +29,19 @@ TORCH = replace(DEVICE, loader="torch", workers=2)
 # -------------------------------------------------------------------------------- enough workers
 
 
-def load(workers: int, value: float, reach: float | None = 0.005, **way: Any) -> Loaded:
+def load(
+    workers: int, value: float, reach: float | None = 0.005, repeats: int = 3, **way: Any
+) -> Loaded:
     """A case at ``value`` times the device's time, ± ``reach``; None for too few repeats."""
     ends = (None, None) if reach is None else (value - reach, value + reach)
     lack = "needs 3 repeats a side, has 1" if reach is None else ""
     ratio = Ratio(value, *ends, p=1e-9, p_adjusted=1e-9, lack=lack)
     case = replace(TORCH, workers=workers, **way)
-    return Loaded(SimpleNamespace(**asdict(case)), ratio, estimated=False)
+    return Loaded(SimpleNamespace(**asdict(case), repeats=repeats), ratio, estimated=False)
 
 
 def tell(*loaded: Loaded) -> list[str]:
-    comparison = Comparison(SimpleNamespace(**asdict(DEVICE)), loaded)
+    comparison = Comparison(SimpleNamespace(**asdict(DEVICE), repeats=5), loaded)
     return list(describe_enough(comparison, ("precision", "persistent_workers")))
 
 
@@ -63,11 +65,16 @@ def test_from_how_many_workers_on_it_no_longer_matters(ratios: dict[int, float],
 def test_what_runs_do_not_show_is_not_certain() -> None:
     for unsure in (load(4, 1.0, reach=None), load(4, 1.0, reach=0.05)):
         (told,) = tell(load(2, 2.0), unsure)
-        assert told.startswith("fp16: from 4 workers on, the loader no longer matters, but there")
-        assert told.endswith("--repeats 5.")
+        assert told.startswith("fp16: from 4 workers on, the loader no longer matters, but that is")
+        assert told.endswith("not certain; use --repeats 5.")
     for unsure in (load(4, 1.3, reach=0.6), load(4, 1.3, reach=None), load(4, 1.021)):
         (told,) = tell(load(2, 2.0), unsure)
-        assert "matters with every number of workers tried (2, 4), but there are too few" in told
+        assert "matters with every number of workers tried (2, 4), but that is not" in told
+
+
+def test_repeats_that_were_run_are_not_asked_for() -> None:
+    (told,) = tell(load(2, 2.0, repeats=10), load(4, 1.0, reach=0.05, repeats=5))
+    assert told.endswith("the loader no longer matters, but that is not certain.")
 
 
 def test_each_way_of_loading_has_its_answer() -> None:

@@ -57,6 +57,16 @@ LEARNING = {
         "learning", *(learn(replace(case, workload="mine:made"), (6.0, 6.01, 5.99))
                       for case in (FP32, FP16)),
     ),
+    "the usual loss of a workload": plant(
+        "Its classes are known, and it guesses among them.",
+        "learning", *(learn(replace(case, workload="mine:made"), (2.309, 2.304, 2.311),
+                            dataset_classes=10) for case in (FP32, FP16)),
+    ),
+    "folders of an older version": plant(
+        "Their classes were not kept, and need not be ten.",
+        "learning", *(learn(case, (2.309, 2.304, 2.311), dataset_source="folders")
+                      for case in (FP32, FP16)),
+    ),
     "a few steps": plant(
         "After 5 % of an epoch.",
         "learning",
