@@ -173,7 +173,7 @@ def examine(answer: ProcessAnswer, *devices: str) -> Machine:
 class Script:
     """A worker that trained: it says so, and ends."""
 
-    pid, pids, which, note = os.getpid(), (), "", ""
+    pid, pids, failed_rank, note = os.getpid(), (), "", ""
 
     def messages(self) -> Iterator[Any]:
         yield from (PhaseEntered(phase) for phase in ("warmup", "epoch", "evaluation"))
@@ -182,7 +182,7 @@ class Script:
         times = {"epoch_time_s": 8.0, "measured_time_s": 8.0, "measured_steps": 391}
         yield Finished(measurement=Measurement(**sizes, **times, images_per_s=6250.0))
 
-    def tell(self) -> None: ...
+    def send(self) -> None: ...
 
     def end(self, patiently: bool) -> int:
         return 0
