@@ -380,7 +380,7 @@ def play(
 ) -> tuple[Ranks, list[Message]]:
     """What the parent hears of workers that say their lines."""
     left = iter(scripts)
-    monkeypatch.setattr(room, "Worker", lambda job, variables, seat, servers: next(left))
+    monkeypatch.setattr(room, "Worker", lambda job, variables, rendezvous, servers: next(left))
     monkeypatch.setattr(room.os, "sched_setaffinity", lambda pid, cores: None)
     monkeypatch.setattr(room, "_GRACE_S", 0.5)
     ranks = Ranks(Job(replace(DDP, world_size=len(scripts)), log=log), {}, 60.0)
@@ -456,8 +456,8 @@ def test_too_few_gpus_are_unsupported() -> None:
 def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
     seen: list[tuple[Job, Any, Any]] = []
 
-    def start(job: Job, variables: Any, seat: Any, servers: Any) -> Script:
-        seen.append((job, variables, seat))
+    def start(job: Job, variables: Any, rendezvous: Any, servers: Any) -> Script:
+        seen.append((job, variables, rendezvous))
         return Script([OK])
 
     monkeypatch.setattr(room, "Worker", start)
@@ -466,7 +466,7 @@ def test_each_process_sees_its_own_gpu(monkeypatch: Patch) -> None:
     own = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("GPU-1", "GPU-2")]
     assert [job.lane.variables for job, _, _ in seen] == own
     assert [job.gpu_uuid for job, _, _ in seen] == ["GPU-1", "GPU-2"]
-    assert [seat.rank for _, _, seat in seen] == [0, 1]
+    assert [rendezvous.rank for _, _, rendezvous in seen] == [0, 1]
     assert seen[0][2].gpus == ["GPU-1", "GPU-2"]
 
 

@@ -45,7 +45,7 @@ class Worker:
         self,
         job: Job,
         variables: Mapping[str, str],
-        seat: Rendezvous | None = None,
+        rendezvous: Rendezvous | None = None,
         servers: Servers | None = None,
     ) -> None:
         self._recent = bytearray()  # the end of its output
@@ -68,7 +68,7 @@ class Worker:
             str(job.checkpoints.absolute()) if job.checkpoints else "",
             job.identity,
             str(job.trace.absolute()) if job.trace else "",
-            seat,
+            rendezvous,
             judged=job.enough is not None,
             known=job.known,
         )

@@ -83,9 +83,9 @@ class Ranks:
             for rank in range(size):
                 lane = replace(job.lane, gpus=job.lane.gpus[rank : rank + 1], cores=cores[rank])
                 store = str(Path(self._folder.name) / "store")
-                seat = Rendezvous(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
+                rendezvous = Rendezvous(rank, size, store, list(gpus), timeout_s + _MARGIN_S)
                 placed = replace(job, gpu_uuid=gpus[rank] if gpus else None, lane=lane)
-                self._workers.append(Worker(placed, given, seat, servers))
+                self._workers.append(Worker(placed, given, rendezvous, servers))
         except BaseException:
             self.end(patiently=False)
             raise

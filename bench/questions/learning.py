@@ -103,31 +103,31 @@ def _list_remarks(before: Sequence[Row], low: float, high: float) -> Iterator[st
 def _tabulate_learning(found: ReportData) -> Iterator[Sheet]:
     columns: list[Column[LearningEffect]] = [
         Column("change", "change", "which precision is compared with which",
-               lambda lesson: f"{lesson.effect.before} → {lesson.effect.after}", wrap=True),
-        Column("metric", "metric", "what is compared", lambda lesson: lesson.metric.label,
+               lambda one: f"{one.effect.before} → {one.effect.after}", wrap=True),
+        Column("metric", "metric", "what is compared", lambda one: one.metric.label,
                number=False),
         Column("verdict", "verdict", f"at a margin of {100 * MARGIN:.0f} %",
-               lambda lesson: lesson.found.verdict.value, number=False),
+               lambda one: one.found.verdict.value, number=False),
         Column("ratio", "ratio", "after over before, over seeds",
-               lambda lesson: lesson.found.ratio, write="{:.4f}".format, keep=8),
+               lambda one: one.found.ratio, write="{:.4f}".format, keep=8),
         Column("interval", "90 % interval", "of the ratio",
-               lambda lesson: write_ends((lesson.found.low, lesson.found.high), "{:.4f}".format),
+               lambda one: write_ends((one.found.low, one.found.high), "{:.4f}".format),
                keep=8),
-        Column("seeds", "seeds", "that were compared", lambda lesson: lesson.found.seeds, keep=8),
+        Column("seeds", "seeds", "that were compared", lambda one: one.found.seeds, keep=8),
         Column("needed", "seeds needed", "for a verdict, probably",
-               lambda lesson: lesson.found.seeds_needed, keep=7),
+               lambda one: one.found.seeds_needed, keep=7),
         Column("pairs", "pairs", "pairs of cases with this reading, of all",
-               lambda lesson: f"{lesson.pairs} of {lesson.of}" * (lesson.pairs < lesson.of),
+               lambda one: f"{one.pairs} of {one.of}" * (one.pairs < one.of),
                keep=6),
         Column("remarks", "remarks", "what to know before believing it",
-               lambda lesson: ", ".join(lesson.remarks), wrap=True),
+               lambda one: ", ".join(one.remarks), wrap=True),
     ]  # fmt: skip
     note = (
         "Equivalent: two one-sided tests at 5 % rule out a difference beyond the margin; worse or "
         "better: the difference is beyond it. Holm over all rows of a metric. Losses are compared "
         "seed by seed, each the mean over all pairs of the change."
     )
-    rows = [lesson for lesson in _judge_learning(found) if lesson.found.seeds > 1]
+    rows = [one for one in _judge_learning(found) if one.found.seeds > 1]
     title = f"Does it learn as well? Equivalence within {100 * MARGIN:.0f} %"
     yield Sheet(title, columns, rows, [note])
 

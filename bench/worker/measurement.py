@@ -63,8 +63,8 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     are needed once more and before the profiler starts, as a crash or hang there would lose it.
     ``began`` is time.monotonic() at the first line of the process (default: now).
 
-    Raises UsageError: the case trains in several processes and has no seat. Any other error that
-    ends the case is raised too.
+    Raises UsageError: the case trains in several processes and has no rendezvous. Any other error
+    that ends the case is raised too.
     """
     case, found = given.case, Finished()
     m, watch = found.measurement, Stopwatch(given.started)
@@ -74,7 +74,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         device, limit = torch.device(case.device), build_limit(case, given.gpu_uuid)
         limit.impose()
         synchronize(device)  # creates the context
-        group = _join_group(case, device, given.seat)
+        group = _join_group(case, device, given.rendezvous)
         watch.lap("device_context_s")
         workload, batches, training = set_up(case, given.folder, group, watch)
     m.setup_time_s = watch.total
@@ -157,8 +157,8 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         _describe_loader(found, batches, case, device)
     watch.lap("asked for")
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
-    if given.seat is not None:
-        describe_group(found, case, training, own, group, given.seat)
+    if given.rendezvous is not None:
+        describe_group(found, case, training, own, group, given.rendezvous)
         _describe_parts(found, watch)
         if not group.rank:
             follows = [*_EXCHANGED, *PROVEN, "flop_per_image", "step_bytes"]
@@ -181,12 +181,14 @@ def conclude(m: Measurement, contradiction: str = "") -> tuple[Status, str]:
     return (Status.INVALID if contradiction else status), "; ".join(reasons)
 
 
-def _join_group(case: Case, device: torch.device, seat: Rendezvous | None) -> Group:
+def _join_group(case: Case, device: torch.device, rendezvous: Rendezvous | None) -> Group:
     if case.parallel != "ddp":
         return Group()
-    if seat is None:
+    if rendezvous is None:
         raise UsageError("--parallel ddp trains in processes that only bench.sweep starts")
-    return Processes(seat.rank, seat.size, seat.store, device, seat.timeout_s)
+    return Processes(
+        rendezvous.rank, rendezvous.size, rendezvous.store, device, rendezvous.timeout_s
+    )
 
 
 def _describe_training(found: Finished, case: Case, training: Training) -> None:
@@ -223,7 +225,7 @@ def describe_group(
     training: Training,
     own: Sequence[TimedEpoch],
     group: Group,
-    seat: Rendezvous,
+    rendezvous: Rendezvous,
 ) -> None:
     m, exchange = found.measurement, training.exchange
     assert isinstance(exchange, GradientExchange)
@@ -233,13 +235,13 @@ def describe_group(
     times, work = [one.time_s for one in own], [] if case.sync_bn else exchange.read_work()
     row = RankRow(
         group.rank,
-        seat.gpus[group.rank] if seat.gpus else None,
+        rendezvous.gpus[group.rank] if rendezvous.gpus else None,
         # for a partial epoch, extrapolated by the same factor as the slowest process's time
         sum(times) * m.epoch_time_s / m.measured_time_s,
         median(work) if work else None,
         sum(sum(one.epoch.images) for one in own),
         m.peak_reserved_bytes,
-        None if seat.gpus else read_peak_memory(),
+        None if rendezvous.gpus else read_peak_memory(),
     )
     found.ranks = group.gather(row)
     known = [one for one in found.ranks if one.work_s is not None]
@@ -249,10 +251,10 @@ def describe_group(
         found.leave_out(_SYNC_BN if case.sync_bn else "there is one process", "slowest_rank")
     rates = group.gather(m.loader_samples_per_s)
     m.loader_samples_per_s = sum(filter(None, rates)) if all(rates) else None
-    if len(seat.gpus) > 1:
-        m.links, why = describe_links(seat.gpus)
+    if len(rendezvous.gpus) > 1:
+        m.links, why = describe_links(rendezvous.gpus)
     else:
-        why = "there is one GPU" if seat.gpus else "the case ran on a CPU"
+        why = "there is one GPU" if rendezvous.gpus else "the case ran on a CPU"
     if why:
         found.leave_out(why, "links")
 

@@ -57,8 +57,8 @@ class Assignment:
     ``folder`` is where `bench.data.prepare` left the dataset, ``started`` the time.monotonic() at
     which the worker was requested, in s, ``gpu_uuid`` the GPU as NVML knows it, ``checkpoints`` the
     folder of the run's checkpoints, ``identity`` the identity that a checkpoint needs to be resumed
-    and ``trace`` the file for a profile's trace. ``seat`` is None for a worker that trains alone.
-    With ``judged`` the worker asks after each epoch but the last whether to go on, see
+    and ``trace`` the file for a profile's trace. ``rendezvous`` is None for a worker that trains
+    alone. With ``judged`` the worker asks after each epoch but the last whether to go on, see
     `EpochEnded`. ``known`` values are not determined again.
     """
 
@@ -69,7 +69,7 @@ class Assignment:
     checkpoints: str = ""
     identity: dict[str, str] = field(default_factory=dict)
     trace: str = ""
-    seat: Rendezvous | None = None
+    rendezvous: Rendezvous | None = None
     judged: bool = False
     known: KnownResults = field(default_factory=KnownResults)
 

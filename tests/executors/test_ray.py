@@ -81,8 +81,8 @@ class Nodes:
 
     def lane_on(self, node: Any) -> Lane:
         """A lane of a node; which of them has which name is Ray's choice."""
-        posts = self.executor._open.values()
-        return next(post.lane for post in posts if post.node.id == node.node_id)
+        stations = self.executor._open.values()
+        return next(station.lane for station in stations if station.node.id == node.node_id)
 
     def job(self, lane: Lane, case: Case = LONG, **values: Any) -> Job:
         return Job(case, folder=self.images.folder, lane=lane, **values)
@@ -311,27 +311,27 @@ def unjoined(monkeypatch: Patch) -> RayExecutor:
     executor._open, executor._together, executor._gone, executor._busy = {}, {}, [], set()
     executor._lock, executor._most = threading.Lock(), ALL
     monkeypatch.setattr(
-        executor, "_list_nodes", lambda: [post.node for post in executor._open.values()]
+        executor, "_list_nodes", lambda: [station.node for station in executor._open.values()]
     )
     return executor
 
 
-def open_post(
+def open_station(
     executor: RayExecutor, label: str, number: int, gpu: str = "A100", gpus: int = 2
 ) -> RemoteStation:
     card = Card(f"GPU-{label}-{number}", gpu, number, 80 * 2**30)
-    post = RemoteStation(None, Node(label, label, 8.0, gpus), None, None, card)
-    post.lane = Lane(f"{label}-gpu{number}", (card.uuid,), host=label)
-    executor._enter(post)
-    return post
+    station = RemoteStation(None, Node(label, label, 8.0, gpus), None, None, card)
+    station.lane = Lane(f"{label}-gpu{number}", (card.uuid,), host=label)
+    executor._enter(station)
+    return station
 
 
 def test_gpus_that_were_there_are_short_and_those_that_never_were_unsupported(
     unjoined: RayExecutor,
 ) -> None:
     """What is unsupported is not tried again."""
-    first, second = (open_post(unjoined, "node", number, gpus=3) for number in range(2))
-    other = open_post(unjoined, "node", 2, gpu="T4", gpus=3)
+    first, second = (open_station(unjoined, "node", number, gpus=3) for number in range(2))
+    other = open_station(unjoined, "node", 2, gpu="T4", gpus=3)
     wide = unjoined.gather(first.lane, "cuda", 2)
     assert wide.gpus == first.lane.gpus + second.lane.gpus
     unjoined._lose(second)
@@ -341,14 +341,14 @@ def test_gpus_that_were_there_are_short_and_those_that_never_were_unsupported(
         unjoined.gather(second.lane, "cuda", 2)
     with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 2$"):
         unjoined.gather(first.lane, "cuda", 3)
-    open_post(unjoined, "node", 1, gpus=3)
+    open_station(unjoined, "node", 1, gpus=3)
     with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 1$"):
         unjoined.gather(other.lane, "cuda", 2)
 
 
 def test_gpus_that_were_not_there_when_the_sweep_started_are_short(unjoined: RayExecutor) -> None:
     """One is down or in use, and a sweep that is started again knows nothing of it but from Ray."""
-    first = open_post(unjoined, "node", 0)
+    first = open_station(unjoined, "node", 0)
     with pytest.raises(ShortageError, match=r"takes 2 GPUs .*; one node has or had 2, and "):
         unjoined.gather(first.lane, "cuda", 2)
     with pytest.raises(UnsupportedError, match=r"no node of the cluster has more than 2$"):
@@ -359,10 +359,10 @@ def test_gpus_that_were_not_there_when_the_sweep_started_are_short(unjoined: Ray
 
 
 def ask_one_that_fails(executor: RayExecutor, monkeypatch: Patch, fault: Exception) -> None:
-    post = open_post(executor, "node", 0)
-    post.actor = MagicMock()
+    station = open_station(executor, "node", 0)
+    station.actor = MagicMock()
     monkeypatch.setattr("ray.get", MagicMock(side_effect=fault))
-    executor.gather(post.lane, "cpu", 2)
+    executor.gather(station.lane, "cpu", 2)
 
 
 def test_a_station_that_is_gone_as_it_is_asked_is_a_lost_lane(

@@ -149,7 +149,9 @@ class RayExecutor(Executor):
         import ray
 
         watched = {
-            post.watch: post for name, post in [*self._open.items()] if name not in self._busy
+            station.watch: station
+            for name, station in [*self._open.items()]
+            if name not in self._busy
         }
         gone, _ = ray.wait([*watched], num_returns=len(watched), timeout=0) if watched else ([], [])
         for watch in gone:
@@ -175,11 +177,11 @@ class RayExecutor(Executor):
             except _GoneError as error:
                 raise ShortageError(str(error)) from error
             return replace(found, name=lane.name, host=lane.host)
-        posts = [*self._open.values()]
-        for first in (own, *posts):
-            alike = [first, *(p for p in posts if p.is_beside(first))]
+        stations = [*self._open.values()]
+        for first in (own, *stations):
+            alike = [first, *(p for p in stations if p.is_beside(first))]
             if first.kind == own.kind and size <= len(alike):
-                gpus = tuple(gpu for post in alike[:size] for gpu in post.lane.gpus)
+                gpus = tuple(gpu for station in alike[:size] for gpu in station.lane.gpus)
                 return replace(first.lane, gpus=gpus)
         takes = f"world size {size} takes {size} GPUs of one kind in one machine"
         most = max(self._together[own.kind], self._count_most(own.kind))
@@ -214,28 +216,28 @@ class RayExecutor(Executor):
         """Run one case on its lane's node; `lost` if the node or the actor went away."""
         import ray
 
-        post = self._open.get(job.lane.name)
-        if post is None:
+        station = self._open.get(job.lane.name)
+        if station is None:
             return Outcome(Status.LOST, f"lane {job.lane.name} is gone")
         number = next(self._numbers)
         self._busy.add(job.lane.name)
         try:
-            outcome = self._follow(post, number, job, on_event, stopping)
+            outcome = self._follow(station, number, job, on_event, stopping)
         except _SilentError as error:
             outcome = Outcome(Status.LOST, str(error))
         except ray.exceptions.RayTaskError as error:
-            return Outcome(Status.ERROR, f"on {post.lane.name}: {clean(repr(error.cause))}")
+            return Outcome(Status.ERROR, f"on {station.lane.name}: {clean(repr(error.cause))}")
         except ray.exceptions.OutOfMemoryError as error:
             reason = f"by Ray, for want of host memory: {_explain(error)}"
             outcome = Outcome(Status.KILLED, reason)
         except ray.exceptions.RayError as error:
-            preempted, why = self._find_cause(post, error, stopping)
+            preempted, why = self._find_cause(station, error, stopping)
             outcome = Outcome(Status.LOST, why, preempted=preempted)
         else:
             return outcome
         finally:
             self._busy.discard(job.lane.name)
-        self._lose(post)
+        self._lose(station)
         if stopping():
             return Outcome(Status.INTERRUPTED, f"the sweep was stopped; {outcome.reason}")
         return outcome
@@ -243,36 +245,36 @@ class RayExecutor(Executor):
     def kill(self) -> None:
         """End all stations and their cases, at once. A signal handler calls this, perhaps during a
         call to Ray, so another thread does the work."""
-        ending = threading.Thread(target=self._end_posts, daemon=True)
+        ending = threading.Thread(target=self._end_stations, daemon=True)
         ending.start()
         ending.join(_KILL_S)
         self._cluster.end()
 
     def close(self) -> None:
-        self._end_posts()
+        self._end_stations()
         self._cluster.close()
 
     def _follow(
-        self, post: RemoteStation, number: int, job: Job, on_event: Listener, stopping: Stopping
+        self, station: RemoteStation, number: int, job: Job, on_event: Listener, stopping: Stopping
     ) -> Outcome:
         """Send a job to a station and follow its reports to the last. Raises RayError: the station
         is gone. Raises _SilentError: it does not answer any more."""
         import ray
 
-        reports = post.actor.run.options(num_returns="streaming").remote(number, job)
+        reports = station.actor.run.options(num_returns="streaming").remote(number, job)
         heard, told = time.monotonic(), 0.0
         while True:
             # an untimed wait would not notice that the sweep is stopped
             ready, _ = ray.wait([reports], timeout=_POLL_S)
             now = time.monotonic()
             if stopping() and not told:
-                post.actor.stop.remote(number)
+                station.actor.stop.remote(number)
                 told = now
             if not ready:
                 if told and now - told > _STOP_S:
-                    raise _SilentError(f"{post.lane.name} did not stop within {_STOP_S:g} s")
+                    raise _SilentError(f"{station.lane.name} did not stop within {_STOP_S:g} s")
                 if now - heard > _SILENT_S:
-                    raise _SilentError(f"{post.lane.name} said nothing for {_SILENT_S:g} s")
+                    raise _SilentError(f"{station.lane.name} said nothing for {_SILENT_S:g} s")
                 continue
             heard = now
             report: Report = ray.get(next(reports))  # the last one has the outcome
@@ -281,12 +283,12 @@ class RayExecutor(Executor):
             for event in report.events:
                 on_event(event)
                 if job.hold and isinstance(event, PhaseEntered):
-                    post.actor.release.remote(number)
+                    station.actor.release.remote(number)
             if report.outcome is not None:
                 return report.outcome
 
     def _find_cause(
-        self, post: RemoteStation, error: Exception, stopping: Stopping
+        self, station: RemoteStation, error: Exception, stopping: Stopping
     ) -> tuple[bool, str]:
         """Return whether a station was lost because its machine was preempted, and the reason.
 
@@ -300,7 +302,7 @@ class RayExecutor(Executor):
             if time.monotonic() > until:
                 break
             try:
-                ray.get(post.actor.describe.remote(), timeout=_KILL_S)
+                ray.get(station.actor.describe.remote(), timeout=_KILL_S)
                 break  # it is back, but its run is lost
             except ray.exceptions.GetTimeoutError:
                 continue
@@ -309,9 +311,9 @@ class RayExecutor(Executor):
             time.sleep(_POLL_S)
         preempted = isinstance(error, ray.exceptions.RayActorError) and error.preempted
         if preempted:
-            return preempted, f"{post.node.label} was taken away"
-        alive = any(node.id == post.node.id for node in self._list_nodes())
-        what = f"the lane's process on {post.node.label} ended" if alive else post.node.label
+            return preempted, f"{station.node.label} was taken away"
+        alive = any(node.id == station.node.id for node in self._list_nodes())
+        what = f"the lane's process on {station.node.label} ended" if alive else station.node.label
         return preempted, f"{what}{'' if alive else ' went away'}: {_explain(error)}"
 
     def _ask(self, lane: Lane, question: str, *arguments: Any) -> Any:
@@ -319,18 +321,18 @@ class RayExecutor(Executor):
         the executor does; UsageError: it failed otherwise; _GoneError: the station is gone."""
         import ray
 
-        post = self._open.get(lane.name)
-        if post is None:
+        station = self._open.get(lane.name)
+        if station is None:
             raise _GoneError(f"lane {lane.name} is gone")
         try:
-            return ray.get(post.actor.ask.remote(question, *arguments))
+            return ray.get(station.actor.ask.remote(question, *arguments))
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, (UsageError, UnsupportedError)):
                 raise error.cause from None
             raise UsageError(f"lane {lane.name}: {clean(repr(error.cause))}") from error
         except ray.exceptions.RayError as error:
-            self._lose(post)
-            self._gone.append(post.lane)
+            self._lose(station)
+            self._gone.append(station.lane)
             raise _GoneError(f"lane {lane.name} was lost: {_explain(error)}") from error
 
     def _list_nodes(self) -> list[Node]:
@@ -363,14 +365,14 @@ class RayExecutor(Executor):
     def _begin_opening(self) -> None:
         nodes = self._list_nodes()
         alive = {node.id for node in nodes}
-        self._opening = [post for post in self._opening if post.node.id in alive]
-        posts = [*self._open.values(), *self._opening]
-        room = (self._most or sys.maxsize) - len(posts)
+        self._opening = [station for station in self._opening if station.node.id in alive]
+        stations = [*self._open.values(), *self._opening]
+        room = (self._most or sys.maxsize) - len(stations)
         for node in nodes:
             _, failures = self._failures.get(node.id, ("", 0))
             if failures >= _TRIES * self._count(node):
                 continue
-            lack = self._count(node) - sum(post.node.id == node.id for post in posts)
+            lack = self._count(node) - sum(station.node.id == node.id for station in stations)
             for _ in range(min(lack, room)):
                 self._opening.append(self._start(node))
                 room -= 1
@@ -399,35 +401,37 @@ class RayExecutor(Executor):
         """Open the lanes of the stations that have answered, or refuse them; yield the lanes."""
         import ray
 
-        for post in [*self._opening]:
-            ready, _ = ray.wait([post.answer], timeout=0)
+        for station in [*self._opening]:
+            ready, _ = ray.wait([station.answer], timeout=0)
             if not ready:
                 continue
-            self._opening.remove(post)
+            self._opening.remove(station)
             try:
-                place: Place = ray.get(post.answer)
+                place: Place = ray.get(station.answer)
             except ray.exceptions.RayError as error:
-                self._give_up(post, _explain(error))
+                self._give_up(station, _explain(error))
                 continue
             if why := refuse(place, self.settings.allow_shared):
-                self._give_up(post, why, _TRIES)
+                self._give_up(station, why, _TRIES)
                 continue
-            self._failures.pop(post.node.id, None)
-            post.card = place.card
-            post.lane = self._name(post.node, place.card)
-            self._enter(post)
-            yield post.lane
+            self._failures.pop(station.node.id, None)
+            station.card = place.card
+            station.lane = self._name(station.node, place.card)
+            self._enter(station)
+            yield station.lane
 
-    def _enter(self, post: RemoteStation) -> None:
-        self._open[post.lane.name] = post
-        beside = sum(other.is_beside(post) for other in self._open.values())
-        self._together[post.kind] = max(self._together.get(post.kind, 0), 1 + beside)
+    def _enter(self, station: RemoteStation) -> None:
+        self._open[station.lane.name] = station
+        beside = sum(other.is_beside(station) for other in self._open.values())
+        self._together[station.kind] = max(self._together.get(station.kind, 0), 1 + beside)
 
     def _count_most(self, kind: object) -> int:
         """Return the most GPUs of a kind that one node may have, at most the number wanted. A GPU
         that is down or in use, perhaps since before this start, is assumed to be of that kind: a
         case with a shortage is tried again, an unsupported one never is."""
-        other = Counter(post.node.id for post in [*self._open.values()] if post.kind != kind)
+        other = Counter(
+            station.node.id for station in [*self._open.values()] if station.kind != kind
+        )
         most = max((node.gpus - other[node.id] for node in self._list_nodes()), default=0)
         return min(most, self._most or sys.maxsize)
 
@@ -440,35 +444,35 @@ class RayExecutor(Executor):
         name = next(name for name in names if name not in self._open)
         return Lane(name, () if card is None else (card.uuid,), host=node.label)
 
-    def _give_up(self, post: RemoteStation, why: str, times: int = 1) -> None:
+    def _give_up(self, station: RemoteStation, why: str, times: int = 1) -> None:
         import ray
 
         with suppress(Exception):
-            ray.kill(post.actor)
-        told = f"{post.node.label}: {why}"
-        _, before = self._failures.get(post.node.id, ("", 0))
-        self._failures[post.node.id] = told, before + times
+            ray.kill(station.actor)
+        told = f"{station.node.label}: {why}"
+        _, before = self._failures.get(station.node.id, ("", 0))
+        self._failures[station.node.id] = told, before + times
         print(f"warning: no lane on {told}", file=sys.stderr, flush=True)
 
-    def _lose(self, post: RemoteStation) -> None:
+    def _lose(self, station: RemoteStation) -> None:
         import ray
 
         with self._lock:
-            if self._open.get(post.lane.name) is post:
-                del self._open[post.lane.name]
+            if self._open.get(station.lane.name) is station:
+                del self._open[station.lane.name]
         with suppress(Exception):
-            ray.kill(post.actor)
+            ray.kill(station.actor)
 
-    def _end_posts(self) -> None:
+    def _end_stations(self) -> None:
         import ray
 
-        posts = [*self._open.values(), *self._opening]
-        killed = [post.actor.kill.remote() for post in posts if post.lane.name]
+        stations = [*self._open.values(), *self._opening]
+        killed = [station.actor.kill.remote() for station in stations if station.lane.name]
         with suppress(Exception):
             ray.wait(killed, num_returns=len(killed), timeout=_KILL_S / 2)
-        for post in posts:
+        for station in stations:
             with suppress(Exception):
-                ray.kill(post.actor)
+                ray.kill(station.actor)
 
 
 class _GoneError(UsageError):
