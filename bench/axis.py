@@ -230,7 +230,9 @@ def parse_until(text: str) -> float:
     try:
         return parse_number("", 0, 0.5 * unit)(number) / unit
     except ValueError:
-        raise ValueError("how certain a time is to be is a share such as 1%, or 'none'") from None
+        raise ValueError(
+            "how certain a time is to be is a share such as 1%, at most 50%, or 'none'"
+        ) from None
 
 
 LEAST_LIMIT = 64 * 2**20

@@ -134,7 +134,9 @@ def test_flags(capsys: Capture, flags: list[str], parts: list[str]) -> None:
 def test_places_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        expect(capsys, sweep.main, [*FAKE, "--out", str(out)], f"--out {out}: ", "choose a folder")
+        for dry in ([], ["--dry-run"]):
+            flags = [*FAKE, "--out", str(out), *dry]
+            expect(capsys, sweep.main, flags, f"--out {out}: ", "choose a folder")
     if Path("/proc/version").exists():
         expect(capsys, sweep.main, [*FAKE, "--out", "/proc/here"], "--out /proc/here: ", "choose")
 

@@ -155,6 +155,9 @@ def test_outcome_changes_are_findings(write: Write, machine: Callable[..., Any])
         ("oom oom oom", "ok ok ok"): "fixed",
         ("oom", "error"): "changed",
         ("oom", "oom"): "",
+        ("ok ok", "ok interrupted"): "interrupted",
+        ("ok ok", "lost"): "interrupted",
+        ("ok ok", "oom interrupted"): "broken",
     }
     a, b = (
         write(
@@ -169,7 +172,7 @@ def test_outcome_changes_are_findings(write: Write, machine: Callable[..., Any])
     )
     document = machine(a, b, "--fail-on", "broken", code=1)
     assert [outcome["change"] for outcome in document["outcomes"]] == list(changes.values())
-    assert len(document["failures"]["broken"]) == 6
+    assert len(document["failures"]["broken"]) == 7
     assert machine(b, b, "--fail-on", "broken")["failures"] == {"broken": []}
 
 

@@ -532,6 +532,10 @@ def test_advice_is_what_was_measured_or_is_called_untested() -> None:
         "which is slower." in said
     )
     assert "Untested: --cuda-graphs on." in said
+    slower: Alternatives = {"batch_size": {64: 1.6}}
+    assert "batch-size" not in write(
+        explain("precision", found.a, found.b, 128, found.speedup, slower)
+    )
     elsewhere: dict[str, Any] = {"model": "resnet18", "device": "cuda"}
     assert advised(Cause.MEMORY, **elsewhere) == [Advice("--compile default")]
     b = replace(found.b, case=Case(**elsewhere))

@@ -41,7 +41,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
         "2 to run (a case, twice), 7 already there, into results/x",
         f"{name}: epoch step 4 of 20, loss 2.250  1.00 GiB",
         f"[1/2] {name}: ≈11.00 s an epoch, 14.00 GiB, loss 2.053, accuracy 29.0 %, "
-        "synthetic images",
+        "synthetic images; about 32 s left",
         f"[2/2] {name} · sentinel: oom: OutOfMemoryError: tried to allocate",
     ]
 

@@ -56,9 +56,10 @@ def test_a_dry_run_says_what_is_emulated_and_for_how_long(
 ) -> None:
     # 4 steps and 4 of warm-up, of 100 images of 1 GFLOP
     assert foresee(capsys, "--precision", "fp32", "bf16", "bf16-amp") == [
-        "warning: bf16, bf16-amp are emulated: this CPU has no bf16 arithmetic; bf16 at batch size "
-        "100 takes at least 13 min, and fp32 8 s, as estimated from the rates of this machine; "
-        "leave out of --precision what is too slow, or lower --fraction or --batch-size"
+        "warning: bf16, bf16-amp are emulated: this CPU has no bf16 arithmetic; a run of bf16 at "
+        "batch size 100 takes at least 13 min, and of fp32 8 s, as estimated from the rates of "
+        "this machine; leave out of --precision what is too slow, or lower --fraction or "
+        "--batch-size"
     ]
     both = foresee(capsys, "200", "--precision", "fp16", "bf16")
     assert ["fp16" in line for line in both] == [True, False]
@@ -89,7 +90,7 @@ def test_a_plan_says_how_many_repeats_the_predicted_time_allows(
 def test_convolutions_count_at_their_own_rate(capsys: Capture, measured: dict[str, Any]) -> None:
     measured["yardstick"] = Yardstick({**RATES, "rate_conv_bfloat16": 2e10})
     (line,) = foresee(capsys, "--precision", "bf16-amp")
-    assert "takes at least 40 s, and fp32 8 s" in line
+    assert "takes at least 40 s, and of fp32 8 s" in line
 
 
 def test_what_is_not_emulated_is_not_said(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import PIL.Image
 import psutil
 import pytest
 from pytest_for_tests import Capture, Patch
@@ -163,6 +164,20 @@ def test_images_that_are_not_trained_on_are_named(tmp_path: Path, capsys: Captur
     note = f"note: --data-dir {tmp_path} is not used, because the images are synthetic; give "
     assert note in capsys.readouterr().out
     assert preflight.warn_of_data([CASE, replace(CASE, dataset="cifar10")], tmp_path) == []
+
+
+def test_images_without_a_test_part_cannot_be_evaluated_on(tmp_path: Path, capsys: Capture) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for i in range(4):
+            pixels = PIL.Image.new("RGB", (32, 32), (i, 2 * i, 3 * i))
+            pixels.save(tmp_path / "train" / name / f"{i}.png")
+    flags = ["--device", "cpu", "--precision", "fp32", "--batch-size", "4", "--steps", "1"]
+    flags += ["--model", "dpn-small", "--dataset", "cifar10", "--data-dir", str(tmp_path)]
+    said = "warning: there are no test images, so that --evaluate measures nothing"
+    for evaluate in ([], ["--evaluate"]):
+        assert sweep.main([*flags, "--out", str(tmp_path / "out"), *evaluate]) == 0
+        assert (said in capsys.readouterr().err) == bool(evaluate)
 
 
 def test_a_dry_run_says_what_a_start_would_download(

@@ -235,9 +235,9 @@ class Answer:
             return ""
         said = ", ".join(f"{number:,} {remark}" for remark, number in doubts.items())
         compared = len(self._list_compared(advised))
-        runs = f"{count(compared, 'run')} that {'was' if compared == 1 else 'were'} compared"
+        runs = f"{compared:,} runs that were" if compared > 1 else "run that was"
         report = shlex.join(["python", "-m", "bench.report", str(self.folder)])
-        return f"Doubts about the {runs}: {said}; {report} says what helps."
+        return f"Doubts about the {runs} compared: {said}; {report} says what helps."
 
     def _count_doubts(self, advised: Case) -> dict[str, int]:
         compared = self._list_compared(advised)

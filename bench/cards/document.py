@@ -80,7 +80,10 @@ class Cards(Report):
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
         return tuple(
-            Answer(name_group(self, group), (_describe_group(group, self.below),))
+            Answer(
+                name_group(self, group),
+                (_describe_group(group, self.below) + _explain_apart(group, self.groups[0]),),
+            )
             for group in self.groups
         )
 
@@ -143,6 +146,12 @@ def _describe_group(group: Group, below: Sequence[str]) -> str:
     ]:
         told += f"; at {name_setup(group)}, {' and '.join(over)}"
     return f"{told}.{_describe_pairs(entry, group)}"
+
+
+def _explain_apart(group: Group, first: Group) -> str:
+    """`` Not compared with 1: lr 0.01, not 0.0003.``"""
+    apart = group.tell_apart(first)
+    return f" Not compared with 1: {name_first(apart, 3, '; ')}." if apart else ""
 
 
 def _describe_pairs(entry: Entry, group: Group) -> str:

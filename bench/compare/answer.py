@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION
-from bench.compare.comparison import Comparison, MetricPair
+from bench.compare.comparison import STOPPED, Comparison, MetricPair
 from bench.compare.tables import Margins, list_differences, write_spoilt
 from bench.compare.values import explain_unmatched, list_left_out
 from bench.limits import MIN_REPEATS
@@ -84,6 +84,8 @@ def _write_digits(value: float) -> str:
 
 def advise(comparison: Comparison, margin: float) -> str:
     """Return how to get the missing verdicts; empty if none is missing."""
+    if any(comparison.change(match) == STOPPED for match in comparison.matched):
+        return "Next: give the commands of the sweeps again, which run what was stopped."
     known = [
         (metric.seeded, finding, finding.ratio.judge(margin))
         for metric, findings in comparison.metrics.items()
@@ -97,7 +99,8 @@ def advise(comparison: Comparison, margin: float) -> str:
         if verdict is Verdict.NONE and _is_short(finding, seeded)
     ]
     if not all(seeded for seeded, _ in few):
-        return f"Next: run both again with --repeats {MIN_REPEATS}, and compare them again."
+        both = "the sweep" if comparison.axis else "both"
+        return f"Next: run {both} again with --repeats {MIN_REPEATS}, and compare again."
     if any(_share_seeds(finding) for _, finding in few):
         return (
             f"Next: a loss needs {MIN_SEEDS} seeds a side, and these repeats have fewer; run both "

@@ -14,7 +14,7 @@ from bench.compare.side import Readings, Side, SideCase
 from bench.diagnosis.explanation import Change
 from bench.errors import UsageError
 from bench.origin import refuse_mixture
-from bench.record import COMPARABLE, MODEL_PARTS, Environment
+from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Environment
 from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import EnvironmentKey, Match, Matches
 from bench.study.pairs import match as match_cases
@@ -24,6 +24,9 @@ from bench.verdict.equivalence import Equivalence, judge_equivalences, withdraw_
 from bench.verdict.ratio import Ratio
 from bench.verdict.ratio import compare as compare_repeats
 from bench.verdict.seeds import GUESSING, Seeded, average_seeds, compare_seeds, is_guessing
+
+STOPPED = "interrupted"
+"""The change of a match of which a run was stopped from outside, and is made again."""
 
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
@@ -167,13 +170,16 @@ class Comparison:
         ]
 
     def change(self, match: Match) -> str:
-        """Return how a match's outcome changed: broken, fixed or changed; empty if it did not."""
+        """Return how a match's outcome changed: broken, fixed, `STOPPED` or changed; empty if it
+        did not."""
         one, two = self.ends(match)
-        both = list(zip(one.severities, two.severities, strict=True))
+        both = list(zip(one.severities, two.severities, strict=False))
         if any(after > before for before, after in both):
             return "broken"
         if any(after < before for before, after in both):
             return "fixed"
+        if not REPEATED.isdisjoint([*one.outcomes, *two.outcomes]):
+            return STOPPED
         return "" if {*one.outcomes} == {*two.outcomes} else "changed"
 
     def label(self, match: Match) -> str:

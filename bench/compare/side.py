@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.case import AXES, Case
 from bench.compare.conditions import CONDITIONS, DOUBTED, Condition
 from bench.errors import UsageError
-from bench.record import COMPARABLE, RELIABLE, Status
+from bench.record import COMPARABLE, RELIABLE, REPEATED, Status
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
 from bench.store.reader import read_records, records_file
 from bench.store.runs import read_cases
@@ -83,11 +83,12 @@ class SideCase:
         return ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in self.outcomes.items())
 
     @property
-    def severities(self) -> tuple[int, int]:
-        """The best and the worst of its runs: 0 is ok, 1 diverged, 2 unusable."""
+    def severities(self) -> tuple[int, ...]:
+        """The best and the worst of its runs: 0 is ok, 1 diverged, 2 unusable. Empty if all runs
+        were stopped from outside, which says nothing about the case."""
         order = {Status.OK: 0, Status.DIVERGED: 1}
-        found = [order.get(run["status"], 2) for run in self.runs]
-        return min(found), max(found)
+        found = [order.get(run["status"], 2) for run in self.runs if run["status"] not in REPEATED]
+        return (min(found), max(found)) if found else ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,11 +110,16 @@ def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Adv
         # a number can always be larger or smaller
         open_ = type(old) is int or any(option.better(old, value) for value in _VALUES)
         if AXES[option.axis].holds(case) and not absent and open_:
+            measured = alternatives.get(option.axis, {})
             tried = [
                 Advice(_write_flag(option.axis, value), speedup, "in this sweep")
-                for value, speedup in alternatives.get(option.axis, {}).items()
+                for value, speedup in measured.items()
                 if option.better(old, value)
             ]
+            if not tried and any(
+                speedup > 1 and option.better(value, old) for value, speedup in measured.items()
+            ):
+                continue  # what was measured says the contrary
             best = max(tried, key=lambda one: one.speedup or 0.0, default=None)
             yield best or _find_lever(option, case) or Advice(option.flag)
 

@@ -116,7 +116,11 @@ def check_rates(yardstick: Yardstick, gpu: str | None) -> Iterator[tuple[str, st
     for collapse in dict.fromkeys(yardstick.collapsed.values()):
         lost = [RATES[column] for column, one in yardstick.collapsed.items() if one == collapse]
         what = f"{collapse}: no rate of {', '.join(lost)} is kept"
-        yield what, "end what else uses the CPU (top lists it), and measure again"
+        yield (
+            what,
+            "end what else uses the CPU (top lists it), or set OMP_NUM_THREADS=1 for all runs to "
+            "compare, and measure again",
+        )
     for column, peak in list_peaks(gpu or "").items():
         share = yardstick.rates.get(column, peak) / peak
         if FAR <= share <= 1:

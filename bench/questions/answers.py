@@ -138,8 +138,10 @@ def _describe_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str
     only ``fp16 3.34 times`` if the text before it ``said`` the baseline."""
     time, mode = effect.time, "" if effect.after == "on" else f" {effect.after}"
     precision = effect.axis == "precision"
-    change = effect.after if precision else f"with {name_axis(effect.axis)}{mode}"
     assert time is not None
+    change = f"with {name_axis(effect.axis)}{mode}"
+    if precision:
+        change = _name_precision(effect.after, cases, [cell for _, cell in time.cells])
     if time.ratio.value is None:
         return f"{change}: {time.ratio.lack}"
     times = f"{ESTIMATE * effect.estimated}{write_ratio(1 / time.ratio.value)} times"
@@ -154,6 +156,16 @@ def _describe_effect(effect: Effect, cases: pd.DataFrame, said: bool, saved: str
         text += f" ({beside})"
     where = f" at {effect.over}" if effect.apart else ""
     return f"{text}{saved}{where}{_describe_least_busy(compared)}"
+
+
+def _name_precision(precision: str, cases: pd.DataFrame, cells: Sequence[int]) -> str:
+    """Name a precision, with the loss scale of the compared ``cells`` if it was run with several
+    there."""
+    compared = cases[cases["cell"].isin(cells)]
+    there = cases["batch_size"].isin(compared["batch_size"]) & (cases["precision"] == precision)
+    scales = {*map(format_value, compared["loss_scale"])}
+    several = len({*map(format_value, cases.loc[there, "loss_scale"])}) > 1
+    return f"{precision} (loss scale {', '.join(scales)})" if several else precision
 
 
 def _qualify(time: Estimate, compared: pd.DataFrame) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bench.axis import Trait
 from bench.case import AXES, Case, list_affecting
+from bench.data.sources import FOLDERS
 from bench.interval import CONFIDENCE
 from bench.origin import LABELS
 from bench.record import Status
@@ -195,9 +196,10 @@ def _dataset_notes(rows: pd.DataFrame) -> Iterator[str]:
             )
         elif dataset != OWN:
             name = {"cifar10": "CIFAR-10"}.get(str(dataset), str(dataset))
-            # any class folders are accepted as CIFAR-10, unchecked, so that is said
-            source = " from class folders" if (part["dataset_source"] == "folders").any() else ""
-            yield f"Dataset: {name}{source}, {images} training images."
+            if (part["dataset_source"] == FOLDERS).any():  # any are accepted, unchecked
+                counted = name_values(part, "dataset_classes")
+                name = f"{counted} class folders".lstrip() + f" (read as --dataset {dataset})"
+            yield f"Dataset: {name}, {images} training images."
     for (model, unit), part in rows[rows["dataset"] == OWN].groupby(["model", "unit"], sort=False):
         number = name_values(part, "train_images") or unknown
         yield f"Data: that of {model}, {number} {unit} an epoch."

@@ -256,7 +256,7 @@ def _close_others(r: Columns) -> str:
 def _lengthen_for_energy(r: Columns) -> str:
     # no more epochs: the sensor is read at both ends of each, so each would be as short
     longer = _name_longer(r, whole="")
-    whole = "--repeats 5 or more, which show the error of whole epochs" * bool((r.part == 1).any())
+    whole = f"{_repeat(r)}, which show the error of whole epochs" * bool((r.part == 1).any())
     return f"Use {', or '.join(filter(None, [longer, whole]))}."
 
 
@@ -372,8 +372,8 @@ _ALL = (
           f"Of the lanes, each alone, the slowest took more than {100 * INTERFERENCE:.0f} % "
           "longer for a step than the fastest, and that is in comparisons of cases that ran "
           "on different ones",
-          "Use --repeats 5 or more, which are spread over the lanes, or --lanes 1 with "
-          "another --out.",
+          lambda r: f"Use {_repeat(r)}, which are spread over the lanes, or --lanes 1 with "
+                    "another --out.",
           lambda r: known(r.lane_spread), fatal=False, detail=_name_most("lane_spread")),
     Doubt("beside", "beside other lanes",
           "Cases on one GPU ran beside other lanes and cases on several GPUs ran alone, so "

@@ -69,7 +69,9 @@ class Quantity:
 
     def write(self, value: float) -> str:
         shown = value / self.scale
-        return write_number(shown) if self.decimals is None else f"{shown:.{self.decimals}f}"
+        if self.decimals is None:
+            return write_number(shown)
+        return f"{round(shown, self.decimals) + 0.0:.{self.decimals}f}"  # 0.0, not -0.0
 
     def write_ends(self, low: float, high: float, value: float) -> str:
         """Write the ends of a spread to as many decimals as the value; empty if all look equal.

@@ -16,7 +16,7 @@ from bench.executors import Event
 from bench.limits import is_shared
 from bench.origin import find_origin
 from bench.record import MEASURED, Record, Status, Step
-from bench.text import GIB, clean, write_number
+from bench.text import GIB, clean, write_number, write_seconds
 from bench.worker.messages import PhaseEntered
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Display:
     ) -> None:
         self._out, self._runs, self._done, self._axes = out, runs, done, axes
         self._search, self._how = search, how
-        self._index = 0
+        self._index, self._began = 0, time.monotonic()
         self._lanes: dict[str, _Lane] = {}
         self._live: Progress | None = None
 
@@ -118,12 +118,19 @@ class Display:
         else:
             self._index += 1
             of = "" if self._runs is None else f"/{self._runs}"
-            self.say(f"[{self._index}{of}] {here.name}: {_describe(record)}")
+            left = "" if self._live else self._estimate_left()
+            self.say(f"[{self._index}{of}] {here.name}: {_describe(record)}{left}")
             if self._live:
                 self._live.update(self._all, advance=1)
         if lane:  # other lanes run on; this line must not look as if its case did
             here.name, here.phase = lane, ""
             self._show(here)
+
+    def _estimate_left(self) -> str:
+        """Say how long the other runs take if they take as long as those so far."""
+        took_s = time.monotonic() - self._began
+        left_s = took_s * ((self._runs or 0) - self._index) / self._index
+        return f"; about {write_seconds(left_s)} left" if left_s > _PLAIN_EVERY_S else ""
 
     def _show(self, here: _Lane, total: int | None = None, done: int = 0, now: str = "") -> None:
         if self._live is None:

@@ -35,9 +35,9 @@ def warn_of_emulation(cases: Sequence[Case], inputs: Inputs) -> list[str]:
             if seconds <= usual:
                 continue  # the rates contradict it
             told = (
-                f"; {longest.precision} at batch size {longest.batch_size} takes at least "
-                f"{write_seconds(seconds)}, and fp32 {write_seconds(usual)}, as estimated from the "
-                "rates of this machine"
+                f"; a run of {longest.precision} at batch size {longest.batch_size} takes at least "
+                f"{write_seconds(seconds)}, and of fp32 {write_seconds(usual)}, as estimated from "
+                "the rates of this machine"
             )
         names = list(dict.fromkeys(case.precision for case in of))
         lines.append(

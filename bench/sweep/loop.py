@@ -265,7 +265,8 @@ class Loop:
             reached = write_rate(violation.rate, violation.reached)
             what = f"{RATES[violation.rate]} reached at least {reached} in it"
             was = write_rate(violation.rate, violation.measured)
-            self.display.say(f"note: {what}, and {was} when measured: to be measured again")
+            again = "the rates are measured again before the next case"
+            self.display.say(f"note: {what}, and {was} when measured; {again}")
 
     def rate(self, lane: Lane, device: str) -> None:
         """Measure the rates of a lane before its first case, and warn of slow ones. Measure again

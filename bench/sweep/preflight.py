@@ -184,10 +184,24 @@ def find_inputs(
         models |= examined
     prepare = partial(executor.prepare, lane)
     datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
+    if options.trains:
+        warnings += warn_of_missing_tests(cases, datasets)
     inputs = Inputs(platforms, models, datasets, warnings, find_apex(), starts)
     for case in known:
         inputs.check_batches(case)
     return inputs
+
+
+def warn_of_missing_tests(
+    cases: Sequence[Case], datasets: Mapping[str, DatasetInfo]
+) -> Iterator[str]:
+    """Yield a warning if --evaluate is given, and there are no images to test on."""
+    asked = [case for case in cases if case.evaluate and case.workload == IMAGES]
+    if any(not datasets[name_data(case)].test_images for case in asked):
+        yield (
+            "warning: there are no test images, so that --evaluate measures nothing; add a folder "
+            "test/ beside train/, or leave it out"
+        )
 
 
 def gather_inputs(

@@ -25,7 +25,7 @@ from bench.store.plans import plan_runs
 from bench.store.reader import read_records
 from bench.store.runs import LatestAttempt, Run, read_history
 from bench.sweep.emulation import estimate_emulation
-from bench.sweep.folder import refuse_other_origin, refuse_other_seeds
+from bench.sweep.folder import refuse_other_origin, refuse_other_seeds, refuse_unwritable
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (
@@ -68,8 +68,10 @@ def preview(plan: Plan, options: Options) -> int:
 
 
 def try_folders(options: Options) -> None:
-    """Refuse an --out, or a class's folder within it, that has rows of another origin."""
+    """Refuse an --out that cannot be written to, or has rows of another origin, also in a class's
+    folder within it."""
     out = options.out
+    refuse_unwritable(out)
     for folder in [out, *(out / name for name in read_folders(out))] if out else ():
         if (folder / RECORDS).is_file():
             refuse_other_origin(folder, read_records(folder), options.executor)

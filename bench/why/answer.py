@@ -47,7 +47,7 @@ def explain(
     if not len(profiled):
         raise UsageError(
             f"{sweep}: no case that is asked for has a profile; run its command again with "
-            "--profile, or ask for other cases"
+            "--profile on and a new --out, or ask for other cases"
         )
     held = [format_value(v) or "none" for v in order_values(axis, profiled[axis])]
     for flag, end in ends.items():

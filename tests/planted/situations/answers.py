@@ -44,6 +44,12 @@ ANSWERS = {
     "single runs": plant(
         "Nothing is called the fastest.", "answers", ran(FP32, (200,), 10), ran(FP16, (100,), 6),
     ),
+    "several loss scales": plant(
+        "Which one is compared is said.",
+        "answers", ran(FP32, (200, 201, 199), 10),
+        *(ran(replace(FP16, loss_scale=scale), (time, time + 1, time - 1), 6)
+          for scale, time in ((64.0, 90.0), (128.0, 100.0))),
+    ),
     "two runs": plant(
         "Of two equal cases both runs of one are below both of the other one time in three: none "
         "is the fastest.",
