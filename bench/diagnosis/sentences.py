@@ -198,8 +198,8 @@ def _list_sentences(found: Explanation, beside: bool) -> Iterator[str]:
     )
     yield (
         f"{b.name} is {ratio.value or a.step.step_s / b.step.step_s:.2f}×{ends} as fast as "
-        f"{a.name}{where}: {write_ms(a.step.step_s)} → {write_ms(b.step.step_s)} ms for "
-        f"{found.items:,} items{held}."
+        f"{a.name}{where}, by median steps of {found.items:,} items: {write_ms(a.step.step_s)} → "
+        f"{write_ms(b.step.step_s)} ms{held}."
     )
     if ratio.low is not None and ratio.high is not None and ratio.low < 1 < ratio.high:
         yield (
