@@ -189,6 +189,13 @@ OVERVIEW = {
         "fp16 is 2.50 times as fast as fp32 where they are of the same, and nothing where not.",
         "overview", SPED_UP,
     ),
+    "profiled again": plant(
+        "A speed-up of profiled cases is over the profiled one.",
+        "overview",
+        ran(FP32, (100,), 10), ran(FP16, (50,), 6),
+        ran(replace(FP32, profile=True), (90,), 10), ran(replace(FP16, profile=True), (40,), 6),
+        ran(replace(FP16, profile=True, batch_size=256), (30,), 6), ran(at(256, FP32)[0], (60,), 6),
+    ),
     "edited network": plant(
         "The same case of an edited network, added with --mix: both are named.",
         "overview",
