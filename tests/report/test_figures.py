@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
@@ -23,7 +25,7 @@ from bench.record import Record, Step
 from bench.render import palette
 from bench.report.document import Report, build
 from bench.report.figures import frames
-from bench.report.figures.drawing import draw_changes, find_height, name_front
+from bench.report.figures.drawing import draw_batches, draw_changes, find_height, name_front
 from bench.report.figures.groups import HELD, view_report
 from bench.report.figures.names import name_points
 from bench.report.figures.panels import draw_figures, plan_figures, tabulate
@@ -232,6 +234,30 @@ def test_a_single_batch_size_is_drawn_by_precision(
     svg = panel.svg
     assert all(f">{name}<" in svg for name in times)
     assert ">batch size<" not in svg
+
+
+@pytest.mark.parametrize("batches", [(64,), (64, 128)])
+def test_a_range_has_a_bar_if_it_can_be_seen(
+    tmp_path: Path, ax: Axes, batches: tuple[int, ...]
+) -> None:
+    times = {"fp32": (40, 50, 60), "fp16": (20, 20.1, 20.2)}
+    rows = [
+        replace(make(Case(precision=name, batch_size=batch), time), repeat=repeat)
+        for batch in batches
+        for name, of in times.items()
+        for repeat, time in enumerate(of, 1)
+    ]
+    (group,) = view_report(report_on(tmp_path, rows)).groups
+    for quantity, ends in (("epoch_time_s", (40, 60)), ("images_per_s", (833.3, 1250))):
+        data = frames.take_quantity(group, quantity)
+        ax.clear()
+        draw_batches(ax, data, data.assign(panel=0)[["panel", *data.columns]], data.columns[2])
+        lines = [bar for bar in ax.collections if isinstance(bar, LineCollection)]
+        bars = [segment for line in lines for segment in line.get_segments()]
+        assert len(bars) == len(batches)
+        along = 0 if len(batches) == 1 else 1
+        for bar in bars:
+            assert sorted(bar[:, along]) == pytest.approx(ends, rel=1e-3)
 
 
 def test_names_of_the_front_cover_no_point(ax: Axes) -> None:

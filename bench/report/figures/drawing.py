@@ -28,6 +28,7 @@ from bench.report.figures.names import SMALL, name_points, write_near
 from bench.text import count
 
 APART = 8  # a larger ratio between panels' largest values makes their axis logarithmic
+MARKED = 0.03  # of an axis, about the length of a marker
 FAR = 6  # larger changes are marked at the edge; showing them would hide the others
 
 LESS, MORE = ACCENT, PALETTE[1][0]
@@ -112,11 +113,16 @@ def is_flat(whole: pd.DataFrame) -> bool:
 def draw_batches(
     ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, reach: float = 0
 ) -> None:
-    """Draw a line per precision over batch sizes or the like, or dots at the only batch size."""
+    """Draw a line per precision over batch sizes or the like, or dots at the only batch size; with
+    a bar for each range."""
+    if frames.HIGH in whole:
+        reach = max(reach, whole[frames.HIGH].max())
     if is_flat(whole):
         _plot_beneath(sns.stripplot, ax, data, whole, y, reach, size=8, jitter=False)
+        _draw_ranges(ax, data, whole, ax.hlines)
         return
     plot_lines(ax, data, whole, y)
+    _draw_ranges(ax, data, whole, ax.vlines)
     drawn = whole[data.columns[0]]
     ax.set_xscale("log", base=2)
     ax.set_xlim(drawn.min() / 1.15, drawn.max() * 1.15)
@@ -132,6 +138,22 @@ def draw_batches(
         surround(ax, whole[y], 0.1)
     else:
         share(ax, "y", whole, y, reach)
+
+
+def _draw_ranges(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, draw: Any) -> None:
+    """Draw a bar for each range that is longer than a marker, by ``ax.hlines`` at the number of its
+    series or ``ax.vlines``; vertical bars of several series are beside each other."""
+    if frames.HIGH not in data:
+        return
+    flat, series = draw == ax.hlines, list_series(whole)
+    long = data[frames.HIGH] - data[frames.LOW] > MARKED * whole[frames.HIGH].max()
+    for place, name in enumerate(series):
+        part = data[long & (data["precision"] == name)]
+        beside = 0.0 if flat else 4 * (place - (len(series) - 1) / 2)
+        moved = ax.transData + ScaledTranslation(beside / 72, 0, ax.figure.dpi_scale_trans)
+        at = [place] * len(part) if flat else part[data.columns[0]]
+        draw(at, part[frames.LOW], part[frames.HIGH], colors=COLOURS[name][0], linewidth=1.8,
+             transform=moved)  # fmt: skip
 
 
 def _plot_beneath(

@@ -46,6 +46,7 @@ BATCH, EPOCH, GPUS = "batch size", "epoch (%)", "GPUs"
 TIME, MEMORY = QUANTITIES["epoch_time_s"].title, QUANTITIES["memory_bytes"].title
 LOSS, ACCURACY = "loss", "accuracy (%)"
 STEP, LR, SERIES = "step time (ms)", "learning rate", "series"
+LOW, HIGH = "from", "to"
 MARK, KNEE = "mark", "knee"
 FITS, FULL, PREDICTED = "fits", "out of memory", "predicted"
 CARD, LIMIT, START = "card (GiB)", "memory limit (GiB)", "before the first step (GiB)"
@@ -78,10 +79,15 @@ def thin(data: pd.DataFrame, keep: pd.Series | None = None) -> pd.DataFrame:
 
 
 def take_quantity(group: Group, name: str) -> pd.DataFrame:
-    """Return one of `QUANTITIES` by batch size and precision, each at its main loss scale."""
+    """Return one of `QUANTITIES` by batch size and precision, each at its main loss scale; of an
+    epoch's time and of images/s also the range, if one is known."""
     quantity, rows = QUANTITIES[name], keep_main(group.cases)
     rows = rows[rows[name].notna()].sort_values("batch_size")
     numbers = {quantity.title: rows[name] / quantity.scale}
+    times = [rows[f"epoch_time_s{end}"] / rows["epoch_time_s"] for end in ("_low", "_high")]
+    if name in ("epoch_time_s", "images_per_s") and times[0].notna().any():
+        ends = times if name == "epoch_time_s" else [1 / time for time in reversed(times)]
+        numbers |= {LOW: ends[0] * rows[name], HIGH: ends[1] * rows[name]}
     return _frame({BATCH: rows["batch_size"], "precision": rows["precision"], **numbers})
 
 

@@ -62,6 +62,11 @@ def _each_pair(take: Callable[[Explanation], pd.DataFrame]) -> Callable[[View], 
 
 _OTHERS = "Each precision at its main loss scale"
 
+_RANGES = (
+    "A bar is the range in the overview, of the runs or within the only one; shorter ones are not "
+    "drawn."
+)
+
 _ONE_RUN = "One run of each case: of its repeats, the one whose epoch time is the median."
 
 _SAME_IMAGES = (
@@ -105,12 +110,14 @@ SKETCHES: tuple[Sketch, ...] = (
         "epoch-time", "How long does an epoch take at each batch size?", "Epoch time",
         f"Lower is better. {_OTHERS}.",
         frames.TIME, _by_batch("epoch_time_s"), drawing.draw_batches,
+        explain={frames.HIGH: _RANGES},
     ),
     Sketch(
         "images-per-s", "How many images a second are trained at each batch size?",
         "Images per second", f"Higher is better. {_OTHERS}.",
         "images/s", each_group(frames.take_speeds, least=2), drawing.draw_speeds,
         explain={
+            frames.HIGH: _RANGES,
             frames.MARK: "A ring marks the knee, the smallest batch size within "
             f"{100 * NEAR:.0f} % of the best; a wide band marks a cliff, a drop of more than "
             f"{100 * DROP:.0f} %.",
