@@ -540,7 +540,7 @@ def test_two_states_of_a_switch_fit_the_terminal(
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if len(line) > columns] == []
     assert "equivalent within 2 %" in " ".join(out.split())
-    assert " ".join(out.split()).count("a new --out keeps the old rows") == 1, "said once"
+    assert " ".join(out.split()).count("Close other programs and run again, with a new --out") == 1, "said once"
     assert out.count("channels last") == 2, "only where the sides are introduced"
     assert "above 1 is faster" in " ".join(out.split())
     for verdict in ("ambiguous", "cannot tell"):

@@ -20,6 +20,9 @@ from bench.verdict.seeds import MIN_SEEDS
 MOST_REPEATS = 50
 """Most repeats that are advised: more take a day, in which a machine drifts."""
 
+QUIETER = "Close other programs and run again, with a new --out; or use more --repeats"
+"""The remedy for times that were disturbed."""
+
 
 def warn_of_origin(comparison: Comparison) -> Iterator[str]:
     """Yield the opening lines if neither side was measured."""
@@ -181,10 +184,7 @@ def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
     if not any(list_differences(comparison)):
         yield "no recorded difference in their environments"
     if spoilt := list(write_spoilt(comparison, matched)):
-        yield (
-            f"warning: do not rely on these times: {'; '.join(spoilt)}. Close other "
-            "programs, or use --repeats 5 or more; a new --out keeps the old rows"
-        )
+        yield f"warning: do not rely on these times: {'; '.join(spoilt)}. {QUIETER}"
     empty = [metric.name for metric, found in comparison.metrics.items() if not found]
     if matched and empty:
         yield f"not compared, because no run has a value: {', '.join(empty)}"
@@ -224,10 +224,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
     if said := advise(comparison, margins.verdict):
         yield said
     if spoilt := list(write_spoilt(comparison, matched)):
-        yield (
-            f"! Do not rely on these times: {name_first(spoilt, 2, '; ')}. Close other programs "
-            "and run again, into a new --out."
-        )
+        yield f"! Do not rely on these times: {name_first(spoilt, 2, '; ')}. {QUIETER}."
     alone = {side.title: len(comparison.alone(side)) for side in (a, b)}
     if any(alone.values()):
         told_alone = (f"{count(n, 'case')} only in {title}" for title, n in alone.items() if n)
