@@ -126,8 +126,8 @@ LOADERS = ("device", "torch")
 COMPILES = {
     "off": "every operation by itself, as the network is written",
     "default": "operations that follow each other are fused; 'on' is another name for it",
-    "reduce-overhead": "and on a GPU all kernels of a pass are started at once, by CUDA graphs",
-    "max-autotune": "and products run in the fastest of several kernels, timed in the warm-up",
+    "reduce-overhead": "as default, and on a GPU all kernels of a pass start at once (CUDA graphs)",
+    "max-autotune": "as reduce-overhead, and products run in the fastest of several kernels",
 }
 """How torch.compile treats the network: its modes, and ``off``."""
 

@@ -142,8 +142,8 @@ class Case:
         "number formats; bench.sweep --list describes them", common=True, named=True, plain=True,
         baseline=True, order=list(PRECISIONS).index)
     loss_scale: float | str | None = describe_axis(None, parse_loss_scale,
-        "a number, or a rule of bench.sweep --list (default: 128 for fp16)", common=True,
-        named=True, number=True, affects=(LEARNING, FIT, WORK), follows="precision",
+        "a number, or a rule of bench.sweep --list (default: 128, or dynamic)",
+        common=True, named=True, number=True, affects=(LEARNING, FIT, WORK), follows="precision",
         applies=(_SCALES,),
         fill=lambda case: PRECISIONS[case.precision].default_loss_scale, order=order_scale)
     skip_overflow: bool = describe_axis(False, parse_switch,
@@ -233,7 +233,7 @@ class Case:
             "precision": tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)},
         conflicts=(
             Conflict(lambda case: case.cuda_graphs and _on_cpu(case),
-                "--cuda-graphs with --device cpu cannot be: a CPU has none"),
+                "--cuda-graphs with --device cpu cannot be: a CPU has none; leave it out"),
             Conflict(lambda case: case.cuda_graphs and is_dynamic(case.loss_scale),
                 "--cuda-graphs with --loss-scale {case.loss_scale} cannot be, because that scale "
                 "is kept on the host; give one such as 128"),
@@ -300,8 +300,8 @@ class Case:
     seed: int = describe_axis(0, parse_seed, "seed of weights, order and augmentation", affects=(),
         spread=True)
     device: str = describe_axis("cuda", one_of(DEVICES),
-        "where to train: cuda, mps, xpu or cpu (default: cuda if there is a GPU); only NVIDIA's "
-        "GPUs have been tested yet", common=True, plain=True)
+        "where to train: cuda (also ROCm), mps, xpu or cpu (default: cuda if there is one); only "
+        "NVIDIA's GPUs have been tested yet", common=True, plain=True)
     # fmt: on
 
     @cached_property

@@ -208,7 +208,7 @@ def find_torchao() -> str | None:
         return None
 
 
-FP8_INSTALL = "fp8 needs the package torchao: pip install 'gpu-precision-bench[fp8]'"
+FP8_INSTALL = "fp8 needs the package torchao: pip install -e '.[fp8]'"
 """The message if torchao is not installed."""
 
 EMULATE_FP8 = "BENCH_EMULATE_FP8"
@@ -222,7 +222,7 @@ def emulates_fp8() -> bool:
 def refuse_fp8(network: str) -> str:
     return (
         f"no layer of {network} is a matrix product whose dimensions are both multiples of 16 "
-        "(its head is left out); fp8 has nothing to convert"
+        "(its head is left out), so fp8 has nothing to convert; use --precision bf16-amp"
     )
 
 

@@ -746,7 +746,7 @@ def test_two_printed_lines_contribute_the_folder_to_a_clone(card: Card, tmp_path
     subprocess.run(["git", "init", "--quiet", str(clone)], check=True)
     shutil.copytree(ROOT / "results" / "cpu-profiles-20261122", card.folder, dirs_exist_ok=True)
     *_, check, commit, away = summarize(card, Entry(State.DONE), [], 1, "9")
-    assert away == "it gives away the host name vm"
+    assert away == "it discloses the host name vm"
     for line in (check, commit):
         words = {
             "python": shlex.quote(sys.executable),

@@ -424,7 +424,7 @@ def test_a_suggested_comparison_is_one_that_can_be_made(
     assert main(command) == 0
     capsys.readouterr()
     said = explain("elsewhere", model_source="a", gpu="NVIDIA H200")
-    assert "to compare their devices, sweep both with the same lr" in said
+    assert "to compare their devices, sweep both with the same --lr" in said
     assert "--axis" not in said
     # but of a GPU and a CPU the device is an axis
     cpu = runs(replace(CASE, device="cpu"), BASE, environment=replace(HERE, cpu="Z"))
@@ -540,7 +540,8 @@ def test_two_states_of_a_switch_fit_the_terminal(
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if len(line) > columns] == []
     assert "equivalent within 2 %" in " ".join(out.split())
-    assert " ".join(out.split()).count("Close other programs and run again, with a new --out") == 1, "said once"
+    remedy = "Close other programs and run again, with a new --out"
+    assert " ".join(out.split()).count(remedy) == 1, "said once"
     assert out.count("channels last") == 2, "only where the sides are introduced"
     assert "above 1 is faster" in " ".join(out.split())
     for verdict in ("ambiguous", "cannot tell"):

@@ -274,7 +274,7 @@ def test_the_doctor_says_once_what_is_not_read(rocm: None) -> None:
     (unread,) = (remark for remark in found if remark.topic == "readings")
     assert unread.level is Level.NOTE
     assert unread.what.startswith("memory in use, power, clocks, temperature and other processes")
-    assert "pip install 'gpu-precision-bench[amd]'" in unread.what
+    assert "pip install -e '.[amd]'" in unread.what
     assert sum(unread.what in line for line in write_warnings(machine)) == 1
     assert not any(line.endswith("; ") for line in write_warnings(machine))
 
@@ -361,7 +361,7 @@ def test_what_amd_smi_does_not_tell_is_none_with_its_reason() -> None:
     ("there", "reason"),
     [
         ("raise KeyError('libamd_smi.so')", "amdsmi cannot load libamd_smi.so; install ROCm's"),
-        ("raise ModuleNotFoundError('amdsmi')", "amdsmi is not installed: pip install 'gpu-pre"),
+        ("raise ModuleNotFoundError('amdsmi')", "amdsmi is not installed: pip install -e '"),
     ],
 )
 def test_an_amd_gpu_without_amd_smi_is_unread(

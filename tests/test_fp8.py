@@ -379,7 +379,7 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
     said = inputs.refuse(Case(precision="fp8"))
     assert said == (
         "no layer of dpn92 is a matrix product whose dimensions are both multiples of 16 (its head "
-        "is left out); fp8 has nothing to convert"
+        "is left out), so fp8 has nothing to convert; use --precision bf16-amp"
     )
     shaped = Case(precision="fp8", input="3x64x64", classes=100)
     named = replace(inputs, models={name_subject(shaped): models["dpn92"]})

@@ -307,7 +307,7 @@ def test_what_identifies_a_machine_is_named(capsys: pytest.CaptureFixture[str], 
     config = copy / "config.json"
     config.write_text(config.read_text().replace("--data-dir data", "--data-dir /home/ada/images"))
     assert main([str(copy)]) == 0
-    (line,) = (one for one in capsys.readouterr().out.splitlines() if "gives away" in one)
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if "discloses" in one)
     assert "the host name vm; the UUID of the GPU GPU-53dc75af-" in line
     assert "environment variables NCCL_VERSION=2.28.3-1" in line
     assert "paths in config.json: /home/ada/images" in line

@@ -439,7 +439,7 @@ def test_what_is_frozen_stays_and_nothing_is_said_to_be_right() -> None:
     assert m.train_loss is not None
     assert m.train_accuracy is None
     assert found.missing["train_accuracy"] == "the workload does not say what is predicted right"
-    assert found.missing["test_loss"] == "the workload has no test data"
+    assert found.missing["test_loss"] == "the workload has no test data; leave out --evaluate"
     workload = load_workload(TWO)
     ours = Training(workload.build_model(), PRECISIONS["fp32"], CPU, lr=0.1, workload=workload)
     start = [p.clone() for p in ours.model.parameters()]

@@ -53,7 +53,7 @@ def choose_preset() -> Preset:
 
 
 def expand(preset: Preset) -> list[Case]:
-    """Return the preset's cases, on the GPU if there is one."""
+    """Return the preset's cases, on a CUDA device if torch has one."""
     return preset.cases({}, {"device": ["cuda" if has_cuda() else "cpu"]})
 
 

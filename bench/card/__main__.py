@@ -1,9 +1,9 @@
 """`python -m bench.card`: run every measurement of a new GPU, nine minutes at a time.
 
-Doctor, the GPU tests, the presets rtx-titan and precision, whole epochs, NVIDIA apex, the harness's
-overhead, an independent cross-check, the loss-scale map and repeats, by priority, into one folder
-under results/. The same command continues where it was stopped. Without a GPU it rehearses itself
-on the CPU at a small scale.
+The doctor, the presets rtx-titan and precision, repeats, whole epochs, the GPU tests, compiling, an
+independent cross-check, NVIDIA apex, memory limits, the loss-scale map, profiles and more, by
+priority, into one folder under results/. The same command continues where it was stopped. Without
+a GPU it rehearses itself on the CPU at a small scale.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def build_parser() -> Parser:
         type=Path,
         default=Path("results"),
         metavar="DIR",
-        help="folder to create its folder in",
+        help="parent of the card's folder (results)",
     )
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     part = "part of the epoch that each case measures (0.2; 1 is the whole epoch)"

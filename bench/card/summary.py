@@ -56,4 +56,4 @@ def _describe_contributing(card: Card) -> Iterator[str]:
     bring = "" if here else f"cp -r {shlex.quote(str(card.folder))} results/ && "
     yield f"  {bring}python -m bench.validate {place}"
     yield f"  git add {place} && git commit -m {shlex.quote(f'Add results of {what}')}"
-    yield f"it gives away {'; '.join(list_disclosed(card.folder, read_records(card.folder)))}"
+    yield f"it discloses {'; '.join(list_disclosed(card.folder, read_records(card.folder)))}"

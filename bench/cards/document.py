@@ -67,7 +67,7 @@ class Cards(Report):
     def title(self) -> str:
         cards = [card for group in self.groups for card in group.cards]
         alone = 1 < len(self.groups) == len(cards)
-        return count(len({*cards}), "card") + ", none to be compared with another" * alone
+        return count(len({*cards}), "card") + "; none can be compared with another" * alone
 
     @cached_property
     def subject(self) -> str:

@@ -59,8 +59,8 @@ def build_parser() -> Parser:
     add("--json", action="store_true", help="print JSON on standard output")
     add_axes(
         parser,
-        "one value or several; network and images default to those of a sweep, which on a CPU are "
-        "dpn-small and synthetic images, and the batch size there to 64",
+        "one value or several; defaults: as in a sweep (on a CPU: dpn-small, synthetic images, "
+        "batch size 64)",
     )
     return parser
 

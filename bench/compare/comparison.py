@@ -273,7 +273,8 @@ def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
     if one.share == two.share or not known or not of_part:
         return ""
     if one.steps is None and two.steps is None:
-        return f"fractions {one.share:g} and {two.share:g} of an epoch: not comparable"
+        parts = f"{100 * one.share:.3g} % and {100 * two.share:.3g} % of an epoch"
+        return f"{parts}: not comparable; use --fraction 1 and --until none in both"
     said = (
         f"{part} of an epoch" if part.steps is None else f"{part} ({part.share:.3g} of an epoch)"
         for part in (one, two)

@@ -108,7 +108,7 @@ CONDITIONS: tuple[Condition, ...] = (
     _spoiling("cpu_shared", "shared the CPU", "other_cores", happened=lambda n: n > BUSY_CORES),
     _spoiling("unsteady", "was not steady after warm-up", "warmup_steady", known="warmup_steps",
               happened=lambda steady: not steady),
-    _spoiling("trend", "changed within the epoch", "trend", known="step_time_first_s"),
+    _spoiling("trend", "had a trend within the epoch", "trend", known="step_time_first_s"),
     Condition("host_bound", "host-bound", "host_bound", known="busy_step_s", beside=True,
               both=True),
     *(_median(column, f"rate of {what}", column, UNITS[column], _SLOWED, both=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice, product
 
 from bench.axis import Value
-from bench.case import AXES, NAMED, SAME_QUESTION, format_value, parse_value, spell_value
+from bench.case import AXES, NAMED, SAME_QUESTION, axis_flag, format_value, parse_value, spell_value
 from bench.compare.comparison import Comparison, find_other_models
 from bench.compare.side import Side
 from bench.errors import UsageError
@@ -112,7 +112,8 @@ def explain_unmatched(comparison: Comparison) -> str:
     asked = comparison.axis or "device" in parted
     if parted and not asked and all(devices) and not devices[0] & devices[1]:
         # two values on two machines: neither the values nor the machines would be compared
-        return f"{why}; to compare their devices, sweep both with the same {', '.join(parted)}"
+        flags = ", ".join(map(axis_flag, parted))
+        return f"{why}; to compare their devices, sweep both with the same {flags}"
     command = "" if comparison.axis else suggest(one, two, parted)
     return f"{why}; to compare these values: {command}" if command else why
 

@@ -6,10 +6,10 @@ definition, or the workload's network, batches and loss. The ratios of seconds, 
 tensors, and of the GPU memory outside torch's allocator must be within 1 % of 1. What the allocator
 holds without using it is left out: it depends on the order of allocations, not on the work.
 
-With --overhead the loop is one of the harness's own parts, for any case: the same network, images,
-warm-up and steps, but no sampler, events, step clock or records. The last line printed is the ratio
-of the epoch times and its spread; the line before it is the time of the harness's process that is
-neither warm-up nor training, and its parts.
+With --overhead, the loop is built from the harness's own parts, for any case: the same network,
+images, warm-up and steps, but no sampler, events, step clock or records. The last line printed is
+the ratio of the epoch times and its spread; the line before it is the time of the harness's process
+that is neither warm-up nor training, and its parts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def build_parser() -> Parser:
 @command
 def main(argv: Sequence[str]) -> int:
     """Cross-check. Return 0 if both agree, 1 if they do not, 2 for a usage error. On a CPU, which
-    can only rehearse, and with ``--overhead`` it is 0 in place of 1."""
+    can only rehearse, and with ``--overhead`` it is 0 instead of 1."""
     given = build_parser().parse(argv)
     axes = read_axes(given)
     case = choose_case(axes, given.overhead)

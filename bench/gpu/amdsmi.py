@@ -16,7 +16,7 @@ from typing import Any
 from bench.gpu.device import Depth
 from bench.gpu.library import Call, LibraryCard, Listed
 
-INSTALL = "pip install 'gpu-precision-bench[amd]'"
+INSTALL = "pip install -e '.[amd]'"
 
 
 class AmdsmiMissingError(Exception):

@@ -49,7 +49,7 @@ def publish_commits(out: Path) -> int:
     of commits shown; 0, without a site, if nothing was tracked yet. Raises UsageError: asv or npm
     is missing, asv fails, or a package is not the pinned one."""
     if find_spec("asv") is None:
-        raise UsageError("asv is not installed; install this project's 'asv' extra")
+        raise UsageError("asv is not installed: pip install -e '.[asv]'")
     from asv.results import iter_results
 
     from bench.asv.results import load_config, widen_benchmarks

@@ -187,9 +187,9 @@ def _tabulate_speeds(found: ReportData) -> Iterator[Sheet]:
                keep=8, wrap=True),
     ]  # fmt: skip
     notes = [
-        f"Knee: the smallest batch size that ran within {near} of the most images/s; two batch "
-        "sizes where the spread of the runs leaves it between them. Still rising: the largest is "
-        f"the best, by more than {near} over half of it. Cliff: more than {100 * DROP:.0f} % fewer "
+        f"Knee: the smallest batch size that ran within {near} of the most images/s; two "
+        "sizes are shown if the runs vary too much to choose one. Still rising: the largest is "
+        f"more than {near} faster than half its size. Cliff: more than {100 * DROP:.0f} % fewer "
         "images/s than at the batch size before, and more than the spread of the runs explains."
     ]
     if any(row.repeats < MIN_REPEATS for family, *_ in rows for row in family.ended):
@@ -331,7 +331,7 @@ def _tabulate_growth(found: ReportData) -> Iterator[Sheet]:
     ]  # fmt: skip
     notes = [
         "Memory as a line over the batch size: least squares through the batch sizes that ran. "
-        "What is predicted was not measured."
+        "Predictions are not measurements."
     ]
     if any(growth.miss > ROUGH or not growth.holds for _, growth in rows):
         notes.append(

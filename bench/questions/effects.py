@@ -256,17 +256,17 @@ def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
     yield (
         "Speed: epoch time before the change over that after it, geometric mean over the pairs of "
         "cases that differ in it alone. Precisions are compared at their default loss scale, or "
-        "the commonest."
+        "the most common."
     )
     if any(effect.over for effect in effects):
         yield (
-            "Over: at which settings, where changes of one kind differ in them. Changes from one "
-            "value are compared at those that all of them have."
+            "Over: the settings of the compared pairs. Changes from one value are compared at the "
+            "settings that all of them have."
         )
     fewer = [e for e in effects if e.axis in AXES and e.time and e.time.pairs < len(e.pairs)]
     if fewer and not fewer[0].apart:
         both = f"{fewer[0].axis}={fewer[0].before},{fewer[0].after}"
-        yield f"--where {both} compares these two at all that both have."
+        yield f"--where {both} compares these two at all settings that both have."
     if any(effect.apart for effect in effects):
         yield (
             "Changes from one value that are over different settings have none in common; do not "

@@ -147,7 +147,7 @@ def tabulate_trials(
     ]  # fmt: skip
     note = (
         "Each trial is one run of one seed: the order of trials that lie close together is chance. "
-        "An early lead need not last either: a trial that ended early might have overtaken."
+        "A trial that was ended early might have become the best."
     )
     yield Sheet(
         f"Search: {len(trials)} of {count(len(halving.trials), 'trial')}, those that trained "

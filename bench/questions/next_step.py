@@ -89,7 +89,7 @@ def _suggest(
         folder = Path(name_folder(sweep))
         best = confirm(sweep.records, sweep.read_epochs(), sweep.halving, folder)
     words = shlex.split(best[0]) if best else []
-    yield "run the best trial again, on seeds that did not choose it", words
+    yield "run the best trial again, with other seeds", words
     published = len(cases) and (cases["kind"] == "published").all()
     words = [*SWEEP, "--preset", "rtx-titan"] if published else []
     yield "measure the same cases here", words
@@ -120,7 +120,7 @@ def _suggest(
     full = not len(timed) and (cases["status"] == Status.OOM.value).any()
     yield "look for the largest batch that fits", change(full, batch_size=["auto"])
     few = len(timed) and timed["repeats"].min() < MIN_REPEATS
-    yield "tell differences from chance by repeats", change(few, repeats=[str(MIN_REPEATS)])
+    yield "repeat, to see which differences are real", change(few, repeats=[str(MIN_REPEATS)])
     unsure = cases[cases[list(UNSURE)].any(axis=1) | find_wide(cases)]
     most = max(5, 2 * int(cases["repeats"].max()) + 1) if len(unsure) else 0
     words = (_choose_command(sweep, unsure) or last) if len(unsure) else []

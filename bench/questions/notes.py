@@ -266,7 +266,7 @@ def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
         elif kind == Spread.WITHIN:
             yield (
                 f"Single runs; in brackets the {100 * CONFIDENCE:.0f} % interval of the epoch, "
-                "within this run, from its own steps and at least what --until asked. It does not "
+                "within this run, from its own steps, and not narrower than --until. It does not "
                 "predict the next run; --repeats 5 does."
             )
         elif kind == Spread.RANGE:

@@ -188,7 +188,7 @@ def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
         said = [text for name, text in _differ(rows).items() if name != "gpu"]
         text = f"The sweeps differ in {'; '.join(said)}."
         judged = "python -m bench.compare judges two of them case by case."
-        mend = "Report made-up rows separately." if mixed_origins else judged
+        mend = "Report them separately: python -m bench.report FOLDER." if mixed_origins else judged
         yield from [Notice(label, text, mend)] if said else []
 
 

@@ -156,11 +156,14 @@ def _tabulate_matches(found: ReportData) -> Iterator[Sheet]:
         Column("remarks", "remarks", "which of the two waits for its program", name_waiting,
                wrap=True),
     ]  # fmt: skip
-    notes = ["At the smallest batch size, the baseline's knee and the largest that both ran."]
+    notes = [
+        "Shown at three batch sizes: the smallest, the baseline's knee, and the largest that both "
+        "ran."
+    ]
     if any(is_number(m.loss) and min(row.seeds for row in m) < MIN_REPEATS for m in rows):
         notes.append(
-            "A difference of loss of one batch size may be chance; the effects have its mean over "
-            "all."
+            "A difference of loss of one batch size may be chance; the table of changes "
+            "shows the mean over all batch sizes."
         )
     contests = list(list_contests(found.families))
     if not any(contest.ends for contest in contests):

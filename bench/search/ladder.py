@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from bench.errors import UsageError
 from bench.halving import Halving
 
-INSTALL = "bench.search needs Ray Tune: pip install 'gpu-precision-bench[search]'"
+INSTALL = "bench.search needs Ray Tune: pip install -e '.[search]'"
 
 Curve = Sequence[float | None]
 """The metric of each epoch of a trial so far; None if it is unknown, inf or NaN."""

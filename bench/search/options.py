@@ -149,8 +149,8 @@ def build_parser(docstring: str | None) -> Parser:
     scales = " ".join(map(format_value, LOSS_SCALES))
     add_axes(
         parser,
-        "each takes one value or several, and --lr a range such as 0.001..0.1, of which learning "
-        f"rates are drawn alike on a log scale; defaults: --epochs {EPOCHS}, --batch-size {names}, "
+        "each takes one value or several, and --lr a range such as 0.001..0.1, from which rates "
+        f"are drawn log-uniformly; defaults: --epochs {EPOCHS}, --batch-size {names}, "
         f"--loss-scale {scales} for the precisions that scale a loss, and --lr from a tenth to ten "
         "times the optimizer's own; --seed is also that of the draw",
     )

@@ -204,8 +204,8 @@ def _describe_links(r: Columns) -> str:
 def _describe_unknown_time(r: Columns) -> str:
     """Describe the least certain row, and the lower bound of its epoch time if it was profiled."""
     worst, floor = max(zip(fill(r.epoch_time_error, _measure_error(r)), r.busy_epoch, strict=True))
-    said = f"known within {100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
-    return f"{said}; at least {write_seconds(floor)}: the GPU's kernels" if floor > 0 else said
+    said = f"±{100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
+    return f"{said}; the GPU's kernels alone take {write_seconds(floor)}" if floor > 0 else said
 
 
 def _quote(column: str) -> Callable[[Columns], str]:
@@ -352,7 +352,8 @@ _ALL = (
           lambda r: r.status == Status.DIVERGED),
     Doubt("throttled", "throttled",
           "The GPU lowered its clocks to protect itself",
-          "Improve the cooling; nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reason.",
+          "Improve the cooling (nvidia-smi -q -d PERFORMANCE,TEMPERATURE shows the reason), then "
+          "run them again with --retry invalid.",
           _meets("slowed"), detail=_quote("throttle_during")),
     Doubt("capped", "power cap",
           "The GPU ran at its power limit, so its times depend on that limit",

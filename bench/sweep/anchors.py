@@ -217,7 +217,7 @@ def compare_busy(alone: Mapping[str, Record], busy: Mapping[str, Record]) -> lis
 def _say_why_unknown(lanes: Sequence[LaneReading]) -> str:
     if any(lane.disturbed for lane in lanes):
         return "other programs computed beside the anchors; end them"
-    return "too few anchors were timed"
+    return "too few anchors were timed; use more --repeats"
 
 
 def _read(name: str, alone: Mapping[str, Record], busy: Mapping[str, Record]) -> LaneReading:

@@ -103,9 +103,9 @@ def build_parser() -> Parser:
     add_flag(what, "--preset", "NAME", "a named grid of cases, see --list")
     add_flag(what, "--config", "FILE", "your own grid of cases, a TOML file", _read_path)
     repeats = (
-        f"fresh processes per case (default: 1, or {CHEAP_REPEATS} with a --fraction up to "
-        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS}, if the repeats take "
-        f"at most {REPEATS_S / 60:g} minutes)"
+        f"fresh processes per case (default: 1; {CHEAP_REPEATS} with a --fraction up to "
+        f"{CHEAP_FRACTION:g} or --steps up to {CHEAP_STEPS}, fewer if the repeats take over "
+        f"{REPEATS_S / 60:g} minutes)"
     )
     add_flag(what, "--repeats", "N", repeats, partial(parse_whole, least=1))
     _add_switch(
@@ -127,7 +127,7 @@ def build_parser() -> Parser:
     add_flag(what, "--micro-batch", "M", most)
     how = add_running(parser)
     _add_switch(how, "--no-skip", AdvancedHelp("run batch sizes above one that ran out of memory"))
-    _add_switch(how, "--verbose", AdvancedHelp("print each case's curve, as in 2019"))
+    _add_switch(how, "--verbose", AdvancedHelp("print loss and accuracy during each case"))
     _add_switch(
         how,
         "--trace",
@@ -157,7 +157,7 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         metavar="STATUS",
         type=lambda text: choose("--retry", text, {str(status): status for status in Status}),
         default=[],
-        help="run cases with these outcomes again",
+        help="run cases with these outcomes again, such as oom",
     )
     phase = AdvancedHelp("seconds a phase of a case may take (3600)")
     add("--timeout", "S", phase, partial(_parse_seconds, least=0.001), 3600.0, "timeout_s")
@@ -279,8 +279,8 @@ def plan_cases(
     walls: Mapping[Case, Wall] | None = None,
     settle: Callable[[Case], Case] = lambda case: case,
 ) -> Plan:
-    """Expand preset and flags to cases, on the GPU if there is one, with the results of searches in
-    ``walls``, by family; ``settle`` fills in what a workload decides, once it was examined.
+    """Expand preset and flags to cases, on a CUDA device if torch has one, with the results of
+    searches in ``walls``, by family; ``settle`` fills in what a workload decides, once examined.
 
     Raises UsageError: settings do not go together, or the largest batch cannot be searched: on a
     CPU without a memory limit, or on a device of `OTHERS`.

@@ -200,7 +200,7 @@ def warn_of_missing_tests(
     if any(not datasets[name_data(case)].test_images for case in asked):
         yield (
             "warning: there are no test images, so that --evaluate measures nothing; add a folder "
-            "test/ beside train/, or leave it out"
+            "test/ beside train/, or leave out --evaluate"
         )
 
 

@@ -62,7 +62,7 @@ def _write(result: dict[str, Any], full: bool) -> str:
         if check["result"] == KNOWN:
             lines.append(f"{'':21} known: {check['reason']}")
     if result["gives_away"]:
-        lines.append(f"It gives away {'; '.join(result['gives_away'])}.")
+        lines.append(f"It discloses {'; '.join(result['gives_away'])}.")
     ends = Counter(check["result"] for check in result["checks"])
     wrong, empty, known = ends[FAULT], ends[NOTHING], ends[KNOWN]
     done = ends.total() - empty

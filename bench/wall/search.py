@@ -141,7 +141,7 @@ class Ending(Explained):
     UNSUPPORTED = "unsupported", "this device or build cannot run the case"
     GAVE_UP = (
         "gave_up",
-        f"a run failed {ATTEMPTS} times, and not for certain for want of memory; see its log, then "
+        f"a run failed {ATTEMPTS} times, perhaps not from lack of memory; see its log, then "
         "go on with --retry error timeout killed oom_suspected",
     )
     CROWDED = (

@@ -33,8 +33,13 @@ def build_parser() -> Parser:
         help="the setting that differs, and its two values, such as --axis precision fp16 "
         "bf16-amp (default: precision, each against fp32)",
     )
-    add("--from", dest="before", metavar="A", help="its value before (default: each; fp32)")
-    add("--to", dest="after", metavar="B", help="its value after (default: each other)")
+    add(
+        "--from",
+        dest="before",
+        metavar="A",
+        help="its value before (default: all; fp32 for precision)",
+    )
+    add("--to", dest="after", metavar="B", help="its value after (default: all others)")
     add_filters(parser, "batch_size=512")
     add("--format", default="text", metavar="FORMAT", help="text, md or json (default: text)")
     add("--full", action="store_true", help="print all rows and evidence, as the other formats do")
@@ -44,7 +49,7 @@ def build_parser() -> Parser:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Explain the pairs of a sweep."""
+    """Explain the pairs of a sweep; return 0, or 2 for a usage error."""
     options = build_parser().parse(argv)
     from bench.study.filters import parse_filter, parse_name
     from bench.why.answer import explain

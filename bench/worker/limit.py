@@ -121,7 +121,8 @@ def share_of_device(limit_bytes: int, context_bytes: int, total_bytes: int) -> f
     blocks of 2 MiB. Raises MemoryLimitError: the context alone reaches the limit.
     """
     if context_bytes >= limit_bytes:
-        raise MemoryLimitError(f"the context alone takes {_write_mib(context_bytes)} of GPU memory")
+        taken = f"the context alone takes {_write_mib(context_bytes)} of GPU memory"
+        raise MemoryLimitError(f"{taken}; raise --memory-limit")
     return min(1.0, (limit_bytes - context_bytes) / total_bytes)
 
 
@@ -186,7 +187,9 @@ class HostLimit:
         held = read_held_memory(os.getpid())
         if held >= self._limit:
             when = " once torch is imported" if allowance else ", with torch and the network loaded"
-            raise MemoryLimitError(f"the process alone takes {_write_mib(held)}{when}")
+            raise MemoryLimitError(
+                f"the process alone takes {_write_mib(held)}{when}; raise --memory-limit"
+            )
         (mapped,) = re.findall(r"^VmData:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         soft = int(mapped) * 1024 + self._limit - held + allowance

@@ -199,7 +199,7 @@ class Workload:
         """Return the batches of the test data: by default those of `make_test_batch`. Raises
         UsageError: there is no test data."""
         if not self.test_samples:
-            raise UsageError("the workload has no test data")
+            raise UsageError("the workload has no test data; leave out --evaluate")
         return MadeBatches(
             self.make_batch,
             self.test_samples,
