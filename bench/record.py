@@ -250,7 +250,7 @@ class Measurement:
     busy_s: float | None = quantity(
         "time of a profiled step in which kernels ran, any of them; on a CPU, operators", since=4)
     input_wait_s: float | None = quantity(
-        "time of a profiled step in which none ran, for want of a batch", since=4)
+        "time of a profiled step in which none ran, because a batch was missing", since=4)
     sync_wait_s: float | None = quantity(
         "time of a profiled step in which none ran, since the program had waited for the GPU",
         since=4)

@@ -274,7 +274,7 @@ def test_a_class_keeps_its_folder_whichever_are_there(out: Path, capsys: Capture
     ):
         run(out, "8", "16", "--no-anchors", "--lanes", "all", cards=cards)
         said = capsys.readouterr().err
-        assert said.count("lanes: ") + said.count("no lane is of the class of ") == lines, said
+        assert said.count("lanes: ") + said.count("no lane is of the kind of ") == lines, said
     for folder, gpu in ((out, "A100"), (out / "h100", "H100"), (out / "t4", "T4")):
         frame = read_records(folder)
         assert set(frame["gpu"]) == {gpu}
@@ -332,7 +332,7 @@ def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
         frame = read_records(folder)
         assert set(frame["cpu"]) == {cpu}
         assert set(frame["code"]) == {"1", "2"}
-    assert "no lane is of the class" in start("ARM:1"), "a new one has none of theirs"
+    assert "no lane is of the kind" in start("ARM:1"), "a new one has none of theirs"
 
 
 def test_other_sweeps_within_out_are_no_classes(out: Path) -> None:

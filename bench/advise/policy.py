@@ -119,9 +119,9 @@ def _tell_apart(standing: Standing, budget: Budget) -> Trial | None:
 
 
 def _judge_learning(standing: Standing, budget: Budget) -> Trial | None:
-    """Return a seed of the advised setting at the present batch size, or of the present setting,
-    if there is time for all; once begun, if there is time for the next, since fewer would say
-    nothing."""
+    """Return the next run that compares learning, of the advised setting at the present batch size
+    or of the present setting, if there is time for all of them; once begun, if there is time for
+    the next, since fewer would say nothing."""
     advised, now = standing.advised, standing.now
     if not standing.space.judged or advised is None or now not in standing.values:
         return None

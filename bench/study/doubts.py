@@ -419,7 +419,7 @@ _ALL = (
           & ((r.schedule != Case.schedule) | (r.lr_warmup != Case.lr_warmup)), fatal=False),
     Doubt("crowded", "more workers than cores",
           "The DataLoader had more workers than there were CPU cores for them",
-          "Use --workers of at most that number.",
+          lambda r: f"Use --workers {r.cpu.map(_count_cores).min():.0f}, or fewer.",
           lambda r: r.workers > r.cpu.map(_count_cores), fatal=False),
     Doubt("prepared", "batches prepared ahead",
           "Most of the measured steps may have used batches that the DataLoader's workers had "

@@ -121,7 +121,7 @@ def admit_lane(session: Session, cases: Sequence[Case], lane: Lane) -> Loop | No
             return loop
     gpu = next(iter(inputs.platforms.values())).name
     say(
-        f"warning: lane {lane.name} that joined is left out: {gpu} is of another class than the "
+        f"warning: lane {lane.name} that joined is left out: {gpu} is of another kind than the "
         "lanes that were there; run the same command again to measure on it too"
     )
     return None

@@ -150,7 +150,7 @@ def describe_places(classes: Sequence[Hardware], absent: Sequence[str], out: Pat
     if not absent and not any(hardware.folder for hardware in classes):
         return []
     places = "; ".join(hardware.describe(out) for hardware in classes)
-    left = "no lane is of the class of {}: nothing is added to it"
+    left = "no lane is of the kind of {}: nothing is added to it"
     return [f"lanes: {places}", *(left.format(out / name) for name in absent)]
 
 
@@ -203,7 +203,7 @@ def find_machine(environments: Mapping[str, Environment]) -> Kind:
 
 
 def find_card(environments: Mapping[str, Environment]) -> Kind:
-    """Return what stays of it if the card moves to another host, or gets other cores there."""
+    """Return what identifies a lane's card if it moves to another host, or gets other cores."""
     return tuple((device, e.gpu or e.cpu, _round_memory(e)) for device, e in environments.items())
 
 

@@ -228,7 +228,7 @@ class RayExecutor(Executor):
         except ray.exceptions.RayTaskError as error:
             return Outcome(Status.ERROR, f"on {station.lane.name}: {clean(repr(error.cause))}")
         except ray.exceptions.OutOfMemoryError as error:
-            reason = f"by Ray, for want of host memory: {_explain(error)}"
+            reason = f"by Ray, from lack of host memory: {_explain(error)}"
             outcome = Outcome(Status.KILLED, reason)
         except ray.exceptions.RayError as error:
             preempted, why = self._find_cause(station, error, stopping)
