@@ -77,8 +77,8 @@ def test_several_epochs_are_whole_where_the_preset_measures_a_part() -> None:
 def test_help_states_the_default_of_repeats() -> None:
     text = " ".join(build_parser().format_help().split())
     assert (
-        "(default: 1, or 3 with a --fraction up to 0.2 or --steps up to 20, if the repeats take at "
-        "most 5 minutes)" in text
+        "(default: 1; 3 with a --fraction up to 0.2 or --steps up to 20, fewer if the repeats take "
+        "over 5 minutes)" in text
     )
 
 

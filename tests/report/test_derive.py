@@ -329,10 +329,14 @@ def test_a_trend_is_said_in_numbers(tmp_path: Path) -> None:
         (None, {"epoch_time_low_s": 8.0, "epoch_time_high_s": 12.0}, ""),
         (None, {"epoch_time_low_s": 0.6, "epoch_time_high_s": 90.0}, "not known within 100 %"),
         (0.01, {"epoch_time_error": 0.009}, ""),
-        (0.01, {"epoch_time_error": 0.12}, "known within 12 %"),
+        (0.01, {"epoch_time_error": 0.12}, "±12 %"),
         (0.05, {"epoch_time_error": 55.8}, "not known within 100 %"),
         # 400 steps, each bound by the host, in which kernels run for 5 ms
-        (0.01, {"epoch_time_error": 0.17, "busy_s": 0.005}, "17 %; at least 2 s: the GPU's"),
+        (
+            0.01,
+            {"epoch_time_error": 0.17, "busy_s": 0.005},
+            "±17 %; the GPU's kernels alone take 2 s",
+        ),
     ],
 )
 def test_an_epoch_that_is_hardly_known_has_no_interval(
