@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.case import Case
+from bench.processes import name_signal
 from bench.record import Status
 from bench.text import clean
 
@@ -188,11 +189,9 @@ def classify_death(
     if returncode == -signal.SIGKILL and oom_kills > 0:
         return Fault(Status.KILLED, "SIGKILL by the host's out-of-memory killer (host memory)")
     if returncode in (-signal.SIGKILL, -signal.SIGTERM):
-        return Fault(Status.KILLED, f"{signal.Signals(-returncode).name} from outside the sweep")
+        return Fault(Status.KILLED, f"{name_signal(-returncode)} from outside the sweep")
     if returncode < 0:
-        known = -returncode in [*signal.Signals]
-        name = signal.Signals(-returncode).name if known else f"signal {-returncode}"
-        reason = f"the worker crashed with {name}"
+        reason = f"the worker crashed with {name_signal(-returncode)}"
     else:
         reason = f"the worker exited with code {returncode} and reported no result"
     if case and case.memory_limit and case.device == "cpu" and trained and returncode:

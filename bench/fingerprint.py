@@ -27,6 +27,7 @@ from bench.data.synthetic import parse_shape
 from bench.errors import UsageError
 from bench.models import MODELS, build_model, is_timm, load_factory, split_model
 from bench.models.freezing import normalises_batches
+from bench.processes import name_signal
 from bench.record import WorkRow
 from bench.workloads import IMAGES, Workload, WorkloadFacts, check_workload
 
@@ -239,7 +240,7 @@ def examine_in_fork(text: str) -> Any:
     if told:
         return json.loads(told)
     code = os.waitstatus_to_exitcode(status)
-    end = f"with return code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+    end = f"with return code {code}" if code >= 0 else f"by {name_signal(-code)}"
     return f"{kind} {name!r} ends its process {end} when it is built and run once"
 
 

@@ -115,6 +115,11 @@ def run_module(
     return done.stdout, last_line(done.stderr)
 
 
+def name_signal(number: int) -> str:
+    """Return the name of a signal, such as ``SIGKILL``; ``signal 99`` for one that has none."""
+    return signal.Signals(number).name if number in [*signal.Signals] else f"signal {number}"
+
+
 def list_children(pid: int) -> list[int]:
     """Return the ids of all descendants of process ``pid``; none if it has ended."""
     import psutil

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from bench.errors import UsageError
 from bench.executors import Job
+from bench.processes import name_signal
 from bench.record import Measurement
 from bench.workloads import IMAGES
 
@@ -218,7 +218,7 @@ def time_bare(job: Job, samples: int) -> Side:
 
 def refuse_failed(returncode: int, errors: str) -> UsageError:
     """Return the refusal of a bare loop that failed; the return code of a signal is negative."""
-    ends = [f"killed by {signal.Signals(-returncode).name}"] if returncode < 0 else []
+    ends = [f"killed by {name_signal(-returncode)}"] if returncode < 0 else []
     ends += errors.strip().splitlines()[-1:] or ([] if ends else [f"return code {returncode}"])
     return UsageError(f"the bare loop failed: {'; '.join(ends)}")
 

@@ -116,12 +116,12 @@ def describe_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str
         doubt = "" if certain else f", but that is not certain{'; use --repeats 5' * few}"
         if not enough:
             numbers = ", ".join(str(int(one.row.workers)) for one in tried)
-            tells = f"the loader matters with every number of workers tried ({numbers})"
+            said = f"the loader matters with every number of workers tried ({numbers})"
         elif workers := int(enough[-1].row.workers):
-            tells = f"from {workers} workers on, the loader no longer matters"
+            said = f"from {workers} workers on, the loader no longer matters"
         else:
-            tells = "the loader does not matter, even without workers"
-        yield f"{name}: {tells}{doubt}."
+            said = "the loader does not matter, even without workers"
+        yield f"{name}: {said}{doubt}."
 
 
 _Line = tuple[Comparison, Row, Loaded | None]

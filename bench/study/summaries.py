@@ -12,7 +12,7 @@ Everything is vectorised: 100,000 records take about a second.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.anchors import judge_lanes
@@ -270,23 +270,19 @@ def _pair(first: pd.DataFrame, found: Mapping[str, Array]) -> dict[str, Array]:
     """Compare each case with fp32 on the same machine with all else equal."""
     import numpy as np
 
+    free = (*free_axes("precision"), *SAME_QUESTION)
+    partner = number_groups(first, list_equal(free)).to_numpy()
     f = Columns(first)
     sound, plain = f.status.find(lambda status: status in RELIABLE), f.precision == "fp32"
     # of fp32 cases that differ only in how they were measured, the one that measured most
     places = np.flatnonzero(sound & plain)
-    places = places[np.argsort(-f.part[places], kind="stable")]
-
-    def find_bases(measuring: Iterable[str]) -> Array:
-        free = (*free_axes("precision"), *measuring)
-        partner = number_groups(first, list_equal(free)).to_numpy()
-        base = np.full(len(first), -1)  # by number of the group; the first of several stays
-        base[partner[places[::-1]]] = places[::-1]
-        bases: Array = base[partner]
-        return bases
-
+    places = places[np.argsort(-f.part[places], kind="stable")][::-1]
+    profiled = f.profile.astype(int)
+    base = np.full((len(first), 2), -1)  # by number of the group; the last one written stays
+    base[partner[places], profiled[places]] = places
     # a profiled case is compared with a profiled one, if there is one
-    alike = find_bases(name for name in SAME_QUESTION if name != "profile")
-    at, other = np.where(alike < 0, find_bases(SAME_QUESTION), alike), sound & ~plain
+    at, other = base[partner, profiled], sound & ~plain
+    at = np.where(at < 0, base[partner, 1 - profiled], at)
 
     def find_base(values: Array) -> Array:
         return leave_out(values[at], at < 0)

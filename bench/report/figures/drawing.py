@@ -16,7 +16,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.transforms import ScaledTranslation, Transform
 
 from bench.diagnosis.sentences import write_ms
 from bench.limits import STEADY
@@ -119,10 +119,10 @@ def draw_batches(
         reach = max(reach, whole[frames.HIGH].max())
     if is_flat(whole):
         _plot_beneath(sns.stripplot, ax, data, whole, y, reach, size=8, jitter=False)
-        _draw_ranges(ax, data, whole, ax.hlines)
+        _draw_ranges(ax, data, whole)
         return
     plot_lines(ax, data, whole, y)
-    _draw_ranges(ax, data, whole, ax.vlines)
+    _draw_ranges(ax, data, whole)
     drawn = whole[data.columns[0]]
     ax.set_xscale("log", base=2)
     ax.set_xlim(drawn.min() / 1.15, drawn.max() * 1.15)
@@ -140,20 +140,29 @@ def draw_batches(
         share(ax, "y", whole, y, reach)
 
 
-def _draw_ranges(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, draw: Any) -> None:
-    """Draw a bar for each range that is longer than a marker, by ``ax.hlines`` at the number of its
-    series or ``ax.vlines``; vertical bars of several series are beside each other."""
+def _draw_ranges(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
+    """Draw a bar for each range that is longer than a marker; vertical bars of several series are
+    beside each other."""
     if frames.HIGH not in data:
         return
-    flat, series = draw == ax.hlines, list_series(whole)
+    flat, series = is_flat(whole), list_series(whole)
     long = data[frames.HIGH] - data[frames.LOW] > MARKED * whole[frames.HIGH].max()
     for place, name in enumerate(series):
         part = data[long & (data["precision"] == name)]
-        beside = 0.0 if flat else 4 * (place - (len(series) - 1) / 2)
-        moved = ax.transData + ScaledTranslation(beside / 72, 0, ax.figure.dpi_scale_trans)
-        at = [place] * len(part) if flat else part[data.columns[0]]
-        draw(at, part[frames.LOW], part[frames.HIGH], colors=COLOURS[name][0], linewidth=1.8,
-             transform=moved)  # fmt: skip
+        look: dict[str, Any] = {"colors": COLOURS[name][0], "linewidth": 1.8}
+        if flat:
+            ax.hlines([place] * len(part), part[frames.LOW], part[frames.HIGH], **look)
+        else:
+            beside = _move(ax, 4, place, len(series))
+            ax.vlines(part[data.columns[0]], part[frames.LOW], part[frames.HIGH], **look,
+                      transform=beside)  # fmt: skip
+
+
+def _move(ax: Axes, points: float, place: int, places: int) -> Transform:
+    """Return the coordinates of data, moved to one of several ``places``, which are ``points``
+    apart and centred on the data."""
+    beside = points * (place - (places - 1) / 2)
+    return ax.transData + ScaledTranslation(beside / 72, 0, ax.figure.dpi_scale_trans)
 
 
 def _plot_beneath(
@@ -230,8 +239,7 @@ def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
     order = list_series(full)
     for precision, part in full.groupby("precision"):
         # crosses of several precisions are 9 points apart on the same line
-        beside = 9 * (order.index(str(precision)) - (len(order) - 1) / 2)
-        place = ax.transData + ScaledTranslation(beside / 72, 0, ax.figure.dpi_scale_trans)
+        place = _move(ax, 9, order.index(str(precision)), len(order))
         ax.plot(part[frames.BATCH], [card] * len(part), linestyle="", marker="x", markersize=6,
                 markeredgewidth=2, color=COLOURS[str(precision)][0], transform=place,
                 clip_on=False)  # fmt: skip

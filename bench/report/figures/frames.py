@@ -83,11 +83,12 @@ def take_quantity(group: Group, name: str) -> pd.DataFrame:
     epoch's time and of images/s also the range, if one is known."""
     quantity, rows = QUANTITIES[name], keep_main(group.cases)
     rows = rows[rows[name].notna()].sort_values("batch_size")
-    numbers = {quantity.title: rows[name] / quantity.scale}
+    values = rows[name] / quantity.scale
+    numbers = {quantity.title: values}
     times = [rows[f"epoch_time_s{end}"] / rows["epoch_time_s"] for end in ("_low", "_high")]
     if name in ("epoch_time_s", "images_per_s") and times[0].notna().any():
         ends = times if name == "epoch_time_s" else [1 / time for time in reversed(times)]
-        numbers |= {LOW: ends[0] * rows[name], HIGH: ends[1] * rows[name]}
+        numbers |= {LOW: ends[0] * values, HIGH: ends[1] * values}
     return _frame({BATCH: rows["batch_size"], "precision": rows["precision"], **numbers})
 
 
