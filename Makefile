@@ -11,7 +11,7 @@ SPREAD  = -n auto --dist loadfile --no-loadscope-reorder
 PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test suite fuzz test-gpu card lint chaos publish clean
+.PHONY: sweep test suite fuzz test-gpu card lint chaos oracle publish clean
 
 sweep: $(VENV)/ready
 	$(BIN) -m bench.sweep $(ARGS)
@@ -40,6 +40,10 @@ card:
 # the sweep killed a hundred times, and a cluster's parts 33 times; make test does so 10 and 3 times
 chaos: $(VENV)/ready
 	BENCH_CHAOS=100 $(BIN) -m pytest -s --timeout 3600 tests/test_chaos.py tests/test_cluster.py $(ARGS)
+
+# are all numbers of an earlier commit the same, and its trainings bit for bit? make oracle OLD=HEAD~3
+oracle: $(VENV)/ready
+	$(BIN) -m tests.oracle $(OLD) $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN) -m ruff check .
