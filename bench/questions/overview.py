@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,8 @@ from bench.axis import Trait
 from bench.case import Case, list_affecting
 from bench.questions import notes
 from bench.questions.report_data import ReportData
-from bench.render.cells import TIMED, Row, iterate, name_spread, remarks
-from bench.render.model import MOST_SECTIONS, NOTHING, Cell, Level
+from bench.render.cells import Row, iterate, name_spread, remarks
+from bench.render.model import MOST_SECTIONS, NOTHING, Level
 from bench.render.section import (
     Column,
     Section,
@@ -22,7 +21,6 @@ from bench.render.section import (
     axis_column,
     join,
     quantity_column,
-    time_cell,
 )
 from bench.study import axes
 from bench.study.axes import MACHINE, Machines, name_setting, name_value, sort_cases
@@ -131,40 +129,6 @@ def _find_starts(cases: pd.DataFrame, leading: Sequence[str], machines: Machines
     return join((name(key), part) for key, part in groupby(zip(*columns, strict=True)))[1]
 
 
-def _tabulate_machines(found: ReportData) -> Iterator[Sheet]:
-    cases, machines = found.cases, found.machines
-    rest = [axis for axis in found.order if axis != MACHINE]
-    if len(machines) < 2 or not rest:
-        return
-    lines: dict[tuple[Any, ...], dict[tuple[str, str], list[Row]]] = {}
-    for row in iterate(sort_cases(cases, rest)):
-        line = lines.setdefault(tuple(getattr(row, axis) for axis in rest), {})
-        line.setdefault((row.sweep, row.machine), []).append(row)
-
-    def write_time(place: tuple[str, str], line: dict[tuple[str, str], list[Row]]) -> Cell:
-        rows = line.get(place, [])
-        if len(rows) != 1:
-            # two environments of one machine: which one is meant is ambiguous
-            return Cell("several" if rows else NOTHING)
-        cell = time_cell(rows[0], spread=False)
-        said = rows[0].status in TIMED and remarks(rows[0], found.below)
-        return Cell(f"{cell.text} ({said})", cell.value) if said else cell
-
-    yield Sheet(
-        "Epoch time (s) side by side",
-        [
-            *(axis_column(axis, machines, lambda line: next(iter(line.values()))[0])
-              for axis in rest),
-            *(Column(f"machine{i}", label, "", partial(write_time, place))
-              for i, (place, label) in enumerate(machines.items(), 1)),
-        ],
-        [line for line in lines.values() if len(line) > 1],
-        most=MOST_ROWS,
-        file=CSV,
-        empty=(),
-    )  # fmt: skip
-
-
 def _tabulate_published(found: ReportData) -> Iterator[Sheet]:
     cases, machines = found.beside, found.machines
     beside = cases[(cases["published_status"] != "") & (cases["device"] == "cuda")]
@@ -235,7 +199,6 @@ def tabulate_environment(found: ReportData) -> Sheet:
 
 
 OVERVIEW = Section("overview", "How did each case do?", _tabulate_cases, Level.TABLE)
-MACHINES = Section("machines", "How fast is the same case on each machine?", _tabulate_machines)
 PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tabulate_published)
 ENVIRONMENT = Section(
     "environment", "What ran the cases?", lambda found: [tabulate_environment(found)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from bench.case import Case
-from bench.diagnosis.ceiling import Ceiling, find_ceiling, find_violation
 from bench.diagnosis.explanation import Change, Explanation
 from bench.diagnosis.sentences import (
     describe,
@@ -14,12 +12,11 @@ from bench.diagnosis.sentences import (
     write_host,
     write_ms,
     write_percent,
-    write_violation,
 )
 from bench.questions.report_data import ReportData
-from bench.render.cells import Row, number_cell, write_ends, write_ratio
+from bench.render.cells import number_cell, write_ends, write_ratio
 from bench.render.model import Cell
-from bench.render.section import Column, Section, Sheet, case_column
+from bench.render.section import Column, Section, Sheet
 from bench.text import capitalize
 
 MOST_PAIRS = 4
@@ -54,43 +51,6 @@ def choose_pairs(explanations: Sequence[Explanation], most: int = MOST_PAIRS) ->
 def name_pair(why: Explanation) -> str:
     """Name a pair for people: ``fp32 → bf16-amp · dpn92 · batch size 512``."""
     return " · ".join(filter(None, (f"{why.a.name} → {why.b.name}", why.about)))
-
-
-_Possible = tuple[Row, float, Ceiling | None]  # a case, its speed-up and its ceiling
-
-
-def _tabulate_possible(found: ReportData) -> Iterator[Sheet]:
-    """Tell of the pairs that are not explained because they have no profile."""
-    steps, cases, wrong = found.steps, found.by_cell, None
-    pairs = [pair for e in found.effects if e.axis == "precision" for pair in e.pairs]
-    rows: list[_Possible] = []
-    for a, b in pairs:
-        if a not in steps or b not in steps:
-            continue
-        before, after = steps[a].step, steps[b].step
-        if (before.profile and after.profile) or cases[a].precision != "fp32":
-            continue
-        compiled = cases[b].compile != Case.compile
-        violation = find_violation(before, compiled) or find_violation(after, compiled)
-        most = None if violation else find_ceiling(before, after, compiled, steps[b].breakdown)
-        if violation or most:
-            wrong = violation or wrong
-            rows.append((cases[b], before.step_s / after.step_s, most))
-    columns: list[Column[_Possible]] = [
-        case_column(found.named, found.machines, lambda one: one[0]),
-        Column("speedup", "speed-up (×)", "of a median step, over fp32",
-               lambda one: one[1], write=write_ratio, better="higher"),
-        Column("ceiling", "at most (×)",
-               "fp32's step as measured, over the work after at this machine's measured rates",
-               lambda one: one[2].speedup if one[2] else None, write=write_ratio),
-        Column("memory", "memory traffic (%)",
-               "share of the least time of this precision's step",
-               lambda one: one[2].memory if one[2] else None,
-               write=lambda share: f"{100 * share:.0f}"),
-    ]  # fmt: skip
-    notes = [f"{NOTE} With --profile on, python -m bench.why says where the rest goes."]
-    notes += [write_violation(wrong)] if wrong else []
-    yield Sheet("What each precision can gain at most", columns, rows, notes, empty=())
 
 
 def _tabulate_pairs(found: ReportData) -> Iterator[Sheet]:
@@ -231,7 +191,6 @@ def tabulate_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
     return Sheet(title, columns, rows, name=name, empty=())
 
 
-POSSIBLE = Section("possible", "How much can each precision gain at most?", _tabulate_possible)
 PAIRS = Section("why", "Why is it not faster?", _tabulate_pairs)
 EXPLAINED = Section(
     "reasons",

@@ -168,17 +168,16 @@ def gather(
 
 def _find_start(rows: pd.DataFrame) -> pd.DataFrame:
     """Return, by cell, the seconds of set-up and first steps: ``start_time_s`` with the first steps
-    of the slowest repeat, ``cached_time_s`` with those of the fastest if several ran. The rest of
-    the warm-up is left out: it goes on until steps are steady, however long that takes. Records
-    without first steps (before schema 2) have the whole warm-up instead."""
+    of the slowest repeat. The rest of the warm-up is left out: it goes on until steps are steady,
+    however long that takes. Records without first steps (before schema 2) have the whole warm-up
+    instead."""
     import pandas as pd
 
     rows = rows[rows["status"].isin(RELIABLE)]
     setup, first = rows["setup_time_s"].astype(float), rows["first_steps_time_s"].astype(float)
     first = first.fillna(rows["warmup_time_s"].astype(float).fillna(0.0))
     starts, firsts = setup.groupby(rows["cell"]).median(), first.groupby(rows["cell"])
-    cached = (starts + firsts.min()).where(firsts.count() > 1)
-    return pd.DataFrame({"start_time_s": starts + firsts.max(), "cached_time_s": cached})
+    return pd.DataFrame({"start_time_s": starts + firsts.max()})
 
 
 def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:

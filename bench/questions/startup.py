@@ -8,19 +8,16 @@ both happen, the slowest repeat counts, and for the rest the median one.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bench.case import AXES
 from bench.limits import MIN_REPEATS
 from bench.questions.report_data import ReportData
-from bench.record import BESIDE, COLUMNS, RELIABLE
 from bench.render.cells import Row, mark_part, name_case
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
 from bench.study.axes import find_varying, name_axis
-from bench.study.summaries import SOURCE
 from bench.text import count, write_number
 from bench.verdict.ratio import Ratio, compare
 
@@ -46,11 +43,6 @@ class Price:
     def saved(self) -> float:
         """Seconds by which an epoch is shorter with it; negative if it is longer."""
         return float(self.off.epoch_time_s - self.on.epoch_time_s)
-
-    @property
-    def cached(self) -> float:
-        """The start of a repeat that found compiled code, in s; NaN if there is none."""
-        return float(self.on.cached_time_s) if self.axis == "compile" else math.nan
 
     def count_epochs(self, saved: float, start: float) -> float:
         """Return after how many whole epochs it pays off: 0 if at once, infinite if never."""
@@ -122,11 +114,6 @@ def _tabulate_prices(found: ReportData) -> Iterator[Sheet]:
             text += f" ({'–'.join(map(_write_whole, ends))})"
         return Cell(text, epochs)
 
-    def write_again(price: Price) -> Cell | None:
-        if math.isnan(price.cached):
-            return None
-        return write_epochs(price, price.count_epochs(price.saved, price.cached))
-
     columns: list[Column[Price]] = [
         Column("switch", "switch", "what is switched on", lambda price: price.switch, number=False),
         Column("case", "case", "in which case", name_rest, wrap=True),
@@ -134,13 +121,9 @@ def _tabulate_prices(found: ReportData) -> Iterator[Sheet]:
                lambda price: price.off.start_time_s, write=write_number, keep=7),
         Column("on", "start-up with (s)", "set-up and first steps with it",
                lambda price: price.on.start_time_s, write=write_number, keep=7),
-        Column("cached", "cached (s)", "the same of a repeat that found compiled code",
-               lambda price: price.cached, write=write_number, keep=6),
         Column("saved", "saved per epoch (s)", "how much shorter an epoch is", write_saved),
         Column("epochs", "pays off after", "whole epochs until it has paid off",
                lambda price: write_epochs(price, price.epochs, price.ends), better="lower"),
-        Column("again", "cached, after", "whole epochs where compiled code is found",
-               write_again, keep=6),
     ]  # fmt: skip
     axes = {price.axis for price in prices}
     *most, last = [what for axis, what in PREPARING.items() if axis in axes] or [""]
@@ -157,7 +140,7 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
     yield (
         "Start-up: set-up and the first step of each batch shape, where compiling, autotuning and "
         "capturing happen; of these the slowest repeat, because later ones find compiled code in a "
-        "cache. Cached: with those of the fastest repeat."
+        "cache."
     )
     if not all(price.ends for price in prices):
         yield (
@@ -177,35 +160,6 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
         )
 
 
-_Part = tuple[tuple[str, str], dict[Hashable, Any]]
-"""A machine, and the median times of its runs beside warm-up and training, in s."""
-
-
-def _tabulate_parts(found: ReportData) -> Iterator[Sheet]:
-    told = found.rows[found.rows["status"].isin(RELIABLE)].dropna(subset=[*BESIDE])
-    seconds = told[[*BESIDE]].astype(float)
-    seconds = seconds.assign(all=seconds.sum(axis=1))
-    parts = seconds.groupby([told[name] for name in SOURCE], sort=False)
-    medians = parts.median().assign(runs=parts.size())
-    rows: list[_Part] = list(zip(medians.index, medians.to_dict("records"), strict=True))
-
-    def median_column(name: str, label: str, help: str) -> Column[_Part]:
-        return Column(name, label, help, lambda row: row[1][name], write="{:.2f}".format,
-                      better="lower")  # fmt: skip
-
-    columns: list[Column[_Part]] = [
-        Column("machine", "machine", "where the runs were",
-               lambda row: found.machines[row[0]] if len(rows) > 1 else None, wrap=True),
-        Column("runs", "runs", "how many", lambda row: int(row[1]["runs"])),
-        *(median_column(name, label, COLUMNS[name].help) for name, label in BESIDE.items()),
-        median_column("all", "all of these", "the median of their sum"),
-    ]  # fmt: skip
-    yield Sheet("Seconds of a run apart from warm-up and training (median)", columns, rows)
-
-
 PRICES = Section(
     "start-up", "When has compiling, autotuning or capturing paid off?", _tabulate_prices
-)
-PARTS = Section(
-    "beside", "How long does a run take apart from warm-up and training?", _tabulate_parts
 )

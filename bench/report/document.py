@@ -25,13 +25,13 @@ from bench.questions.loss_scales import SCALES
 from bench.questions.next_step import choose_next
 from bench.questions.notes import describe_constants, describe_subject, write_notes
 from bench.questions.notices import warn
-from bench.questions.overview import ENVIRONMENT, MACHINES, OVERVIEW, PUBLISHED
+from bench.questions.overview import ENVIRONMENT, OVERVIEW, PUBLISHED
 from bench.questions.profiles import doubt_profiles
-from bench.questions.reasons import EXPLAINED, PAIRS, POSSIBLE
+from bench.questions.reasons import EXPLAINED, PAIRS
 from bench.questions.report_data import ReportData, gather
 from bench.questions.rivals import ACCUMULATION, LARGEST, MATCHED
 from bench.questions.scaling_tax import TAX
-from bench.questions.startup import PARTS, PRICES
+from bench.questions.startup import PRICES
 from bench.record import Status
 from bench.render.cells import outcome
 from bench.render.model import Answer, Level, NextStep, Notice, Table
@@ -46,9 +46,7 @@ SECTIONS: tuple[Section, ...] = (
     EFFECTS,
     LEARNING,
     PRICES,
-    PARTS,
     BREAKDOWNS,
-    POSSIBLE,
     PAIRS,
     EXPLAINED,
     OPERATIONS,
@@ -64,7 +62,6 @@ SECTIONS: tuple[Section, ...] = (
     EPOCHS,
     CHECKPOINTS,
     LANES,
-    MACHINES,
     PUBLISHED,
     SEARCH,
     RUNGS,

@@ -13,7 +13,7 @@ import pytest
 
 from bench.case import Case
 from bench.questions.reasons import EXPLAINED, choose_pairs, tabulate_changes, tabulate_reasons
-from bench.render.model import NOTHING, Table
+from bench.render.model import Table
 from bench.report import jsonfile
 from bench.report.document import Report, build
 from bench.report.figures.frames import COPY, FLOOR, PRODUCT, SPEED
@@ -87,29 +87,6 @@ def forget_times(source: Path, folder: Path, but: tuple[str, ...] = (), **others
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-
-
-def test_without_profiles_the_bound_is_the_same(
-    page: Report, planted: Folders, tmp_path: Path
-) -> None:
-    forget_times(planted["profiled"], tmp_path / "none")
-    table = find(build(read_sweeps([tmp_path / "none"])), "possible")
-    assert "of median steps" in table.notes[0]
-    full = read_rows(table)[-1]
-    assert "512" in str(full["case"])
-    explained = read_rows(find(page, "why"))[-1]
-    for column in ("ceiling", "speedup"):
-        assert full[column] == pytest.approx(explained[column], rel=1e-3)
-    # with profiles it stands among the reasons, and not twice
-    assert "possible" not in {table.name for table in page.tables}
-
-
-def test_a_wrong_yardstick_is_told_instead_of_a_bound(planted: Folders, tmp_path: Path) -> None:
-    # of a card that was shared with something else meanwhile
-    forget_times(planted["profiled"], tmp_path / "none", rate_float32="1e9")
-    table = find(build(read_sweeps([tmp_path / "none"])), "possible")
-    assert {row[2].text for row in table.rows} == {NOTHING}
-    assert "float32 products at 1 GFLOP/s, but a step reached at least" in table.notes[-1]
 
 
 def test_the_parts_and_the_reasons_add_up_to_the_step(page: Report) -> None:

@@ -6,8 +6,6 @@ import math
 
 import pytest
 
-from bench.limits import STEADY
-from bench.questions.epochs import write_trend
 from bench.render.model import NOTHING, Cell, Level, Table
 from bench.render.section import Column, Section, Sheet, join
 from bench.report.document import SECTIONS
@@ -99,8 +97,3 @@ def test_every_section_asks_a_question_of_its_own() -> None:
     assert all(section.question.endswith("?") for section in SECTIONS)
     assert len({section.question for section in SECTIONS}) == len(SECTIONS)
     assert len({section.name for section in SECTIONS}) == len(SECTIONS)
-
-
-@pytest.mark.parametrize(("change", "said"), [(STEADY, False), (-STEADY, False), (0.03, True)])
-def test_a_trend_of_epochs_is_said_where_they_are_not_steady(change: float, said: bool) -> None:
-    assert bool(write_trend(change)) is said

@@ -101,7 +101,7 @@ def take_speeds(group: Group, view: View) -> pd.DataFrame:
         knee = batch_sizes.find_knee(speeds)
         cliffs = batch_sizes.find_cliffs(speeds)
         found = [(cliff.after.batch_size, batch_sizes.write_drop(cliff)) for cliff in cliffs]
-        if knee and knee.certain:
+        if knee and knee.shape is batch_sizes.Shape.KNEE:
             found.append((knee.batch_size, f"{KNEE} {knee.batch_size}"))
         for size, mark in found:
             data.loc[(data["precision"] == precision) & (data[BATCH] == size), MARK] = mark

@@ -236,12 +236,6 @@ OVERVIEW = {
         ran(FP32, (10,), dataset_source="folders", train_images=300, train_accuracy=0.3),
         ran(Case(dataset="synthetic"), (9,), train_accuracy=0.3),
     ),
-    "machines": plant(
-        "Two cards stand side by side.",
-        "machines",
-        ran(FP32, (200,)), ran(FP16, (100,)), ran(FP32, (20,), gpu="B card"),
-        ran(FP16, (10,), gpu="B card"),
-    ),
     "file of weights": plant(
         "A file of weights is said above its rows, and has no column.",
         "overview",

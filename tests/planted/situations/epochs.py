@@ -42,13 +42,6 @@ EPOCHS = {
         "epochs notes",
         trained(TRAINED, [10, 10.1, 10.1]), trained(at(256, TRAINED)[0], [8, 8, 8]),
     ),
-    "trends": plant(
-        "A trend above what counts as steady is said; noise is none.",
-        "epochs",
-        trained(LONG, [10, 10.5, 11, 11.5]), trained(at(256, LONG)[0], [8, 7.4, 7.1, 6.5]),
-        trained(at(512, LONG)[0], [8, 9.5, 7.9, 9]),
-    ),
-    "two": plant("Two are no trend.", "epochs", trained(replace(TRAINED, epochs=2), [10, 20])),
     "many": plant(
         "A table too long ends between cases: 30 of 45 rows.",
         "epochs",

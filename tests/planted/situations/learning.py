@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bench.case import Case
-from bench.record import BESIDE, Status
+from bench.record import Status
 from tests.planted.records import ran
 from tests.planted.situations.situation import (
     COMPILED,
@@ -94,14 +94,6 @@ LEARNING = {
 OFF, ON = (20.1, 20, 19.9), (16.1, 16, 15.9)
 
 STARTING = {
-    "parts": plant(
-        "The median of each part over all runs that say it, and of their sum; fp16 is as an older "
-        "harness left it.",
-        "beside",
-        change(change(ran(FP32, OFF, **dict.fromkeys(BESIDE, 0.25)), 1, imports_s=2.0), 2,
-               imports_s=4.0),
-        ran(FP16, (10.0,)),
-    ),
     "compiling": plant(
         "30 s more at the start, 4 s less an epoch: 8 epochs; with a cache 2 s more: one. The slow "
         "start of one repeat is noise. Of fp16 it never pays.",
