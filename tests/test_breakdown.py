@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.compare.__main__ import main as compare
 from bench.diagnosis.breakdown import divide
 from bench.diagnosis.step import Profile, Rates, Step, Wait
 from bench.gpu.peaks import peak_bandwidth, peak_flops
@@ -196,19 +195,6 @@ def test_what_was_measured_has_no_mark(folders: Folders, capsys: Printed) -> Non
     assert "≈" not in said
     assert "Estimated division" not in said
     assert "14.3" in said
-
-
-def test_a_comparison_marks_an_estimate(folders: Folders, capsys: Printed) -> None:
-    """Old against new: the time of the grouped convolutions seems to have grown."""
-    sides = [str(folders["old"]), str(folders["new"])]
-    assert compare([*sides, "--why"]) == 0
-    said = capsys.readouterr().out
-    (line,) = (line for line in said.splitlines() if "grouped convolutions" in line)
-    assert [word for word in line.split() if "1" in word and "." in word][:2] == ["≈11.3", "14.3"]
-    assert compare([*sides, "--why", "--format", "json"]) == 0
-    kinds = {kind["kind"]: kind for kind in json.loads(capsys.readouterr().out)["kinds"]}
-    grouped = kinds["grouped_convolution"]
-    assert (grouped["a_estimated"], grouped["b_estimated"]) == (True, False)
 
 
 def test_figures_mark_an_estimate(folders: Folders) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,61 +261,6 @@ def test_a_gpu_that_waits_is_told_beside_every_speed_up(capsys: Capture) -> None
     said = capsys.readouterr().out
     assert "host-bound: fp16 in 1 of 1 runs" in said
     assert "do not rely on these times: host-bound" not in said
-
-
-# ------------------------------------------------------------------------------- bench.compare
-
-
-def test_compare_names_the_kind_of_work_that_changed(tmp_path: Path, capsys: Capture) -> None:
-    before = make_network("fp32")
-    rows = [
-        replace(row, time_s=30e-3) if row.kind == Kind.NORMALISATION else row for row in before.work
-    ]
-    a = write_profiled(tmp_path / "a", [(make_case("fp32"), before)])
-    b = write_profiled(tmp_path / "b", [(make_case("fp32"), make_step(92.0, rows))])
-    assert compare([str(a), str(b), "--why", "--format", "json"]) == 0
-    (kind,) = json.loads(capsys.readouterr().out)["kinds"]
-    assert kind["kind"] == "normalisation"
-    assert kind["a_s"] == pytest.approx(18e-3)
-    assert kind["b_s"] == pytest.approx(30e-3)
-    for format in ("text", "md"):
-        assert compare([str(a), str(b), "--why", "--format", format]) == 0
-        text = capsys.readouterr().out
-        assert "Kinds of work that changed" in text
-        assert "+15.0 %" in text
-    assert compare([str(a), str(a), "--why"]) == 0
-    assert "none beyond noise" in capsys.readouterr().out
-
-
-def test_compare_names_no_wait_that_only_some_repeats_have(tmp_path: Path, capsys: Capture) -> None:
-    """Of next to nothing there is no ratio: neither chance nor a real change must hide in it."""
-
-    def write(name: str, idle: Sequence[float]) -> str:
-        with Store(tmp_path / name) as store:
-            for repeat, each in enumerate(idle, 1):
-                step = make_network("fp32", idle=each)
-                store.append(make_profiled(make_case("fp32"), step, repeat), work=step.work)
-        return str(tmp_path / name)
-
-    some, more = write("a", (0.0, 9.0, 10.0)), write("b", (0.0, 0.5, 1.0))
-    all_ = write("c", (20.0, 21.0, 22.0))
-    assert compare([more, some, "--why", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["kinds"] == []
-    assert compare([more, all_, "--why", "--format", "json"]) == 0
-    (kind,) = json.loads(capsys.readouterr().out)["kinds"]
-    assert kind["kind"] == "idle"
-
-
-def test_compare_explains_only_what_both_sweeps_profiled(
-    sweep: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    run = make_run(make_case("fp32"), step_time_median_s=0.1, epoch_time_s=1.0)
-    plain = write_sweep(tmp_path / "plain", [run])
-    assert compare([str(sweep), str(plain), "--why"]) == 2
-    assert f"no case has a profile in {plain}" in capsys.readouterr().err
-    axis = ["--axis", "compile", "off", "on"]
-    assert compare([str(sweep), "--why", *axis]) == 2
-    assert "python -m bench.why" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------- doubts

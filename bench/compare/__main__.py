@@ -14,12 +14,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from bench.compare.comparison import choose_metrics, compare, refuse_made_up, refuse_other_models
 from bench.compare.gates import OUTCOME_FINDINGS, describe_result, parse_gate, pass_gate
-from bench.compare.kinds import find_kinds
 from bench.compare.side import read_side
 from bench.compare.tables import Margins
 from bench.compare.values import explain_one_sweep, parse_axis, take_values
@@ -84,11 +82,6 @@ def build_parser() -> Parser:
         help="return 1 if a case is slower, more, higher, … by more than P%% (default: --margin), "
         "or on " + "; ".join(f"{word} ({meaning})" for word, meaning in OUTCOME_FINDINGS.items()),
     )
-    add(
-        "--why",
-        action="store_true",
-        help="also name the kinds of work that changed, where both sweeps ran with --profile",
-    )
     add("--full", action="store_true", help="print every table, not one screen")
     add("--mix", action="store_true", help="compare cases even if their networks differ")
     return parser
@@ -126,8 +119,6 @@ def main(argv: Sequence[str]) -> int:
     comparison = compare(a, b, metrics, asked[0] if asked else "")
     if not options.mix:
         refuse_other_models(comparison)
-    if options.why:
-        comparison = replace(comparison, kinds=find_kinds(comparison))
     results = [pass_gate(comparison, gate) for gate in gates]
     document = render(comparison, margins, results, options.full)
     if options.output is None:

@@ -11,7 +11,6 @@ from bench.axis import Trait
 from bench.case import AXES, SAME_QUESTION, Case, free_axes, list_affecting, list_varying
 from bench.compare.conditions import CONDITIONS, Condition, Count, Summarized
 from bench.compare.side import Readings, Side, SideCase
-from bench.diagnosis.explanation import Change
 from bench.errors import UsageError
 from bench.origin import refuse_mixture
 from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Environment
@@ -72,16 +71,6 @@ def group_seeds(readings: Readings) -> dict[int, list[float]]:
 
 
 @dataclass(frozen=True)
-class KindChange:
-    """A kind of work, or a wait, that takes a different time in B than in A."""
-
-    match: Match
-    change: Change  # of the mean step
-    step_s: float  # the whole step of A
-    p: float | None  # p-value of no change, by Holm over all kinds; None with too few repeats
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The comparison of two sides, before it is judged against a margin."""
 
@@ -90,7 +79,6 @@ class Comparison:
     matches: Matches
     metrics: dict[Metric, list[MetricPair]]
     axis: str = ""  # the axis whose two values are the sides; empty for two sweeps
-    kinds: Sequence[KindChange] | None = None  # of ``--why``; None without it
 
     @property
     def names(self) -> tuple[str, str]:

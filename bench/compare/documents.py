@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ def render_text(
             lines += ["", *_draw(table, width)]
         return "\n".join(lines) + "\n"
     wanted = [table for table in tables if table.level is Level.TABLE]
-    if shown := wanted[-1] if wanted else None:  # the kinds of work with --why
+    if shown := wanted[-1] if wanted else None:
         rows, cut = len(shown.rows), shown
         while len(drawn := _draw(cut, width)) + len(lines) + 3 > LINES and rows > 1:
             rows -= 1
@@ -137,7 +137,6 @@ def render_json(
             for metric in comparison.metrics
             if metric.seeded
         },
-        "kinds": None if comparison.kinds is None else list(_list_kinds(comparison)),
         "only_in_a": _name_alone(comparison, a),
         "only_in_b": _name_alone(comparison, b),
         "failures": {result.gate.text: result.failures for result in results},
@@ -177,20 +176,6 @@ def _lay_out(
         ],
         "remarks": list(remarks(comparison, metric, finding, margin)),
     }
-
-
-def _list_kinds(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    for kind in comparison.kinds or ():
-        yield {
-            **_name_match(comparison, kind.match),
-            "kind": kind.change.name,
-            "a_s": kind.change.before_s,
-            "b_s": kind.change.after_s,
-            "a_estimated": kind.change.before_estimated,
-            "b_estimated": kind.change.after_estimated,
-            "step_a_s": kind.step_s,
-            "p": kind.p,
-        }
 
 
 def _name_match(comparison: Comparison, match: Match) -> dict[str, Any]:

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from bench.compare.comparison import Comparison, KindChange, MetricPair
+from bench.compare.comparison import Comparison, MetricPair
 from bench.compare.conditions import Condition, Count, Summarized
 from bench.diagnosis.rates import CALL, RATES, write_rate
-from bench.diagnosis.sentences import name_part, write_ms
-from bench.limits import MIN_REPEATS, STEADY
 from bench.origin import LABELS, find_origin
 from bench.record import Status
 from bench.render.cells import write_ends
@@ -19,7 +17,7 @@ from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.study.metrics import Metric
 from bench.study.pairs import Match
 from bench.text import capitalize, count, make_printable, write_number, write_percent
-from bench.verdict.equivalence import MOST_SEEDS, POWER, Claim
+from bench.verdict.equivalence import Claim
 from bench.verdict.ratio import Verdict
 from bench.verdict.seeds import UNCHECKED
 
@@ -75,8 +73,6 @@ def tabulate(comparison: Comparison, margins: Margins) -> Iterator[Table]:
         if findings:
             yield _metric_table(comparison, metric, findings, margins.verdict)
         yield from _equivalence_table(comparison, metric, margins.equivalence)
-    if comparison.kinds is not None:
-        yield _kinds_table(comparison, comparison.kinds)
     for side in (comparison.a, comparison.b):
         if alone := comparison.label_alone(side):
             yield _tabulate(f"Only in {side.title}", ["case"], [[label] for label in alone])
@@ -95,33 +91,6 @@ def list_differences(
         if not (mandatory and condition.spoils):
             of_a, of_b = (_write_summary(condition, of) for of in both)
             yield condition.label, of_a, of_b, False
-
-
-def _kinds_table(comparison: Comparison, kinds: Sequence[KindChange]) -> Table:
-    title = "Kinds of work that changed, of a step in ms"
-    if not kinds:
-        return _tabulate(f"{title}: none beyond noise", (), (), [BEYOND], level=Level.TABLE)
-    numbers = (*comparison.names, "change", "of a step", "p")
-    rows = [
-        (
-            comparison.label(kind.match),
-            name_part(kind.change.name),
-            write_ms(kind.change.before_s, kind.change.before_estimated),
-            write_ms(kind.change.after_s, kind.change.after_estimated),
-            ("+" if kind.change.change_s > 0 else "") + write_ms(kind.change.change_s),
-            f"{100 * kind.change.change_s / kind.step_s:+.1f} %",
-            _write_p(kind.p),
-        )
-        for kind in kinds
-    ]
-    labels = ("case", "kind of work", *numbers)
-    return _tabulate(title, labels, rows, [BEYOND], numbers, Level.TABLE)
-
-
-BEYOND = (
-    f"Those that changed by more than {write_percent(STEADY)} of the step of "
-    f"A; from {MIN_REPEATS} profiled repeats a side on, only what differs beyond chance."
-)
 
 
 def _write_summary(condition: Condition, value: Summarized) -> str:
@@ -206,23 +175,20 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
         return
     counts = Counter(equivalence.verdict for _, equivalence in judged)
     summary = ", ".join(f"{counts[claim]} {claim.value}" for claim in Claim if claim in counts)
-    numbers = ("ratio", "90 % interval", "p", "seeds", "seeds needed")
+    numbers = ("ratio", "90 % interval", "p", "seeds")
     said, notes = _gather(
         [[*_describe_learning(comparison, metric, one.match), *filter(None, [found.lack])]
          for one, found in judged]
     )  # fmt: skip
     notes += [
         "Two one-sided tests (TOST) at 5 %; p is adjusted for the number of cases (Holm).",
-        f"Worse or better: beyond the margin. {SEEDS_NEEDED}",
+        "Worse or better: beyond the margin.",
     ]
     rows = []
     for (finding, found), text in zip(judged, said, strict=True):
-        needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
-        if found.seeds_needed is None and found.verdict is Claim.UNCLEAR and found.p is not None:
-            needed = f">{MOST_SEEDS}"
         between = write_ends((found.low, found.high), write_number, " to ") or NOTHING
         ratio, label = write_number(found.ratio or 0), comparison.label(finding.match)
-        told = (ratio, between, _write_p(found.p), str(found.seeds), needed, found.verdict.value)
+        told = (ratio, between, _write_p(found.p), str(found.seeds), found.verdict.value)
         rows.append((label, *told, text))
     labels = ("case", *numbers, "verdict", "remarks")
     yield _tabulate(f"{title}: {summary}", labels, rows, notes, numbers)
@@ -232,12 +198,6 @@ def _describe_learning(comparison: Comparison, metric: Metric, match: Match) -> 
     yield from describe_runs(comparison, metric, match)
     if any(end.classes is None for end in comparison.ends(match)):
         yield UNCHECKED
-
-
-SEEDS_NEEDED = (
-    f"Seeds needed: with which a verdict has a probability of {write_percent(POWER)}, "
-    "estimated from the spread of these runs."
-)
 
 
 def _write_p(p: float | None) -> str:

@@ -114,8 +114,6 @@ def _tabulate_learning(found: ReportData) -> Iterator[Sheet]:
                lambda one: write_ends((one.found.low, one.found.high), "{:.4f}".format),
                keep=8),
         Column("seeds", "seeds", "that were compared", lambda one: one.found.seeds, keep=8),
-        Column("needed", "seeds needed", "for a verdict, probably",
-               lambda one: one.found.seeds_needed, keep=7),
         Column("pairs", "pairs", "pairs of cases with this reading, of all",
                lambda one: f"{one.pairs} of {one.of}" * (one.pairs < one.of),
                keep=6),

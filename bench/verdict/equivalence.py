@@ -40,7 +40,6 @@ from bench.verdict.difference import (
     exp,
     find_freedoms,
     find_interval,
-    find_p_values,
 )
 from bench.verdict.seeds import (
     GUESSING,
@@ -52,14 +51,7 @@ from bench.verdict.seeds import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-MOST_SEEDS = 1000
-"""Largest number of seeds that is considered for the advice."""
-
-POWER = 0.8
-"""Probability that the advised number of seeds gives a verdict."""
+    pass
 
 ERROR = 0.05
 """Error probability of a single claim of equivalence, and of all claims of a family."""
@@ -85,8 +77,6 @@ class Equivalence:
         p: p-value of the two one-sided tests for a ratio within the margin, adjusted by Holm.
         seeds: number of seeds compared, of the side with fewer.
         paired: whether sides were compared seed by seed.
-        seeds_needed: seeds that give a verdict with a probability of `POWER`; None if there is a
-            verdict, if fewer than `MIN_SEEDS` ran, or if more than `MOST_SEEDS` are needed.
         lack: why no verdict is possible; empty if one is.
     """
 
@@ -98,7 +88,6 @@ class Equivalence:
     p: float | None = None
     seeds: int = 0
     paired: bool = False
-    seeds_needed: int | None = None
     lack: str = ""
 
     def sentence(self) -> str:
@@ -124,12 +113,9 @@ class Equivalence:
         return f"{found}, {where.format(margin)}{self._advise()}"
 
     def _advise(self) -> str:
-        if self.seeds_needed is not None:
-            fewer = "" if self.paired else ", fewer if both sides run the same seeds"
-            return f"; about {self.seeds_needed} seeds would tell{fewer}"
         if self.seeds < MIN_SEEDS:
             return f"; sweep with --repeats {MIN_SEEDS} or more, each repeat has its own seed"
-        return f"; more than {MOST_SEEDS} seeds would be needed" * (not self.lack)
+        return "; more seeds narrow it" * (not self.lack)
 
 
 def withdraw(found: Equivalence, lack: str) -> Equivalence:
@@ -191,14 +177,8 @@ def judge_equivalences(
         _place(case.shift, limit) if min(p_within, p_beyond) < ERROR else Claim.UNCLEAR
         for case, p_within, p_beyond in zip(tested.values(), within, beyond, strict=True)
     ]
-    # the level at which Holm tests the next case: those shown to be equivalent no longer count
-    level = ERROR / max(1, len(claims) - claims.count(Claim.EQUIVALENT))
-    for (index, case), claim, p in zip(tested.items(), claims, within, strict=True):
-        needed = None
-        if claim is Claim.UNCLEAR:
-            needed = find_seeds(case, limit, level)
-            needed = needed and max(needed, results[index].seeds + 1)
-        results[index] = replace(results[index], verdict=claim, p=p, seeds_needed=needed)
+    for index, claim, p in zip(tested, claims, within, strict=True):
+        results[index] = replace(results[index], verdict=claim, p=p)
     return results
 
 
@@ -219,66 +199,3 @@ def _test_equivalence(cases: Sequence[Difference], limit: float) -> tuple[list[f
         within.append(float(stdtr(freedom, -inside)))  # the larger p of the two tests
         beyond.append(min(1.0, 2 * float(stdtr(freedom, inside))))
     return adjust(within), adjust(beyond)
-
-
-def find_seeds(case: Difference, limit: float, level: float) -> int | None:
-    """Return the least number of seeds per side, at least `MIN_SEEDS`, that gives a case a verdict
-    with `POWER`; None above `MOST_SEEDS`.
-
-    The true difference is assumed to be zero, or the observed one if that is significant. The
-    uncertainty of the spread follows from the number of observed seeds. ``limit`` is the logarithm
-    of the margin's end, ``level`` the significance level of the test for equivalence.
-    """
-    shift = abs(case.shift) if case.error and min(find_p_values([case])) < ERROR else 0.0
-    known = case.freedom() if case.error else math.inf
-
-    def is_enough(seeds: int) -> bool:
-        return find_power(case, shift, limit, seeds, level, known) >= POWER
-
-    if not is_enough(MOST_SEEDS):
-        return None
-    low, high = MIN_SEEDS - 1, MOST_SEEDS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
-
-
-_POINTS = 50  # of a distribution of variances; 2,000 change a power near 80 % by less than 0.001
-
-
-def find_power(
-    case: Difference,
-    shift: float,
-    limit: float,
-    seeds: int,
-    level: float = ERROR,
-    known: float = math.inf,
-) -> float:
-    """Return the probability that ``seeds`` seeds per side show on which side of ``limit``, the
-    logarithm of the margin's end, ``shift`` lies: the true difference of logarithms, not negative.
-    The variances of ``case`` are estimates with ``known`` degrees of freedom; by default exact.
-    ``level`` is of the test for equivalence and of the two-sided test for a difference."""
-    import numpy as np
-    from scipy.special import gammaincinv, ndtr, stdtrit
-
-    variance = case.a.variance + case.b.variance
-    if not variance:
-        return 1.0
-
-    def spread(freedom: float) -> NDArray[np.float64]:
-        """Return equally likely ratios of an estimated variance to the true one."""
-        shares = (np.arange(_POINTS) + 0.5) / _POINTS
-        return np.asarray(gammaincinv(freedom / 2, shares) * 2 / freedom)
-
-    true = variance / (np.ones(1) if math.isinf(known) else spread(known))
-    freedom = (seeds - 1) * variance**2 / (case.a.variance**2 + case.b.variance**2)
-    error = np.sqrt(true / seeds)[:, None]
-    estimates = error * np.sqrt(spread(freedom))
-    # the mean of normal readings and its estimated standard error are independent
-    if shift > limit:
-        shown = ndtr((shift - limit - stdtrit(freedom, 1 - level / 2) * estimates) / error)
-    else:
-        inside = limit - stdtrit(freedom, 1 - level) * estimates
-        shown = ndtr((inside - shift) / error) - ndtr((-inside - shift) / error)
-    return float(np.mean(np.maximum(shown, 0.0)))
