@@ -1,15 +1,14 @@
-"""Remedies for a cause, with the speed-up measured in the same sweep, or in a reference."""
+"""Remedies for a cause, with the speed-up measured in the same sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from bench.axis import Trait, Value
-from bench.case import AXES, Case, axis_flag, format_value, list_affecting
+from bench.axis import Value
+from bench.case import AXES, Case, axis_flag, format_value
 from bench.diagnosis.explanation import Advice, Alternatives, Cause
 from bench.grid import go_together
-from bench.precision import PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -71,34 +70,6 @@ _ABSENT_AXES: dict[str, Callable[[Case], bool]] = {
 """Axes that have no effect in some cases."""
 
 
-@dataclass(frozen=True)
-class Lever:
-    """The effect of changing one setting in `REFERENCE`, as the two epoch times in s."""
-
-    axis: str
-    before: Value
-    after: Value
-    precision: str
-    batch_size: int
-    seconds: tuple[float, float]
-
-
-REFERENCE = "results/reference/h200-lab.csv"
-REFERENCE_GPU, REFERENCE_MODEL = "NVIDIA H200", "dpn92"
-LEVERS = (
-    Lever("compile", "off", "default", "fp16", 512, (11.0, 6.79)),
-    Lever("channels_last", False, True, "fp16-amp", 512, (11.05, 13.98)),
-    Lever("channels_last", False, True, "tf32", 512, (18.44, 20.08)),
-    Lever("cudnn_benchmark", False, True, "fp16", 512, (11.57, 11.0)),
-    Lever("batch_size", 128, 512, "fp16", 512, (20.14, 11.0)),
-    Lever("batch_size", 128, 512, "fp32", 512, (41.73, 36.81)),
-    Lever("batch_size", 512, 2048, "fp32", 2048, (36.81, 35.65)),
-    Lever("batch_size", 128, 2048, "fp32", 2048, (41.73, 35.65)),
-)
-"""All pairs of successful cases in `REFERENCE` that differ in one setting that an `Option` changes.
-All were measured with ``--cudnn-benchmark on``, except for the pair that differs in it."""
-
-
 def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Advice]:
     """Yield remedies for a cause in a case, with the measured speed-ups."""
     for option in CURES[cause]:
@@ -112,7 +83,7 @@ def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Adv
         if AXES[option.axis].holds(case) and not absent and open_:
             measured = alternatives.get(option.axis, {})
             tried = [
-                Advice(_write_flag(option.axis, value), speedup, "in this sweep")
+                Advice(_write_flag(option.axis, value), speedup)
                 for value, speedup in measured.items()
                 if option.better(old, value)
             ]
@@ -121,42 +92,11 @@ def advise(cause: Cause, case: Case, alternatives: Alternatives) -> Iterator[Adv
             ):
                 continue  # what was measured says the contrary
             best = max(tried, key=lambda one: one.speedup or 0.0, default=None)
-            yield best or _find_lever(option, case) or Advice(option.flag)
+            yield best or Advice(option.flag)
 
 
 _VALUES: tuple[Value, ...] = (True, False, None, "default", "device", "fp32", "fp16")
 """Values that an option may prefer."""
-
-
-def _find_lever(option: Option, case: Case) -> Advice | None:
-    """Return what the reference measured for an option, for its case most similar to ``case``."""
-    if (case.device, case.model) != ("cuda", REFERENCE_MODEL):
-        return None
-    others = {*list_affecting(Trait.KERNELS)} - {option.axis}
-    old = getattr(case, option.axis)
-    alike = [
-        lever
-        for lever in LEVERS
-        if (lever.axis, lever.before) == (option.axis, old) and option.better(old, lever.after)
-    ]
-    if not alike or any(getattr(case, name) != getattr(Case, name) for name in others):
-        return None
-    ours = PRECISIONS[case.precision]
-
-    def differ(lever: Lever) -> tuple[bool, bool, int]:
-        theirs = PRECISIONS[lever.precision]
-        other = theirs.arithmetic is not ours.arithmetic
-        return theirs is not ours, other, abs(lever.batch_size - case.batch_size)
-
-    nearest = min(alike, key=differ)
-    before, after = nearest.seconds
-    flag = _write_flag(nearest.axis, nearest.after)
-    against = "against " if option.axis == "batch_size" else ""
-    size = nearest.before if against else nearest.batch_size
-    about = f"{nearest.precision}, {against}batch size {size}"
-    if option.axis != "cudnn_benchmark" and not case.cudnn_benchmark:
-        about += ", both with --cudnn-benchmark on"
-    return Advice(flag, before / after, f"on an {REFERENCE_GPU} ({REFERENCE})", about)
 
 
 def _write_flag(axis: str, value: Value) -> str:

@@ -11,7 +11,6 @@ from bench.diagnosis.breakdown import Breakdown
 from bench.diagnosis.ceiling import Ceiling, RateViolation
 from bench.diagnosis.step import Step
 from bench.limits import STEADY
-from bench.record import WorkRow
 from bench.text import Explained
 from bench.verdict.ratio import Ratio
 
@@ -72,31 +71,12 @@ LEFT_OVER = "left_over"  # the name of the change that no kind of work or wait e
 
 
 @dataclass(frozen=True)
-class Run:
-    """An operation, or a kernel of it, that did a part of a network's work."""
-
-    name: str
-    row: WorkRow
-    time_s: float
-    estimated: bool = False  # as in `bench.diagnosis.breakdown.Timed`
-
-
-@dataclass(frozen=True)
-class Swap:
-    """The same work done by another operation or kernel in B than in A."""
-
-    before: Run
-    after: Run
-
-
-@dataclass(frozen=True)
 class Advice:
     """A change that may remedy a cause, and its measured effect."""
 
     what: str  # a flag with its value, or what to do
-    speedup: float | None = None  # time per item without it over with it; None if not measured
-    source: str = ""  # where that was measured: ``in this sweep``
-    case: str = ""  # the measured case, if it is another
+    speedup: float | None = None  # time per item without it over with it, in this sweep; None if
+    # it was not measured
 
 
 @dataclass(frozen=True)
@@ -116,8 +96,8 @@ class Explanation:
     """Why B is faster or slower than A, and not faster still. With a ``violation``, something was
     faster than the machine's rates allow: these were measured too low, and there is neither a
     ceiling nor reasons. The changes add up to the difference of the steps, with `LEFT_OVER` last;
-    the reasons and ``unexplained_s`` add up to the steps. Changes, swaps and reasons are sorted,
-    the largest first."""
+    the reasons and ``unexplained_s`` add up to the steps. Changes and reasons are sorted, the
+    largest first."""
 
     axis: str  # the axis in which the two differ
     a: Side
@@ -127,7 +107,6 @@ class Explanation:
     ceiling: Ceiling | None  # the most that B can gain; None if not known
     violation: RateViolation | None
     changes: tuple[Change, ...]
-    swaps: tuple[Swap, ...]
     reasons: tuple[Reason, ...]
     unexplained_s: tuple[float, float]  # the rest of A's step, and of B's
     about: str = ""  # what the two have in common, unlike other pairs

@@ -7,11 +7,9 @@ cause, add up to each step exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 
 from bench.diagnosis.advice import advise
-from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.causes import find_shares
 from bench.diagnosis.ceiling import find_ceiling, find_violation
 from bench.diagnosis.explanation import (
@@ -21,19 +19,11 @@ from bench.diagnosis.explanation import (
     Change,
     Explanation,
     Reason,
-    Run,
     Side,
-    Swap,
 )
-from bench.diagnosis.sentences import FEWEST_MS, name_kernel, name_operation, show
-from bench.limits import SLOWED, STEADY
+from bench.diagnosis.sentences import FEWEST_MS, show
+from bench.limits import STEADY
 from bench.verdict.ratio import Ratio
-from bench.work import COMPUTING
-
-NOTABLE = 0.05  # share of a step from which a swapped operation is listed
-
-IMPLEMENTATIONS = ("native", "cudnn", "miopen", "mkldnn", "flash", "efficient", "math")
-"""Words in torch's names of operations for the library or algorithm that does them."""
 
 
 def explain(
@@ -63,11 +53,10 @@ def explain(
         subtract(before, sum(reason.before_s for reason in reasons)),
         subtract(after, sum(reason.after_s for reason in reasons)),
     )
-    changes, swaps = tuple(list_changes(a, b)), tuple(find_swaps(a, b))
+    changes = tuple(list_changes(a, b))
     return Explanation(
-        axis, a, b, items, speedup, ceiling, violation, changes, swaps, tuple(reasons), unexplained,
-        about,
-    )  # fmt: skip
+        axis, a, b, items, speedup, ceiling, violation, changes, tuple(reasons), unexplained, about
+    )
 
 
 def _list_reasons(a: Side, b: Side, alternatives: Alternatives) -> Iterator[Reason]:
@@ -95,58 +84,3 @@ def list_changes(a: Side, b: Side) -> Iterator[Change]:
     ]
     yield from sorted(found, key=lambda change: -abs(change.change_s))
     yield Change(LEFT_OVER, one.left_over_s, two.left_over_s)
-
-
-def find_swaps(a: Side, b: Side) -> list[Swap]:
-    """Find work that another operation or kernel does in B, with a clearly different time or a
-    lower rate. The rate is that of memory traffic: half the bytes in the same time mean a slower
-    kernel. Each number format has other kernels for products, so these are listed only if B lost
-    time by them."""
-    ours, theirs = (_group(side.breakdown.rows) for side in (a, b))
-    smaller = min(a.step.step_s, b.step.step_s)
-    found = []
-    for key in ours.keys() & theirs.keys():
-        before, after = _join(ours[key]), _join(theirs[key])
-        notable = (
-            after.time_s >= NOTABLE * b.step.step_s or before.time_s >= NOTABLE * a.step.step_s
-        )
-        lost = after.time_s - before.time_s
-        if not notable or (abs(lost) <= STEADY * smaller and not _is_slowed(before, after)):
-            continue
-        if before.row.operation != after.row.operation:
-            found.append(Swap(before, after))
-        elif lost > 0 or before.row.kind not in COMPUTING:
-            one, other = name_kernel(before.row), name_kernel(after.row)
-            if one and other and one != other:
-                before = replace(before, name=f"{before.name} by {one}")
-                found.append(Swap(before, replace(after, name=f"{after.name} by {other}")))
-    return sorted(found, key=lambda swap: -swap.after.time_s)
-
-
-def _is_slowed(before: Run, after: Run) -> bool:
-    if before.row.kind in COMPUTING or not (before.row.bytes and after.row.bytes):
-        return False
-    kept = after.row.bytes / after.time_s * before.time_s / before.row.bytes
-    return kept < 1 - SLOWED
-
-
-def _group(rows: Sequence[Timed]) -> dict[tuple[str, str], list[Timed]]:
-    """Group operations by kind and name, whichever library does them."""
-    groups: dict[tuple[str, str], list[Timed]] = {}
-    for timed in rows:
-        words = timed.row.operation.split("_")
-        name = "_".join(word for word in words if word and word not in IMPLEMENTATIONS)
-        groups.setdefault((timed.row.kind, name), []).append(timed)
-    return groups
-
-
-def _join(group: Sequence[Timed]) -> Run:
-    longest = max(group, key=lambda timed: timed.time_s).row
-
-    def add(name: str) -> float | None:
-        amounts = (getattr(timed.row, name) or 0.0 for timed in group)
-        return None if any(timed.beyond for timed in group) else sum(amounts)
-
-    row = replace(longest, flop=add("flop"), bytes=add("bytes"))
-    time_s = sum(timed.time_s for timed in group)
-    return Run(name_operation(longest), row, time_s, any(timed.estimated for timed in group))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from bench.diagnosis.breakdown import Timed
 from bench.diagnosis.causes import Share, find_tensor_cores
 from bench.diagnosis.ceiling import RateViolation
-from bench.diagnosis.explanation import LEFT_OVER, Advice, Cause, Change, Explanation, Run, Side
+from bench.diagnosis.explanation import LEFT_OVER, Advice, Cause, Change, Explanation, Side
 from bench.diagnosis.rates import (
     CONVOLUTION_COLUMNS,
     CONVOLUTIONS,
@@ -24,8 +24,8 @@ from bench.diagnosis.step import Wait
 from bench.limits import STEADY
 from bench.precision import Arithmetic
 from bench.record import WorkRow, read_kernels
-from bench.text import ESTIMATE, capitalize
-from bench.work import COMPUTING, Kind
+from bench.text import ESTIMATE
+from bench.work import Kind
 
 MOST_NAMED = 3  # operations that a sentence names
 FEWEST_MS = 1e-3  # less than this many ms of a step is not mentioned
@@ -36,7 +36,7 @@ GROUPED_KERNELS = (
 )
 """DPN has 3, 6, 12 and 24 channels a group."""
 
-TOLD = 3  # most reasons, changes or swaps to name in sentences; tables have all
+TOLD = 3  # most reasons or changes to name in sentences; tables have all
 WORTH = 0.1  # share of the answer from which a reason after the first is named
 BUSY = 0.9  # a GPU that is busy for less than this share of a step waits for its program
 
@@ -66,16 +66,6 @@ def name_kernel(row: WorkRow) -> str:
     kernels = read_kernels(row.kernels)
     longest = max(kernels, key=lambda kernel: kernel.time_s).name if kernels else ""
     return re.sub(r"\w+::", "", longest)
-
-
-def write_run(run: Run) -> str:
-    """Write what ran, its time and its rate: ``native_batch_norm (24.8 ms at 709 GB/s)``."""
-    computes = run.row.kind in COMPUTING
-    rate = ""
-    if amount := run.row.flop if computes else run.row.bytes:
-        mark = ESTIMATE * run.estimated
-        rate = f" at {mark}{write_rate(PRODUCT if computes else COPY, amount / run.time_s)}"
-    return f"{run.name} ({write_ms(run.time_s, run.estimated)} ms{rate})"
 
 
 def show(cause: Cause, shares: Sequence[Share], side: Side, other: Side) -> str:
@@ -213,12 +203,6 @@ def _list_sentences(found: Explanation, beside: bool) -> Iterator[str]:
         )
     if not beside:
         yield from _say_changes(found)
-        if swaps := found.swaps[:TOLD]:
-            before, after = (
-                " and ".join(write_run(getattr(swap, end)) for swap in swaps)
-                for end in ("before", "after")
-            )
-            yield f"{b.name} runs {after} where {a.name} runs {before}."
     if found.violation:
         yield write_violation(found.violation)
     elif most := found.ceiling:
@@ -311,18 +295,15 @@ def write_violation(violation: RateViolation) -> str:
 
 
 def _say_advice(advice: Collection[Advice]) -> Iterator[str]:
-    """Yield remedies for the main reasons: by where they were measured, then the untested ones."""
-    for source in dict.fromkeys(one.source for one in advice if one.source):
-        told = [one for one in advice if one.source == source]
-        listed = ", ".join(_write_tried(one, one.speedup or 0.0) for one in told)
-        yield f"{capitalize(source)}: {listed}."
+    """Yield remedies for the main reasons: those that this sweep measured, then the untested."""
+    if tried := [_write_tried(one, one.speedup) for one in advice if one.speedup is not None]:
+        yield f"In this sweep: {', '.join(tried)}."
     if untested := [one.what for one in advice if one.speedup is None]:
         yield f"Untested: {', '.join(untested)}."
 
 
 def _write_tried(advice: Advice, speedup: float) -> str:
-    case = f" ({advice.case})" if advice.case else ""
     if abs(speedup - 1) <= STEADY:
-        return f"{advice.what} changed nothing{case}"
+        return f"{advice.what} changed nothing"
     verdict = "as fast" if speedup > 1 else "as fast, which is slower"
-    return f"{advice.what} was {speedup:.2f}× {verdict}{case}"
+    return f"{advice.what} was {speedup:.2f}× {verdict}"

@@ -112,7 +112,6 @@ def lay_out(found: Explanation) -> dict[str, Any]:
         "ceiling": found.ceiling and asdict(found.ceiling),
         "beaten": found.violation and asdict(found.violation),
         "changes": [_take(c, "name", "before_s", "after_s", *estimated) for c in found.changes],
-        "swaps": [asdict(swap) for swap in found.swaps],
         "reasons": [
             {
                 "cause": reason.name,
