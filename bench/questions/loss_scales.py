@@ -24,7 +24,6 @@ from bench.scale_map import (
     find_window,
 )
 from bench.store.scale_map import GRADIENTS
-from bench.text import capitalize
 
 
 def write_scale(scale: float) -> str:
@@ -90,25 +89,9 @@ def _summarize(case: ScaleCase, window: Window) -> Iterator[str]:
         if window.low < window.high
         else f"of those tried only the scale {write_scale(window.low)} is"
     )
-    lost = write_share(case.lost(window.low))
-    most = "" if "<" in lost else "at most "
-    yield (
-        f"{span} safe: no overflow {describe_seen(case)}, and {most}{lost} of the gradient values "
-        "are flushed to zero"
-    )
-    narrow = "; the window is narrow, so prefer a dynamic scale" if window.narrow else ""
-    yield f"Use {write_scale(window.use)}{narrow}" if window.needed else "No loss scale is needed"
-    if window.needed and 1.0 in case.scales and case.subnormal(1.0) > case.subnormal(window.use):
-        yield (
-            f"At {write_scale(window.use)}, {write_share(case.subnormal(window.use))} of the "
-            "values are subnormal (kept with fewer digits); without a loss scale, "
-            f"{write_share(case.subnormal(1.0))} are"
-        )
-    below = [scale for scale in case.scales if scale < window.low]
-    for scale in sorted({*below[:1], *below[-1:], *({128.0} & {*below})}):
-        yield capitalize(_describe_lost(case, window, scale))
-    if window.ceiling is not None:
-        yield f"Scale {write_scale(window.ceiling)} overflows at {_overflow(case, window.ceiling)}"
+    narrow = ", or rather a dynamic scale, as the window is narrow" if window.narrow else ""
+    use = f"use {write_scale(window.use)}{narrow}" if window.needed else "no loss scale is needed"
+    yield f"{use}: {span} safe, with no overflow {describe_seen(case)}"
 
 
 def _describe_lost(case: ScaleCase, window: Window, scale: float) -> str:
