@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,7 @@ from bench.render.cells import iterate, name_case, outcome, take_first
 from bench.render.units import describe_units
 from bench.study import summaries
 from bench.study.axes import ORDER, Machines, list_naming_axes
-from bench.study.doubts import DOUBTS
-from bench.study.quantities import AMD_MEMORY, MEMORY, QUANTITIES, is_number
+from bench.study.quantities import AMD_MEMORY, MEMORY, is_number
 from bench.study.spread import Spread
 from bench.text import ESTIMATE, GIB, name_first, write_range
 from bench.workloads import OWN
@@ -47,15 +45,6 @@ ENVIRONMENT = {
     "flags": "flags",
 }
 """Columns of records that say what ran them, and their labels."""
-
-ON_CPU = "Python, torch and the dataset"
-SHARED_MEMORY = {
-    "peak_device_bytes": "the CUDA context and the dataset",
-    "peak_process_bytes": "the CUDA context and the dataset",
-    "peak_reserved_bytes": "the dataset and unused blocks",
-    "peak_allocated_bytes": "the dataset",
-}
-"""What the memory of every precision includes, by a column of `MEMORY`; on a CPU, `ON_CPU`."""
 
 
 def describe_subject(
@@ -129,15 +118,14 @@ def name_values(rows: pd.DataFrame, name: str, most: int | None = None) -> str:
 
 
 def write_notes(cases: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
-    """Yield what must accompany the numbers: outcomes, dataset, epoch, spread, seeds, memory."""
+    """Yield what the numbers cannot be read without: why cases failed, and what the epoch, the
+    brackets, the data and the memory are of."""
     if not len(cases):
         return
     yield from _outcomes(cases, varying)
-    yield from _noted(cases)
-    yield from _fp8_notes(cases)
     yield " ".join(_dataset_notes(cases))
     yield " ".join(_epoch_notes(cases))
-    yield " ".join([*_repeats_notes(cases), *_seeds_notes(cases)])
+    yield " ".join(_repeats_notes(cases))
     if memory := " ".join(_memory_notes(cases)):
         yield memory
 
@@ -163,25 +151,6 @@ def join_notes(rows: pd.DataFrame) -> pd.Series:
     return (
         (rows["notes"] + "; " + rows["proof_notes"]).str.removeprefix("; ").str.removesuffix("; ")
     )
-
-
-def _noted(rows: pd.DataFrame) -> Iterator[str]:
-    counts = Counter(filter(None, join_notes(rows)))
-    shown = 3 if len(counts) <= 3 else 1
-    for text, count in list(counts.items())[:shown]:
-        share = "Every case" if count == len(rows) else f"{count:,} of {len(rows):,} cases"
-        yield f"{share}: {text}."
-    if len(counts) > shown:
-        yield f"{len(counts) - shown:,} more notes like this; the records have a column of them."
-
-
-def _fp8_notes(rows: pd.DataFrame) -> Iterator[str]:
-    told = rows[rows["fp8_layers"] != ""]
-    for (model, layers), part in told.groupby(["model", "fp8_layers"], sort=False):
-        share = QUANTITIES["fp8_flop_share"]
-        known = [float(value) for value in part["fp8_flop_share"] if is_number(value)]
-        much = f"{share.add_unit(share.write(known[0]))} of its FLOP" if known else "FLOP unknown"
-        yield f"In fp8, of {model}: {layers}; {much}. All else ran in bf16-amp."
 
 
 def _dataset_notes(rows: pd.DataFrame) -> Iterator[str]:
@@ -232,14 +201,6 @@ def _epoch_notes(rows: pd.DataFrame) -> Iterator[str]:
             f"{ESTIMATE} {only} {part} of an epoch was measured: figures marked {ESTIMATE} are "
             "extrapolated to a whole epoch."
         )
-        rows = rows[rows["part"] < 1]
-        if rows["train_loss"].notna().any():
-            yield (
-                "Loss and accuracy are shown for whole epochs only: in a part of an epoch, a "
-                "larger batch has taken fewer steps. A difference of loss is shown where both "
-                "sides should learn alike, such as two precisions, at equal steps."
-            )
-            yield DOUBTS["extrapolated"].advise(rows)
     elif (rows["kind"] == "published").all():
         yield "Epochs: whole, each the cold first of a process."
     else:
@@ -280,15 +241,6 @@ def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
             )
 
 
-def _seeds_notes(rows: pd.DataFrame) -> Iterator[str]:
-    rows = rows[rows["train_loss"].notna()]
-    whole = rows.loc[rows["part"] == 1, "seeds"]
-    if len(rows) and rows["seeds"].max() == 1:
-        yield f"{'Loss and accuracy' if len(whole) else 'Loss'}: one seed."
-    elif len(whole):
-        yield f"Loss and accuracy: medians over {write_range(whole)} seeds."
-
-
 def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
     rows = rows[rows["memory_bytes"].notna()]
     said = {}
@@ -303,12 +255,3 @@ def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
             known = AMD_MEMORY if (part["hip"] != "").all() else MEMORY
             said[str(name)] = f"Memory: peak of {known[str(name)]}."
     yield from said.values()
-    if rows["memory_saved"].notna().any():
-        on_cpu, names = (rows["device"] == "cpu").any(), rows["memory_measure"].unique()
-        needed = [ON_CPU] if on_cpu else [SHARED_MEMORY[name] for name in names]
-        tensors = rows["tensors_saved"].notna().any()
-        beside = "; tensors saved compares torch's tensors only" if tensors else ""
-        yield (
-            f"Memory saved compares all of it, including {' or '.join(dict.fromkeys(needed))}"
-            f"{beside}."
-        )
