@@ -266,22 +266,6 @@ def test_a_gpu_that_waits_is_told_beside_every_speed_up(capsys: Capture) -> None
 # --------------------------------------------------------------------------------------- doubts
 
 
-def test_doubts_of_a_profile(tmp_path: Path) -> None:
-    step = make_network("fp32")
-    strange = [*step.work, make_row(Kind.OTHER, "mystery", 8.0, flop=None, bytes=None)]
-    case = make_case("fp32")
-    told = [(step.work, 80e-3, "cpu"), (strange, 80e-3, "cpu"), (step.work, 110e-3, "cpu"),
-            (step.work, 110e-3, "cuda")]  # fmt: skip
-    with Store(tmp_path / "sweep") as store:
-        for number, (work, wall, device) in enumerate(told):
-            ran = replace(case, seed=number, device=device)
-            name = f"{number:016x}"
-            store.append(make_profiled(ran, step, record_id=name, profiled_step_s=wall), work=work)
-    records = read(read_sweeps([tmp_path / "sweep"]))
-    assert records["unnamed"].tolist() == [False, True, False, False]
-    assert records["stretched"].tolist() == [False, False, True, False]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_a_real_profile_is_explained(tmp_path: Path, capsys: Capture) -> None:

@@ -7,7 +7,8 @@ either is a case on one GPU, and the cases on several that differ from it in not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -39,7 +40,7 @@ from bench.render.section import (
 )
 from bench.store.attempts import number_groups
 from bench.study.axes import Machines, name_value
-from bench.study.doubts import DOUBTS, list_links, name_links
+from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
 from bench.study.summaries import list_equal
 from bench.verdict.ratio import Ratio, compare
@@ -348,13 +349,34 @@ def _explain_lines(lines: Sequence[Line], what: str, again: bool) -> Iterator[st
         if (kinds := list_links(str(point.row.links)))
     }
     if len({tuple(kinds) for kinds in links.values()}) > 1:
-        doubt = DOUBTS["unlike_links"]
         yield (
             f"Runs with different numbers of GPUs use different links ({name_links(links)}), so a "
-            f"slower link may explain a drop. {doubt.fix}"
+            "slower link may explain a drop. CUDA_VISIBLE_DEVICES chooses GPUs that are linked "
+            "alike; nvidia-smi topo -m shows how they are."
         )
     if any(row.parallel in AXES["parallel"].legacy for row in rows):
         yield "dp is torch's DataParallel, which torch itself advises against; use --parallel ddp."
+
+
+_LINK = re.compile(r"\d+-\d+ ([^,]+)")
+
+
+def list_links(text: str) -> list[str]:
+    """Return the distinct kinds of links in the column ``links``.
+
+    >>> list_links("0-1 NV18, 0-2 SYS, 1-2 SYS")
+    ['NV18', 'SYS']
+    """
+    return sorted(set(_LINK.findall(text)))
+
+
+def name_links(kinds: Mapping[int, Sequence[str]]) -> str:
+    """Write the kinds of links for each number of GPUs.
+
+    >>> name_links({2: ["NV18"], 4: ["NV18", "SYS"]})
+    '2 GPUs: NV18; 4 GPUs: NV18 and SYS'
+    """
+    return "; ".join(f"{gpus} GPUs: {' and '.join(kinds[gpus])}" for gpus in sorted(kinds))
 
 
 SCALING = Section("scaling", "How much faster do several train one network?", _tabulate_scaling)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
 from bench.case import Case
-from bench.cores import parse_cpu
-from bench.diagnosis.rates import RATES
 from bench.gpu.nvml import EFFECTS
 from bench.limits import INTERFERENCE, STEADY, STRAGGLES, is_shared
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
@@ -45,12 +42,6 @@ LEAST_BUSY = 0.9
 """A GPU that runs kernels for less than this share of a step waits for the host. DPN-92 on an H100:
 0.95 to 0.99 at batch sizes that fill it, 0.69 and 0.75 at batch size 128 in half precision."""
 
-MOST_UNNAMED = 0.05
-"""Operations of no known kind that take more than this share of a profiled step are a defect."""
-
-MOST_STRETCHED = 1.3
-"""A profiled step over one without the profiler, on a CPU: a noisy machine had 1.01 to 1.28."""
-
 _SPARE_HOST = "a larger --batch-size, --cuda-graphs on or --compile"
 
 LEAST_KNOWN = 0.5
@@ -61,8 +52,8 @@ LEAST_KNOWN = 0.5
 class Trend:
     """Something that may change from the first quarter of an epoch to the last.
 
-    ``most`` is the largest change that raises no doubt, as a share of the first quarter if it is
-    ``relative``; ``noise`` returns what is tolerated on top of it.
+    ``most`` is the largest change that raises no doubt, as a share of the first quarter; ``noise``
+    returns what is tolerated on top of it.
     """
 
     label: str
@@ -70,14 +61,12 @@ class Trend:
     last: str
     most: float
     noise: Callable[[Columns], Array] | None = None
-    relative: bool = True
-    unit: str = ""
     signs: tuple[int, ...] = (1, -1)  # doubt a rise (1), a fall (-1) or both
 
     def measure(self, r: Columns) -> Array:
         """Return the change from the first quarter to the last; NaN where either is unknown."""
         first, last = getattr(r, self.first), getattr(r, self.last)
-        change: Array = last / positive(first) - 1 if self.relative else last - first
+        change: Array = last / positive(first) - 1
         return change
 
     def find(self, r: Columns) -> Array:
@@ -94,8 +83,8 @@ class Trend:
         largest = max(change.tolist(), key=abs)
         alike = (change > 0).all() or (change < 0).all()
         word = ("rose" if largest > 0 else "fell") if alike else "changed"
-        size = f"{100 * abs(largest):.1f} %" if self.relative else f"{abs(largest):.0f} {self.unit}"
-        return f"{self.label} {word} by {'up to ' if len(change) > 1 else ''}{size}"
+        most = "up to " if len(change) > 1 else ""
+        return f"{self.label} {word} by {most}{100 * abs(largest):.1f} %"
 
 
 def _quarter_noise(r: Columns) -> Array:
@@ -114,17 +103,6 @@ TRENDS = (
     Trend("the SM clock", "sm_clock_first_mhz", "sm_clock_last_mhz", STEADY, signs=(-1,)),
 )
 """Quantities that should be equal at both ends of an epoch, with the change that is tolerated."""
-
-WARMING = Trend(
-    "the temperature",
-    "temperature_first_c",
-    "temperature_last_c",
-    5.0,
-    relative=False,
-    unit="°C",
-    signs=(1,),
-)
-"""An early sign of a change: clocks fall as a card warms up."""
 
 
 def _meets(effect: str) -> Callable[[Columns], Array]:
@@ -164,46 +142,27 @@ def _is_beyond(r: Columns) -> Array:
     return moved | (r.of_peaks > 1)
 
 
-def _has_wrong_rates(r: Columns) -> Array:
-    return reduce(or_, (known(getattr(r, name)) & ~known(r.take_rate(name)) for name in RATES))
+def _is_short(r: Columns) -> Array:
+    """Find parts of an epoch of too few steps to estimate noise; a run that ``--until`` ended has
+    measured its own."""
+    short: Array = (r.measured_steps < FEW_STEPS) & (r.part < 1) & ~r.ended
+    return short
 
 
-def _count_cores(cpu: str) -> float:
-    """Return the number of cores at the end of a row's ``cpu``; NaN if it has none."""
-    return parse_cpu(cpu)[1] or math.nan
-
-
-_LINK = re.compile(r"\d+-\d+ ([^,]+)")
-
-
-def list_links(text: str) -> list[str]:
-    """Return the distinct kinds of links in the column ``links``.
-
-    >>> list_links("0-1 NV18, 0-2 SYS, 1-2 SYS")
-    ['NV18', 'SYS']
-    """
-    return sorted(set(_LINK.findall(text)))
-
-
-def name_links(kinds: Mapping[int, Sequence[str]]) -> str:
-    """Write the kinds of links for each number of GPUs.
-
-    >>> name_links({2: ["NV18"], 4: ["NV18", "SYS"]})
-    '2 GPUs: NV18; 4 GPUs: NV18 and SYS'
-    """
-    return "; ".join(f"{gpus} GPUs: {' and '.join(kinds[gpus])}" for gpus in sorted(kinds))
-
-
-def _describe_links(r: Columns) -> str:
-    links: dict[int, str] = {}
-    for gpus, text in zip(r.world_size.tolist(), r.links.map(str, object), strict=True):
-        links[int(gpus)] = f"{links.get(int(gpus), '')}, {text}"
-    return name_links({gpus: list_links(text) for gpus, text in links.items()})
+def _is_ahead(r: Columns) -> Array:
+    """Find parts of an epoch most of which may have used batches that the DataLoader's workers had
+    prepared before: an epoch may wait longer for it."""
+    ahead = 2 * r.workers * r.prefetch / r.accumulate
+    found: Array = (r.measured_steps < r.steps_per_epoch) & (r.measured_steps < ahead)
+    return found
 
 
 def _describe_unknown_time(r: Columns) -> str:
     """Describe the least certain row, and the lower bound of its epoch time if it was profiled."""
-    worst, floor = max(zip(fill(r.epoch_time_error, _measure_error(r)), r.busy_epoch, strict=True))
+    errors = fill(fill(r.epoch_time_error, _measure_error(r)), -1.0)  # -1 where none is known
+    worst, floor = max(zip(errors, r.busy_epoch, strict=True))
+    if worst < 0:
+        return f"down to {r.measured_steps.min():.0f} steps"
     said = f"±{100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
     return f"{said}; the GPU's kernels alone take {write_seconds(floor)}" if floor > 0 else said
 
@@ -238,6 +197,11 @@ def _name_longer(r: Columns, whole: str = "--epochs") -> str:
 
 def _measure_longer(before: str, after: str, repeats: bool = False) -> Callable[[Columns], str]:
     return lambda r: f"{before} {_name_longer(r)}{', or ' + _repeat(r) if repeats else ''}{after}"
+
+
+def _measure_more(r: Columns) -> str:
+    fewer = ", fewer --workers" if _is_ahead(r).any() else ""
+    return f"Use {_name_longer(r)}{fewer}, or close other programs."
 
 
 def name_repeats(most: float) -> str:
@@ -392,58 +356,27 @@ _ALL = (
           lambda r: reduce(or_, (trend.find(r) for trend in TRENDS)),
           detail=lambda r: "; ".join(filter(None, (trend.describe(r) for trend in TRENDS)))),
     Doubt("unknown", "epoch not known",
-          "The measured steps are too few, or vary too much, to know the time of an epoch as "
-          f"well as --until asks, or within {100 * LEAST_KNOWN:.0f} %",
-          _measure_longer("Use", ", or close other programs."),
-          lambda r: r.missed | (_measure_error(r) > LEAST_KNOWN), detail=_describe_unknown_time),
-    Doubt("warming", "warming",
-          "The GPU was still warming up, and its clocks fall as it does",
-          _measure_longer("Use", ".", repeats=True),
-          WARMING.find, fatal=False, detail=WARMING.describe),
+          "The measured steps are too few, vary too much, or used batches that a loader had "
+          "prepared before, to know the time of an epoch as well as --until asks, or within "
+          f"{100 * LEAST_KNOWN:.0f} %",
+          _measure_more,
+          lambda r: r.missed | (_measure_error(r) > LEAST_KNOWN) | _is_short(r) | _is_ahead(r),
+          detail=_describe_unknown_time),
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
           "for the host, so these times say little about the GPU",
           f"Use {_SPARE_HOST}; python -m bench.why shows what it waited for.",
           lambda r: r.busy_share < LEAST_BUSY, fatal=False,
           detail=lambda r: f"down to {100 * r.busy_share.min():.0f} %"),
-    Doubt("few", "few steps",
-          f"Fewer than {FEW_STEPS} steps were measured, too few to estimate noise",
-          _measure_longer("Use", "."),
-          # a run that --until ended has measured its noise
-          lambda r: (r.measured_steps < FEW_STEPS) & (r.part < 1) & ~r.ended),
-    Doubt("unscheduled", "schedule cut",
-          "Only the beginning of the learning rate's schedule ran, so its effect on the loss "
-          "is not known",
-          "Use --fraction 1 without --steps.",
-          lambda r: (r.part < 1)
-          & ((r.schedule != Case.schedule) | (r.lr_warmup != Case.lr_warmup)), fatal=False),
-    Doubt("crowded", "more workers than cores",
-          "The DataLoader had more workers than there were CPU cores for them",
-          lambda r: f"Use --workers {r.cpu.map(_count_cores).min():.0f}, or fewer.",
-          lambda r: r.workers > r.cpu.map(_count_cores), fatal=False),
-    Doubt("prepared", "batches prepared ahead",
-          "Most of the measured steps may have used batches that the DataLoader's workers had "
-          "prepared before, so that an epoch may wait longer for it",
-          "Raise --steps or --fraction, or lower --workers or --prefetch.",
-          lambda r: (r.measured_steps < r.steps_per_epoch)
-          & (r.measured_steps < 2 * r.workers * r.prefetch / r.accumulate), fatal=False),
     Doubt("unclear", "unclear arithmetic",
-          "The numeric probe found a rounding error between those of two number formats",
-          "The columns proof_layer and *_error of the records show where; cuDNN may choose "
-          "another algorithm with --cudnn-benchmark on or off.",
-          lambda r: r.arithmetic.find(lambda names: Arithmetic.UNCLEAR in names.split("/")),
-          fatal=False),
-    Doubt("unproven", "arithmetic not probed",
-          "The numeric probe failed, so it is not verified which arithmetic ran",
-          "The column missing of the records gives the reason; a smaller --batch-size leaves "
-          "memory for the probe.",
+          "Which arithmetic ran is not certain: the numeric probe failed, or found a rounding "
+          "error between those of two number formats",
+          "The columns missing, proof_layer and *_error of the records show why; a smaller "
+          "--batch-size leaves memory for the probe, and with --cudnn-benchmark on or off cuDNN "
+          "may choose another algorithm.",
           # flags are read back right before the probe
-          lambda r: (r.flags != "") & (r.arithmetic == ""), fatal=False),
-    Doubt("uncompiled", "not compiled",
-          "fp8 rarely pays without torch.compile: each rounding to fp8 is then several "
-          "kernels that read and write memory",
-          "Use --compile on.",
-          lambda r: _in_fp8(r) & (r.compile == Case.compile), fatal=False),
+          lambda r: r.arithmetic.find(lambda names: Arithmetic.UNCLEAR in names.split("/"))
+          | ((r.flags != "") & (r.arithmetic == "")), fatal=False),
     Doubt("skipped", "steps skipped",
           f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
           "gradients overflowed, so that less was learnt",
@@ -461,37 +394,12 @@ _ALL = (
           "median of the others, and all waited for it",
           _find_straggler,
           lambda r: r.straggle > STRAGGLES, fatal=False),
-    Doubt("unlike_links", "unlike links",
-          "The GPUs were not all linked alike, so that the exchange of gradients was as slow "
-          "as the slowest link",
-          "CUDA_VISIBLE_DEVICES chooses GPUs that are linked alike; nvidia-smi topo -m shows "
-          "how they are.",
-          lambda r: r.links.find(lambda links: len(list_links(links)) > 1), fatal=False,
-          detail=_describe_links),
-    Doubt("unnamed", "operations unnamed",
-          f"Operations of no known kind took more than {100 * MOST_UNNAMED:.0f} % "
-          "of a profiled step, so the breakdown by kind is incomplete",
-          "The rows of the kind other in work.csv name them; --trace keeps what shows where "
-          "they ran.",
-          lambda r: r.unnamed_share > MOST_UNNAMED, fatal=False),
-    Doubt("stretched", "profile stretched",
-          f"On a CPU, a step under the profiler took more than {MOST_STRETCHED:g} times as "
-          "long as one without it, so that the shares of its kinds of work are less certain",
-          "Use a larger --batch-size, whose operations take longer, and close other programs.",
-          lambda r: (r.device == "cpu")
-          & (r.profiled_step_s > MOST_STRETCHED * r.step_time_median_s), fatal=False),
     Doubt("beyond", "beyond the data sheet",
           "More FLOP or bytes a second than the data sheet of the card allows, which are left "
           "out: the data come from a cache, or the times are wrong",
           "Use a larger --batch-size, and python -m bench.crosscheck --overhead to check the "
           "times.",
           _is_beyond, fatal=False),
-    Doubt("wrong_rates", "machine's rates beyond the data sheet",
-          "A rate of the machine was measured above the data sheet of its card, and is not used. "
-          "The time is wrong, or the card's clock was above the boost that the data sheet is for",
-          "nvidia-smi -q -d CLOCK shows such a clock; if there is none, run the same command "
-          "with a new --out, which measures the rates again.",
-          _has_wrong_rates, fatal=False),
     Doubt("energy", "short energy",
           f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
           "sensor, and for the card to become as warm as in an epoch",

@@ -48,9 +48,8 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (`find_origin`), ``environment`` (numbers rows that agree on `COMPARABLE`), ``part`` (share of
     an epoch that was measured; the rest is extrapolated), ``busy_step_s`` (`find_busy`),
-    ``unnamed_share`` (share of a profiled step in operations of no known kind), ``straggle`` (see
-    `Sweep.read_stragglers`), those of `judge_lanes`, ``asked`` (a number for its case),
-    ``memory_measure``, each of `STORED` and each of `DOUBTS`.
+    ``straggle`` (see `Sweep.read_stragglers`), those of `judge_lanes`, ``asked`` (a number for its
+    case), ``memory_measure``, each of `STORED` and each of `DOUBTS`.
     """
     import numpy as np
     import pandas as pd
@@ -60,7 +59,6 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         [
             sweep.records.assign(
                 sweep=sweep.name,
-                unnamed_share=sweep.records["record_id"].map(sweep.read_unnamed()).astype(float),
                 **judge_lanes(sweep.records),
                 straggle=sweep.records["record_id"].map(sweep.read_stragglers()).astype(float),
             )

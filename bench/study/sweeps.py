@@ -28,7 +28,6 @@ from bench.store.reader import (
 from bench.study.gaps import describe_gaps
 from bench.wall.records import read_goal
 from bench.wall.search import MARGIN
-from bench.work import Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,15 +81,6 @@ class Sweep:
     def work(self) -> pd.DataFrame:
         """The work of a step of its records (`WORK_COLUMNS`); read once."""
         return read_work(self.file)
-
-    def read_unnamed(self) -> dict[str, float]:
-        """Return by record the share of a profiled step in operations of no known kind."""
-        if not len(work := self.work):
-            return {}
-        times = work[work["time_s"].notna()].groupby("record_id")["time_s"].sum()
-        other = work[work["kind"] == Kind.OTHER.value].groupby("record_id")["time_s"].sum()
-        shares = (other / times[times > 0]).dropna()
-        return {str(record): float(share) for record, share in shares.items()}
 
     def read_stragglers(self) -> dict[str, float]:
         """Return by record the share by which the slowest process exceeds the others' median."""

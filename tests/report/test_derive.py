@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.cores import spell_cpu
 from bench.gpu.peaks import list_peaks
 from bench.questions.notices import warn
 from bench.record import COLUMNS, SCHEMA, Record, Status, Step
@@ -174,24 +173,16 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
             {
                 "measured_share": NAN if wrong == "rate_float16" else 8.5 / 700,
                 "copy_share": NAN if wrong == "rate_copy" else 1 / 3,
-                "wrong_rates": bool(wrong),
             },
         )
         for wrong in ("", "rate_float16", "rate_copy")
-    },
-    **{
-        f"{case.schedule}, {case.fraction:g} of it": ([ran(case, 10)], {"unscheduled": doubted})
-        for case, doubted in (
-            (COSINE, True), (replace(COSINE, fraction=1.0), False),
-            (replace(COSINE, schedule="constant"), False),
-        )
     },
     "a part of synthetic images": (
         [ran(replace(TENTH, dataset="synthetic"), 10)], {"extrapolated": True, "synthetic": True},
     ),
     "a few steps": (
         [ran(Case(steps=2), 10, **TWO_STEPS), fail(Case(steps=2), Status.OOM, repeat=2)],
-        {"part": 2 / 391, "runs": 2, "repeats": 1, "extrapolated": True, "few": True},
+        {"part": 2 / 391, "runs": 2, "repeats": 1, "extrapolated": True, "unknown": True},
     ),
     # --steps above the epoch measures all of it
     "all steps": (
@@ -426,13 +417,6 @@ def test_advice_names_the_flag_that_was_used(tmp_path: Path) -> None:
         hit = frame[(frame["model"] == f"m:n{place}") & frame[doubt]]
         assert len(hit) == len(cases)
         assert fix in doubts.DOUBTS[doubt].advise(hit)
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_more_workers_than_cores_are_doubted(tmp_path: Path, cores: int) -> None:
-    loading = (Case(loader="torch", workers=number) for number in (cores, cores + 1))
-    rows = [ran(case, 10, cpu=spell_cpu("A CPU", cores)) for case in loading]
-    assert summaries.read([sweep_of(tmp_path, rows)])["crowded"].tolist() == [False, True]
 
 
 def name_source(model: str, source: str, batch: int = 128) -> Record:

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.questions.gpus import Line
+from bench.questions.gpus import Line, list_links
 from bench.questions.report_data import gather
 from bench.questions.scaling_tax import Tax, find_taxes
 from bench.report.document import Report, build
 from bench.report.figures.groups import view_report
 from bench.report.figures.sketches import SKETCHES
-from bench.study.doubts import list_links
 from bench.study.sweeps import read_sweep
 from tests.planted.records import write_sweep
 from tests.planted.sweeps import Folders, make_gpus_records

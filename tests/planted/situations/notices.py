@@ -40,7 +40,6 @@ DOUBTED: dict[str, dict[str, Any]] = {
     "trend_down": {"step_time_first_s": 0.103, "step_time_last_s": 0.100},
     "trend_of_clocks": {"sm_clock_first_mhz": 1980, "sm_clock_last_mhz": 1900},
     "host_bound": {"busy_s": 0.034, "step_time_median_s": 0.045},
-    "warming": {"temperature_first_c": 50, "temperature_last_c": 58},
     "unclear": {"arithmetic": "unclear"},
     "unclear_half": {"arithmetic": "float16/unclear"},
     "unproven": {"flags": "conv=ieee matmul=ieee"},
@@ -50,8 +49,6 @@ DOUBTED: dict[str, dict[str, Any]] = {
                                 "neighbours_computing": 0},
     "no_trend": STEADY,
     "no_trend_of_clocks": {"sm_clock_first_mhz": 1900, "sm_clock_last_mhz": 1980},
-    "no_warming": {"temperature_first_c": 60, "temperature_last_c": 50},
-    "little_warming": {"temperature_first_c": 60, "temperature_last_c": 63},
     # forty noisy steps: the means of ten differ by as much without any trend
     "no_trend_of_noise": {"step_time_first_s": 0.100, "step_time_last_s": 0.103,
                           "step_time_median_s": 0.1, "step_time_mad_s": 0.004,
