@@ -46,7 +46,6 @@ from bench.axis import (
 from bench.data import DATASETS, SYNTHETIC
 from bench.data.batches import Share
 from bench.errors import UsageError
-from bench.gpu.kinds import DEVICES, OTHERS, size_as
 from bench.models import parse_model
 from bench.models.freezing import NONE, parse_freeze
 from bench.models.weights import parse_start
@@ -54,6 +53,8 @@ from bench.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES
 from bench.precision import FP8_RECIPES, PRECISIONS, is_dynamic
 from bench.text import parse_bytes
 from bench.workloads import IMAGES, OWN, parse_workload
+
+DEVICES = ("cuda", "cpu")
 
 
 def order_scale(text: str) -> tuple[float, str]:
@@ -171,7 +172,7 @@ class Case:
         "memory that the process may use, such as 21GiB, as on a smaller GPU (default: none)",
         since=4, affects=(FIT, PROOF, RECIPE), baseline=True,
         order=lambda text: parse_bytes(text) if text else math.inf,
-        beside={"parallel": ("dp",), "device": OTHERS}, absent=_FEW_STEPS)
+        beside={"parallel": ("dp",)}, absent=_FEW_STEPS)
     lr: float = describe_axis(OPTIMIZERS["sgd"].lr, parse_number("a learning rate", 0),
         "learning rate (default: "
         + ", ".join(f"{kind.lr:g} for {name}" for name, kind in OPTIMIZERS.items()) + ")",
@@ -217,7 +218,7 @@ class Case:
     profile: bool = _measuring(False, parse_switch,
         "run a few more steps under torch's profiler, to see where their time goes", since=4,
         quiet=True, common=True,
-        beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,), "device": OTHERS},
+        beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,)},
         absent=_FEW_STEPS | _HOW_MUCH
         | {"search": "bench.sweep profiles the settings that were found"})
     cudnn_benchmark: bool = describe_axis(False, parse_switch,
@@ -229,7 +230,7 @@ class Case:
     cuda_graphs: bool = describe_axis(False, parse_switch,
         "capture a whole training step as a CUDA graph during warm-up, and replay it", since=8,
         affects=(FIT, PROOF, WORK, KERNELS), anchored=False, prepares="capturing",
-        absent=_FEW_STEPS, beside={"compile": OWN_GRAPHS, "device": OTHERS,
+        absent=_FEW_STEPS, beside={"compile": OWN_GRAPHS,
             "precision": tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)},
         conflicts=(
             Conflict(lambda case: case.cuda_graphs and _on_cpu(case),
@@ -264,7 +265,7 @@ class Case:
         "worker processes of --loader torch; 0, torch's default, loads in the training process")
     pin_memory: bool = _loading(False, parse_switch,
         "with --loader torch, copy batches to the GPU from page-locked memory, without waiting",
-        affects=(FIT, WORK), beside={"device": ("mps",)},
+        affects=(FIT, WORK),
         conflicts=(Conflict(lambda case: case.pin_memory and _on_cpu(case),
             "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"),))
     persistent_workers: bool = _loading(False, parse_switch,
@@ -275,7 +276,7 @@ class Case:
     parallel: str = _parallel("none", one_of(PARALLELS),
         "train one network on several GPUs; bench.sweep --list describes how", follows="",
         applies=(), legacy=("dp",), baseline=True,
-        beside={"cuda_graphs": (True,), "device": OTHERS},
+        beside={"cuda_graphs": (True,)},
         conflicts=(
             Conflict(lambda case: case.parallel == "dp" and _on_cpu(case),
                 "--parallel dp needs GPUs; on a CPU, --parallel ddp trains in processes"),
@@ -300,8 +301,7 @@ class Case:
     seed: int = describe_axis(0, parse_seed, "seed of weights, order and augmentation", affects=(),
         spread=True)
     device: str = describe_axis("cuda", one_of(DEVICES),
-        "where to train: cuda (also ROCm), mps, xpu or cpu (default: cuda if there is one); only "
-        "NVIDIA's GPUs have been tested yet", common=True, plain=True)
+        "where to train: cuda or cpu (default: cuda if there is one)", common=True, plain=True)
     # fmt: on
 
     @cached_property
@@ -519,7 +519,7 @@ finer kernel for the smaller batch.
 
 def count_probed(case: Case) -> int:
     """Return the number of images that the proof of a case runs a layer on."""
-    return min(micro_batch(case), MOST_PROBED[size_as(case.device)])
+    return min(micro_batch(case), MOST_PROBED[case.device])
 
 
 def list_micro_batches(case: Case, samples: int) -> list[int]:

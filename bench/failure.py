@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Status.OOM, kind="MemoryError"),
     Rule(Status.OOM, r"(?:CUDA|HIP)(?: \w+)? error[^\n]*out of memory"),
     # torch.compile wraps errors in exceptions of its own
-    Rule(Status.OOM, r"(?:CUDA|MPS backend) out of memory|OutOfMemoryError"),
+    Rule(Status.OOM, r"CUDA out of memory|OutOfMemoryError"),
     # NCCL allocates outside torch's allocator, and names the reason in its last line
     Rule(Status.OOM, r"Cuda failure[^\n]*out of memory"),
     Rule(Status.OOM, r"Triton Error \[\w+\]: out of memory"),

@@ -104,7 +104,7 @@ def _parse_margin(flag: str, text: str) -> float:
 
 def _read_options(given: argparse.Namespace) -> Options:
     axes = read_axes(given)
-    devices = list_devices(axes, "bench.fit")
+    devices = list_devices(axes)
     known = dict.fromkeys(name for device in devices for name in PRECISIONS[str(device)])
     # not treated as flags: settings that this machine cannot run become rows that say so
     chosen: dict[str, list[Value]] = {"precision": [*known], "batch_size": [AUTO]}

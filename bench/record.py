@@ -313,17 +313,12 @@ class Environment:
     gpu: str | None = quantity("GPU name; empty on a CPU", comparable="device")
     gpu_uuid: str | None = quantity("GPU UUID")
     gpu_memory_bytes: int | None = quantity("memory of the GPU")
-    capability: str | None = quantity(
-        "CUDA compute capability; the architecture of an AMD GPU, such as gfx942")
+    capability: str | None = quantity("CUDA compute capability")
     driver: str | None = quantity("driver of the GPU", comparable="device")
     cpu: str | None = quantity("CPU model and the cores this process may use", comparable="device")
     torch: str | None = quantity("torch version", comparable="device")
     cuda: str | None = quantity("CUDA version torch was built for", comparable="device")
     cudnn: str | None = quantity("cuDNN version", comparable="device")
-    hip: str | None = quantity(
-        "HIP version torch was built for: AMD's ROCm", comparable="device", since=9)
-    miopen: str | None = quantity(
-        "MIOpen version, which an AMD GPU has in cuDNN's place", comparable="device", since=9)
     python: str | None = quantity("Python version")
     os: str | None = quantity("operating system")
     host: str | None = quantity("host name")

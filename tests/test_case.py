@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bench.axis import COMPILES, Value
 from bench.case import (
     AXES,
+    DEVICES,
     NAMED,
     Case,
     format_value,
@@ -23,7 +24,6 @@ from bench.case import (
     spell_cases,
 )
 from bench.errors import UsageError
-from bench.gpu.kinds import DEVICES
 from bench.grid import check_axes, check_batches, grid
 from bench.precision import OPT_LEVELS, POLICIES, PRECISIONS
 from bench.store.runs import parse_cases

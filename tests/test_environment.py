@@ -23,14 +23,15 @@ from bench.environment.asking import DeviceAnswer, ProcessAnswer, ask, probe, wi
 from bench.environment.device import Platform
 from bench.environment.host import CPU_FLAGS, describe_host, has_cuda, read_cpu_flags
 from bench.environment.packages import PACKAGES, find_missing
+from bench.environment.response import describe_device
 from bench.environment.source import hash_code
 from bench.environment.variables import find_variables
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint
-from bench.gpu import kinds
 from bench.gpu.cards import Card, Link
 from bench.precision import PRECISIONS, Arithmetic
 from bench.record import COMPARABLE, MODEL_PARTS, Environment
+from bench.training.yardstick import list_arithmetics
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,10 +74,29 @@ def test_a_cuda_build_is_known_without_importing_it(
 ) -> None:
     (tmp_path / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(kinds, "find_spec", lambda name: spec)
-    monkeypatch.setattr(host, "read_build", kinds.read_build.__wrapped__)
+    monkeypatch.setattr(host, "find_spec", lambda name: spec)
     monkeypatch.setattr(host, "find_cards", lambda: ([Card("GPU-aa", "NVIDIA H200")], ""))
     assert has_cuda.__wrapped__() is expected
+
+
+def test_a_gpu_of_a_build_for_rocm_has_no_compute_capability(monkeypatch: Patch) -> None:
+    """Its torch calls it cuda, and 9.4 would be a Hopper's, which has tf32 and fp8."""
+    import torch
+
+    card = SimpleNamespace(name="AMD Instinct MI300X", major=9, minor=4, uuid="1", total_memory=1)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device=None: ones(*size))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    found = describe_device("cuda")
+    assert (found.error, found.environment["gpu"]) == ("", "AMD Instinct MI300X")
+    platform = Platform(Environment(**found.environment))
+    assert {name for name, kind in PRECISIONS.items() if platform.refuse(kind)} == {"tf32", "fp8"}
+    assert not any(map(platform.find_emulation, PRECISIONS.values()))
+    measured = list_arithmetics(torch.device("cuda"))
+    assert measured == [Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
 
 
 def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: Patch) -> None:

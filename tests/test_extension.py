@@ -104,7 +104,7 @@ class EchoExecutor(Executor):
 
 
 RUN_ALL = """
-import contextlib, importlib, io, json, sys
+import contextlib, importlib.util, io, json, sys
 told = []
 for command in sys.argv[1:]:
     name, *words = command.split()

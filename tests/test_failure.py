@@ -68,6 +68,7 @@ OOM = [
     RuntimeError("CUDA driver error: out of memory"),
     RuntimeError("CUDA runtime error (2) : out of memory at /pytorch/aten/src/THC/generic.cu:58"),
     RuntimeError("HIP error: out of memory"),
+    RuntimeError("HIP error: HIPBLAS_STATUS_ALLOC_FAILED"),
     RuntimeError("Triton Error [CUDA]: out of memory"),
     RuntimeError("InductorError: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
     RuntimeError("cudaErrorMemoryAllocation: out of memory"),
@@ -113,6 +114,7 @@ UNSUPPORTED = [
     torch.AcceleratorError(
         "CUDA error: no kernel image is available for execution on the device" + CUDA_HINT
     ),
+    RuntimeError("HIP error: invalid device function"),
     RuntimeError("FlashAttention is not supported on this device"),
     AssertionError("Torch not compiled with CUDA enabled"),
     RuntimeError("Current CUDA Device does not support bfloat16"),

@@ -23,9 +23,10 @@ from bench.gpu.nvml import (
     NvmlProblem,
     check_nvml,
     describe_links,
+    find_neighbours,
+    open_device,
     throttle_names,
 )
-from bench.gpu.opening import find_neighbours, open_device
 
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"

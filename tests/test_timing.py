@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bench.case import Case
+from bench.data import prepare
 from bench.limits import STEADY, find_ends
 from bench.record import Measurement
 from bench.training import timing
-from bench.training.accelerator import ACCELERATORS, Accelerator
 from bench.training.timing import (
     FEWEST_WINDOWS,
     FIRST_LOOK,
@@ -32,7 +34,10 @@ from bench.training.timing import (
     measure_slope,
     warm_up,
 )
+from bench.worker import epochs as worker_epochs
 from bench.worker.epochs import describe_steps
+from bench.worker.measurement import measure
+from bench.worker.messages import Assignment, Channel, Reporter
 
 CPU = torch.device("cpu")
 READINGS = Path(__file__).parent / "readings"
@@ -486,7 +491,8 @@ def test_what_has_ended_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that may end early asks after each step, within its epoch: to read all events each
     time would take longer from step to step, where the device waits for the host."""
     events = Events()
-    monkeypatch.setitem(ACCELERATORS, "cpu", Accelerator(make_event=events.make))
+    stand_in = SimpleNamespace(Event=lambda enable_timing: events.make())
+    monkeypatch.setitem(timing.ACCELERATORS, "cpu", stand_in)
     clock = timing.StepClock(torch.device("cpu"))
     clock.tick()
     assert clock.read_ended() == []
@@ -496,6 +502,91 @@ def test_what_has_ended_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert clock.read_ended() == [1.0] * max(0, step - 2)
     assert events.elapsed == 98
     assert clock.read() == [1.0] * 100
+
+
+class Planted:
+    """`torch.cuda` of a GPU that the CPU stands in for: its clock ticks as the host's does."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.peak = 7
+        self.synchronize = self.note("synchronize")
+        self.empty_cache = self.note("empty")
+        self.memory_reserved = lambda: 5
+        self.get_rng_state = self.note("random", torch.get_rng_state())
+        self.set_rng_state = self.note("set random")
+
+    def note(self, what: str, value: Any = None) -> Callable[..., Any]:
+        return lambda *_: self.did.append(what) or value
+
+    def Event(self, enable_timing: bool) -> Any:  # noqa: N802  (torch's name)
+        event = SimpleNamespace(moment=0.0, query=lambda: True)
+
+        def record() -> None:
+            self.did.append("event")
+            event.moment = perf_counter()
+
+        event.record = record
+        event.elapsed_time = lambda later: 1e3 * (later.moment - event.moment)
+        return event
+
+    def memory_stats(self, device: torch.device) -> dict[str, int]:
+        kinds = {"allocated": self.peak * 10**9, "reserved": (self.peak + 1) * 10**9}
+        return {f"{kind}_bytes.all.peak": size for kind, size in kinds.items()}
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
+        self.did.append("reset")
+        self.peak = 3
+
+
+def test_a_training_asks_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of this CPU is planted; what is measured is real. Nothing is reported meanwhile, for
+    which a CPU has no pinned memory."""
+    monkeypatch.setattr(Reporter, "__call__", lambda *_: None)
+    planted = Planted()
+    monkeypatch.setitem(timing.ACCELERATORS, "cpu", planted)
+    clock = worker_epochs.time.perf_counter
+    stand_in = SimpleNamespace(perf_counter=lambda: planted.did.append("clock") or clock())
+    monkeypatch.setattr(worker_epochs, "time", stand_in)
+    case = Case(
+        model="tests.models_for_tests:good", dataset="synthetic", device="cpu", batch_size=32,
+        steps=3, fraction=0.01, checkpoint=True,
+    )  # fmt: skip
+    data = prepare("synthetic", data_dir=None)
+    m = measure(Assignment(case, data.folder, monotonic()), Channel()).measurement
+    assert (m.warmup_allocated_bytes, m.warmup_reserved_bytes) == (7 * 10**9, 8 * 10**9)
+    assert (m.peak_allocated_bytes, m.peak_reserved_bytes) == (3 * 10**9, 4 * 10**9)
+    assert "CPU memory" not in (m.missing or "")
+    assert m.resume_exact
+    assert {"random", "set random", "empty"} <= {*planted.did}
+    first = planted.did.index("clock")
+    last = planted.did.index("clock", first + 1)
+    assert planted.did[first - 1] == "synchronize", "all else is done when the clock starts"
+    assert planted.did[last - 1] == "synchronize", "and the epoch when it stops"
+    assert planted.did[first:last].count("event") == 1 + m.measured_steps
+    assert planted.did[first:last].count("synchronize") == 1, "no step waits for the device"
+    assert m.measured_time_s is not None
+    assert 0 < (m.step_time_median_s or 0) < m.measured_time_s
+    assert planted.did.index("empty") < planted.did.index("reset") < first
+
+
+def test_tensors_in_graphs_of_torch_compile_are_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replay asks torch's allocator for nothing, so the peak since warm-up is without them."""
+    monkeypatch.setattr(Reporter, "__call__", lambda *_: None)
+    monkeypatch.setitem(timing.ACCELERATORS, "cpu", Planted())
+    monkeypatch.setattr(Case, "own_graphs", True)
+    case = Case(
+        model="tests.models_for_tests:good", dataset="synthetic", device="cpu", batch_size=32,
+        steps=2, fraction=0.01,
+    )  # fmt: skip
+    data = prepare("synthetic", data_dir=None)
+    found = measure(Assignment(case, data.folder, monotonic()), Channel())
+    m = found.measurement
+    assert (m.peak_allocated_bytes, m.peak_reserved_bytes) == (None, 4 * 10**9)
+    assert "what a graph holds" in found.missing["peak_allocated_bytes"]
+    assert m.warmup_allocated_bytes == 7 * 10**9, "which has the steps before they were recorded"
 
 
 class Replay:

@@ -47,7 +47,7 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint
 from bench.gpu.cards import Card
 from bench.gpu.device import Depth, Reading, Unreadable
-from bench.gpu.opening import open_device
+from bench.gpu.nvml import open_device
 from bench.gpu.peaks import list_peaks
 from bench.grid import grid
 from bench.precision import Arithmetic

@@ -26,7 +26,6 @@ from bench.flags import (
     parse_percent,
     read_axes,
 )
-from bench.gpu.kinds import refuse_others
 from bench.grid import grid
 from bench.preset import Preset
 from bench.sweep.options import Options, add_running, choose_dataset, read_running
@@ -134,7 +133,6 @@ def _read_now(given: argparse.Namespace, axes: Mapping[str, Sequence[Value]]) ->
             raise UsageError(f"--now {part[:40]!r}: give AXIS=VALUE; {nearest(name, given.axes)}")
         present[name] = parse_value(name, text.strip(), f"--now {name}")
     present.setdefault("device", "cuda" if has_cuda() else "cpu")
-    refuse_others([present["device"]], "bench.advise")
     present.setdefault("dataset", choose_dataset(given))
     (now,) = grid({name: [value] for name, value in present.items()}, asked=())
     return strip(now)

@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def choose_cases(axes: Mapping[str, list[Value]]) -> list[Case]:
-    device = list_devices(axes, "bench.check")
+    device = list_devices(axes)
     if len(device) > 1:
         raise UsageError(f"--device {' '.join(map(str, device))}: give one")
     if any(level is not None for level in axes.get("opt_level", [])):

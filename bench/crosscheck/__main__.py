@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
 def choose_case(axes: Mapping[str, list[Value]], overhead: bool) -> Case:
     """Return the one case to measure. Raises UsageError: several are given, or one that the bare
     loop cannot train."""
-    device = list_devices(axes, "bench.crosscheck")
+    device = list_devices(axes)
     if device == ["cpu"]:
         usual: dict[str, Value] = {"model": "dpn-small", "fraction": 0.1 if overhead else 0.05}
     elif overhead:

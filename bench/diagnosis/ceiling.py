@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from bench.diagnosis.breakdown import Breakdown
 from bench.diagnosis.rates import COPY, RATE_COLUMNS, find_rates, find_times, floor_step
 from bench.diagnosis.step import Bound, Step
-from bench.gpu.kinds import size_as
 from bench.limits import SLOWED, STEADY
 from bench.record import WorkRow
 from bench.work import Kind
@@ -104,7 +103,7 @@ def _hold(
         computing, moving = times
         computing /= SAVED.get(Kind(one.kind), 1.0)
         # one call more, as calls are rounded in a step that is scaled to fewer items
-        cached = (one.calls + 1) * CACHE_BYTES[size_as(step.device)] / copy
+        cached = (one.calls + 1) * CACHE_BYTES[step.device] / copy
         moving = max(moving - cached, moving / CACHE_SPEED) if one.kind in SURE else 0.0
         rate = (COPY, copy)
         if computing > moving:

@@ -18,7 +18,6 @@ from bench.environment.packages import describe_install
 from bench.environment.variables import VARIABLES
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
-from bench.gpu.kinds import OTHERS
 from bench.gpu.nvml import EFFECTS, NvmlProblem
 from bench.gpu.peaks import list_peaks
 from bench.precision import FP8_INSTALL, PRECISIONS
@@ -61,16 +60,12 @@ _START_FIXES: dict[NvmlProblem, str] = {
 def _judge_driver(m: Machine) -> Iterator[Remark]:
     if "cuda" not in m.devices:
         return
-    if _hip_build(m):
-        if error := m.devices["cuda"].error:
-            yield _note("driver", _shorten(error), "rocminfo; echo $HIP_VISIBLE_DEVICES")
-    elif m.gpus:
+    if m.gpus:
         card = m.gpus[0].card
         runs = "" if card.driver_cuda is None else f", runs CUDA up to {_dots(card.driver_cuda)}"
         yield _fine("driver", f"{card.driver}{runs}")
     elif m.nvml is NvmlProblem.NO_DRIVER and not _cuda_build(m):
-        only = "" if _list_others(m) else ": only the CPU can be measured"
-        yield _fine("driver", f"{m.nvml_reason}{only}")
+        yield _fine("driver", f"{m.nvml_reason}: only the CPU can be measured")
     elif m.nvml is not None:
         remark = _wrong if m.nvml is NvmlProblem.MISMATCH else _note
         yield remark("driver", m.nvml_reason, _START_FIXES[m.nvml])
@@ -92,8 +87,8 @@ def _judge_torch(m: Machine) -> Iterator[Remark]:
     elif cuda.error:
         yield _wrong("torch", _shorten(cuda.error), _fix_torch(m, cuda))
     else:
-        built = f"HIP {hip}" if (hip := _hip_build(m)) else f"CUDA {cuda.environment.get('cuda')}"
-        yield _fine("torch", f"{version}, built for {built}, computes on {cuda.environment['gpu']}")
+        built = f"built for CUDA {cuda.environment.get('cuda')}"
+        yield _fine("torch", f"{version}, {built}, computes on {cuda.environment['gpu']}")
 
 
 def _shorten(error: str) -> str:
@@ -103,8 +98,6 @@ def _shorten(error: str) -> str:
 def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
     built = cuda.environment.get("cuda")
     runs = m.gpus[0].card.driver_cuda if m.gpus else None
-    if _hip_build(m):
-        return "install a build of torch for this GPU"
     if built is None:
         return "install a CUDA build of torch; pytorch.org/get-started gives the command"
     if runs and int(built.partition(".")[0]) > runs[0]:
@@ -117,23 +110,6 @@ def _fix_torch(m: Machine, cuda: DeviceAnswer) -> str:
 
 def _cuda_build(m: Machine) -> bool:
     return "cuda" in m.devices and m.devices["cuda"].environment.get("cuda") is not None
-
-
-def _hip_build(m: Machine) -> str | None:
-    return m.devices["cuda"].environment.get("hip") if "cuda" in m.devices else None
-
-
-def _list_others(m: Machine) -> list[str]:
-    """Return the GPUs other than CUDA's that torch can use."""
-    return [name for name in OTHERS if name in m.devices and not m.devices[name].error]
-
-
-def _judge_unread(m: Machine) -> Iterator[Remark]:
-    for name in _list_others(m):
-        gpu = m.devices[name].environment["gpu"]
-        yield _fine("torch", f"computes on {gpu} with --device {name}, not yet seen on hardware")
-    for what in m.unread.values():
-        yield _note("readings", what)
 
 
 def _judge_cards(m: Machine) -> Iterator[Remark]:
@@ -339,9 +315,7 @@ def _judge_packages(m: Machine) -> Iterator[Remark]:
     if missing := [name for name in m.missing if name not in ("nvidia-ml-py", "torch")]:
         what = f"not installed: {', '.join(missing)}; nothing can be measured without"
         yield _wrong("packages", what, describe_install(missing), numbers=False)
-    if _hip_build(m):
-        pass  # NVML reads no AMD GPU
-    elif m.nvidia_ml_py is None:
+    if m.nvidia_ml_py is None:
         what = "nvidia-ml-py is not installed: memory, power and clocks of a card cannot be read"
         counts = bool(m.gpus) or _cuda_build(m)
         yield _note("NVML package", what, "pip install nvidia-ml-py", numbers=counts)
@@ -435,7 +409,6 @@ _JUDGES = (
     _judge_driver,
     _judge_torch,
     _judge_cards,
-    _judge_unread,
     _judge_cpu,
     _judge_places,
     _judge_precisions,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.apex import Apex, find_apex
+from bench.case import DEVICES
 from bench.cores import OtherWork, read_governor, usable_cpus
 from bench.data import find_layout
 from bench.doctor.counts import Counted, count_model
@@ -30,10 +31,8 @@ from bench.environment.packages import find_missing, find_version
 from bench.environment.variables import find_variables
 from bench.fingerprint import split_subject
 from bench.gpu.cards import Card, find_card, find_cards
-from bench.gpu.device import READINGS, Depth, Process, Unreadable
-from bench.gpu.kinds import DEVICES, list_others
-from bench.gpu.nvml import NvmlProblem, check_nvml
-from bench.gpu.opening import open_device
+from bench.gpu.device import READINGS, Depth, Process
+from bench.gpu.nvml import NvmlProblem, check_nvml, open_device
 from bench.precision import PRECISIONS, find_torchao
 from bench.processes import find_lender
 from bench.record import Environment
@@ -75,9 +74,8 @@ class Machine:
     """The facts. Sizes are in bytes, None if they could not be found out.
 
     ``missing`` lists the packages of `bench.environment.packages.PACKAGES` that are not installed.
-    ``unread`` says by device what cannot be read of a GPU, and why. ``yardsticks`` holds the
-    measured rates of devices, ``slower`` how much they are below those of an earlier sweep, and
-    ``counted`` the work of ``models``.
+    ``yardsticks`` holds the measured rates of devices, ``slower`` how much they are below those of
+    an earlier sweep, and ``counted`` the work of ``models``.
     """
 
     host: str
@@ -103,7 +101,6 @@ class Machine:
     variables: dict[str, str]
     missing: tuple[str, ...] = ()
     torchao: str | None = None
-    unread: dict[str, str] = field(default_factory=dict)
     yardsticks: dict[str, Yardstick] = field(default_factory=dict)
     slower: str = ""
     counted: tuple[Counted, ...] = ()
@@ -136,7 +133,7 @@ def examine_machine(
     is returned with the facts.
 
     Args:
-        devices: by default all that torch may have here.
+        devices: by default all of `DEVICES`.
         models: to import, build and run once.
         data_dir: where to look for CIFAR-10, ./data if None.
         out: where results would go, ./results if None.
@@ -145,7 +142,7 @@ def examine_machine(
         nvml: replaces the module pynvml.
         ask: replaces `bench.environment.asking.ask`.
     """
-    devices = devices or ("cuda", *list_others(), "cpu")
+    devices = devices or DEVICES
     begun, load = time.monotonic(), OtherWork(root=find_lender())
     load.start()
     lack, reason = check_nvml(nvml)
@@ -178,13 +175,6 @@ def examine_machine(
         look(os.getpid())
     for device in opened:
         device.close()
-    unread = {}
-    for name, found in answer.devices.items():
-        if not found.error and found.environment.get("gpu"):
-            device = open_device(found.environment.get("gpu_uuid"), nvml, device=name)
-            device.close()
-            if isinstance(device, Unreadable) and device.notes:
-                (unread[name],) = device.notes
     time.sleep(max(0.0, begun + watch_s - time.monotonic()))
     load.stop()
     used = round(load.cores(guests=False), 2), round(load.stolen(), 3), round(load.sums[2], 2)
@@ -217,7 +207,6 @@ def examine_machine(
         variables=find_variables(),
         missing=find_missing(),
         torchao=find_torchao(),
-        unread=unread,
     ), answer
 
 

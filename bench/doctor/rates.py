@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from bench.diagnosis.rates import CALL, CONVOLUTION_COLUMNS, COPY, RATE_COLUMNS, RATES, write_rate
 from bench.errors import UsageError
-from bench.gpu.kinds import size_as
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR
 from bench.plain import read_value
@@ -30,7 +29,7 @@ def choose_seconds(device: str) -> float:
     UsageError: the variable `SECONDS` is not a number of seconds."""
     text = os.environ.get(SECONDS, "")
     try:
-        seconds = float(text) if text else _DEFAULT_S[size_as(device)]
+        seconds = float(text) if text else _DEFAULT_S[device]
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 60:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import platform
+import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,6 @@ from bench.environment.packages import find_version
 from bench.environment.source import hash_code, read_commit
 from bench.environment.variables import find_variables
 from bench.gpu.cards import find_card, find_cards
-from bench.gpu.kinds import has_amd, read_build, refuse_others
 from bench.precision import Arithmetic
 from bench.record import Environment
 
@@ -71,15 +73,18 @@ def _look_up_cpu(*names: str, file: Path = _CPU) -> str | None:
 
 @cache
 def has_cuda() -> bool:
-    """Return whether torch has a GPU called cuda, which may be an AMD GPU, as far as can be found
-    without asking torch."""
-    build = read_build()
-    return ("cuda" in build and bool(find_cards()[0])) or ("hip" in build and has_amd())
+    """Return whether torch has a CUDA GPU, as far as can be found without asking torch."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    built = True
+    with suppress(OSError):
+        text = Path(spec.origin).with_name("version.py").read_text()
+        # cuda: Optional[str] = '13.0', with another annotation in other versions
+        built = re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
+    return built and bool(find_cards()[0])
 
 
-def list_devices(axes: Mapping[str, list[Any]], command: str) -> list[Any]:
-    """Return the devices that a command is to run on, by default a GPU if there is one. Raises
-    UsageError: the command does not support one of them."""
-    devices = axes.get("device", ["cuda" if has_cuda() else "cpu"])
-    refuse_others(devices, command)
-    return devices
+def list_devices(axes: Mapping[str, list[Any]]) -> list[Any]:
+    """Return the devices that a command is to run on, by default a GPU if there is one."""
+    return axes.get("device", ["cuda" if has_cuda() else "cpu"])

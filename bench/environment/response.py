@@ -10,10 +10,10 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import Any, TextIO
 
+from bench.case import DEVICES
 from bench.environment.asking import DeviceAnswer
 from bench.environment.host import CPU_FLAGS, describe_card, describe_host, read_cpu_flags
 from bench.fingerprint import examine_in_fork, parse_request
-from bench.gpu.kinds import DEVICES, name_uuid
 from bench.precision import Arithmetic
 
 
@@ -23,28 +23,11 @@ def describe_device(device: str) -> DeviceAnswer:
     environment: dict[str, Any] = {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
         "torch_threads": torch.get_num_threads(),
         "torch_interop_threads": torch.get_num_interop_threads(),
     }
     if device == "cuda":
         return DeviceAnswer(environment, error=_use_card(environment))
-    build = "install a build of torch for it"
-    if device == "mps":
-        if not torch.backends.mps.is_available():
-            return DeviceAnswer(environment, error=_word_lack(device, "finds no Apple GPU", build))
-        name = getattr(torch.backends.mps, "get_name", lambda: "Apple GPU")()
-        memory = torch.mps.recommended_max_memory()
-        return DeviceAnswer({**environment, "gpu": name, "gpu_memory_bytes": memory})
-    if device == "xpu":
-        if not torch.xpu.is_available():
-            return DeviceAnswer(environment, error=_word_lack(device, "finds no Intel GPU", build))
-        card = torch.xpu.get_device_properties(0)
-        environment.update(
-            gpu=card.name, gpu_memory_bytes=card.total_memory, driver=card.driver_version
-        )
-        halves = (card.has_fp16, getattr(card, "has_bfloat16_conversions", True))
-        return DeviceAnswer(environment, bool(halves[0]), bf16_native=bool(halves[1]))
     try:
         fp16_native = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     except (AttributeError, RuntimeError):
@@ -55,34 +38,33 @@ def describe_device(device: str) -> DeviceAnswer:
     return DeviceAnswer(environment, fp16_native, bf16_native=bf16_native)
 
 
-def _word_lack(device: str, what: str, fix: str) -> str:
+def _word_lack(what: str, fix: str) -> str:
     import torch
 
-    return f"device {device}: torch {torch.__version__} {what}; {fix}, or use --device cpu"
+    return f"device cuda: torch {torch.__version__} {what}; {fix}, or use --device cpu"
 
 
 def _use_card(environment: dict[str, Any]) -> str:
     """Describe the first card in ``environment`` and compute on it; return why that fails."""
     import torch
 
-    hip = torch.version.hip is not None
-    if torch.version.cuda is None and not hip:
-        return _word_lack("cuda", "is a CPU build", "install a CUDA build of torch")
+    if not torch.backends.cuda.is_built():
+        return _word_lack("is a CPU build", "install a CUDA build of torch")
     with warnings.catch_warnings(record=True) as warned:  # torch gives the reason in a warning
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
         why = next((f" ({str(w.message).partition('. ')[0]})" for w in warned), "")
-        look = "rocminfo and HIP_VISIBLE_DEVICES" if hip else "nvidia-smi and CUDA_VISIBLE_DEVICES"
-        return _word_lack("cuda", f"finds no usable GPU{why}", f"check {look}")
+        check = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+        return _word_lack(f"finds no usable GPU{why}", check)
     card = torch.cuda.get_device_properties(0)
     environment.update(
         gpu=card.name,
-        gpu_uuid=name_uuid(card.uuid, hip),
+        gpu_uuid=f"GPU-{card.uuid}",
         gpu_memory_bytes=card.total_memory,
-        # gfx942:sramecc+:xnack-
-        capability=card.gcnArchName.partition(":")[0] if hip else f"{card.major}.{card.minor}",
-        **{"miopen" if hip else "cudnn": str(torch.backends.cudnn.version())},
+        # that of a ROCm build means another architecture
+        capability=f"{card.major}.{card.minor}" if torch.version.cuda else None,
+        cudnn=str(torch.backends.cudnn.version()),
     )
     known = describe_card(environment["gpu_uuid"])
     environment.update({name: value for name, value in known.items() if value is not None})
@@ -91,7 +73,7 @@ def _use_card(environment: dict[str, Any]) -> str:
     except RuntimeError as error:  # no kernels for this GPU, or another process has it alone
         why = (str(error).splitlines() or [""])[0]
         what = f"cannot compute on {card.name}: {why}"
-        return _word_lack("cuda", what, "install a build of torch for this GPU")
+        return _word_lack(what, "install a build of torch for this GPU")
     return ""
 
 

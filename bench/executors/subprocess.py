@@ -27,9 +27,8 @@ from bench.executors.server import Servers
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import CombinedDevice, Device, Unreadable
-from bench.gpu.kinds import OTHERS
 from bench.gpu.monitor import ENERGY, Monitor, Observation
-from bench.gpu.opening import open_device
+from bench.gpu.nvml import open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.scratch import Scratch
 from bench.text import count
@@ -59,8 +58,6 @@ class SubprocessExecutor(Executor):
             return (Lane(),)
         if device == "cpu":
             return _share_cores(usable_cpus(), wanted)
-        if device in OTHERS:
-            raise UsageError(f"--lanes: --device {device} has one lane; leave it out")
         cards, why = find_cards()
         if not cards:
             raise UsageError(f"--lanes: {why}; leave it out")
@@ -158,11 +155,9 @@ class SubprocessExecutor(Executor):
         size, uuids = job.case.world_size, job.lane.gpus
         device: Device
         if 1 < size <= len(uuids):
-            device = CombinedDevice(
-                [open_device(uuid, device=job.case.device) for uuid in uuids[:size]]
-            )
+            device = CombinedDevice([open_device(uuid) for uuid in uuids[:size]])
         else:
-            device = open_device(job.gpu_uuid, device=job.case.device)
+            device = open_device(job.gpu_uuid)
         if isinstance(device, Unreadable) and not last:
             fault = classify(["NVMLError"], device.reason)
             if fault.transient:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from bench.gpu.kinds import read_build
 from bench.gpu.nvml import NvmlMissingError, use_nvml
 
 
@@ -74,8 +73,6 @@ def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tup
     Give a worker ``CUDA_VISIBLE_DEVICES=<uuid>`` of the chosen card: CUDA counts the fastest card
     first, unless `CUDA_DEVICE_ORDER` is ``PCI_BUS_ID``, and NVML counts by PCI bus.
     """
-    if "hip" in read_build():
-        return [], "torch is built for ROCm, and NVML lists no AMD GPU"
     try:
         with use_nvml(nvml) as nvml:
             driver = nvml.nvmlSystemGetDriverVersion()

@@ -169,7 +169,6 @@ class Unreadable(Device):
 
     reason: str
     total_bytes: int | None = None
-    notes: Sequence[str] = ()
 
     def why(self, quantity: str) -> str:
         return self.reason

@@ -5,15 +5,16 @@ pynvml is imported only when NVML is used.
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import combinations
 from typing import Any
 
-from bench.gpu.device import Depth
-from bench.gpu.library import Call, LibraryCard, Listed
+from bench.gpu.device import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
 from bench.text import Explained
 
 THROTTLES: Mapping[int, tuple[str, str]] = {
@@ -45,43 +46,58 @@ def throttle_names(mask: int) -> tuple[str, ...]:
     return tuple(name for name, effect in named if effect != "idle")
 
 
-def _list(processes: Iterable[Any]) -> Listed:
+_Listed = Iterable[tuple[int, int | None]]
+"""Processes on a card: pid, and memory in bytes if known."""
+
+
+class _Call:
+    """A call to NVML for one quantity. ``ways`` are alternatives, the preferred one first, as
+    drivers and versions of NVML differ in the calls they support. An ``instance`` call may be
+    made for a MIG instance, others only for the whole card."""
+
+    def __init__(
+        self, depth: Depth, *ways: Callable[[Any, Any], Any], instance: bool = False
+    ) -> None:
+        self.depth, self.ways, self.instance = depth, ways, instance
+
+
+def _list(processes: Iterable[Any]) -> _Listed:
     return [(process.pid, process.usedGpuMemory) for process in processes]
 
 
 # Energy comes first, so that the timestamp of a phase boundary is that of the energy counter.
-_CALLS: Mapping[str, Call] = {
-    "energy_j": Call(Depth.EDGE, lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3),
-    "device_bytes": Call(
+_CALLS: Mapping[str, _Call] = {
+    "energy_j": _Call(Depth.EDGE, lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3),
+    "device_bytes": _Call(
         Depth.FAST,
         # v1 counts what the driver reserves: 648 MB on an idle H200 where v2 says 3 MB
         lambda n, h: n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).used,
         lambda n, h: n.nvmlDeviceGetMemoryInfo(h).used,
         instance=True,
     ),
-    "power_w": Call(Depth.SLOW, lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3),
-    "power_limit_w": Call(Depth.EDGE, lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
-    "sm_clock_mhz": Call(Depth.SLOW, lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)),
-    "memory_clock_mhz": Call(
+    "power_w": _Call(Depth.SLOW, lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3),
+    "power_limit_w": _Call(Depth.EDGE, lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
+    "sm_clock_mhz": _Call(Depth.SLOW, lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)),
+    "memory_clock_mhz": _Call(
         Depth.SLOW, lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)
     ),
-    "temperature_c": Call(
+    "temperature_c": _Call(
         Depth.SLOW,
         lambda n, h: n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU),
         lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU),
     ),
-    "throttle": Call(
+    "throttle": _Call(
         Depth.SLOW,
         lambda n, h: throttle_names(n.nvmlDeviceGetCurrentClocksEventReasons(h)),
         lambda n, h: throttle_names(n.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
     ),
-    "others": Call(
+    "others": _Call(
         Depth.SLOW,
         lambda n, h: _list(n.nvmlDeviceGetComputeRunningProcesses(h)),
         lambda n, h: _list(n.nvmlDeviceGetComputeRunningProcesses_v2(h)),
         instance=True,
     ),
-    "display": Call(
+    "display": _Call(
         Depth.SLOW,
         lambda n, h: _list(n.nvmlDeviceGetGraphicsRunningProcesses(h)),
         lambda n, h: _list(n.nvmlDeviceGetGraphicsRunningProcesses_v2(h)),
@@ -167,17 +183,19 @@ def check_nvml(nvml: Any = None) -> tuple[NvmlProblem | None, str]:
         return missing.lack, str(missing)
 
 
-class Nvml(LibraryCard):
-    """A card, or a MIG instance of one, by UUID."""
+class Nvml(Device):
+    """A card, or a MIG instance of one, by UUID.
 
-    name = "NVML"
+    A call that the driver or NVML's package lacks is made once and its quantity stays None; one
+    that fails temporarily is made again next time.
+    """
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
         """Open the card of this UUID, with or without its prefix ``GPU-`` or ``MIG-``. Raises
         NvmlMissingError: NVML does not work here, or knows no such card."""
-        nvml = start_nvml(nvml)
+        self._nvml = nvml = start_nvml(nvml)
         mismatch = getattr(nvml, "NVMLLibraryMismatchError", AttributeError)
-        errors = (AttributeError, nvml.NVMLError, mismatch)
+        self._errors = errors = (AttributeError, nvml.NVMLError, mismatch)
         try:
             instance = card = _find(nvml, uuid)
             mig = nvml.nvmlDeviceGetUUID(card).startswith("MIG-")
@@ -187,19 +205,118 @@ class Nvml(LibraryCard):
             with suppress(*errors):
                 nvml.nvmlShutdown()
             raise NvmlMissingError(NvmlProblem.OTHER, f"NVML cannot open {uuid}: {error}") from None
-        super().__init__(nvml, _CALLS, errors, card, instance)
+        self._card, self._instance = card, instance
         meter = "power is metered for the whole card, not for a MIG instance"
         metered = ("energy_j", "power_w", "power_limit_w")
         self._lacks = dict.fromkeys(metered, meter) if mig else {}
+        self._fails: dict[str, str] = {}
+        self._ways = {name: list(call.ways) for name, call in _CALLS.items()}
+        self._tree: ProcessTree | None = None
+        self._before: set[int] = set()
+        self._listed = False  # the worker has been seen under its own pid
+        self._alias: int | None = None
+        self._names: dict[int, str | None] = {}
         with suppress(*errors):
             self.total_bytes = nvml.nvmlDeviceGetMemoryInfo(instance).total
 
-    def is_lack(self, error: Exception) -> bool:
-        return type(error).__name__ in _LACKS
-
     def close(self) -> None:
         with suppress(*self._errors):
-            self._library.nvmlShutdown()
+            self._nvml.nvmlShutdown()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """A remark on the pid under which NVML lists the worker, if it is not its own."""
+        if self._alias is None or self._listed:
+            return ()
+        return (f"NVML lists the worker as pid {self._alias}, of another pid namespace",)
+
+    def watch(self, pid: int) -> None:
+        self._tree = ProcessTree(pid)
+
+    def read(self, depth: Depth) -> Sequence[Reading]:
+        now = time.monotonic_ns()
+        values = {name: self._ask(name) for name, call in _CALLS.items() if call.depth <= depth}
+        display = values.pop("display", None) or ()
+        if (compute := values.get("others")) is not None:
+            values["process_bytes"], values["others"] = self._attribute(compute, display)
+        elif depth >= Depth.SLOW:
+            self._fails["process_bytes"] = self.why("others")
+        return (Reading(now, **values),)
+
+    def why(self, quantity: str) -> str:
+        return self._lacks.get(quantity) or self._fails.get(quantity, "")
+
+    def _ask(self, name: str) -> Any:
+        ways = self._ways[name]
+        handle = self._instance if _CALLS[name].instance else self._card
+        while ways and name not in self._lacks:
+            try:
+                value = ways[0](self._nvml, handle)
+            except self._errors as error:
+                said = f"NVML: {error}"
+                if type(error).__name__ not in _LACKS:
+                    self._fails[name] = said
+                    return None
+                if not ways[1:]:
+                    self._lacks[name] = said
+                ways.pop(0)
+            else:
+                del ways[1:]  # v1 and v2 of a call count differently: never change half way
+                return value
+        return None
+
+    def _attribute(
+        self, compute: _Listed, drawing: _Listed
+    ) -> tuple[int | None, tuple[Process, ...]]:
+        """Return the memory of the worker's processes, and the other processes on the card."""
+        # a process on the card holds some memory: 0 means that the driver does not know how much
+        computing = {pid: size or None for pid, size in compute}
+        listed = {pid: size or None for pid, size in drawing}
+        # Under WDDM every window is listed as computing too, with its memory unknown.
+        display = {pid for pid in listed if computing.get(pid) is None}
+        listed |= computing
+        mine = self._own(listed)
+        others = tuple(
+            Process(pid, size, self._name(pid), pid in display)
+            for pid, size in listed.items()
+            if pid not in mine
+        )
+        sizes = [size for pid in mine if (size := listed[pid]) is not None]
+        if mine and len(sizes) == len(mine):
+            return sum(sizes), others
+        self._fails["process_bytes"] = (
+            "the driver does not report a process's memory" if mine else "the card did not list it"
+        )
+        return None, others
+
+    def _own(self, listed: Mapping[int, int | None]) -> set[int]:
+        """Return the worker's pids among those listed. In a container NVML may list host
+        pids. If the worker is not listed, the first new process whose pid does not exist here is
+        taken to be it, unless several appear at once."""
+        if self._tree is None:
+            self._before |= listed.keys()
+            return set()
+        if listed.keys() - self._tree.pids - self._names.keys():
+            self._tree.refresh()
+        mine = listed.keys() & self._tree.pids
+        self._listed |= bool(mine)
+        if self._listed:
+            return mine
+        if self._alias is None:
+            from psutil import pid_exists
+
+            hidden = [pid for pid in listed.keys() - self._before if not pid_exists(pid)]
+            self._alias = hidden[0] if len(hidden) == 1 else None
+        return {pid for pid in listed if pid == self._alias}
+
+    def _name(self, pid: int) -> str | None:
+        if pid not in self._names:
+            import psutil
+
+            self._names[pid] = None
+            with suppress(psutil.Error):
+                self._names[pid] = psutil.Process(pid).name()
+        return self._names[pid]
 
 
 def _find(nvml: Any, uuid: str) -> Any:
@@ -209,6 +326,29 @@ def _find(nvml: Any, uuid: str) -> Any:
         with suppress(nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):
             return nvml.nvmlDeviceGetHandleByUUID(name)
     return nvml.nvmlDeviceGetHandleByUUID(last)
+
+
+def open_device(uuid: str | None, nvml: Any = None) -> Device:
+    """Open the device of a case: a card or MIG instance by UUID, or the CPU if that is None. A card
+    that cannot be read becomes an `Unreadable` with the reason: training goes on without the
+    readings. ``nvml`` replaces the module pynvml."""
+    if uuid is None:
+        return Host()
+    try:
+        return Nvml(uuid, nvml)
+    except NvmlMissingError as missing:
+        return Unreadable(str(missing))
+
+
+def find_neighbours(uuid: str, nvml: Any = None) -> tuple[Process, ...] | None:
+    """Return other processes on the card, without this one's descendants; None if unknown."""
+    device = open_device(uuid, nvml)
+    try:
+        device.read(Depth.SLOW)  # processes listed now are not this one under another pid
+        device.watch(os.getpid())
+        return device.read(Depth.SLOW)[-1].others
+    finally:
+        device.close()
 
 
 _PATHS: Mapping[int, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}

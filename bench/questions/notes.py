@@ -16,7 +16,7 @@ from bench.render.cells import iterate, name_case, outcome, take_first
 from bench.render.units import describe_units
 from bench.study import summaries
 from bench.study.axes import ORDER, Machines, list_naming_axes
-from bench.study.quantities import AMD_MEMORY, MEMORY, is_number
+from bench.study.quantities import MEMORY, is_number
 from bench.study.spread import Spread
 from bench.text import ESTIMATE, GIB, name_first, write_range
 from bench.workloads import OWN
@@ -33,8 +33,6 @@ ENVIRONMENT = {
     "torch": "torch",
     "cuda": "CUDA",
     "cudnn": "cuDNN",
-    "hip": "HIP",
-    "miopen": "MIOpen",
     "python": "Python",
     "os": "operating system",
     "host": "host",
@@ -105,7 +103,7 @@ def _describe_machine(machine: str, rows: pd.DataFrame) -> str:
     bytes = rows["gpu_memory_bytes"].dropna()
     size = len(bytes) and (rows["device"] != "cpu").any()
     said = [f"{machine} ({bytes.iloc[0] / GIB:.1f} GiB)" if size else machine]
-    for name in ("driver", "torch", "cuda", "cudnn", "hip", "miopen", "device"):
+    for name in ("driver", "torch", "cuda", "cudnn", "device"):
         if values := name_values(rows, name, 4):
             said.append(f"{ENVIRONMENT.get(name, name)} {values}")
     return ", ".join([*said, *_name_kinds(rows)]) + "."
@@ -244,14 +242,12 @@ def _repeats_notes(rows: pd.DataFrame) -> Iterator[str]:
 def _memory_notes(rows: pd.DataFrame) -> Iterator[str]:
     rows = rows[rows["memory_bytes"].notna()]
     said = {}
-    for (device, kind, name), part in rows.groupby(
-        ["device", "kind", "memory_measure"], sort=False
-    ):
+    measures = rows[["device", "kind", "memory_measure"]].drop_duplicates()
+    for device, kind, name in measures.itertuples(index=False):
         if device == "cpu":
             said[device] = "Memory: peak of the process, on a CPU."
         elif kind == "published":
             said[kind] = "Memory: as published, not over a baseline."
         else:
-            known = AMD_MEMORY if (part["hip"] != "").all() else MEMORY
-            said[str(name)] = f"Memory: peak of {known[str(name)]}."
+            said[str(name)] = f"Memory: peak of {MEMORY[str(name)]}."
     yield from said.values()

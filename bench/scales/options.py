@@ -14,7 +14,6 @@ from bench.data import find_layout
 from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
 from bench.flags import Parser, parse_number, refuse_beside_workload
-from bench.gpu.kinds import refuse_others
 from bench.precision import PRECISIONS
 from bench.scale_map import TOLERANCE, Way
 from bench.scales.formats import FORMATS, to_float32
@@ -125,7 +124,6 @@ def build_parser() -> Parser:
 def read_options(given: argparse.Namespace) -> Options:
     """Check the command line, without torch. Raises UsageError: a flag or value is wrong."""
     device = _axis("device", given.device or ("cuda" if has_cuda() else "cpu"))
-    refuse_others([device], "bench.scales")
     way = Way.TRAINED if device == "cuda" else Way.ROUNDED
     if given.way is not None:
         way = choose("--way", given.way, {str(way): way for way in Way})

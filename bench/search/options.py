@@ -199,7 +199,7 @@ def _build_defaults(axes: dict[str, list[Value]]) -> Preset:
     """Return what is searched by default, beside the axes given."""
     grid: dict[str, Sequence[Value]] = {"batch_size": BATCHES}
     # loss scales are for fp16, which a CPU computes too slowly
-    device = list_devices(axes, "bench.search")
+    device = list_devices(axes)
     grid["precision"] = ["fp16" if device == ["cuda"] else "fp32"]
     if any(PRECISIONS[str(p)].scales_loss for p in axes.get("precision", grid["precision"])):
         grid["loss_scale"] = LOSS_SCALES

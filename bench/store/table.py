@@ -17,7 +17,7 @@ from bench.case import AXES, Case, format_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, SCHEMA, Column
 from bench.store.cells import write_lines
-from bench.store.migration import CORRECTED, MIGRATIONS, RESPELLED
+from bench.store.migration import CORRECTED, DROPPED, MIGRATIONS, RESPELLED
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
     # steps do not name their schema: they may be of the first, and lack any later column
     oldest = _check_schema(path, table) if "schema" in columns else 1
     for number, name in enumerate(header, 1):
-        if name not in columns:
+        if name not in columns and name not in DROPPED:
             raise UsageError(
                 f"{path}:1: column {number}: unknown column {clean(name)[:40]!r}; remove it"
             )

@@ -95,11 +95,6 @@ MEMORY: dict[str, str] = {
 }
 """Measures of ``memory_bytes``, best first: all rows of a machine take the first that it has."""
 
-AMD_MEMORY = MEMORY | {
-    "peak_device_bytes": "the device over its baseline (AMD SMI)",
-    "peak_process_bytes": "the process (AMD SMI)",
-}
-
 
 def take_memory(r: Columns) -> Array:
     """Return the peak memory of the epoch, by the measure chosen for the machine of each row."""

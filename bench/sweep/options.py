@@ -24,7 +24,6 @@ from bench.flags import (
     parse_whole,
     read_axes,
 )
-from bench.gpu.kinds import OTHERS
 from bench.grid import MICRO_BATCH, fill_auto
 from bench.origin import EXECUTORS
 from bench.preset import Preset, default_preset, load_config, load_preset, read_micro_batch
@@ -283,18 +282,13 @@ def plan_cases(
     searches in ``walls``, by family; ``settle`` fills in what a workload decides, once examined.
 
     Raises UsageError: settings do not go together, or the largest batch cannot be searched: on a
-    CPU without a memory limit, or on a device of `OTHERS`.
+    CPU without a memory limit.
     """
     plan, found = Plan(), walls or {}
 
     def find(case: Case, text: str) -> Sequence[int]:
         if not is_mine(case):
             return []
-        if case.device in OTHERS:
-            raise UsageError(
-                f"--batch-size {text}: how much fits is not looked for with --device "
-                f"{case.device}; give numbers"
-            )
         if case.device == "cpu" and case.memory_limit is None:
             raise UsageError(
                 "the largest batch is not looked for on a CPU without a limit, because its system "

@@ -30,7 +30,7 @@ from bench.environment.host import CPU_FLAGS, read_cpu_flags
 from bench.errors import UsageError
 from bench.executors import Executor, Images, Lane
 from bench.fingerprint import ExamineRequest, Fingerprint, check_outputs, name_subject
-from bench.gpu.opening import find_neighbours
+from bench.gpu.nvml import find_neighbours
 from bench.grid import check_axes, check_batches
 from bench.models import MODELS, check_model
 from bench.models.weights import hash_weights

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from bench.text import clean, replace_durably
-from bench.training.accelerator import find_accelerator
 from bench.training.loop import Training
-from bench.training.timing import synchronize
+from bench.training.timing import find_accelerator, synchronize
 
 FORMAT = 1
 """Version of the file format; other versions are not read."""
@@ -94,8 +93,8 @@ def _read_random(device: torch.device) -> dict[str, Any]:
         "numpy": {**numpy, "state": {**numpy["state"], "key": key}},
         "cpu": torch.get_rng_state(),
     }
-    read = find_accelerator(device).get_random
-    return states | ({device.type: read(device)} if read else {})
+    accelerator = find_accelerator(device)
+    return states | ({device.type: accelerator.get_rng_state(device)} if accelerator else {})
 
 
 def _restore_random(states: Mapping[str, Any], device: torch.device) -> None:
@@ -104,8 +103,8 @@ def _restore_random(states: Mapping[str, Any], device: torch.device) -> None:
     key = np.array(numpy["state"]["key"], dtype=np.uint32)
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
     torch.set_rng_state(states["cpu"])
-    if write := find_accelerator(device).set_random:
-        write(states[device.type], device)
+    if accelerator := find_accelerator(device):
+        accelerator.set_rng_state(states[device.type], device)
 
 
 def drop_cache(file: Path) -> None:

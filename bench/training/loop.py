@@ -21,7 +21,6 @@ from bench.case import Case
 from bench.data.batches import Divided, count_items
 from bench.models.freezing import NONE, freeze
 from bench.precision import Precision, autocast, cast
-from bench.training.accelerator import find_accelerator
 from bench.training.float8 import Conversion, convert
 from bench.training.graphs import Captured, CudaGraph, Results
 from bench.training.loss_scale import build_loss_scale
@@ -331,7 +330,7 @@ class Training:
         losses, hits, items = [], [], 0
         for batch in batches:
             found, size = self.compute_loss(batch), count_items(batch)
-            losses.append(found.loss.to(find_accelerator(self.device).sums) * size)
+            losses.append(found.loss.to(torch.float64) * size)
             hits.append(found.correct)
             items += size
         self.resume()

@@ -21,7 +21,6 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.case import Case
-from bench.gpu.kinds import size_as
 from bench.precision import Arithmetic, Precision, autocast
 from bench.text import first_line
 from bench.training.arithmetic import BITS, OperationProof, name_arithmetic
@@ -338,7 +337,7 @@ def probe(
     device, dtype = setting.device, getattr(torch, setting.precision.weights)
     exact = int(max(1, min(_EXACT_IMAGES, setting.batch_size, _EXACT_FLOP // layer.flop)))
     batch = layer.batch * setting.batch_size
-    batch = int(max(exact, min(batch, _FLOP[size_as(device.type)] // layer.flop)))
+    batch = int(max(exact, min(batch, _FLOP[device.type] // layer.flop)))
     if layer.gradient_bits is not None:
         batch = -(-batch // MULTIPLE) * MULTIPLE
 

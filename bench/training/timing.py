@@ -28,7 +28,6 @@ import torch
 
 from bench.interval import find_quantile
 from bench.limits import STEADY, leave_out_first
-from bench.training.accelerator import find_accelerator
 
 LEAST_S = 0.5
 """Minimum time of warm-up after the first step, in s, unless its limit of steps is reached."""
@@ -42,8 +41,19 @@ LEAST_STEPS = 5
 that is more."""
 
 
+ACCELERATORS: dict[str, Any] = {"cuda": torch.cuda}
+"""By type of device, the functions of a device whose work goes on after a call returns. A CPU has
+none: neither its own clock, nor an allocator with statistics."""
+
+
+def find_accelerator(device: torch.device) -> Any:
+    """Return `torch.cuda` for a GPU, and None for a CPU."""
+    return ACCELERATORS.get(device.type)
+
+
 def synchronize(device: torch.device) -> None:
-    find_accelerator(device).synchronize(device)
+    if accelerator := find_accelerator(device):
+        accelerator.synchronize(device)
 
 
 class StepClock:
@@ -51,28 +61,28 @@ class StepClock:
     a CPU by perf_counter."""
 
     def __init__(self, device: torch.device) -> None:
-        self._make_event = find_accelerator(device).make_event
+        self._accelerator = find_accelerator(device)
         self._events: list[Any] = []
         self._ended: list[float] = []  # durations that `read_ended` has read
         self._moments: list[float] = []
 
     def tick(self) -> None:
         """Mark a boundary: once before the first step, then after each."""
-        if self._make_event:
-            self._events.append(self._make_event())
+        if self._accelerator:
+            self._events.append(self._accelerator.Event(enable_timing=True))
             self._events[-1].record()
         else:
             self._moments.append(perf_counter())
 
     def read(self) -> list[float]:
-        if self._make_event:
+        if self._accelerator:
             return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self._events)]
         return [b - a for a, b in pairwise(self._moments)]
 
     def read_ended(self) -> list[float]:
         """Return the durations of the steps that the device has finished, in s, without waiting.
         Each event is read only once, however often this is called within an epoch."""
-        if not self._make_event:
+        if not self._accelerator:
             return self.read()
         events, ended = self._events, self._ended
         while len(ended) + 1 < len(events) and events[len(ended) + 1].query():

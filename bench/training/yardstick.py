@@ -24,17 +24,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from psutil import virtual_memory
 
 from bench.gpu.device import Depth, Device, Reading
-from bench.gpu.kinds import name_uuid, size_as
-from bench.gpu.opening import open_device
+from bench.gpu.nvml import open_device
 from bench.gpu.peaks import list_peaks
 from bench.limits import FAR, SLOWED
 from bench.precision import PRECISIONS, Arithmetic, set_flags
 from bench.processes import leave
 from bench.text import first_line
-from bench.training.accelerator import find_accelerator
-from bench.training.timing import StepClock, synchronize
+from bench.training.timing import StepClock, find_accelerator, synchronize
 from bench.yardstick import Collapse, Tries, Yardstick
 
 PRODUCT_ROWS = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2048, 4096, 8192)}
@@ -159,7 +158,7 @@ def measure(
     tries of each rate take about ``seconds``; of slow tasks, a few longer tries are made. A rate
     below its ``expected`` rate by column, or below half the data sheet's, is measured again.
     ``card`` is read during each try."""
-    tries = TRIES[size_as(device.type)]
+    tries = TRIES[device.type]
     found, try_s = Yardstick(), seconds / tries
     meters = list_meters(device, try_s, card)
     take_turns = partial(_take_turns, tries, reasons=found.reasons)
@@ -229,7 +228,7 @@ def list_meters(device: torch.device, try_s: float, card: Device | None = None) 
     formats = list_arithmetics(device)
     for arithmetic in formats:
         make = partial(make_product, arithmetic, device)
-        add(f"rate_{arithmetic}", make, sizes=PRODUCT_ROWS[size_as(device.type)], growth=8)
+        add(f"rate_{arithmetic}", make, sizes=PRODUCT_ROWS[device.type], growth=8)
     for arithmetic in formats if device.type == "cpu" else ():
         for window, channels in WINDOWS.items():
             convolution = partial(make_convolution, arithmetic, device, window, channels)
@@ -242,7 +241,7 @@ def list_meters(device: torch.device, try_s: float, card: Device | None = None) 
 def list_arithmetics(device: torch.device) -> list[Arithmetic]:
     """Return the number formats in which the device computes products, emulated ones included."""
     formats = [Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
-    if device.type == "cuda" and torch.version.hip is None:  # HIP's capability is not CUDA's
+    if device.type == "cuda" and torch.version.cuda:  # ROCm's capability is not CUDA's
         capability = torch.cuda.get_device_capability(device)
         for name in ("tf32", "fp8"):
             if capability >= PRECISIONS[name].min_capability:
@@ -293,8 +292,9 @@ def make_convolution(
 
 def make_copy(device: torch.device) -> Task:
     """Make a copy too large for caches, of at most a sixteenth of the free memory."""
-    free = find_accelerator(device).free_bytes(device)
-    size = min(COPIED_BYTES[size_as(device.type)], free // 16)
+    accelerator = find_accelerator(device)
+    free = accelerator.mem_get_info(device)[0] if accelerator else virtual_memory().available
+    size = min(COPIED_BYTES[device.type], free // 16)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     return Task(lambda: target.copy_(source), 2.0 * source.nbytes)
@@ -341,7 +341,7 @@ def _main(arguments: Sequence[str]) -> None:
     device, card = torch.device(name), None
     if device.type == "cuda":
         uuid = torch.cuda.get_device_properties(device).uuid
-        card = open_device(name_uuid(uuid, torch.version.hip is not None))
+        card = open_device(f"GPU-{uuid}")
     found = measure(device, float(seconds), json.loads(expected[0]) if expected else {}, card)
     print(json.dumps(asdict(found)), file=answers, flush=True)
 

@@ -20,7 +20,6 @@ from bench.record import EpochRow
 from bench.scratch import Scratch
 from bench.store.cells import BEST, LAST
 from bench.text import clean, sync_folder
-from bench.training.accelerator import find_accelerator
 from bench.training.building import build_training, open_workload
 from bench.training.checkpoint import (
     CheckpointError,
@@ -32,6 +31,7 @@ from bench.training.checkpoint import (
     trace,
 )
 from bench.training.loop import Training
+from bench.training.timing import find_accelerator
 from bench.worker.messages import Finished
 from bench.worker.preparation import end_workers, open_supply
 
@@ -182,10 +182,10 @@ class Checkpoints:
         self._close()
         for note in self._notes:
             found.note(note)
-        if empty_cache := find_accelerator(training.device).empty_cache:
+        if accelerator := find_accelerator(training.device):
             # the precision proof needs the memory that the new network had
             gc.collect()
-            empty_cache()
+            accelerator.empty_cache()
 
     def _close(self) -> None:
         if self._scratch is not None:

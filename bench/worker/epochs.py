@@ -10,15 +10,15 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
+import psutil  # noqa: F401  (the progress needs it, and would import it within an epoch)
 import torch
 
 from bench.case import Case, micro_batch, whole_batch
 from bench.data.batches import Supply
 from bench.limits import find_ends
 from bench.record import EpochRow, Measurement, Step
-from bench.training.accelerator import find_accelerator
 from bench.training.loop import Epoch, Training, merge, train_epoch
-from bench.training.timing import Certainty, StepClock, extrapolate, synchronize
+from bench.training.timing import Certainty, StepClock, extrapolate, find_accelerator, synchronize
 from bench.worker.messages import Channel, Finished, Reporter
 from bench.worker.preparation import count_steps
 from bench.workloads import Workload
@@ -102,7 +102,7 @@ def evaluate(training: Training, workload: Workload, case: Case) -> Tested:
     # opened each time: if kept, they would count in the next epoch's memory
     batches = workload.open_tests(batch_size=micro_batch(case), device=training.device)
     device = training.device
-    random = [device] if find_accelerator(device).get_random else []
+    random = [device] if find_accelerator(device) else []
     try:
         with torch.random.fork_rng(random, device_type=device.type):
             # warm up cuDNN and the compiler for evaluation mode: one untimed batch of each shape,

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.case import Case
 from bench.errors import UnsupportedError
 from bench.gpu.device import Depth, Device, Reading
-from bench.gpu.opening import open_device
+from bench.gpu.nvml import open_device
 from bench.processes import read_held_memory
 from bench.text import parse_bytes
 

@@ -22,14 +22,13 @@ from bench.plain import read_value
 from bench.precision import read_flags
 from bench.processes import pause_collection, read_peak_memory
 from bench.record import BESIDE, PROVEN, Measurement, RankRow, Status, write_missing
-from bench.training.accelerator import find_accelerator
 from bench.training.counting import count_flop, count_step, join_work, read_work
 from bench.training.loop import Exchange, Training
 from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
 from bench.training.profiling import profile_step
 from bench.training.proof import Setting, prove
 from bench.training.schedule import learning_rates
-from bench.training.timing import synchronize
+from bench.training.timing import find_accelerator, synchronize
 from bench.work import Label, Work
 from bench.worker.checkpoints import Checkpoints
 from bench.worker.epochs import (
@@ -93,8 +92,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     if limit.note:
         found.note(limit.note)
     if limit.context_bytes is None:
-        where = "the case ran on a CPU" if device.type == "cpu" else "it is told of CUDA alone"
-        found.leave_out(where, "context_bytes")
+        found.leave_out("the case ran on a CPU", "context_bytes")
     start_over(training, batches, case, group.rank)
     m.warmup_alloc_retries = _count_troubles(device).get("alloc_retries")
 
@@ -104,7 +102,8 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     if isinstance(training.exchange, GradientExchange):
         training.exchange.watch()
     for index in range(len(done), case.epochs):
-        find_accelerator(device).reset_peaks(device)  # left by the previous evaluation
+        if accelerator := find_accelerator(device):
+            accelerator.reset_peak_memory_stats(device)  # left by the previous evaluation
         before = _count_troubles(device)
         channel.enter("epoch", index)
         group.wait()
@@ -336,19 +335,19 @@ def _read_peaks(found: Finished, device: torch.device, when: str) -> None:
     """Record the allocator's peaks since the last reset; over several epochs, the highest."""
     m, kinds = found.measurement, ("allocated", "reserved")
     accelerator = find_accelerator(device)
-    if accelerator.read_stats is None:
+    if accelerator is None:
         names = (*(f"{when}_{kind}_bytes" for kind in kinds), "warmup_alloc_retries", *_TROUBLES)
-        found.leave_out(accelerator.lack, *names)
+        found.leave_out("torch does not report CPU memory", *names)
         return
-    stats = accelerator.read_stats(device)
+    stats = accelerator.memory_stats(device)
     for kind in kinds:
         name = f"{when}_{kind}_bytes"
         setattr(m, name, max(getattr(m, name) or 0, stats[f"{kind}_bytes.all.peak"]))
 
 
 def _count_troubles(device: torch.device) -> dict[str, int]:
-    read = find_accelerator(device).read_stats
-    stats = read(device) if read else {}
+    accelerator = find_accelerator(device)
+    stats = accelerator.memory_stats(device) if accelerator else {}
     return {name: stats[key] for name, key in _TROUBLES.items() if key in stats}
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.case import Case
 from bench.errors import UsageError
 from bench.plain import read_value
+from bench.processes import read_peak_memory
 from bench.record import EpochRow, KnownResults, Measurement, RankRow, Status, Step, WorkRow
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class Reporter:
 
     def __init__(self, channel: Channel, device: torch.device, phase: Phase, steps: int) -> None:
         self._channel, self._phase, self._steps = channel, phase, steps
-        from bench.training.accelerator import find_accelerator
+        from bench.training.timing import find_accelerator
 
         self._accelerator = find_accelerator(device)
         self._due = time.perf_counter()
@@ -237,18 +238,18 @@ class Reporter:
                 self._send(step, float(copy))
                 self._pending = None
         elif time.perf_counter() >= self._due:
-            if self._accelerator.make_event is None:
+            if self._accelerator is None:
                 self._send(index, float(loss))
-            elif self._accelerator.pins:  # else no progress is reported
+            else:
                 import torch
 
                 copy = torch.empty((), pin_memory=True)
                 copy.copy_(loss, non_blocking=True)
-                event = self._accelerator.make_event()
+                event = self._accelerator.Event(enable_timing=True)
                 event.record()
                 self._pending = index, copy, event
 
     def _send(self, step: int, loss: float) -> None:
-        memory = self._accelerator.held_bytes()
-        self._channel.send(StepTaken(self._phase, step, self._steps, loss, memory))
+        held = self._accelerator.memory_reserved if self._accelerator else read_peak_memory
+        self._channel.send(StepTaken(self._phase, step, self._steps, loss, held()))
         self._due = time.perf_counter() + _REPORT_EVERY_S

@@ -16,11 +16,10 @@ from bench.case import FOLLOWS, Case, micro_batch, whole_batch
 from bench.data.batches import Batches, Counted, Divided, MadeBatches, Share, Supply
 from bench.data.loader import LoadedBatches, Loading
 from bench.errors import UsageError
-from bench.training.accelerator import find_accelerator
 from bench.training.building import build_training, open_workload, seed_all
 from bench.training.loop import Training
 from bench.training.parallel import GradientExchange, Group, replicate
-from bench.training.timing import Warmup, synchronize, warm_up
+from bench.training.timing import Warmup, find_accelerator, synchronize, warm_up
 from bench.workloads import Workload
 
 
@@ -172,7 +171,7 @@ def start_over(training: Training, batches: Supply, case: Case, rank: int = 0) -
     """Undo the effects of warm-up on weights, optimizer, random numbers (seeded by ``rank``) and
     memory statistics, and end the DataLoader's workers."""
     accelerator = find_accelerator(training.device)
-    if accelerator.empty_cache:
+    if accelerator:
         # autotuning workspaces would count in the epoch's peak, and an emptied allocator would
         # grow during the epoch: so empty it, then let it grow in a step of each shape
         gc.collect()
@@ -183,4 +182,5 @@ def start_over(training: Training, batches: Supply, case: Case, rank: int = 0) -
     training.reset()
     seed_all(case.seed + rank)
     synchronize(training.device)
-    accelerator.reset_peaks(training.device)
+    if accelerator:
+        accelerator.reset_peak_memory_stats(training.device)

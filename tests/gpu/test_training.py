@@ -38,7 +38,7 @@ from bench.environment.asking import probe
 from bench.environment.device import Platform
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.opening import open_device
+from bench.gpu.nvml import open_device
 from bench.grid import grid
 from bench.models import build_model
 from bench.precision import FP8_INSTALL, OPT_LEVELS, PRECISIONS, find_torchao, set_flags

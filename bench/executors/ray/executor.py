@@ -34,7 +34,6 @@ from bench.executors import (
 from bench.executors.ray.cluster import Cluster
 from bench.executors.ray.station import HEARTBEAT_S, Place, Report, Station
 from bench.gpu.cards import Card
-from bench.gpu.kinds import refuse_others
 from bench.origin import EXECUTORS
 from bench.record import Outcome, Status
 from bench.text import clean, count, last_line
@@ -109,7 +108,6 @@ class RayExecutor(Executor):
         This waits until all are open, but at most two minutes: lanes whose GPU is in use by others
         join later. Raises UsageError: there are not that many, or none can be opened; it says why.
         """
-        refuse_others([device], "--executor ray")
         self._device, self._most = device, wanted or ALL
         there = sum(self._count(node) for node in self._list_nodes())
         what = "GPU" if device == "cuda" else "node"

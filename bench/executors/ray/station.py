@@ -20,7 +20,7 @@ from bench.environment.source import hash_code
 from bench.environment.variables import find_variables
 from bench.executors import Event, Executor, Job, Settings, load_executor
 from bench.gpu.cards import Card, find_cards
-from bench.gpu.opening import find_neighbours
+from bench.gpu.nvml import find_neighbours
 from bench.record import Outcome, Status
 from bench.scratch import Scratch
 from bench.worker.messages import PhaseEntered
