@@ -51,8 +51,8 @@ SLOWED = 0.1
 reported. A card's clocks vary by 1 %; two shared CPU cores lost 30 % within a minute."""
 
 FAR = 0.5
-"""A rate of products or copies below this share of the data sheet's is measured again, and
-reported. An H100 reaches 0.64 to 0.76 of its FLOP/s, by number format, and 0.9 of its bandwidth."""
+"""A rate of products or copies below this share of the data sheet's is reported. An H100 reaches
+0.64 to 0.76 of its FLOP/s, by number format, and 0.9 of its bandwidth."""
 
 INTERFERENCE = 0.02
 """A lane's rows are doubtful if its steps take longer by more than this share while all lanes are

@@ -1168,7 +1168,7 @@ def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: Patch) -> None:
     )
     executor = SubprocessExecutor(Settings())
     executor.examine(lane, ["cuda"], [], 60.0)
-    executor.rate(lane, "cuda", 1.0, {})
+    executor.rate(lane, "cuda", 1.0)
     assert seen == [({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, {first})] * 2
     assert os.sched_getaffinity(0) == before
 

@@ -221,6 +221,33 @@ def test_a_dry_run_of_a_preset_names_what_will_have_no_time(
     assert "note: bf16" not in said
 
 
+@pytest.mark.parametrize(
+    ("flags", "precisions", "said"),
+    [
+        ("avx2", "fp32 bf16 bf16-amp", "bf16, bf16-amp are emulated: this CPU has no bf16 arithm"),
+        ("avx2", "fp16", "fp16 is emulated: this CPU has no fp16 arithmetic; leave out of"),
+        # fp16 is not measured unless it is asked for
+        ("avx2", "", "bf16-amp is emulated: this CPU has no bf16 arithmetic; leave out of"),
+        ("avx2", "fp32", ""),
+        ("avx512_bf16", "fp32 bf16", ""),
+        ("T4", "fp32 tf32 bf16", "bf16 is emulated: Tesla T4 has no bfloat16 arithmetic; leave"),
+    ],
+)
+def test_a_dry_run_names_what_is_emulated(
+    flags: str, precisions: str, said: str, capsys: Capture, monkeypatch: Patch
+) -> None:
+    card = Card("GPU-a", "Tesla T4", capability=(7, 5))
+    monkeypatch.setattr(preflight, "read_cpu_flags", lambda: frozenset({flags}))
+    monkeypatch.setattr(preview, "has_cuda", lambda: True)
+    monkeypatch.setattr(preview, "find_cards", lambda: ([card], ""))
+    asked = ["--precision", *precisions.split()] if precisions else []
+    asked += ["--device", "cuda" if flags == "T4" else "cpu", "--model", "dpn-small"]
+    assert sweep.main([*asked, "--dry-run"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(told) == bool(said)
+    assert all(line.startswith(f"warning: {said}") for line in told)
+
+
 def test_a_folder_without_a_name_is_named_after_what_made_its_figures_up(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -22,7 +22,7 @@ from bench.case import DEVICES
 from bench.cores import OtherWork, read_governor, usable_cpus
 from bench.data import find_layout
 from bench.doctor.counts import Counted, count_model
-from bench.doctor.earlier import describe_slowdown, expect_rates, forget, keep, read_earlier
+from bench.doctor.earlier import describe_slowdown, read_earlier
 from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment.asking import DeviceAnswer, ProcessAnswer, ask
 from bench.environment.device import Platform
@@ -216,7 +216,6 @@ def measure_machine(machine: Machine, batch_size: int) -> Machine:
     device = machine.device
     if device is None or not (seconds := choose_seconds(device)):
         return machine
-    # with its host, which is part of the key under which rates are saved
     platform = ProcessAnswer(devices=machine.devices).platform(device)
     precisions = [
         name
@@ -227,11 +226,8 @@ def measure_machine(machine: Machine, batch_size: int) -> Machine:
     sound = [model for model, wrong in machine.models.items() if not wrong]
     counted = [one for model in sound for one in count_model(model, batch_size, device, precisions)]
     earlier = read_earlier(platform, Path(machine.results))
-    found = measure_rates(device, seconds, expected=expect_rates(earlier))
-    if slower := describe_slowdown(found.rates, earlier):
-        forget(platform.environment)
-    else:
-        keep(found, platform.environment, seconds)
+    found = measure_rates(device, seconds)
+    slower = describe_slowdown(found.rates, earlier)
     return replace(machine, yardsticks={device: found}, slower=slower, counted=tuple(counted))
 
 

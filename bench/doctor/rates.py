@@ -38,10 +38,7 @@ def choose_seconds(device: str) -> float:
 
 
 def measure_rates(
-    device: str,
-    seconds: float,
-    variables: Mapping[str, str] | None = None,
-    expected: Mapping[str, float] | None = None,
+    device: str, seconds: float, variables: Mapping[str, str] | None = None
 ) -> Yardstick:
     """Measure the rates of ``device`` ("cuda" or "cpu"), which nothing else may use, in a fresh
     process.
@@ -49,14 +46,12 @@ def measure_rates(
     Args:
         seconds: about how long the tries of each rate take together.
         variables: environment variables that choose the GPU.
-        expected: rates by column; one that is not reached is measured again with as many tries.
     """
     limit_s = _START_S + _SLOWEST * seconds
     said, why = run_module(
         "bench.training.yardstick",
         device,
         str(seconds),
-        json.dumps(dict(expected or {})),
         timeout_s=limit_s,
         variables=variables,
     )
@@ -112,14 +107,6 @@ def write_rate_warnings(yardstick: Yardstick, gpu: str | None) -> list[str]:
 def check_rates(yardstick: Yardstick, gpu: str | None) -> Iterator[tuple[str, str]]:
     """Yield the doubts about the rates of a GPU of that name, or of a CPU, each with a command that
     helps."""
-    for collapse in dict.fromkeys(yardstick.collapsed.values()):
-        lost = [RATES[column] for column, one in yardstick.collapsed.items() if one == collapse]
-        what = f"{collapse}: no rate of {', '.join(lost)} is kept"
-        yield (
-            what,
-            "end what else uses the CPU (top lists it), or set OMP_NUM_THREADS=1 for all runs to "
-            "compare, and measure again",
-        )
     for column, peak in list_peaks(gpu or "").items():
         share = yardstick.rates.get(column, peak) / peak
         if FAR <= share <= 1:

@@ -194,12 +194,10 @@ class Executor:
         with progress_bar() as progress:
             return images.prepare(progress)
 
-    def rate(
-        self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
-    ) -> Yardstick:
+    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
         """Measure the lane's current rates, as `bench.doctor.rates.measure_rates` does."""
         with hold_to(lane.cores):
-            return measure_rates(device, seconds, lane.variables, expected)
+            return measure_rates(device, seconds, lane.variables)
 
     def kill(self) -> None:
         """End everything that runs on any lane, at once. Called by a signal handler."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,31 +10,16 @@ from typing import Protocol
 from uuid import uuid4
 
 from bench.case import Case
-from bench.diagnosis.ceiling import find_violation
-from bench.diagnosis.rates import RATES, take_rates, write_rate
-from bench.diagnosis.step import Step
-from bench.doctor.earlier import (
-    describe_slowdown,
-    expect_rates,
-    find_age,
-    forget,
-    keep,
-    read_earlier,
-    read_yardstick,
-    recall,
-    recall_rates,
-)
+from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
 from bench.doctor.rates import choose_seconds, describe_rates, write_rate_warnings
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Executor, Job, Lane, ShortageError
-from bench.gpu.peaks import list_peaks
 from bench.precision import PRECISIONS
 from bench.record import (
     EpochRow,
     Outcome,
     Record,
     Status,
-    WorkRow,
     flatten,
     read_missing,
     write_missing,
@@ -44,10 +29,9 @@ from bench.store.runs import Run
 from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
-from bench.sweep.emulation import warn_of_emulation
 from bench.sweep.gate import Gate
 from bench.sweep.options import Options
-from bench.sweep.preflight import Inputs
+from bench.sweep.preflight import Inputs, warn_of_emulation
 from bench.sweep.schedule import choose_seed
 from bench.sweep.sharing import Sharing
 from bench.text import read_clock
@@ -113,8 +97,6 @@ class Loop:
     rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
     session: str = field(default_factory=lambda: uuid4().hex[:12], init=False)
     """Identifies this start of the sweep: its anchors say nothing about rows of other starts."""
-    _expected: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict, init=False)
-    _violated: set[tuple[str, str, str]] = field(default_factory=set, init=False)
 
     @property
     def inputs(self) -> Inputs:
@@ -234,7 +216,6 @@ class Loop:
             raise
         if self.options.trains:
             self._sharing.learn(record, outcome.work)
-        self._hold_rates(lane, record, outcome.work)
         if case.checkpoint:
             self._keep_run(ticket).finish(record)
         self.display.end(record, lane.name)
@@ -249,74 +230,39 @@ class Loop:
         name = lane.name if place is None or place.name not in self.lanes else place.name
         return self.lanes[name]
 
-    def _hold_rates(self, lane: Lane, record: Record, work: Sequence[WorkRow]) -> None:
-        """Have the rates of a lane measured again if a step was faster than they allow."""
-        case, step_s = record.case, record.measurement.step_time_median_s
-        if record.lane != lane.name or case.world_size > 1 or not step_s:
-            return
-        peaks = list_peaks(record.environment.gpu or "") if case.device == "cuda" else {}
-        rates, kind = take_rates(vars(record.environment), peaks), PRECISIONS[case.precision]
-        step = Step(step_s, work, rates, case.device, kind.float32, peaks=take_rates(peaks))
-        violation = find_violation(step, case.compiled)
-        if violation and (once := (lane.name, case.device, violation.rate)) not in self._violated:
-            self._violated.add(once)
-            self._expected[lane.name, case.device] = {violation.rate: violation.reached}
-            forget(record.environment, lane.cores)
-            reached = write_rate(violation.rate, violation.reached)
-            what = f"{RATES[violation.rate]} reached at least {reached} in it"
-            was = write_rate(violation.rate, violation.measured)
-            again = "the rates are measured again before the next case"
-            self.display.say(f"note: {what}, and {was} when measured; {again}")
-
     def rate(self, lane: Lane, device: str) -> None:
-        """Measure the rates of a lane before its first case, and warn of slow ones. Measure again
-        after a step that was faster than the rates allow; then the better of both counts."""
-        expected = self._expected.pop((lane.name, device), {})
-        if ((lane.name, device) in self.rated and not expected) or not self.options.trains:
+        """Measure the rates of a lane before its first case, unless its folder has them, and warn
+        of slow ones and of precisions that the device emulates."""
+        if (lane.name, device) in self.rated or not self.options.trains:
             return
         first = all(device != other for _, other in self.rated)
         self.rated.add((lane.name, device))
-        self._measure_rates(lane, device, expected)
+        if seconds := choose_seconds(device):
+            self._find_rates(lane, device, seconds)
         if first:
             cases = [c for c in self.planned if c.device == device and not self.refuse(c)]
-            self.say(warn_of_emulation(cases, self.lanes[lane.name]))
+            self.say(warn_of_emulation(cases, self.lanes[lane.name].platforms))
 
-    def _measure_rates(self, lane: Lane, device: str, expected: Mapping[str, float]) -> None:
-        if not (seconds := choose_seconds(device)):
-            return
+    def _find_rates(self, lane: Lane, device: str, seconds: float) -> None:
         inputs = self.lanes[lane.name]
         platform = inputs.platforms[device]
+        if (known := read_rates(platform, self.store.folder)).rates:
+            self.lanes[lane.name] = inputs.add_rates(device, known)
+            return
         environment = platform.environment
         title = " · ".join(filter(None, [lane.name, environment.gpu or "the CPU"]))
-        if not expected:
-            recalled = recall_rates(platform, self.store.folder)
-            if not recalled.rates and (recalled := recall(environment, seconds, lane.cores)).rates:
-                said = describe_rates(recalled, environment.gpu)
-                minutes = find_age(recalled.measured_at) / 60
-                self.display.say(
-                    f"{title}: {said}, as measured {minutes:.0f} min ago; python -m bench.doctor "
-                    "measures it again"
-                )
-            if recalled.rates:
-                self.lanes[lane.name] = inputs.add_rates(device, recalled)
-                return
         name = environment.gpu or "the CPU"
         name = f"{lane.name}, {name}," if lane.name else name
         self.display.say(f"measuring what {name} can do now")
-        earlier = read_earlier(platform, self.store.folder.parent)
-        found = self.executor.rate(lane, device, seconds, expect_rates(earlier) | dict(expected))
-        if expected:
-            peaks = list_peaks(environment.gpu or "")
-            found = found.improve(read_yardstick(vars(environment)), peaks)
+        found = self.executor.rate(lane, device, seconds)
         self.lanes[lane.name] = inputs.add_rates(device, found)
         self.display.say(f"{title}: {describe_rates(found, environment.gpu) or 'not known'}")
         self.say(f"note: {column} was not measured: {why}" for column, why in found.reasons.items())
         self.say(write_rate_warnings(found, environment.gpu))
+        earlier = read_earlier(platform, self.store.folder.parent)
         if slower := describe_slowdown(found.rates, earlier):
             fix = "python -m bench.doctor names what else uses it, or slows it down"
             self.display.say(f"warning: {environment.gpu or environment.cpu} gives {slower}; {fix}")
-        if not (slower or expected):
-            keep(found, environment, seconds, lane.cores)
 
     def _place_trace(self, ticket: Ticket, lane: Lane) -> Path | None:
         if not (ticket.run[0].profile and self.options.trace):

@@ -21,7 +21,7 @@ from bench.data import (
 )
 from bench.data.progress import progress_bar
 from bench.diagnosis.prediction import predict_seconds
-from bench.diagnosis.rates import take_rates
+from bench.diagnosis.rates import find_halves, take_rates
 from bench.doctor.judgement import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment.asking import ProcessAnswer, ask, with_inputs
@@ -38,7 +38,7 @@ from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
 from bench.record import COMPARABLE, Environment
 from bench.sweep.options import Options, Plan
-from bench.text import count
+from bench.text import count, name_first
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
@@ -111,7 +111,7 @@ class Inputs:
         return replace(
             self,
             platforms={**self.platforms, device: rated},
-            unrated={**self.unrated, device: found.missing},
+            unrated={**self.unrated, device: found.reasons},
         )
 
     def predict(self, case: Case) -> float | None:
@@ -295,6 +295,25 @@ def warn_of_unsupported(cases: Sequence[Case]) -> Iterator[str]:
             refused.setdefault(reason, {})[name] = None
     for reason, names in refused.items():
         yield f"note: {', '.join(names)} will have no time here: {reason}"
+
+
+def warn_of_emulation(cases: Sequence[Case], platforms: Mapping[str, Platform]) -> list[str]:
+    """Return a warning for each reason why ``cases`` are emulated on the devices of ``platforms``,
+    unless a rate contradicts it: no flag tells of some instructions."""
+    emulated: dict[str, dict[str, None]] = {}
+    for case in cases:
+        precision, platform = PRECISIONS[case.precision], platforms.get(case.device)
+        if platform is None or platform.refuse(precision):
+            continue
+        native = find_halves(vars(platform.environment)).get(precision.arithmetic)
+        if (reason := platform.find_emulation(precision)) and not native:
+            emulated.setdefault(reason, {})[case.precision] = None
+    return [
+        f"warning: {name_first(names, 4)} {'is' if len(names) == 1 else 'are'} emulated: {reason}; "
+        "leave out of --precision what is too slow, or lower --fraction or --batch-size"
+        for reason, of in emulated.items()
+        if (names := list(of))
+    ]
 
 
 def _refuse_places(

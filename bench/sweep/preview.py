@@ -24,7 +24,6 @@ from bench.store.cells import RECORDS
 from bench.store.plans import plan_runs
 from bench.store.reader import read_records
 from bench.store.runs import LatestAttempt, Run, read_history
-from bench.sweep.emulation import estimate_emulation
 from bench.sweep.folder import refuse_other_origin, refuse_other_seeds, refuse_unwritable
 from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
 from bench.sweep.options import Options, Plan
@@ -34,10 +33,11 @@ from bench.sweep.preflight import (
     refuse_precisions,
     try_models,
     warn_of_download,
+    warn_of_emulation,
     warn_of_unsupported,
 )
-from bench.sweep.schedule import REPEATS_S, Pace, describe_repeats, remaining_runs
-from bench.text import count, name_first, write_seconds
+from bench.sweep.schedule import REPEATS_S, describe_repeats, remaining_runs
+from bench.text import count, name_first
 from bench.workloads import IMAGES
 
 _SHOWN = 12  # lines of cases
@@ -54,17 +54,34 @@ def preview(plan: Plan, options: Options) -> int:
     if options.out:
         runs = plan_runs(plan.cases, options.repeats)
         refuse_other_seeds(options.out, runs, _read_history(options), options.same_seed)
-    warnings, pass_s = estimate_emulation(plan.cases, options)
+    warnings: list[str] = []
     if options.trains:
         cases = [*plan.cases, *plan.unsized]
         warnings += list_notes(cases, options.data_dir, beside)
         if EXECUTORS[options.executor].here:
-            if "precision" not in options.axes:
-                warnings += warn_of_unsupported(cases)
+            warnings += _warn_of_precisions(cases, options)
             warnings += warn_of_download(cases, options.data_dir)
-    for line in [*describe_plan(plan, options, pass_s), *warnings]:
+    for line in [*describe_plan(plan, options), *warnings]:
         print(line)
     return 0
+
+
+def _warn_of_precisions(cases: Sequence[Case], options: Options) -> Iterator[str]:
+    """Yield what this CPU, and CUDA's first GPU, emulate or leave out, as far as it is known
+    without torch."""
+    devices = {"cpu": describe_own_cpu()}
+    for card in find_cards()[0][:1] if has_cuda() else ():
+        capability = ".".join(map(str, card.capability or ()))
+        devices["cuda"] = Platform(Environment(gpu=card.name, capability=capability))
+    if "precision" not in options.axes:
+        yield from warn_of_unsupported(cases)
+        cases = [
+            case
+            for case in cases
+            if (device := devices.get(case.device))
+            and not device.discourage(PRECISIONS[case.precision])
+        ]
+    yield from warn_of_emulation(cases, devices)
 
 
 def try_folders(options: Options) -> None:
@@ -107,9 +124,9 @@ def _find_platforms(device: str, lanes: Sequence[Lane]) -> Iterator[Platform]:
             yield Platform(Environment(gpu=card.name, gpu_memory_bytes=card.memory_bytes))
 
 
-def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator[str]:
+def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
     """Describe the number of runs, what differs between their cases, and the settings that are not
-    at their defaults. ``pass_s`` is a lower bound on a pass over the cases, in s; 0 if unknown."""
+    at their defaults."""
     cases = [*plan.cases, *(case for case, _ in plan.searched)]
     varies = [
         name
@@ -117,7 +134,7 @@ def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator
         if len({getattr(case, name) for case in cases}) > 1 and (plan.cases or name != "batch_size")
     ]
     others = [name for name in varies if name != "batch_size"]
-    yield "runs: " + "; and ".join(_count_runs(plan, options, pass_s))
+    yield "runs: " + "; and ".join(_count_runs(plan, options))
     lines = [f"{index:>4}  {case.label(varies)}" for index, case in enumerate(plan.cases, 1)]
     for case, text in plan.searched:
         label = [case.label(others)] if others else []
@@ -136,28 +153,21 @@ def describe_plan(plan: Plan, options: Options, pass_s: float = 0.0) -> Iterator
         )
 
 
-def _count_runs(plan: Plan, options: Options, pass_s: float) -> Iterator[str]:
+def _count_runs(plan: Plan, options: Options) -> Iterator[str]:
     if plan.cases:
         repeats, given = options.repeats, options.repeats_given
-        pace = Pace(1, 1, [pass_s] if pass_s and not given else [])
-        fits = pace.fit(repeats)
-        planned = plan_runs(plan.cases, fits)
-        runs = f"{'at most ' * (fits < repeats)}{len(planned):,}"
+        planned = plan_runs(plan.cases, repeats)
         history = _read_history(options)
         left = remaining_runs(planned, history, options.retry, options.no_skip)
         done = len(planned) - len(left)
-        least = (
-            f"; a pass over the cases takes at least {write_seconds(pass_s)}, as estimated from "
-            "the rates of this machine"
-        )
         fewer = (
             f"; fewer where the repeats would take more than {REPEATS_S / 60:g} minutes, unless "
             f"--repeats {repeats} is given"
         )
         yield (
-            f"{runs} of {count(len(plan.cases), 'case')}, {describe_repeats(fits)}"
+            f"{len(planned):,} of {count(len(plan.cases), 'case')}, {describe_repeats(repeats)}"
             f"{f'; {done:,} already in --out' if done else ''}"
-            f"{least if pace.seconds else ''}{'' if given or repeats == 1 else fewer}"
+            f"{'' if given or repeats == 1 else fewer}"
         )
     if plan.searched:
         yield f"those of {count(len(plan.searched), 'batch size')} yet to be found"

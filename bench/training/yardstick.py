@@ -1,8 +1,7 @@
 """What a device can do now: products in each number format, a copy, the start of an operation.
 
 `python -m bench.training.yardstick cuda 0.2` spends about so many seconds on each and prints JSON:
-the fields of `bench.yardstick.Yardstick`. A third argument, JSON too, has rates by column; what
-falls short of one is measured again.
+the fields of `bench.yardstick.Yardstick`.
 
 Each rate is the best of several short tries. On an H100 a second of large products drew 723 W at
 1365 MHz, where training runs at 1980 MHz, and three such seconds within an hour gave 652, 670 and
@@ -16,8 +15,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -28,13 +26,11 @@ from psutil import virtual_memory
 
 from bench.gpu.device import Depth, Device, Reading
 from bench.gpu.nvml import open_device
-from bench.gpu.peaks import list_peaks
-from bench.limits import FAR, SLOWED
 from bench.precision import PRECISIONS, Arithmetic, set_flags
 from bench.processes import leave
 from bench.text import first_line
 from bench.training.timing import StepClock, find_accelerator, synchronize
-from bench.yardstick import Collapse, Tries, Yardstick
+from bench.yardstick import Tries, Yardstick
 
 PRODUCT_ROWS = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024, 2048, 4096, 8192)}
 """Rows of square matrices. The largest fill every GPU: their product takes 1.4 ms at 800
@@ -48,21 +44,11 @@ COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
 the 400 MB of a CPU."""
 
 TRIES = {"cuda": 8, "cpu": 24}
-"""Tries per rate, made again if the rate is lower than expected. A busy CPU is given to a program
-for about 3 ms at a time, so tries of 12 ms would all share it with other programs."""
+"""Tries per rate. A busy CPU is given to a program for about 3 ms at a time, so tries of 12 ms
+would all share it with other programs."""
 
 FEWEST_TRIES = 3
 """Minimum tries of a task that exceeds its time even once, such as an emulated product."""
-
-COLLAPSED = 0.75
-"""If all threads together reach less than this share of the rate of one thread, they wait for each
-other. Two threads that share a core's vector units reach about the rate of one."""
-
-FAMILIES = {
-    "rate_float32": frozenset(f"rate_{arithmetic}" for arithmetic in Arithmetic),
-    "rate_conv_float32": frozenset(f"rate_conv_{arithmetic}" for arithmetic in Arithmetic),
-}
-"""Columns also measured with a single thread, and the columns that are invalid if it collapses."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +65,7 @@ class Meter:
     """Measures one rate, a column of a record, by tries of about ``try_s`` seconds.
 
     ``make`` returns the task of a size. The largest of ``sizes`` that fits into a try is used; each
-    size takes ``growth`` times as long as the one before. ``alone`` means a single thread. ``card``
-    is read during each try.
+    size takes ``growth`` times as long as the one before. ``card`` is read during each try.
     """
 
     column: str
@@ -89,7 +74,6 @@ class Meter:
     try_s: float
     sizes: Sequence[int] = (1,)
     growth: int = 1
-    alone: bool = False
     card: Device | None = None
 
     rate = 0.0
@@ -110,18 +94,13 @@ class Meter:
     def attempt(self) -> None:
         """Make one try; the first one chooses the size before. Raises RuntimeError,
         NotImplementedError or AttributeError: the device or the torch build does not support it."""
-        with use_threads(1 if self.alone else torch.get_num_threads()):
-            self._task = self._task or self._fit()
-            set_flags(PRECISIONS[self._task.precision])
-            time_s, reading = time_task(self._task, self.device, self._repeats, self.card)
+        self._task = self._task or self._fit()
+        set_flags(PRECISIONS[self._task.precision])
+        time_s, reading = time_task(self._task, self.device, self._repeats, self.card)
         self._number += 1
         self._least_s = min(self._least_s, time_s * self._repeats)
         if (rate := self._task.amount / time_s) > self.rate:
             self.rate, self._reading = rate, reading
-
-    def renew(self) -> None:
-        """Choose the size again at the next try: a slow moment leads to a small size."""
-        self._task, self._least_s = None, math.inf
 
     def _fit(self) -> Task:
         first, *larger = self.sizes
@@ -148,73 +127,32 @@ class Meter:
         return min(times)
 
 
-def measure(
-    device: torch.device,
-    seconds: float,
-    expected: Mapping[str, float] | None = None,
-    card: Device | None = None,
-) -> Yardstick:
+def measure(device: torch.device, seconds: float, card: Device | None = None) -> Yardstick:
     """Measure all rates of the device, which must be idle, including emulated arithmetics. The
-    tries of each rate take about ``seconds``; of slow tasks, a few longer tries are made. A rate
-    below its ``expected`` rate by column, or below half the data sheet's, is measured again.
-    ``card`` is read during each try."""
+    tries of each rate take about ``seconds``; of slow tasks, a few longer tries are made. ``card``
+    is read during each try."""
     tries = TRIES[device.type]
     found, try_s = Yardstick(), seconds / tries
     meters = list_meters(device, try_s, card)
-    take_turns = partial(_take_turns, tries, reasons=found.reasons)
-    take_turns(meters, rest_s=0.0 if device.type == "cpu" else try_s)
-    wanted = {name: rate * (1 - SLOWED) for name, rate in (expected or {}).items()}
-    card_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    for name, peak in list_peaks(card_name).items():
-        wanted[name] = max(wanted.get(name, 0.0), FAR * peak)
-    short = {name for name, one in _find_best(meters).items() if one.rate < wanted.get(name, 0.0)}
-    short |= {column for name in _find_collapsed(meters) for column in FAMILIES[name]}
-    again = [meter for meter in meters if meter.column in short]
-    for meter in again:
-        meter.renew()
-    take_turns(again, rest_s=2 * try_s)
-    collapsed = _find_collapsed(meters)
-    for name, meter in _find_best(meters).items():
-        if name in found.reasons:
-            continue
-        if family := next((one for one in collapsed if name in FAMILIES[one]), None):
-            found.collapsed[name] = collapsed[family]
-        else:
-            found.rates[name] = 1 / meter.rate if name == "call_time_s" else meter.rate
-            found.tries[name] = meter.tries
-    return found
-
-
-def _take_turns(
-    tries: int, meters: Sequence[Meter], reasons: dict[str, str], rest_s: float
-) -> None:
+    rest_s = 0.0 if device.type == "cpu" else try_s
     for turn in range(tries):
         for meter in meters:
-            if meter.column in reasons or (meter.slow and turn % (tries // FEWEST_TRIES)):
+            if meter.column in found.reasons or (meter.slow and turn % (tries // FEWEST_TRIES)):
                 continue  # slow tasks try now and then: they may be slow for a moment only
             try:
                 meter.attempt()
             except (RuntimeError, NotImplementedError, AttributeError) as error:
-                reasons[meter.column] = first_line(error)
+                found.reasons[meter.column] = first_line(error)
             time.sleep(rest_s)
-
-
-def _find_best(meters: Sequence[Meter]) -> dict[str, Meter]:
-    """Return the meter with the highest rate of each column, without single-thread meters."""
-    found: dict[str, Meter] = {}
-    for meter in (meter for meter in meters if not meter.alone):
-        if meter.rate >= found.get(meter.column, meter).rate:
-            found[meter.column] = meter
+    best: dict[str, Meter] = {}
+    for meter in meters:
+        if meter.rate >= best.get(meter.column, meter).rate:
+            best[meter.column] = meter
+    for name, meter in best.items():
+        if name not in found.reasons:
+            found.rates[name] = 1 / meter.rate if name == "call_time_s" else meter.rate
+            found.tries[name] = meter.tries
     return found
-
-
-def _find_collapsed(meters: Sequence[Meter]) -> dict[str, Collapse]:
-    best = _find_best(meters)
-    return {
-        one.column: Collapse(best[one.column].rate, one.rate, torch.get_num_threads())
-        for one in meters
-        if one.alone and best[one.column].rate < COLLAPSED * one.rate
-    }
 
 
 def list_meters(device: torch.device, try_s: float, card: Device | None = None) -> list[Meter]:
@@ -222,8 +160,6 @@ def list_meters(device: torch.device, try_s: float, card: Device | None = None) 
 
     def add(column: str, make: Callable[[int], Task], **settings: Any) -> None:
         meters.append(Meter(column, make, device, try_s, card=card, **settings))
-        if column in FAMILIES and device.type == "cpu" and torch.get_num_threads() > 1:
-            meters.append(Meter(column, make, device, try_s, alone=True, **settings))
 
     formats = list_arithmetics(device)
     for arithmetic in formats:
@@ -321,28 +257,15 @@ def time_task(
     return time_s / repeats, readings[-1] if readings else Reading(0)
 
 
-@contextmanager
-def use_threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if number == before:
-        yield
-        return
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _main(arguments: Sequence[str]) -> None:
-    name, seconds, *expected = arguments
+    name, seconds = arguments
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library may print
     device, card = torch.device(name), None
     if device.type == "cuda":
         uuid = torch.cuda.get_device_properties(device).uuid
         card = open_device(f"GPU-{uuid}")
-    found = measure(device, float(seconds), json.loads(expected[0]) if expected else {}, card)
+    found = measure(device, float(seconds), card)
     print(json.dumps(asdict(found)), file=answers, flush=True)
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -201,11 +201,9 @@ class RayExecutor(Executor):
         info: DatasetInfo = self._ask(lane, "prepare", lane, replace(images, data_dir=folder))
         return info
 
-    def rate(
-        self, lane: Lane, device: str, seconds: float, expected: Mapping[str, float]
-    ) -> Yardstick:
+    def rate(self, lane: Lane, device: str, seconds: float) -> Yardstick:
         try:
-            found: Yardstick = self._ask(lane, "rate", lane, device, seconds, expected)
+            found: Yardstick = self._ask(lane, "rate", lane, device, seconds)
         except UsageError as error:
             return Yardstick(reasons={"rates": str(error)})
         return found
