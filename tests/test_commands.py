@@ -19,7 +19,6 @@ INTERNAL = {
     "worker",
     "environment",
     "training.yardstick",
-    "doctor.counts",
     "crosscheck.bare",
     "crosscheck.poller",
     "overhead",  # crosscheck under an old name, for commands of older commits

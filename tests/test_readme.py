@@ -465,9 +465,8 @@ def stand_in(command: str) -> str:
         return put_flags(command, f"--model {LINEAR} {short}" if "--overhead" in command else short)
     if "bench.rehearsal" in command:
         return f"{command} --model {LINEAR}"
-    if "bench.doctor" in command and "--from" not in command:
-        # the doctor may rightly find this machine busy
-        return f"{command} --from tests/recordings/healthy.json"
+    if "bench.doctor" in command:
+        return f"{command} || test $? = 1"  # the doctor may rightly find this machine busy
     return command
 
 

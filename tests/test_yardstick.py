@@ -1,4 +1,4 @@
-"""What a device can do: measured, kept in the rows, held against other times, and expected of."""
+"""What a device can do: measured, kept in the rows, and held against other times."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
 from test_gpu import GPU, FakeNvml
 
 from bench.case import Case
 from bench.compare.__main__ import main as compare
-from bench.diagnosis.prediction import describe_expectation, expect, find_step_floor
 from bench.diagnosis.rates import CALL, find_losses, write_losses, write_rate
 from bench.diagnosis.rates import RATES as RATE_NAMES
-from bench.diagnosis.step import Bound, Rates, Step
-from bench.doctor.__main__ import main as doctor
-from bench.doctor.__main__ import read_json, write_json
-from bench.doctor.counts import Counted, count_cases, count_model
+from bench.doctor.__main__ import write_json
 from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
 from bench.doctor.judgement import Level, judge
 from bench.doctor.machine import Machine, measure_machine
@@ -36,7 +33,6 @@ from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint
 from bench.gpu.device import Depth, Reading, Unreadable
 from bench.gpu.nvml import open_device
-from bench.grid import grid
 from bench.precision import Arithmetic
 from bench.processes import run_module
 from bench.questions.notices import warn
@@ -63,7 +59,6 @@ from tests.planted.records import IMAGINARY, make_run, write_sweep
 
 CPU = torch.device("cpu")
 FORMATS = list_arithmetics(CPU)
-RECORDINGS = Path(__file__).parent / "recordings"
 
 # ------------------------------------------------------------------------------------- measured
 
@@ -436,100 +431,16 @@ def test_compare_tells_rates_that_differ(sweeps: Path, capsys: Capture) -> None:
     assert "rate of" not in capsys.readouterr().out
 
 
-# -------------------------------------------------------------------------------------- expected
-
-RATES = Rates({"float32": 1e12, "float16": 4e12}, 1e11, 1e-6)
-
-
-def row(format: str, flop: float, bytes: float, calls: int = 1) -> WorkRow:
-    return WorkRow("matmul", "mm", format, calls, flop, bytes)
-
-
-def step(*rows: WorkRow) -> Step:
-    return Step(0.0, rows, RATES, "cuda")
-
-
-FP32 = step(row("float32", 6e9, 0), row("float32", 0, 4e8))  # 6 ms and 4 ms
-FP16 = step(row("float16", 6e9, 0), row("float16", 0, 2e8))  # 1.5 ms and 2 ms
-
-
-def test_what_a_precision_can_bring_by_hand() -> None:
-    found = expect(FP32, FP16)
-    assert found.speedup == pytest.approx(10 / 3.5)
-    assert found.a == pytest.approx({Bound.COMPUTE: 6e-3, Bound.MEMORY: 4e-3})
-    assert describe_expectation(found, "fp32") == (
-        "about 2.9× over fp32, were both to run at these rates: 40 % of fp32's least time is "
-        "memory traffic, and 57 % of what remains"
-    )
-
-
-def test_starting_operations_may_be_what_limits() -> None:
-    many = [row("float16", 0, 0, calls=5000)]  # 5 ms
-    found = expect(FP32, step(*FP16.work, *many))
-    assert found.speedup == pytest.approx(10 / 5.002)
-    assert "then the start of its operations takes longest" in describe_expectation(found, "fp32")
-    slow = step(*FP32.work, row("float32", 0, 0, calls=20_000))
-    found = expect(slow, step(*FP16.work, *many))
-    assert found.speedup == pytest.approx(20_002 / 5_002)
-    assert "fp32 takes longer to start its operations" in describe_expectation(found, "fp32")
-
-
-def test_without_counts_or_rates_nothing_is_expected() -> None:
-    assert expect(FP32, step()) is None
-    assert find_step_floor(step(row("float32", 0, 0))) is None
-    assert expect(replace(FP32, rates=Rates()), FP16) is None
-
-
-def test_a_step_is_counted_in_each_precision() -> None:
-    axes = {"model": ["dpn-small"], "precision": ["fp32", "bf16-amp"], "batch_size": [64]}
-    fp32, bf16 = count_cases(grid({**axes, "device": ["cpu"]}))
-    assert (fp32.error, bf16.error) == ("", "")
-    rates = Rates({"float32": 1e11, "bfloat16": 2e11}, 1e10)
-    found = expect(fp32.make_step(rates), bf16.make_step(rates))
-    assert 1 < found.speedup <= 2
-    (broken,) = count_cases([Case(model="nowhere:build", precision="fp32", device="cpu")])
-    assert broken.work == ()
-    assert "nowhere" in broken.error
-
-
-def test_a_step_is_counted_in_a_process_of_its_own() -> None:
-    model = "tests.models_for_tests:good"
-    (fp32,) = count_model(model, 64, "cpu", ["fp32"])
-    assert (fp32.precision, fp32.batch_size, fp32.error) == ("fp32", 64, "")
-    assert sum(row.flop or 0 for row in fp32.work) > 64 * 3e4
-    (late,) = count_model(model, 64, "cpu", ["fp32"], timeout_s=0.01)
-    assert (late.work, late.error) == ((), "not counted within 0.01 s")
-
-
 # -------------------------------------------------------------------------------- by the doctor
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        ("--batch-size 64", "give --model too"),
-        ("--model dpn92 --batch-size 0", "give a whole number of at least 1"),
-    ],
-)
-def test_a_wrong_batch_size_is_one_line(flags: str, why: str, capsys: Capture) -> None:
-    assert doctor(flags.split()) == 2
-    error = capsys.readouterr().err
-    assert why in error
-    assert error.count("\n") == 1
 
 
 @pytest.fixture
 def rated() -> Machine:
-    """A recorded H200, with rates and counts made by hand."""
-    machine = read_json(RECORDINGS / "healthy.json")
+    """A recorded H200, with rates made by hand."""
+    machine = read_machine(RECORDINGS / "healthy.json")
     rates = {"rate_float32": 5e13, "rate_float16": 7e14, "rate_copy": 4e12, "call_time_s": 4e-6}
-    counted = (
-        Counted("dpn92", "fp32", 512, "cuda", (row("float32", 6e12, 4e11),)),
-        Counted("dpn92", "fp16", 512, "cuda", (row("float16", 6e12, 2e11),)),
-        Counted("dpn92", "bf16", 512, "cuda", error="out of memory"),
-    )
     yardsticks = {"cuda": Yardstick(rates, {"rate_float8": "no kernel"})}
-    return replace(machine, yardsticks=yardsticks, counted=counted)
+    return replace(machine, yardsticks=yardsticks)
 
 
 def test_the_doctor_tells_rates_beside_the_data_sheet(rated: Machine) -> None:
@@ -545,23 +456,9 @@ def test_the_doctor_tells_rates_beside_the_data_sheet(rated: Machine) -> None:
     assert told["rate float8 could not be measured: no kernel"] is Level.NOTE
 
 
-def test_the_doctor_says_of_each_precision_what_it_expects_or_why_not(rated: Machine) -> None:
-    def judge_model(machine: Machine) -> list[str]:
-        return [f.what.removeprefix("dpn92, batch size 512, ") for f in judge(machine)
-                if f.topic == "expected"]  # fmt: skip
-
-    fp16, bf16 = judge_model(rated)
-    assert fp16.startswith("fp16: about 2.4× over fp32")
-    assert bf16 == "bf16: not counted: out of memory"
-    rates = {"rate_float32": 5e13, "rate_copy": 4e12}
-    unrated = replace(rated, yardsticks={"cuda": Yardstick(rates)})
-    unknown = "fp16: not estimated, because a rate that it needs was not measured"
-    assert judge_model(unrated) == [unknown, bf16]
-
-
 def test_the_doctor_measures_anew_and_compares(tmp_path: Path, monkeypatch: Patch) -> None:
     device = DeviceAnswer({**DEVICE, "torch": "2.13.0"})
-    recorded = read_json(RECORDINGS / "cpu-only.json")
+    recorded = read_machine(RECORDINGS / "cpu-only.json")
     machine = replace(recorded, devices={"cpu": device}, models={}, results=str(tmp_path))
     about = ProcessAnswer(devices=machine.devices).platform("cpu").environment
     found = Yardstick({"rate_float32": 2e12, "rate_copy": 1e9})
@@ -570,20 +467,20 @@ def test_the_doctor_measures_anew_and_compares(tmp_path: Path, monkeypatch: Patc
     host = {"cpu": about.cpu, "variables": about.variables, "rate_copy": 1e9}
     for rate, slower in ((2e12, ""), (4e12, "float32 products −50 %")):
         write_row(tmp_path / f"at-{rate}", rate_float32=rate, **host)
-        examined = measure_machine(machine, 128)
+        examined = measure_machine(machine)
         assert examined.yardsticks == {"cpu": found}
         assert examined.slower.endswith(slower)
         assert bool(examined.slower) is bool(slower)
 
 
 def test_the_doctor_tells_of_a_slowdown(tmp_path: Path) -> None:
-    machine = read_json(RECORDINGS / "cpu-only.json")
+    machine = read_machine(RECORDINGS / "cpu-only.json")
     found = Yardstick({"rate_copy": 5e9}, {}, {"rate_copy": Tries(3)})
     machine = replace(machine, yardsticks={"cpu": found}, slower="less than in results/a: copies")
     (slower,) = (f for f in judge(machine) if f.topic == "rates" and f.level > Level.FINE)
     assert (slower.level, slower.what) == (Level.NOTE, f"measured now: {machine.slower}")
     (file := tmp_path / "facts.json").write_text(write_json(machine, judge(machine)))
-    assert read_json(file) == machine
+    assert read_machine(file) == machine
 
 
 def test_the_doctor_tells_how_a_card_was_held_back() -> None:
@@ -619,18 +516,6 @@ def test_a_rate_above_the_data_sheet_is_doubted_and_not_told() -> None:
     ]
     assert "5 TB/s" in describe_rates(found, "Card 9")
     assert list(check_rates(found, "Card 9")) == []
-
-
-def test_the_doctor_tells_what_to_expect(rated: Machine, tmp_path: Path) -> None:
-    # 120 ms of arithmetic in fp32, and 50 ms of traffic in fp16
-    said = [f.what for f in judge(rated) if f.topic == "expected"]
-    assert said == [
-        "dpn92, batch size 512, fp16: about 2.4× over fp32, were both to run at these rates: 0 % "
-        "of fp32's least time is memory traffic, and 100 % of what remains",
-        "dpn92, batch size 512, bf16: not counted: out of memory",
-    ]
-    (file := tmp_path / "facts.json").write_text(write_json(rated, judge(rated)))
-    assert read_json(file) == rated
 
 
 def test_a_wrong_variable_is_refused_before_a_sweep_opens_its_folder(

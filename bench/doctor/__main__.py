@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.case import Case, parse_value
+from bench.case import parse_value
 from bench.doctor.judgement import Level, Remark, judge
 from bench.doctor.machine import Machine, examine_machine, measure_machine
 from bench.environment.packages import refuse_missing
 from bench.errors import UsageError
-from bench.flags import Parser, command, parse_whole
-from bench.plain import read_value
+from bench.flags import Parser, command
 from bench.processes import leave
-from bench.record import Environment
 from bench.text import clean
 
 _MARKS = {Level.FINE: "ok", Level.NOTE: "note", Level.UNBELIEVABLE: "WRONG"}
@@ -47,22 +45,6 @@ def write_json(machine: Machine, findings: Sequence[Remark]) -> str:
     return json.dumps({"facts": asdict(machine), "findings": said}, indent=2, ensure_ascii=False)
 
 
-def read_json(path: Path) -> Machine:
-    """Read the facts that ``--json`` wrote. Raises UsageError: the file cannot be read, or is not
-    of this version of the doctor."""
-    right = "give what python -m bench.doctor --json printed"
-    try:
-        machine: Machine = read_value(Machine, json.loads(path.read_text())["facts"])
-        for device in machine.devices.values():
-            Environment(**device.environment)
-    except OSError as error:
-        raise UsageError(f"--from {path}: {error.strerror}; {right}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UsageError(f"--from {path}: not facts of a machine ({why}); {right}") from error
-    return machine
-
-
 @command
 def main(argv: Sequence[str]) -> int:
     """Examine the machine. Return 0, 1 if something makes numbers unreliable, or 2 for a usage
@@ -78,30 +60,16 @@ def main(argv: Sequence[str]) -> int:
         nargs="+",
         default=[],
         metavar="VALUE",
-        help="check that these can be trained, and say how much faster than fp32 each precision "
-        "can be at most",
-    )
-    add(
-        "--batch-size",
-        metavar="N",
-        type=lambda text: parse_whole("--batch-size", text, 1),
-        help=f"of a step of --model ({Case.batch_size})",
+        help="check that these can be trained",
     )
     add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
     add("--out", type=Path, metavar="DIR", help="where results go (./results)")
     add("--json", action="store_true", help="print facts and findings as JSON")
-    other = "explain the output of --json from another machine"
-    add("--from", dest="file", type=Path, metavar="FILE", help=other)
     given = parser.parse(argv)
-    if given.batch_size and not given.model:
-        raise UsageError("--batch-size is of a model; give --model too")
-    if given.file:
-        machine = read_json(given.file)
-    else:
-        refuse_missing(["psutil"])
-        models = [str(parse_value("model", name, "--model")) for name in given.model]
-        machine, _ = examine_machine(models=models, data_dir=given.data_dir, out=given.out)
-        machine = measure_machine(machine, given.batch_size or Case.batch_size)
+    refuse_missing(["psutil"])
+    models = [str(parse_value("model", name, "--model")) for name in given.model]
+    machine, _ = examine_machine(models=models, data_dir=given.data_dir, out=given.out)
+    machine = measure_machine(machine)
     findings = judge(machine)
     print(write_json(machine, findings) if given.json else write_findings(findings))
     if wrong := next(filter(None, machine.models.values()), None):

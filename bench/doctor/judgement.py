@@ -9,8 +9,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from bench.apex import Apex, choose_interface, refuse_apex
-from bench.diagnosis.prediction import describe_expectation, expect
-from bench.diagnosis.rates import take_rates
 from bench.doctor.machine import Gpu, Machine
 from bench.doctor.rates import check_rates, describe_rates
 from bench.environment.asking import DeviceAnswer
@@ -19,7 +17,6 @@ from bench.environment.variables import VARIABLES
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.nvml import EFFECTS, NvmlProblem
-from bench.gpu.peaks import list_peaks
 from bench.precision import FP8_INSTALL, PRECISIONS
 from bench.text import clean, count
 
@@ -381,30 +378,6 @@ def _judge_rates(m: Machine) -> Iterator[Remark]:
         yield _note("rates", f"measured now: {m.slower}", fix)
 
 
-def _judge_expectations(m: Machine) -> Iterator[Remark]:
-    steps = {}
-    for one in m.counted:
-        if not one.error and (yardstick := m.yardsticks.get(one.device)):
-            peaks = list_peaks(m.devices[one.device].environment.get("gpu") or "")
-            rates = take_rates(yardstick.rates, peaks)
-            steps[one.model, one.precision] = one.make_step(rates)
-    for one in m.counted:
-        what = f"not counted: {one.error}" if one.error else ""
-        base, step = steps.get((one.model, BASE)), steps.get((one.model, one.precision))
-        if one.precision != BASE and not what:
-            found = expect(base, step) if base and step else None
-            lacking = "a rate that it needs was not measured" if base else f"{BASE} was not counted"
-            unknown = f"not estimated, because {lacking}"
-            what = describe_expectation(found, BASE) if found else unknown
-        if what:
-            name = f"{one.model}, batch size {one.batch_size}, {one.precision}"
-            yield _fine("expected", f"{name}: {what}", numbers=False)
-
-
-BASE = "fp32"
-"""The precision that the others are expected to be faster than."""
-
-
 _JUDGES = (
     _judge_driver,
     _judge_torch,
@@ -416,7 +389,6 @@ _JUDGES = (
     _judge_variables,
     _judge_models,
     _judge_rates,
-    _judge_expectations,
 )
 
 

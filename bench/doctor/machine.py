@@ -1,7 +1,7 @@
 """Facts about a machine, gathered in two seconds: driver, cards, torch, CPU, disk, packages.
 
 `examine_machine` gathers facts without assessing them; `bench.doctor.judgement` does that. Facts
-are plain values: they are written as JSON on one machine and explained on another.
+are plain values, which are written as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from bench.apex import Apex, find_apex
 from bench.case import DEVICES
 from bench.cores import OtherWork, read_governor, usable_cpus
 from bench.data import find_layout
-from bench.doctor.counts import Counted, count_model
 from bench.doctor.earlier import describe_slowdown, read_earlier
 from bench.doctor.rates import choose_seconds, measure_rates
 from bench.environment.asking import DeviceAnswer, ProcessAnswer, ask
@@ -33,7 +32,7 @@ from bench.fingerprint import split_subject
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process
 from bench.gpu.nvml import NvmlProblem, check_nvml, open_device
-from bench.precision import PRECISIONS, find_torchao
+from bench.precision import find_torchao
 from bench.processes import find_lender
 from bench.record import Environment
 from bench.yardstick import Yardstick
@@ -74,8 +73,8 @@ class Machine:
     """The facts. Sizes are in bytes, None if they could not be found out.
 
     ``missing`` lists the packages of `bench.environment.packages.PACKAGES` that are not installed.
-    ``yardsticks`` holds the measured rates of devices, ``slower`` how much they are below those of
-    an earlier sweep, and ``counted`` the work of ``models``.
+    ``yardsticks`` holds the measured rates of devices, and ``slower`` how much they are below those
+    of an earlier sweep.
     """
 
     host: str
@@ -103,7 +102,6 @@ class Machine:
     torchao: str | None = None
     yardsticks: dict[str, Yardstick] = field(default_factory=dict)
     slower: str = ""
-    counted: tuple[Counted, ...] = ()
 
     @property
     def device(self) -> str | None:
@@ -210,25 +208,17 @@ def examine_machine(
     ), answer
 
 
-def measure_machine(machine: Machine, batch_size: int) -> Machine:
-    """Measure the rates of the device, and count the work of a step of each sound model. Raises
-    UsageError: `bench.doctor.rates.SECONDS` is not a number of seconds."""
+def measure_machine(machine: Machine) -> Machine:
+    """Measure the rates of the device. Raises UsageError: `bench.doctor.rates.SECONDS` is not a
+    number of seconds."""
     device = machine.device
     if device is None or not (seconds := choose_seconds(device)):
         return machine
     platform = ProcessAnswer(devices=machine.devices).platform(device)
-    precisions = [
-        name
-        for name, p in PRECISIONS.items()
-        if not (p.apex or (p.float8 and not machine.torchao))
-        and not (platform.refuse(p) or platform.discourage(p))
-    ]
-    sound = [model for model, wrong in machine.models.items() if not wrong]
-    counted = [one for model in sound for one in count_model(model, batch_size, device, precisions)]
     earlier = read_earlier(platform, Path(machine.results))
     found = measure_rates(device, seconds)
     slower = describe_slowdown(found.rates, earlier)
-    return replace(machine, yardsticks={device: found}, slower=slower, counted=tuple(counted))
+    return replace(machine, yardsticks={device: found}, slower=slower)
 
 
 def _free_bytes(place: Path) -> int | None:
