@@ -83,7 +83,7 @@ def render(report: Report) -> str:
     )
 
 
-LEADS = ("gpu-scaling", "epoch-time", CHANGES)
+LEADS = ("gpu-scaling", "images-per-s", CHANGES)
 """Candidates for a page's opening figure: the first with data, else the first figure."""
 
 

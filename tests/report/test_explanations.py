@@ -16,7 +16,7 @@ from bench.questions.reasons import EXPLAINED, choose_pairs, tabulate_changes, t
 from bench.render.model import Table
 from bench.report import jsonfile
 from bench.report.document import Report, build
-from bench.report.figures.frames import COPY, FLOOR, PRODUCT, SPEED
+from bench.report.figures.frames import FLOOR
 from bench.report.figures.groups import view_report
 from bench.report.figures.panels import draw_figures, tabulate
 from bench.report.figures.sketches import SKETCHES
@@ -145,26 +145,11 @@ def test_the_waterfall_leads_from_one_step_to_the_other(page: Report) -> None:
     assert inner.loc["all others", "before (ms)"] > 0
 
 
-def test_the_roof_is_what_was_measured(page: Report) -> None:
-    frames = take(page, "roofline")
-    (frame,) = (frame for title, frame in frames.items() if title.endswith("512"))
-    points = frame.set_index(["work", "precision"])  # type: ignore[attr-defined]
-    dense = points.loc[("1×1 convolutions", "bf16-amp")]
-    assert dense[SPEED] == pytest.approx(11.76e9 * 512 / 26.5e-3 / 1e12)
-    assert dense["FLOP/byte"] == pytest.approx(11.76e9 / (117e6 / 2))
-    assert (dense[PRODUCT], dense[COPY]) == pytest.approx((700, 4000))
-    norm = points.loc[("normalisation", "fp32")]
-    assert norm["FLOP/byte"] != norm["FLOP/byte"], "it has no FLOP"
-    assert norm["GB/s"] == pytest.approx(190e6 * 512 / 60e-3 / 1e9)
-    assert ("loss", "fp32") not in points.index, "too little to be drawn"
-
-
-def test_both_figures_are_drawn_with_names_and_numbers(
+def test_the_waterfall_is_drawn_with_names_and_numbers(
     page: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Report, "figures", ("waterfall", "roofline"))
-    drawn = {figure.name: figure for figure in draw_figures(page)}
-    waterfall, roofline = drawn["waterfall"], drawn["roofline"]
+    monkeypatch.setattr(Report, "figures", ("waterfall",))
+    (waterfall,) = draw_figures(page)
     assert waterfall.in_rows
     said = [
         "".join(node.itertext())
@@ -172,8 +157,5 @@ def test_both_figures_are_drawn_with_names_and_numbers(
         if node.tag.endswith("text")
     ]
     assert {"1×1 convolutions", "-166 ms", "+7 ms", "131 ms"} <= set(said)
-    names = ElementTree.fromstring(roofline.panels[1].svg).itertext()
-    assert {"50 TFLOP/s", "700 TFLOP/s", "1×1 convolutions", "normalisation"} <= set(names)
     assert "1×1 convolutions -165.5 ms" in waterfall.panels[1].alt
-    for figure in (waterfall, roofline):
-        assert len(tabulate(figure, figure.panels[1]).rows) >= 8
+    assert len(tabulate(waterfall, waterfall.panels[1]).rows) >= 8

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import re
 import subprocess
 import sys
@@ -25,9 +24,8 @@ from bench.record import Record, Step
 from bench.render import palette
 from bench.report.document import Report, build
 from bench.report.figures import frames
-from bench.report.figures.drawing import draw_batches, draw_changes, find_height, name_front
+from bench.report.figures.drawing import draw_batches, draw_changes, find_height
 from bench.report.figures.groups import HELD, view_report
-from bench.report.figures.names import name_points
 from bench.report.figures.panels import draw_figures, plan_figures, tabulate
 from bench.report.figures.sketches import SKETCHES
 from bench.study.sweeps import read_sweep, read_sweeps
@@ -87,7 +85,7 @@ def test_a_new_precision_needs_one_entry(planted: Folders) -> None:
         "from bench.study.sweeps import read_sweeps\n"
         "sweep, = read_sweeps([Path(sys.argv[1])])\n"
         "sweep.records.loc[sweep.records['precision'] == 'bf16-amp', 'precision'] = 'fp8'\n"
-        "document.Report.figures = 'epoch-time',\n"
+        "document.Report.figures = 'images-per-s',\n"
         "assert len(set(COLOURS.values())) > 6\n"
         "print(html.render(document.build([sweep])))\n"
     )
@@ -99,7 +97,7 @@ def test_a_new_precision_needs_one_entry(planted: Folders) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert "--fp8:" in run.stdout
-    assert re.search('aria-label="Epoch time[^"]*fp8', run.stdout)
+    assert re.search('aria-label="Images per second[^"]*fp8', run.stdout)
 
 
 def luminance(colour: str) -> float:
@@ -145,7 +143,7 @@ def test_memory_tells_apart_what_the_process_takes_at_its_start(
 
 
 def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
-    panels = take(switches, "epoch-time")
+    panels = take(switches, "images-per-s")
     assert [title for title, _ in panels] == [
         f"{machine} · {model}"
         for machine in ("NVIDIA H200", "AMD EPYC")
@@ -159,7 +157,7 @@ def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> 
     for group in grouping.groups:
         for name in (*HELD, "model", "dataset", "device"):
             assert group.cases[name].nunique() == 1, name
-    for _, frame in take(switches, "epoch-time"):
+    for _, frame in take(switches, "images-per-s"):
         assert not frame.duplicated(["precision", "batch size"]).any()
 
 
@@ -168,11 +166,11 @@ def test_the_baseline_is_what_most_cases_have() -> None:
     report = build(read_sweeps([ROOT / "results" / "reference" / "h200-lab.csv"]))
     grouping = view_report(report)
     assert grouping.baseline == "cudnn benchmark on, compile off, channels last off"
-    ((_, frame),) = take(report, "epoch-time")
+    ((_, frame),) = take(report, "images-per-s")
     fp16 = frame[frame["precision"] == "fp16"]
-    assert dict(zip(fp16["batch size"], fp16["epoch time (s)"], strict=True)) == {
-        128: 20.14,
-        512: 11.0,
+    assert dict(zip(fp16["batch size"], fp16["images/s"].round(1), strict=True)) == {
+        128: 2482.0,
+        512: 4544.0,
     }
 
 
@@ -206,27 +204,10 @@ def test_changes_show_the_ratio_that_was_made(switches: Report) -> None:
         assert (frame["ratio"] <= frame["highest"] * (1 + 1e-9)).all()
 
 
-def test_switches_are_shown_as_pairs(switches: Report) -> None:
-    panels = dict(take(switches, "switches"))
-    assert list(panels) == [
-        "compile: off → default, 16 of 48 pairs",
-        "channels last: off → on, 16 of 48 pairs",
-    ]
-    pairs = panels["compile: off → default, 16 of 48 pairs"]
-    assert pairs["speed (×)"].tolist() == pytest.approx([1.25] * 16)
-    assert (pairs["off (s)"] / pairs["on (s)"]).tolist() == pytest.approx([1.25] * 16)
-
-
-def test_loss_scales_that_are_no_number_are_no_static_ones(cards: Report) -> None:
-    for _, frame in take(cards, "loss-by-scale"):
-        assert set(frame["precision"]) == {"fp16"}
-        assert sorted(set(frame["loss scale"])) == [64.0, 128.0, 256.0]
-
-
 def test_a_single_batch_size_is_drawn_by_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Report, "figures", ("epoch-time",))
+    monkeypatch.setattr(Report, "figures", ("images-per-s",))
     times = {"fp32": 40, "fp16": 13, "bf16": 14}
     rows = [make(Case(precision=name), time) for name, time in times.items()]
     report = report_on(tmp_path, rows)
@@ -258,65 +239,6 @@ def test_a_range_has_a_bar_if_it_can_be_seen(
         along = 0 if len(batches) == 1 else 1
         for bar in bars:
             assert sorted(bar[:, along]) == pytest.approx(ends, rel=1e-3)
-
-
-def test_names_of_the_front_cover_no_point(ax: Axes) -> None:
-    """The label of a case stands beside its point, and on no other."""
-    points = [(x, y) for x in range(1, 6) for y in range(1, 6)]
-    ax.set_xlim(0, 6)
-    ax.set_ylim(0, 6)
-    name_points(ax, points, [((x, y), f"{x}{y}") for x, y in points], [])
-    assert len(ax.texts) > 5
-    boxes = [text.get_window_extent() for text in ax.texts]
-    for box in boxes:
-        for point in points:
-            x, y = ax.transData.transform(point)
-            assert not (box.x0 < x < box.x1 and box.y0 < y < box.y1)
-    for i, one in enumerate(boxes):
-        assert not any(one.overlaps(other) for other in boxes[:i])
-
-
-def test_crowded_names_are_tied_to_their_points(ax: Axes) -> None:
-    """Where another point is as near, a line leads from the name to its own point."""
-    ax.set_xlim(0, 45)
-    ax.set_ylim(0, 116)
-    front = [(6.8, 14.7), (11.0, 14.0), (11.6, 13.7), (20.1, 4.1)]
-    points = [*front, (7.5, 14.1), (35.6, 107.0)]
-    steps = [(6.8, 14.7), (11.0, 14.7), (11.0, 14.0), (11.6, 14.0), (11.6, 13.7), (20.1, 4.1)]
-    names = ["one", "two", "three", "four"]
-    name_points(ax, points, zip(front, names, strict=True), [steps])
-    written = {text.get_text(): text for text in ax.texts if text.get_text()}
-    tied = {tie.xy for tie in ax.texts if not tie.get_text()}
-    assert list(written) == ["one", "two", "three", "four"]
-    assert tied, "these points are too near for names beside all of them"
-    assert written["four"].xy not in tied
-    for name, text in written.items():
-        box = text.get_window_extent()
-        far = {
-            point: math.hypot(max(box.x0 - x, x - box.x1, 0), max(box.y0 - y, y - box.y1, 0))
-            for point in points
-            for x, y in [ax.transData.transform(point)]
-        }
-        assert text.xy in tied or min(far, key=lambda point: far[point]) == text.xy, name
-        assert far[text.xy] < 80 * ax.figure.dpi / 72, name
-
-
-def test_names_of_the_front_differ() -> None:
-    columns = ["batch size", "setting", "precision", "loss scale"]
-    rows = [
-        (512, "compile", "fp16", "128"),
-        (512, "compile", "bf16-amp", ""),
-        (512, "", "fp16", "64"),
-        (512, "", "fp16", "128"),
-        (8, "", "fp32", ""),
-    ]
-    assert name_front(pd.DataFrame(rows, columns=columns)) == [
-        "512, compile, fp16",
-        "512, compile, bf16-amp",
-        "512, fp16, loss scale 64",
-        "512, fp16, loss scale 128",
-        "8",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -379,9 +301,9 @@ def test_a_curve_is_a_mean_over_images() -> None:
 
 def test_names_in_the_data_of_a_figure_are_no_numbers() -> None:
     report = build([read_sweep(REFERENCE)])
-    (figure,) = (f for f in plan_figures(report) if f.name == "epoch-time")
+    (figure,) = (f for f in plan_figures(report) if f.name == "images-per-s")
     heads = {head.label: head.number for head in tabulate(figure, figure.panels[0]).heads}
-    assert heads == {"batch size": True, "precision": False, "epoch time (s)": True}
+    assert heads == {"batch size": True, "precision": False, "images/s": True}
 
 
 def test_curves_have_the_published_ones_beside(cards: Report) -> None:
@@ -413,17 +335,17 @@ def test_a_curve_is_of_the_images_of_each_published_point(tmp_path: Path) -> Non
 def test_curves_are_of_the_repeat_of_the_median_time(
     tmp_path: Path, times: tuple[float, ...]
 ) -> None:
-    """The steps of each repeat take as long as it does; of the middle two the faster is drawn."""
+    """Each repeat learns more than the one before; of the middle two the faster is drawn."""
     rows = [
-        (make(Case(), time, repeat=repeat), make_steps(Case(), time, 0.3))
+        (make(Case(), time, repeat=repeat), make_steps(Case(), time, 0.1 * repeat))
         for repeat, time in enumerate(times, 1)
     ]
     report = report_on(tmp_path, rows)
-    drawn = take(report, "step-time")[0][1]["step time (ms)"]
-    expected = [1e3 * step.time_s for step in rows[times.index(11.0)][1]]
-    assert drawn.tolist() == pytest.approx(expected, rel=1e-3)
+    drawn = take(report, "accuracy-curve")[0][1]["accuracy (%)"]
+    right = sum(step.correct or 0 for step in rows[times.index(11.0)][1])
+    assert drawn.mean() == pytest.approx(100 * right / (50 * 1000), rel=0.05)
     told = {figure.name: figure.caption for figure in plan_figures(report)}
-    for name in ("loss-curve", "accuracy-curve", "step-time"):
+    for name in ("loss-curve", "accuracy-curve"):
         assert "of its repeats, the one whose epoch time is the median" in told[name]
 
 
@@ -436,10 +358,8 @@ def test_figures_of_learning_are_of_whole_epochs(tmp_path: Path, fraction: float
         for case in (Case(fraction=fraction), *scaled)
     ]
     report = report_on(tmp_path, rows)
-    drawn = {
-        name for name in ("loss-curve", "accuracy-curve", "loss-by-scale") if take(report, name)
-    }
-    whole = {"accuracy-curve", "loss-by-scale"} if fraction == 1 else set()
+    drawn = {name for name in ("loss-curve", "accuracy-curve") if take(report, name)}
+    whole = {"accuracy-curve"} if fraction == 1 else set()
     assert drawn == {"loss-curve", *whole}
 
 
@@ -455,7 +375,7 @@ def test_changes_that_are_not_to_be_ranked_name_their_settings(tmp_path: Path) -
 
 
 def test_invalid_cases_are_not_drawn(cards: Report) -> None:
-    frame = take(cards, "epoch-time")[0][1]
+    frame = take(cards, "images-per-s")[0][1]
     assert 130 not in set(frame["batch size"])  # invalid
     assert 129 in set(frame["batch size"])  # diverged: its time holds
 
@@ -464,8 +384,8 @@ def test_files_are_written_and_say_what_they_show(
     planted: Folders, tmp_path: Path, report: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = {figure.name for figure in plan_figures(build(read_sweeps([planted["quick"]])))}
-    assert {"epoch-time", "memory", "speed-up", "loss-curve", "step-time"} <= planned
-    some = {"changes", "epoch-time", "loss-curve"}  # rows, lines, and several series
+    assert {"images-per-s", "memory", "speed-up", "loss-curve", "time-memory"} <= planned
+    some = {"changes", "images-per-s", "loss-curve"}  # rows, lines, and several series
     monkeypatch.setattr(Report, "figures", tuple(some))
     code, _, _ = report(planted["quick"], "--figures", tmp_path / "f", "-o", tmp_path / "r.txt")
     assert code == 0

@@ -38,7 +38,7 @@ EACH = pytest.mark.parametrize("name", ["quick", "profiled", "noisy", "cards", "
 
 MOST_BYTES = 3_000_000
 
-DRAWN = {"noisy": ("epoch-time", "changes", "switches")}
+DRAWN = {"noisy": ("images-per-s", "changes")}
 """The figures of a page that has fewer than there are: of six panels each, they take seconds."""
 
 
@@ -350,7 +350,7 @@ def test_a_fold_is_opened_by_a_click_a_print_a_link_and_a_search(
     page.emulate_media(media="screen")
     for at, selector in (
         ("#table-effects", "[aria-label^='What each change does'] table"),
-        ("#:~:text=Distribution%20of%20step%20times", "#step-time"),
+        ("#:~:text=Time%20against%20memory", "#time-memory"),
     ):
         page.goto("about:blank")
         page.goto(pages["quick"].as_uri() + at)
@@ -439,16 +439,14 @@ def test_a_pair_is_explained_in_words_before_its_figures(show: Show) -> None:
     page = show("profiled", 390)
     said = page.locator("p.title:has-text('Why: fp32 → bf16-amp')").first
     assert "as fast as fp32" in said.evaluate("title => title.nextElementSibling.textContent")
-    for name in ("waterfall", "roofline"):
-        drawing = page.locator(f"#{name} .drawing").first
-        outside = drawing.evaluate(
-            "box => { const paper = box.getBoundingClientRect();"
-            " return [...box.querySelectorAll('text')].filter(text => {"
-            "  const r = text.getBoundingClientRect();"
-            "  return r.left < paper.left - 1 || r.right > paper.right + 1 })"
-            " .map(text => text.textContent) }"
-        )
-        assert outside == []
+    outside = page.locator("#waterfall .drawing").first.evaluate(
+        "box => { const paper = box.getBoundingClientRect();"
+        " return [...box.querySelectorAll('text')].filter(text => {"
+        "  const r = text.getBoundingClientRect();"
+        "  return r.left < paper.left - 1 || r.right > paper.right + 1 })"
+        " .map(text => text.textContent) }"
+    )
+    assert outside == []
 
 
 def test_what_has_no_value_is_not_told(pages: Pages) -> None:
@@ -471,12 +469,11 @@ def test_the_page_answers_before_it_lists(pages: Pages) -> None:
     order = [
         'class="constant"',
         'class="answers',
-        'id="epoch-time"',
+        'id="images-per-s"',
         "Overview: 96 cases",
         "<nav",
         "What each change does",
         'id="changes"',
-        'id="switches"',
         'id="records"',
         'id="environment"',
         'id="meaning"',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from bench.questions.batch_sizes import (
 )
 from bench.questions.families import find_families
 from bench.questions.rivals import list_rivals
-from bench.record import Status, Step
+from bench.record import Status
 from bench.render.model import Table
 from bench.report.document import SECTIONS, Report, build
-from bench.report.figures.frames import LR, MARK, SERIES
+from bench.report.figures.frames import MARK
 from bench.report.figures.groups import view_report
 from bench.report.figures.panels import draw_figures
 from bench.report.figures.sketches import SKETCHES
@@ -162,7 +162,7 @@ def test_a_drop_within_the_spread_is_no_cliff() -> None:
 def test_knees_and_cliffs_are_marked_in_the_figure(
     scaling: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Report, "figures", ("images-per-s", "epoch-time"))
+    monkeypatch.setattr(Report, "figures", ("images-per-s", "speed-up"))
     drawn = {figure.name: figure for figure in draw_figures(scaling)}
     figure = drawn["images-per-s"]
     data = figure.panels[0].data
@@ -173,7 +173,7 @@ def test_knees_and_cliffs_are_marked_in_the_figure(
     ]
     assert "A ring marks the knee" in figure.caption
     assert all(f">{word}<" in figure.panels[0].svg for word in ("knee 128", "20 % slower", "cliff"))
-    assert "knee" not in drawn["epoch-time"].panels[0].svg
+    assert "knee" not in drawn["speed-up"].panels[0].svg
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -231,7 +231,7 @@ def test_probes_say_nothing_of_speed(scaling: Report, planted: Folders) -> None:
     assert [e.time for e in probed.effects] == [e.time for e in scaling.effects]
     for name in ("overview", "effects", "batch-speed", "matched"):
         assert tabulate(probed, name).rows == tabulate(scaling, name).rows
-    for name in ("images-per-s", "epoch-time", "time-memory"):
+    for name in ("images-per-s", "time-memory"):
         ((_, before),), ((_, after),) = take(scaling, name), take(probed, name)
         pd.testing.assert_frame_equal(before, after)
 
@@ -280,58 +280,8 @@ def test_figures_by_batch_size_show_plain_batches_where_there_are_some(tmp_path:
         for size in sizes
         for ended in [measured(40.0 + parts + size / 1000, GIB)]
     ]
-    ((_, data),) = take(read(write_sweep(tmp_path / "s", rows)), "epoch-time")
-    assert data["epoch time (s)"].tolist() == [41.064, 41.128]
-
-
-# ---------------------------------------------------------------------------------- learning rate
-
-
-def rates(folder: Path, plan: dict[Case, Callable[[float], float]]) -> list[pd.DataFrame]:
-    """The data of the figure of learning rates over 20 steps of 100 images."""
-    rows = []
-    for case, rate in plan.items():
-        steps = [Step(i, 100, 2.0, 25, 0.1, None, rate(i / 19)) for i in range(20)]
-        rows.append((make_record(case, **measured(50.0, GIB, images=2000)), steps))
-    report = read(write_sweep(folder, rows))
-    return [data for _, data in take(report, "learning-rate")]
-
-
-def test_learning_rates_are_shown_where_they_vary(tmp_path: Path) -> None:
-    def keep(share: float) -> float:
-        return 0.1
-
-    still = {Case(): keep, Case(precision="bf16"): keep}
-    (data,) = rates(tmp_path / "one", {Case(schedule="linear"): lambda share: 0.1 * share} | still)
-    assert data.groupby(SERIES, sort=False).size().to_dict() == {"linear": 20, "constant": 20}
-    risen = data[data[SERIES] == "linear"]
-    assert risen[LR].tolist() == pytest.approx([0.1 * i / 19 for i in range(20)])
-    assert risen["epoch (%)"].tolist() == pytest.approx([5 * i for i in range(1, 21)])
-    scaled = {Case(batch_size=b, lr_scaling="linear"): (lambda _, b=b: b / 1280) for b in (64, 128)}
-    (data,) = rates(tmp_path / "two", scaled)
-    assert data.groupby(SERIES)[LR].max().to_dict() == {"128": 0.1, "64": 0.05}
-    assert not rates(tmp_path / "three", still)
-
-
-def test_learning_rates_are_merged_and_spread_over_the_axes(tmp_path: Path) -> None:
-    """Without scaling the batch size changes nothing; each schedule is shown before a second."""
-    shapes = {"constant": 0.0, "linear": 1.0, "polynomial": 2.0, "cosine": 3.0}
-    rows = []
-    for batch in (128, 256, 512):
-        for scaling in ("none", "linear"):
-            for schedule, power in shapes.items():
-                case = Case(batch_size=batch, schedule=schedule, lr_scaling=scaling)
-                top = 0.1 * (batch / 128 if scaling == "linear" else 1)
-                steps = [
-                    Step(i, 100, 2.0, 25, 0.1, None, top * (1 - i / 20) ** power) for i in range(20)
-                ]
-                rows.append((make_record(case, **measured(50.0, GIB, images=2000)), steps))
-    ((title, data),) = take(read(write_sweep(tmp_path / "s", rows)), "learning-rate")
-    assert title.endswith("8 of 12 curves")
-    names = data[SERIES].unique().tolist()
-    assert len(names) == 8
-    for value in (*shapes, "none", "linear"):
-        assert any(value in name.split(" · ") for name in names)
+    ((_, data),) = take(read(write_sweep(tmp_path / "s", rows)), "images-per-s")
+    assert (50_000 / data["images/s"]).tolist() == pytest.approx([41.064, 41.128])
 
 
 # ------------------------------------------------------------------------------------------ files

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -24,10 +23,10 @@ from bench.precision import PRECISIONS
 from bench.render.cells import iterate, write_ratio
 from bench.render.palette import ACCENT, COLOURS, GRID, INK, MARKERS, PALETTE
 from bench.report.figures import frames
-from bench.report.figures.names import SMALL, name_points, write_near
 from bench.text import count
 
 APART = 8  # a larger ratio between panels' largest values makes their axis logarithmic
+SMALL = 8.5  # points: the font size within the axes
 MARKED = 0.03  # of an axis, about the length of a marker
 FAR = 6  # larger changes are marked at the edge; showing them would hide the others
 
@@ -44,18 +43,20 @@ def list_series(whole: pd.DataFrame) -> list[str]:
 
 
 def plot_lines(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str, **look: Any) -> None:
-    """Plot a line per series over the first column; series differ in more than colour. The legend
+    """Plot a line per precision over the first column; they differ in more than colour. The legend
     also names those that this panel lacks."""
-    x, by = data.columns[0], frames.SERIES if frames.SERIES in whole else "precision"
-    for i, name in enumerate(list_series(whole) if by == "precision" else whole[by].unique()):
-        if by == "precision":
-            own = {"color": COLOURS[name][0], "marker": MARKERS[name], "markersize": 7}
-        else:
-            dashes = ("-", "--", "-.", ":")[i % 4]
-            own = {"color": PALETTE[i % len(PALETTE)][0], "linestyle": dashes, "linewidth": 1.8}
-        line = data[data[by] == name].dropna(subset=[y]).sort_values(x, kind="stable")
+    x = data.columns[0]
+    for name in list_series(whole):
+        own = {"color": COLOURS[name][0], "marker": MARKERS[name], "markersize": 7}
+        line = data[data["precision"] == name].dropna(subset=[y]).sort_values(x, kind="stable")
         ax.plot(line[x], line[y], label=name, **{"markeredgewidth": 0, **own, **look})
     ax.set(xlabel=x, ylabel=y)
+
+
+def write_near(ax: Axes, text: str, place: Any, offset: tuple[float, float], **look: Any) -> None:
+    """Write a text at an offset, in typographic points, from a place."""
+    look = {"textcoords": "offset points", "fontsize": SMALL, **look}
+    ax.annotate(text, (place[0], place[1]), xytext=offset, **look).set_in_layout(False)
 
 
 def add_key(ax: Axes, label: str, **look: Any) -> None:
@@ -176,41 +177,30 @@ def _plot_beneath(
     share(ax, "x", whole, x, reach)
 
 
-def draw_steps(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """Draw a box of step times per precision."""
-    # seaborn 0.13 passes matplotlib the direction as ``vert``, which is deprecated
-    _plot_beneath(sns.boxplot, ax, data, whole, x, 0, saturation=1, width=0.55, linecolor=INK,
-                  linewidth=1, fliersize=2.5, vert=None, orientation="horizontal")  # fmt: skip
-
-
 def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
     """Draw images/s by batch size, with a ring around each knee and a band along each cliff."""
     draw_batches(ax, data, whole, y)
     if frames.MARK not in data or is_flat(whole):
         return
-    marks: list[tuple[list[float], str]] = []
-    lines = []
     for precision in list_series(data):
         line = data[data["precision"] == precision].sort_values(frames.BATCH)
         spots, colour = line[[frames.BATCH, y]].to_numpy().tolist(), COLOURS[precision][0]
-        lines.append(spots)
         for i, mark in enumerate(line[frames.MARK]):
             if mark.startswith(frames.KNEE):
                 ax.plot(*spots[i], marker="o", markersize=14, markerfacecolor="none",
                         markeredgecolor=colour, markeredgewidth=1.6)  # fmt: skip
-                marks.append((spots[i], mark))
+                write_near(ax, mark, spots[i], (0, 10), ha="center")
             elif mark:
                 (x0, y0), (x1, y1) = spots[i - 1 : i + 1]
                 ax.plot([x0, x1], [y0, y1], color=colour, linewidth=7, alpha=0.3,
                         solid_capstyle="round")  # fmt: skip
-                marks.append(([math.sqrt(x0 * x1), (y0 + y1) / 2], mark))
+                write_near(ax, mark, (math.sqrt(x0 * x1), (y0 + y1) / 2), (6, 5))
     knees = {mark.startswith(frames.KNEE) for mark in whole[frames.MARK].dropna() if mark}
     if True in knees:
         add_key(ax, frames.KNEE, marker="o", markersize=11, markerfacecolor="none",
                 markeredgewidth=1.4)  # fmt: skip
     if False in knees:
         add_key(ax, "cliff", linestyle="-", linewidth=6, alpha=0.3)
-    name_points(ax, data[[frames.BATCH, y]].to_numpy().tolist(), marks, lines)
 
 
 def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
@@ -280,39 +270,15 @@ def draw_curves(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
     surround(ax, whole[y], 0.05)
 
 
-def draw_rates(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """Draw a line for each course of the learning rate."""
-    plot_lines(ax, data, whole, y)
-    ax.set_xlim(0, 1.02 * whole[frames.EPOCH].max())
-    share(ax, "y", whole, y)
-
-
 def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """Draw time against memory, with the Pareto front named where there is room."""
+    """Draw time against memory, with the batch sizes of the Pareto front."""
     y, front = frames.MEMORY, data[data["front"] == "yes"]
     ax.plot(front[x], front[y], drawstyle="steps-post", label="Pareto front", **_DASHED)
     plot_lines(ax, data, whole, y, linestyle="", markersize=7.4 if len(data) < 100 else 5.5)
     share(ax, "x", whole, x)
     share(ax, "y", whole, y)
-    spots = front[[x, y]].to_numpy().tolist()
-    corners = [[b[0], a[1]] for a, b in pairwise(spots)]
-    stairs = [spot for pair in zip(spots, [*corners, spots[-1]], strict=True) for spot in pair]
-    named = zip(spots, name_front(front), strict=True)
-    name_points(ax, data[[x, y]].to_numpy().tolist(), named, [stairs])
-
-
-def name_front(front: pd.DataFrame) -> list[str]:
-    """Name cases by batch size and setting, as ``64, compile``; if names are equal, also by
-    precision, as ``64, fp16``, and then by loss scale."""
-    columns = front[[frames.BATCH, "setting", "precision", "loss scale"]].astype(str)
-    rows = [(*told, scale and f"loss scale {scale}") for *told, scale in columns.to_numpy()]
-    named = [", ".join(filter(None, row[:2])) for row in rows]
-    for more in (3, 4):
-        named = [
-            ", ".join(filter(None, row[:more])) if named.count(name) > 1 else name
-            for name, row in zip(named, rows, strict=True)
-        ]
-    return named
+    for place, size in zip(front[[x, y]].to_numpy(), front[frames.BATCH], strict=True):
+        write_near(ax, str(size), place, (6, 5))
 
 
 def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
@@ -341,50 +307,6 @@ def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) ->
     ax.xaxis.set_major_formatter("{x:,.10g}")
     ax.set_xlabel("time of a step (ms)")
     write_rows(ax, data["part"], numbers)
-
-
-def draw_roofline(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """Draw the kinds of work of a step under the machine's measured limits. A kind without FLOP is
-    in a strip at the left edge, as far below the roof as it moves fewer bytes a second than a copy;
-    the area of a point is its share of the step."""
-    copy = float(data[frames.COPY].max()) / 1e3  # TB/s: times FLOP/byte, that is TFLOP/s
-    roofs = data.groupby("precision")[frames.PRODUCT].max()
-    counted = data["FLOP/byte"] > 0
-    intensities = data.loc[counted, "FLOP/byte"]
-    edge = min([1.0, *intensities]) / 2
-    end = 3 * max([*intensities, *(roofs / copy)])
-    strip = edge / (end / edge) ** 0.3
-    free = list(data.loc[~counted, "work"].unique())
-    spots: dict[str, list[tuple[float, tuple[float, float]]]] = {}
-    for precision in list_series(data):
-        roof, colour = float(roofs[precision]), COLOURS[precision][0]
-        marker: Any = {"marker": MARKERS[precision], "color": colour}
-        ax.plot([strip, roof / copy, end], [copy * strip, roof, roof], color=colour, linewidth=1.4)
-        write_near(ax, f"{roof:.3g} {y}", (end, roof), (0, 3), ha="right")
-        add_key(ax, precision, markersize=7, **marker)
-        for row in data[data["precision"] == precision].itertuples(index=False):
-            kind, _, intensity, speed, traffic, part = row[:6]
-            if kind in free:  # its place along the roof means nothing
-                intensity = strip * (edge / strip) ** ((free.index(kind) + 0.5) / len(free))
-                speed = traffic / 1e3 * intensity
-            ax.plot(intensity, speed, linestyle="", markersize=max(4.0, 2.4 * part**0.5),
-                    alpha=0.85, markeredgewidth=0, **marker)  # fmt: skip
-            spots.setdefault(kind, []).append((part, (intensity, speed)))
-    for places in spots.values():
-        ax.plot(*zip(*(place for _, place in places), strict=True), color=INK, linewidth=0.7,
-                alpha=0.6, zorder=1)  # fmt: skip
-    ax.axvspan(strip, edge, facecolor=GRID, edgecolor="none", alpha=0.5, zorder=0, label="no FLOP")
-    points = [place for places in spots.values() for _, place in places]
-    low, high = min(speed for _, speed in points) / 5, max(roofs) * 2.5
-    set_logarithmic(ax, "x", edge, end)
-    ax.set_xlim(strip, end)
-    set_logarithmic(ax, "y", low, high)
-    ax.set(xlabel="FLOP/byte", ylabel=y)
-    order = sorted(spots, key=lambda kind: -max(part for part, _ in spots[kind]))
-    lines = [[[strip, copy * strip], [r / copy, r], [end, r]] for r in roofs]
-    above = (high / low) ** 0.035  # where the rates are written
-    lines += [[[end * (strip / end) ** 0.25, above * r], [end, above * r]] for r in roofs]
-    name_points(ax, points, [(max(spots[kind])[1], kind) for kind in order], lines)
 
 
 def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
@@ -420,26 +342,6 @@ def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> N
     write_rows(ax, names, [f"{write_ratio(ratio)}×" for ratio in data[x]])
 
 
-def draw_pairs(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """Draw a row per pair: the time with a switch off, and on."""
-    times = whole[[frames.OFF, frames.ON]]
-    low, high = times.min().min(), times.max().max()
-    if high > APART * low:
-        set_logarithmic(ax, "x", low / 1.2, high * 1.2)
-    else:
-        ax.set_xlim(0, 1.06 * high)
-        ax.xaxis.set_major_formatter("{x:,.10g}")
-    colours = [COLOURS[name][0] for name in data["precision"]]
-    for place, ends in enumerate(data[[frames.OFF, frames.ON]].to_numpy()):
-        ax.plot(ends, [place, place], color=colours[place], linewidth=2)
-    write_rows(ax, data["case"], [f"{write_ratio(ratio)}×" for ratio in data[x]])
-    for column, label, marker, size in ((frames.OFF, "off", "|", 70), (frames.ON, "on", "o", 42)):
-        ax.scatter(data[column], data.index, marker=marker, s=size, c=colours, linewidths=2,
-                   zorder=3)  # fmt: skip
-        add_key(ax, label, marker=marker, markeredgewidth=2)
-    ax.set_xlabel(frames.TIME)
-
-
 def write_rows(ax: Axes, names: Sequence[str] | pd.Series, numbers: Sequence[str]) -> None:
     """Write the name of each row above it, from the top, and its number at the right end."""
     for place, texts in enumerate(zip(names, numbers, strict=True)):
@@ -454,15 +356,13 @@ def write_rows(ax: Axes, names: Sequence[str] | pd.Series, numbers: Sequence[str
 
 def is_in_rows(whole: pd.DataFrame) -> bool:
     """Return whether a figure has a named row for each row of its data."""
-    return bool({"change", "case", "part"} & set(whole))
+    return bool({"change", "part"} & set(whole))
 
 
 def find_height(whole: pd.DataFrame) -> float:
     """Return the height of a panel in inches."""
     if is_in_rows(whole):
         return float(0.75 + 0.46 * whole["panel"].value_counts().max())
-    if frames.STEP in whole or is_flat(whole):
+    if is_flat(whole):
         return 0.9 + 0.36 * len(list_series(whole))
-    if frames.SERIES in whole:
-        return 2.6 + 0.2 * whole[frames.SERIES].nunique()  # a legend line per series
     return 3.3

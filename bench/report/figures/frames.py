@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.axis import Trait
-from bench.case import FOLLOWS, list_affecting
 from bench.diagnosis.explanation import Explanation
 from bench.diagnosis.sentences import name_part
 from bench.precision import PRECISIONS
@@ -22,30 +20,22 @@ from bench.questions.families import find_families
 from bench.questions.scaling_tax import find_taxes
 from bench.record import REFUSED, RELIABLE
 from bench.render.cells import TIMED, iterate
-from bench.report.document import Report
 from bench.report.figures.groups import Group, View, name_setting, split_lines
-from bench.study.axes import MACHINE, keep_main, name_axis, name_value, order_values, sort_cases
+from bench.study.axes import keep_main, name_axis
 from bench.study.quantities import QUANTITIES
 from bench.study.summaries import MATCH, latest
 from bench.text import ESTIMATE, GIB, parse_bytes, write_number
 
 MOST_POINTS = 300  # of a panel
 CURVE_POINTS = 40  # of an epoch of a curve without a published one beside it
-MOST_SERIES = 8  # learning rates of a panel
-MOST_CURVES = 60  # learning rates from which they are chosen
 MOST_CHANGES = 40  # of a panel
-MOST_PAIRS = 16  # of a switch; if there are more, some are shown, evenly spread over the ratios
 MOST_CHARACTERS = 54  # of a row's name: more would run into the number at its end
 MOST_PARTS = 9  # of a step, with a row each; the rest, which changed least, is summed
 LEAST_SHARE = 0.01  # of a step: a smaller kind of work, or change of one, is not drawn by itself
 
-LEARNING = list_affecting(Trait.RATE)
-"""Axes that determine a learning rate; the batch size does too if the rate is scaled by it."""
-
 BATCH, EPOCH, GPUS = "batch size", "epoch (%)", "GPUs"
 TIME, MEMORY = QUANTITIES["epoch_time_s"].title, QUANTITIES["memory_bytes"].title
 LOSS, ACCURACY = "loss", "accuracy (%)"
-STEP, LR, SERIES = "step time (ms)", "learning rate", "series"
 LOW, HIGH = "from", "to"
 MARK, KNEE = "mark", "knee"
 FITS, FULL, PREDICTED = "fits", "out of memory", "predicted"
@@ -54,8 +44,6 @@ LINE = "largest miss of the line (%)"
 WIDER, OVER_FP32 = "speed-up over one (×)", "speed-up over fp32 (×)"
 BEFORE, AFTER, CHANGE = "before (ms)", "after (ms)", "change (ms)"
 FLOOR = "at the measured rates (ms)"
-SPEED, PRODUCT, COPY = "TFLOP/s", "large product (TFLOP/s)", "large copy (GB/s)"
-OFF, ON, FASTER = "off (s)", "on (s)", "speed (×)"
 
 
 Parts = Iterator[tuple[str, pd.DataFrame]]
@@ -147,23 +135,6 @@ def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
             ahead[MEMORY] = [growth.line.predict(size) / GIB for size in sizes]
             ahead[LINE], ahead["outcome"] = 100 * growth.miss, PREDICTED
             yield ahead
-
-
-def take_scales(group: Group, view: View) -> pd.DataFrame:
-    """Return the loss of whole epochs by static scale, at the largest batch size with several."""
-    rows = group.cases[group.cases["train_loss"].notna() & (group.cases["part"] == 1)]
-    rows = rows.assign(scale=pd.to_numeric(rows["loss_scale"], errors="coerce"))
-    rows = rows[rows["scale"].notna()]  # neither dynamic nor none
-    kept = [rows.head(0)]
-    for _, part in rows.groupby("precision", sort=False):
-        for name in FOLLOWS["precision"]:
-            if name != "loss_scale":
-                part = part[part[name] == order_values(name, part[name])[0]]
-        scales = part.groupby("batch_size")["scale"].nunique()
-        kept.append(part[part["batch_size"] == scales[scales > 1].index.max()])
-    rows = pd.concat(kept).sort_values(["precision", "scale"])
-    names = {"loss scale": "scale", "precision": "precision", BATCH: "batch_size"}
-    return _frame({title: rows[name] for title, name in {**names, LOSS: "train_loss"}.items()})
 
 
 def take_trade(view: View) -> Parts:
@@ -261,70 +232,6 @@ def take_curves(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
     return _join(curves)
 
 
-def take_steps(group: Group, view: View) -> pd.DataFrame:
-    """Return step times per precision, at the batch size of the curves."""
-    parts = []
-    for row, mine in _read_steps(_find_runs(group, view), view):
-        part = thin(_frame({STEP: 1e3 * mine["time_s"].dropna()}))
-        if len(part) >= 5:
-            parts.append(part.assign(**{"precision": row.precision, BATCH: row.batch_size}))
-    return _join(parts)
-
-
-def take_rates(view: View) -> Parts:
-    """Yield the learning rate of each step, a series for each distinct course; empty if it is the
-    same in every step of every case. The title names the axes whose values name the series, and how
-    many of all are shown. Of series that look alike, the first is shown."""
-    for group in view.groups:
-        rows = group.all[group.all["status"].isin(TIMED)]
-        axes = [axis for axis in LEARNING if rows[axis].nunique() > 1]
-        if (rows["lr_scaling"] != "none").any() and rows["batch_size"].nunique() > 1:
-            axes.append("batch_size")
-        ordered = sort_cases(rows, [*axes, "precision"])
-        rows = ordered.drop_duplicates(axes) if axes else rows.head(1)
-        curves: list[tuple[Any, pd.DataFrame]] = []
-        for row, mine in _read_steps(rows.head(MOST_CURVES), view):
-            mine = mine[mine["lr"].notna()]
-            images = row.train_images if row.train_images > 0 else mine["images"].sum()
-            part = _frame({EPOCH: 100 * mine["images"].cumsum() / images, LR: mine["lr"]})
-            if len(part) and not any(_look_alike(part, other) for _, other in curves):
-                curves.append((row, part))
-        title = " · ".join(filter(None, (group.place, *map(name_axis, axes))))
-        if len(curves) > MOST_SERIES:
-            title += f", {MOST_SERIES} of {len(curves)} curves"
-        parts = []
-        for row, part in _spread_out(curves, axes):
-            told = part.index.isin([part.index[-1], part[LR].idxmax(), part[LR].idxmin()])
-            names = [name_value(axis, getattr(row, axis), {}) for axis in axes]
-            part = thin(part, keep=pd.Series(told, part.index))
-            parts.append(part.assign(**{SERIES: " · ".join(names) or "every case"}))
-        data = _join(parts)
-        yield title, data if len(data) and data[LR].nunique() > 1 else data.head(0)
-
-
-def _look_alike(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    """Return whether two learning rates are alike: nowhere more than 1 % of the highest apart."""
-    ends = [float(part[EPOCH].iloc[-1]) for part in (a, b)]
-    places = np.linspace(0, min(ends), 200)
-    of_a, of_b = (np.interp(places, part[EPOCH], part[LR]) for part in (a, b))
-    near = abs(of_a - of_b) <= 0.01 * max(of_a.max(), of_b.max())
-    return math.isclose(*ends, rel_tol=0.01) and bool(near.all())
-
-
-def _spread_out(
-    curves: Sequence[tuple[Any, pd.DataFrame]], axes: Sequence[str]
-) -> Iterator[tuple[Any, pd.DataFrame]]:
-    """Yield at most `MOST_SERIES` curves: all values of other axes before a second batch size."""
-    seen: set[tuple[str, Any]] = set()
-    others = [axis for axis in axes if axis != "batch_size"]
-    left = [({(axis, getattr(row, axis)) for axis in others}, (row, part)) for row, part in curves]
-    for _ in range(min(MOST_SERIES, len(curves))):
-        best = max(left, key=lambda one: len(one[0] - seen))
-        left = [one for one in left if one is not best]
-        seen |= best[0]
-        yield best[1]
-
-
 def take_waterfall(why: Explanation) -> pd.DataFrame:
     """Return how one step time becomes another: a row per part, between the two steps. `FLOOR` is
     the time of the part in the second step at the machine's measured rates."""
@@ -346,36 +253,6 @@ def take_waterfall(why: Explanation) -> pd.DataFrame:
     data[[BEFORE, AFTER, FLOOR]] *= 1e3
     data.insert(3, CHANGE, data[AFTER] - data[BEFORE])
     return data
-
-
-def take_roofline(why: Explanation) -> pd.DataFrame:
-    """Return the kinds of work of two steps: what each computes and moves per second, and the
-    limits. Empty if the machine's rates are not known. Kinds that take less than `LEAST_SHARE` of
-    both steps are left out."""
-    lines: list[dict[str, Any]] = []
-    large = {part.name for side in (why.a, why.b) for part in side.breakdown.parts
-             if part.time_s >= LEAST_SHARE * side.step.step_s}  # fmt: skip
-    estimates = why.a.breakdown.estimates | why.b.breakdown.estimates
-    for side in (why.a, why.b):
-        rates, peaks = side.step.rates, side.step.peaks
-        product, copy = rates.products.get(side.format), rates.copy
-        if product is None or copy is None:
-            return pd.DataFrame()
-        for part in side.breakdown.parts:
-            if part.name not in large or part.bytes <= 0 or part.counted_s <= 0:
-                continue
-            speed, traffic = part.flop / part.counted_s, part.bytes / part.counted_s
-            most = peaks.products.get(side.format, math.inf), peaks.copy or math.inf
-            if speed > most[0] or traffic > most[1]:
-                continue  # above the data sheet: wrong, or from a cache
-            lines.append({
-                "work": f"{ESTIMATE * (part.name in estimates)}{name_part(part.name)}",
-                "precision": side.case.precision, "FLOP/byte": part.flop / part.bytes or math.nan,
-                SPEED: speed / 1e12 or math.nan, "GB/s": traffic / 1e9,
-                "of the step (%)": 100 * part.time_s / side.step.step_s,
-                PRODUCT: product / 1e12, COPY: copy / 1e9,
-            })  # fmt: skip
-    return pd.DataFrame(lines)
 
 
 def take_scaling(view: View) -> Parts:
@@ -431,46 +308,6 @@ def _shorten(name: str, most: int = MOST_CHARACTERS) -> str:
     return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
-def take_switches(view: View) -> Parts:
-    """Yield the epoch times of pairs of cases with a switch off and on, a panel per switch. A row
-    is a pair, the largest speed-up first; at most `MOST_PAIRS` are kept."""
-    cases = view.report.cases.set_index("cell", drop=False)
-    for effect in view.report.effects:
-        if effect.before != "off":
-            continue
-        off, on = (cases.loc[[pair[side] for pair in effect.pairs]] for side in (0, 1))
-        told = [name for name in view.report.varying if name != effect.axis]
-        data = _frame({
-            "case": [_name_case(row, told, view.report) for row in iterate(off)],
-            "precision": off["precision"].to_numpy(), OFF: off["epoch_time_s"].to_numpy(),
-            ON: on["epoch_time_s"].to_numpy(),
-        })  # fmt: skip
-        data = data.assign(**{FASTER: data[OFF] / data[ON]}).dropna()
-        data = data.sort_values(FASTER, ascending=False, kind="stable").reset_index(drop=True)
-        title, pairs = f"{name_axis(effect.axis)}: off → {effect.after}", len(data)
-        if pairs > MOST_PAIRS:
-            step = (pairs - 1) / (MOST_PAIRS - 1)
-            data = data.loc[[round(i * step) for i in range(MOST_PAIRS)]].reset_index(drop=True)
-            title += f", {MOST_PAIRS} of {pairs} pairs"
-        yield title, data
-
-
-def _name_case(row: Any, told: Sequence[str], report: Report) -> str:
-    """Name a case by some axes, the machine last: ``dpn26 · bf16 · batch 128 · H200``."""
-    names = []
-    for axis in told:
-        value = "" if axis == MACHINE else getattr(row, axis)
-        if axis in ("model", "dataset", "precision"):
-            names.append(value)
-        elif axis == "batch_size":
-            names.append(f"batch {value}")
-        elif value != "" and value is not False:
-            names.append(_name_switch(axis, value))
-    if MACHINE in told:
-        names.append(_shorten(report.machines[row.sweep, row.machine], 16))
-    return _shorten(" · ".join(names) or str(row.precision))
-
-
 def describe(data: pd.DataFrame, value: str) -> str:
     """Say in words what a panel shows: its extremes per precision, or each change."""
     if "change" in data:
@@ -478,12 +315,9 @@ def describe(data: pd.DataFrame, value: str) -> str:
     if "part" in data:
         parts = data.dropna(subset=value).sort_values(value, key=abs, ascending=False).head(4)
         return "; ".join(f"{row.part} {row[value]:+.4g} ms" for _, row in parts.iterrows())
-    if "work" in data:
-        return f"{value} of {', '.join(dict.fromkeys(data['work']))}"
     if "outcome" in data:
         data = data[data["outcome"] != PREDICTED]
-    by = SERIES if SERIES in data else "precision"
-    order = [name for name in PRECISIONS if (data[by] == name).any()] or list(data[by].unique())
-    ends = data.groupby(by)[value].agg(["min", "max"]).loc[order].map(write_number)
+    order = [name for name in PRECISIONS if (data["precision"] == name).any()]
+    ends = data.groupby("precision")[value].agg(["min", "max"]).loc[order].map(write_number)
     said = [f"{name} from {low} to {high}" for name, low, high in ends.itertuples()]
     return f"{value}: {'; '.join(said)}"

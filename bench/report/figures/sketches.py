@@ -85,32 +85,11 @@ SKETCHES: tuple[Sketch, ...] = (
         "ratio", frames.take_changes, drawing.draw_changes, baseline=False,
     ),
     Sketch(
-        "switches", "What does each switch do, case by case?", "What each switch does",
-        "A row is a pair of cases that differ only in the switch, with the speed-up at the right "
-        "end; the largest speed-up is at the top.",
-        frames.FASTER, frames.take_switches, drawing.draw_pairs, baseline=False,
-    ),
-    Sketch(
         "waterfall", "Which kinds of work make one step shorter than the other?",
         "From one step time to the other",
         "By kind of work, the largest change first; the parts add up to the difference. A tick is "
         "where a part would end at the rates measured on this machine.",
         frames.CHANGE, _each_pair(frames.take_waterfall), drawing.draw_waterfall, baseline=False,
-    ),
-    Sketch(
-        "roofline", "How near is each kind of work to the limits of this machine?",
-        "Kinds of work against the measured rates of this machine",
-        "Higher is faster, and the line is the limit: a large copy on the slope, a large matrix "
-        "product on the level. A larger point takes more of its step; lines join a kind of work "
-        "before and after. What has no FLOP stands in the grey strip, as far below the slope as "
-        "it moves fewer bytes a second than a copy.",
-        frames.SPEED, _each_pair(frames.take_roofline), drawing.draw_roofline, baseline=False,
-    ),
-    Sketch(
-        "epoch-time", "How long does an epoch take at each batch size?", "Epoch time",
-        f"Lower is better. {_OTHERS}.",
-        frames.TIME, _by_batch("epoch_time_s"), drawing.draw_batches,
-        explain={frames.HIGH: _RANGES},
     ),
     Sketch(
         "images-per-s", "How many images a second are trained at each batch size?",
@@ -167,29 +146,11 @@ SKETCHES: tuple[Sketch, ...] = (
         frames.ACCURACY, each_group(partial(frames.take_curves, whole=True)), drawing.draw_curves,
     ),
     Sketch(
-        "learning-rate", "Which learning rate has each step?", "Learning rate of each step",
-        "The cases with different learning rates, at all their settings, named by the values of "
-        "what the heading says. Of learning rates that look alike, the first is shown.",
-        frames.LR, frames.take_rates, drawing.draw_rates, baseline=False,
-    ),
-    Sketch(
-        "loss-by-scale", "Which static loss scale learns best?", "Loss by static loss scale",
-        "Mean cross-entropy over a whole epoch, at the largest batch size with several scales.",
-        frames.LOSS, each_group(frames.take_scales), drawing.draw_batches,
-    ),
-    Sketch(
         "time-memory", "Which settings are best in time and memory together?",
         "Time against memory",
         "Lower left is better. All settings are shown. On the dashed line, the Pareto front, are "
-        "the cases that no other case beats in both; where there is room, they are labelled with "
-        "their batch size and with what differs from the other settings.",
+        "the cases that no other case beats in both, labelled with their batch size.",
         frames.TIME, frames.take_trade, drawing.draw_trade, baseline=False,
-    ),
-    Sketch(
-        "step-time", "How much do the times of single steps differ?", "Distribution of step times",
-        "Box: quartiles and median. Whiskers: up to 1.5 times the interquartile range. Dots: "
-        f"outliers. {_ONE_RUN}",
-        frames.STEP, each_group(frames.take_steps), drawing.draw_steps,
     ),
     Sketch(
         "energy", "How much energy does an epoch take?", "Energy of an epoch",
