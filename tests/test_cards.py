@@ -427,16 +427,6 @@ def test_usage_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([]) == 2  # there is no results/ here
 
 
-def test_a_cut_table_names_what_this_command_has(
-    folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.cards.sections.MOST_ROWS", 1)
-    cut = [note for table in build(read_sweeps(folders), Path()).tables for note in table.notes]
-    told = [note for note in cut if "left out" in note]
-    assert len(told) == 2
-    assert all("; name fewer folders" in note for note in told), "it has no --where"
-
-
 def test_faults_of_a_folder_are_named(found: Cards) -> None:
     assert "code" in found.faults["a"].new
     assert str(found.faults["rtx-titan-2019"]) == "all checks passed"

@@ -38,7 +38,7 @@ def build_parser() -> Parser:
     add("--price", type=Path, metavar="FILE",
         help='what an hour of each card costs: lines such as "H100" = 2.49, and unit = "EUR"; adds '
         "images per unit of money")  # fmt: skip
-    add("--full", action="store_true", help="print all tables and notes, not a screen of 40 lines")
+    add("--full", action="store_true", help="print all warnings, tables and notes")
     return parser
 
 

@@ -22,7 +22,7 @@ from bench.cards.sections import (
     write_speed,
 )
 from bench.limits import STEADY
-from bench.questions.next_step import VALIDATE, name_folder
+from bench.questions.next_step import name_folder
 from bench.questions.notices import warn
 from bench.questions.overview import OVERVIEW, PUBLISHED
 from bench.questions.reasons import PAIRS
@@ -98,7 +98,7 @@ class Cards(Report):
         told = "; ".join(f"{sweep.name}: {self.faults[sweep.name]}" for sweep in failed) + "."
         # a line of the screen has room for one folder, and is cut at a comma
         more = f", and so for {len(failed) - 1} more" if len(failed) > 1 else ""
-        command = shlex.join([*VALIDATE, *map(name_folder, failed[:1])])
+        command = shlex.join(["python", "-m", "bench.validate", *map(name_folder, failed[:1])])
         mend = f"{command} tells{more}."
         known = not any(self.faults[sweep.name].new for sweep in failed)
         label = "Known faults" if known else "Faults"

@@ -40,12 +40,6 @@ from bench.verdict.ratio import Ratio
 if TYPE_CHECKING:
     from bench.cards.document import Cards
 
-MOST_ROWS = 400
-"""The most rows of a table; more would not be read."""
-
-CSV = "python -m bench.report FOLDERS --format csv"
-FEWER = "name fewer folders"
-
 
 class Faults(NamedTuple):
     """The failed checks of a folder by `bench.validate`: ``new`` faults, or ``known`` ones that are
@@ -180,7 +174,7 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
         Column("bounds", "largest batch", "the largest batch that was trained at these settings, "
                "and the smallest that ran out of memory", write_bounds, number=True, keep=5),
         Column("why", "mostly", "what takes most of a step, of the largest batch with a profile",
-               lambda entry: name_reasons(entry.why, most=1) if entry.why else "", wrap=True,
+               lambda entry: name_reasons(entry.why) if entry.why else "", wrap=True,
                keep=3),
         Column("remarks", "remarks", "what to know before believing the row", describe_doubts,
                wrap=True, keep=8),
@@ -198,7 +192,7 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
         priced = [f"{card} {price:g}" for card in cards if (price := found.prices.find(card))]
         notes.append(f"{found.prices.unit} an hour: {'; '.join(priced)}.")
     title = "Each card in each precision"
-    yield Sheet(title, columns, rows, notes, headings, most=MOST_ROWS, file=CSV, choose=FEWER)
+    yield Sheet(title, columns, rows, notes, headings)
 
 
 def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
@@ -249,7 +243,7 @@ def _tabulate_card_pairs(found: Cards) -> Iterator[Sheet]:
         "Judged as python -m bench.compare judges a case of two folders, which also says in what "
         "else they differ; the verdicts of a group are one family."
     )
-    yield Sheet("Card against card", columns, rows, [note], headings, most=MOST_ROWS, choose=FEWER)
+    yield Sheet("Card against card", columns, rows, [note], headings)
 
 
 def _tabulate_folders(found: Cards) -> Iterator[Sheet]:

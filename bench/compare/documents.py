@@ -6,7 +6,7 @@ import json
 import shutil
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from bench.compare.answer import describe, open_screen
@@ -18,10 +18,10 @@ from bench.compare.tables import Margins, remarks, tabulate
 from bench.interval import CONFIDENCE
 from bench.origin import find_origin
 from bench.render.model import Level, Table
-from bench.render.text import LINES, MORE, WIDTH, draw_table, make_plain, read_plain
+from bench.render.text import MORE, WIDTH, draw_table, make_plain, read_plain
 from bench.study.metrics import Metric
 from bench.study.pairs import Match
-from bench.text import count, make_printable, say_left_out
+from bench.text import count, make_printable
 
 UNLIMITED = 10_000  # width in characters of full tables that go to a file or a pipe
 
@@ -40,12 +40,7 @@ def render_text(
         return "\n".join(lines) + "\n"
     wanted = [table for table in tables if table.level is Level.TABLE]
     if shown := wanted[-1] if wanted else None:
-        rows, cut = len(shown.rows), shown
-        while len(drawn := _draw(cut, width)) + len(lines) + 3 > LINES and rows > 1:
-            rows -= 1
-            left = f"{say_left_out(len(shown.rows) - rows, 'row')}; {MORE} has them."
-            cut = replace(shown, rows=shown.rows[:rows], notes=(*shown.notes, left))
-        lines += ["", *drawn]
+        lines += ["", *_draw(shown, width)]
     more = count(len(tables) - bool(shown), "more table")
     return "\n".join([*lines, "", f"{MORE} shows {more} and the conditions of both sides."]) + "\n"
 

@@ -28,7 +28,7 @@ from bench.render.cells import (
     write_ends,
     write_ratio,
 )
-from bench.render.model import MOST_SECTIONS, Answer
+from bench.render.model import Answer
 from bench.render.section import write_quantity
 from bench.store.attempts import number_groups
 from bench.study import doubts, summaries
@@ -76,8 +76,8 @@ def _answer_each(found: ReportData) -> Iterator[Answer]:
     )
     places = list(dict.fromkeys([*measured, *probed]))
     several = len({place[2:] for place in places}) > 1
-    for pair in list(found.machines)[:MOST_SECTIONS]:
-        for place in [place for place in places if place[:2] == pair][:MOST_SECTIONS]:
+    for pair in found.machines:
+        for place in [place for place in places if place[:2] == pair]:
             model, dataset = place[2:]
             rows = measured.get(place, found.cases.head(0))
             searched = probed.get(place, found.probes.head(0))

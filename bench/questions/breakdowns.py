@@ -60,13 +60,13 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
                partial(write_share, others), keep=1),
     ]  # fmt: skip
 
-    def note(shown: Sequence[_Broken]) -> Iterator[str]:
+    def note() -> Iterator[str]:
         yield (
             "A step is the median step without the profiler; a profile of a few steps after the "
             "epoch says how it is divided. Limited by: what limits at least two thirds of a step; "
             f"of a mixed one, all that limit {100 * LISTED:.0f} % or more."
         )
-        if any(breakdown.estimates for *_, breakdown in shown):
+        if any(breakdown.estimates for *_, breakdown in profiled):
             yield ESTIMATED
         if left := len(found.counted) - len(profiled):
             yield (
@@ -75,7 +75,7 @@ def _tabulate_breakdowns(found: ReportData) -> Iterator[Sheet]:
             )
 
     title, empty = "Where the time of a step goes", ("", NOTHING, "0.0")
-    yield Sheet(title, columns, profiled, note, empty=empty)
+    yield Sheet(title, columns, profiled, note(), empty=empty)
 
 
 def _share(breakdown: Breakdown) -> dict[str, float]:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from bench.questions.report_data import ReportData
 
-MOST_ROWS = 100  # changes that are shown
 MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 
 KINDS = ("measured", "unknown", "fake", "published")
@@ -185,8 +184,6 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         effects,
         _note_effects(effects),
         starts if len(starts) < len(effects) else {},
-        most=MOST_ROWS,
-        file="--format json",
         empty=("", NOTHING, TIME.word(Verdict.NONE)),
     )
 

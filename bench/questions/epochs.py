@@ -65,7 +65,7 @@ def _tabulate_epochs(found: ReportData) -> Iterator[Sheet]:
         (name_place(found.by_cell[cell], found.order, found.machines), part)
         for cell, part in groupby(iterate(shown), lambda row: row.cell)
     )
-    yield Sheet("Epoch by epoch", columns, rows, groups=groups, file="epochs.csv")
+    yield Sheet("Epoch by epoch", columns, rows, groups=groups)
 
 
 EPOCHS = Section("epochs", "How did time, loss and accuracy change by epoch?", _tabulate_epochs)

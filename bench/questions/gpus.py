@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
     from bench.questions.report_data import ReportData
 
-MOST_ROWS = 60  # rows of one of these tables; more would not be read
 
 SPREADING = ("parallel", *FOLLOWS["parallel"])
 """Axes in which cases on several GPUs may differ from the case on one."""
@@ -299,8 +298,8 @@ def _tabulate_lines(lines: Sequence[Line], found: ReportData, again: bool) -> Sh
     held = "the global batch stays" if lines[0].strong else "the batch of each stays"
     kind = "strong" if lines[0].strong else "weak"
     return Sheet(
-        f"Scaling over {what}: {kind}, {held}", columns, rows, explain, groups,
-        name=f"{kind}-scaling", most=MOST_ROWS,
+        f"Scaling over {what}: {kind}, {held}", columns, rows, explain(rows), groups,
+        name=f"{kind}-scaling",
     )  # fmt: skip
 
 

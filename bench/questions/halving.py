@@ -156,7 +156,6 @@ def tabulate_trials(
         trials,
         [" ".join(filter(None, [note, how]))],
         words=_summarize(trials, halving),
-        file="records.csv",
         empty=(),
     )
 

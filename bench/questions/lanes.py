@@ -52,7 +52,7 @@ def tabulate_lanes(records: pd.DataFrame) -> Iterator[Sheet]:
     rows, groups = join(parts)
     notes.append("± is half of the 95 % interval, from the spread of the steps.")
     title = "Lanes: the same short case on each"
-    yield Sheet(title, columns, rows, notes, groups if len(groups) > 1 else {}, most=len(rows))
+    yield Sheet(title, columns, rows, notes, groups if len(groups) > 1 else {})
 
 
 def _write_change(change: Change | None) -> Cell | None:

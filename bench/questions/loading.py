@@ -166,8 +166,8 @@ def _tabulate_loading(found: ReportData) -> Iterator[Sheet]:
         replace(case("loader_samples_per_s", help="without training", keep=7), name="alone"),
     ]  # fmt: skip
 
-    def note(shown: Sequence[_Line]) -> Iterator[str]:
-        for sets in {id(sets): sets for sets, *_ in shown}.values():
+    def note() -> Iterator[str]:
+        for sets in {id(sets): sets for sets, *_ in rows}.values():
             yield from describe_enough(sets, [*named, *settings])
         yield (
             "Loader-bound: the part of the epoch time that would be saved if the batches were made "
@@ -178,7 +178,7 @@ def _tabulate_loading(found: ReportData) -> Iterator[Sheet]:
             yield "On a CPU the workers take cores from the training, which counts as loading."
 
     title = "Loading: torch's DataLoader beside the device's loader"
-    yield Sheet(title, columns, rows, note, groups)
+    yield Sheet(title, columns, rows, note(), groups)
 
 
 LOADING = Section("loading", "Does training wait for the data loader?", _tabulate_loading)

@@ -166,7 +166,7 @@ def _tabulate_windows(rows: Sequence[_Judged], tolerance: float, said: Sequence[
         "overflow.",
         *dict.fromkeys(case.way.meaning for case, _ in rows),
     ]
-    return Sheet("Safe loss scales", columns, rows, notes, most=len(rows), empty=())
+    return Sheet("Safe loss scales", columns, rows, notes, empty=())
 
 
 def _judge(case: ScaleCase, window: Window, scale: float) -> str:
@@ -221,7 +221,7 @@ def _tabulate_scales(case: ScaleCase, window: Window, name: str) -> Sheet:
         "BatchNorm's parameters, is not rounded.",
     ]
     title, rows = f"Gradients by loss scale: {case.label}", case.scales
-    return Sheet(title, columns, rows, notes, name=name, most=len(rows), empty=())
+    return Sheet(title, columns, rows, notes, name=name, empty=())
 
 
 def _describe_trace(training: ScaledTraining) -> str:
@@ -272,7 +272,7 @@ def _tabulate_trainings(case: ScaleCase, name: str) -> Sheet:
         "no step: after an overflow the weights are inf or NaN."
     )
     title = f"Training by loss scale: {case.label}"
-    return Sheet(title, columns, rows, [note], name=name, most=len(rows), empty=())
+    return Sheet(title, columns, rows, [note], name=name, empty=())
 
 
 MOST_LAYERS = 8

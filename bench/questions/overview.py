@@ -13,7 +13,7 @@ from bench.case import Case, list_affecting
 from bench.questions import notes
 from bench.questions.report_data import ReportData
 from bench.render.cells import Row, iterate, name_spread, remarks
-from bench.render.model import MOST_SECTIONS, NOTHING, Level
+from bench.render.model import NOTHING, Level
 from bench.render.section import (
     Column,
     Section,
@@ -32,15 +32,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FEW_AXES = 3  # most columns of axes with which the overview has room for the memory saved
-MOST_ROWS = 400  # rows of one table; more would not be read
 
 HEADINGS = (MACHINE, "model", "dataset", "start")
 """Axes shown above their rows, if other axes distinguish these rows: a path of 60 characters in a
 column left no room for loss and memory in a width of 100."""
 
 EMPTY = (NOTHING, "", "0")
-
-CSV = "--format csv"
 
 
 def _tabulate_cases(found: ReportData) -> Iterator[Sheet]:
@@ -82,8 +79,6 @@ def _tabulate_cases(found: ReportData) -> Iterator[Sheet]:
         ],
         list(iterate(cases)),
         groups=_find_groups(cases, order, headings, machines),
-        most=MOST_ROWS,
-        file=CSV,
         empty=EMPTY,
     )  # fmt: skip
 
@@ -166,14 +161,12 @@ def _tabulate_published(found: ReportData) -> Iterator[Sheet]:
             "epochs beside them are timed warm.",
         ),
         groups=lines | starts,
-        most=MOST_ROWS,
-        file=CSV,
         empty=EMPTY,
     )  # fmt: skip
 
 
 def tabulate_environment(found: ReportData) -> Sheet:
-    cases, pairs = found.cases, list(found.machines)[:MOST_SECTIONS]
+    cases, pairs = found.cases, list(found.machines)
     parts = [cases[(cases["sweep"] == s) & (cases["machine"] == machine)] for s, machine in pairs]
 
     def write(name: str, part: pd.DataFrame) -> str:

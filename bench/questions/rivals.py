@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,6 @@ from bench.record import RELIABLE
 from bench.render.cells import Row, iterate, mark_part, name_case, write_ratio, write_signed
 from bench.render.model import Cell
 from bench.render.section import (
-    MOST_ROWS,
     Column,
     Said,
     Section,
@@ -263,7 +261,7 @@ def list_accumulated(cases: pd.DataFrame) -> Iterator[list[Row]]:
 
 
 def _tabulate_accumulated(found: ReportData) -> Iterator[Sheet]:
-    sets = list(islice(list_accumulated(found.cases), 10 * MOST_ROWS))
+    sets = list(list_accumulated(found.cases))
     rows, groups = join(("", [Match(rows[0], row) for row in rows]) for rows in sets)
     case = partial(quantity_column, take=lambda match: match.after, spread=False)
 

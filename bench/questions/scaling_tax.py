@@ -14,7 +14,7 @@ from bench.case import FOLLOWS, Case
 from bench.interval import find_half_width
 from bench.limits import MIN_REPEATS
 from bench.precision import PRECISIONS
-from bench.questions.gpus import MOST_ROWS, Line, Point, name_devices, name_line
+from bench.questions.gpus import Line, Point, name_devices, name_line
 from bench.render.cells import name_place, write_ends, write_ratio, write_tenths
 from bench.render.section import Column, Section, Sheet, join, quantity_column
 
@@ -111,7 +111,7 @@ def _tabulate_taxes(found: ReportData) -> Iterator[Sheet]:
         for part in (list(part) for _, part in groupby(taxes, lambda tax: tax.line.place))
     )
     title = f"Precision's scaling tax: the speed-up over fp32 by the number of {what}"
-    yield Sheet(title, columns, rows, _explain_taxes, groups, most=MOST_ROWS)
+    yield Sheet(title, columns, rows, _explain_taxes(rows), groups)
 
 
 def _explain_taxes(taxes: Sequence[Tax]) -> Iterator[str]:

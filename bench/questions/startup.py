@@ -25,8 +25,6 @@ _COMMON_FIRST = sorted(AXES.values(), key=lambda axis: not axis.common)
 PREPARING = {axis.name: axis.prepares for axis in _COMMON_FIRST if axis.prepares}
 """Switches that take time before the first epoch to shorten each, and what takes that time."""
 
-MOST_ROWS = 16  # most pairs of cases whose start-up costs are shown
-
 
 @dataclass(frozen=True)
 class Price:
@@ -129,7 +127,7 @@ def _tabulate_prices(found: ReportData) -> Iterator[Sheet]:
     *most, last = [what for axis, what in PREPARING.items() if axis in axes] or [""]
     what = f"{', '.join(most)} and {last}" if most else last
     title = f"What {what} costs before the first epoch, and when it pays off"
-    yield Sheet(title, columns, prices, _note_prices(prices), most=MOST_ROWS)
+    yield Sheet(title, columns, prices, _note_prices(prices))
 
 
 def _write_whole(epochs: float) -> str:
@@ -149,15 +147,6 @@ def _note_prices(prices: Sequence[Price]) -> Iterator[str]:
         )
     elif any(price.unclear for price in prices):
         yield "Cannot tell: the 95 % interval of the times includes no saving; use more --repeats."
-    if len(prices) <= MOST_ROWS:
-        return
-    for switch in dict.fromkeys(price.switch for price in prices):
-        epochs = sorted(price.epochs for price in prices if price.switch == switch)
-        low, middle, high = map(_write_whole, (epochs[0], epochs[len(epochs) // 2], epochs[-1]))
-        yield (
-            f"Epochs until {switch} pays off, over all {len(epochs):,} pairs: "
-            f"{low} at best, {middle} in the median, {high} at worst."
-        )
 
 
 PRICES = Section(

@@ -26,7 +26,9 @@ def _lines(report: Document) -> Iterator[str]:
         about = f"**{escape(answer.about)}.** " if len(report.answers) > 1 else ""
         yield f"{about}{escape(' '.join(answer.sentences))}\n"
     if step := report.next_step:
-        yield f"Next: {escape(step.why)}.\n\n```sh\n{clean(step.command)}\n```\n"
+        yield f"Next: {escape(step.why)}.\n"
+        if step.command:
+            yield f"```sh\n{clean(step.command)}\n```\n"
     for table in report.tables:
         if table.level is not Level.DETAIL:
             yield from table_lines(table)

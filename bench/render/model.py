@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
-MOST_SECTIONS = 8
-"""The most machines, and networks on each, that a report opens with; more would not be read."""
-
 NOTHING = "–"
 
 
@@ -42,7 +39,7 @@ class Level(Enum):
     """The prominence of a table: what the first screen shows of it."""
 
     ANSWER = "its words, as answers"
-    TABLE = "its rows, as many as there is room for"
+    TABLE = "its rows"
     DETAIL = "nothing: a document shows it in full, and a terminal by --full"
 
 
@@ -51,8 +48,7 @@ class Table:
     """Rows under heads, with a title above and notes below that must never be separated from the
     numbers. ``words`` are sentences between the title and the rows, which the rows support.
     ``groups`` maps the first row of each group to its heading, empty if a line is enough.
-    ``question`` is what the table answers, as a reader would ask; ``left`` counts the rows left
-    out, which a note mentions."""
+    ``question`` is what the table answers, as a reader would ask."""
 
     name: str
     title: str
@@ -63,7 +59,6 @@ class Table:
     words: tuple[str, ...] = ()
     level: Level = Level.DETAIL
     question: str = ""
-    left: int = 0
 
     def take(self, columns: Iterable[int]) -> Table:
         """Return the same table with these of its columns."""
@@ -118,10 +113,10 @@ class Notice:
 
 @dataclass(frozen=True)
 class NextStep:
-    """What to do next: a reason, and the command line that does it."""
+    """What to do next, as a sentence, and the command line that does it; empty for none."""
 
     why: str
-    command: str
+    command: str = ""
 
 
 class Document(Protocol):

@@ -18,9 +18,7 @@ from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
 from bench.study.quantities import QUANTITIES, Quantity, is_number
 from bench.study.spread import Spread
-from bench.text import ESTIMATE, say_left_out
-
-MOST_ROWS = 40  # rows of a table, unless it says otherwise; more would not be read
+from bench.text import ESTIMATE
 
 R = TypeVar("R")
 
@@ -61,19 +59,16 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True)
 class Sheet:
-    """The content of a table, before it is cut and filled; without rows there is no table. Notes,
-    groups and words are as in `Table`; notes may be a function of the rows shown."""
+    """The content of a table, before it is filled; without rows there is no table. Notes, groups
+    and words are as in `Table`."""
 
     title: str
     columns: Sequence[Column[Any]]
-    rows: Sequence[Any]  # all rows, from which the columns are filled
-    notes: Iterable[str] | Callable[[Sequence[Any]], Iterable[str]] = ()
-    groups: Mapping[int, str] = field(default_factory=dict)  # of all rows
+    rows: Sequence[Any]  # from which the columns are filled
+    notes: Iterable[str] = ()
+    groups: Mapping[int, str] = field(default_factory=dict)
     words: Iterable[str] = ()
     name: str = ""  # the section's, unless it has several tables
-    most: int = MOST_ROWS
-    file: str = ""  # where all rows are, or how to get them; may be empty
-    choose: str = "--where chooses"  # how to show other rows
     empty: Sequence[str] = ("", NOTHING)  # texts of empty cells; if (), all columns stay
 
 
@@ -98,27 +93,17 @@ class Section:
 
     def fill(self, sheet: Sheet) -> Table:
         """Return one table, even without rows."""
-        end = len(sheet.rows)
-        if end > sheet.most:  # cut at the end of a group, if half of the rows stay
-            group = max((start for start in sheet.groups if start <= sheet.most), default=0)
-            end = group if 2 * group >= sheet.most else sheet.most
-        shown, left = sheet.rows[:end], len(sheet.rows) - end
-        notes = [*(sheet.notes(shown) if callable(sheet.notes) else sheet.notes)]
-        if left:
-            also = f", and {sheet.file} has them all" if sheet.file else ""
-            notes.append(f"{say_left_out(left, 'row')}; {sheet.choose}{also}.")
         table = Table(
             sheet.name or self.name,
             sheet.title,
             tuple(column.head for column in sheet.columns),
-            tuple(tuple(column.fill(row) for column in sheet.columns) for row in shown),
-            tuple(notes),
+            tuple(tuple(column.fill(row) for column in sheet.columns) for row in sheet.rows),
+            tuple(sheet.notes),
             # no line before the first row, only a heading if there is one
-            {at: said for at, said in sheet.groups.items() if at < end and (at or said)},
+            {at: said for at, said in sheet.groups.items() if at or said},
             tuple(sheet.words),
             level=self.level,
             question=self.question,
-            left=left,
         )
         always = [column.name for column in sheet.columns if column.always]
         return table.drop_empty(sheet.empty, always) if sheet.empty else table

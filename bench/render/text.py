@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from bench.render.model import Document, Level, NextStep, Notice, Table
-from bench.text import count, make_printable, name_first, say_left_out
+from bench.render.model import Document, Level, Notice, Table
+from bench.text import make_printable
 
 WIDTH = 100
 """Columns if there is no terminal to ask and COLUMNS is not set; tables may need more."""
@@ -28,15 +28,7 @@ _GAP = 2
 _INDENT = "  "
 
 
-LINES = 40  # lines of a first screen; of `WIDTH` columns at most
-
-MOST_SENTENCES, SENTENCE_LINES, ANSWER_LINES = 4, 4, 10
-"""The most sentences of the answer, lines of one sentence, and lines of all."""
-
-COMMAND_LINES = 5  # the most lines of a command; of a longer one only the reason is shown
-MOST_DOUBTS = 3  # doubts of a first screen, a line each
-ENDING_LINES = 2  # lines at the end, which say what else there is
-LEAST_TABLE = 8  # the least lines of room for a table
+DOUBTS = 3  # on a first screen, a line each
 MORE = "--full"  # the flag that shows what a first screen leaves out
 
 
@@ -71,93 +63,56 @@ def read_plain(console: Console) -> str:
 
 
 def draw(report: Document, console: Console, full: bool = False) -> None:
-    """Print the first screen, or the ``full`` report, on a console of rich's."""
-    if not full:
-        for line in _list_screen(report, console):
-            console.print(line, no_wrap=True, overflow="ignore", crop=False)
-        return
+    """Print the first screen, or the ``full`` report, on a console of rich's. A first screen has
+    the answer, the tables of `Level.TABLE` without notes, and three doubts."""
 
     def say(text: str, style: str = "") -> None:
         draw_text(text, console, style)
 
-    say(report.title, "bold")
-    for sentence in report.constants:
+    say(report.title if full else report.subject, "bold")
+    for sentence in report.constants if full else report.origin:
         say(sentence)
-    if report.answers:
+    answers = list(report.answers)
+    if answers:
         console.print()
-    for answer in report.answers:
-        if len(report.answers) > 1:
+    for answer in answers:
+        if len(answers) > 1:
             say(answer.about, "bold")
         for sentence in answer.sentences:
-            say(sentence)
+            if full or sentence not in report.origin:
+                say(sentence)
+    for table in () if full else report.opening:
+        if table.level is Level.ANSWER and table.words:
+            say(" ".join(table.words))
     if report.next_step:
+        console.print()
         say(f"Next: {report.next_step.why}.")
         for words in _break_command(report.next_step.command, console.width):
             for part in _break_path(words, console.width):
                 console.print(part, markup=False, highlight=False, soft_wrap=True)
-    for warning in report.warnings:
-        say(f"! {warning.line}", "yellow")
-    for table in report.tables:
-        console.print()
-        draw_table(table, console)
+    if full:
+        for warning in report.warnings:
+            say(f"! {warning.line}", "yellow")
+    for table in report.tables if full else report.opening:
+        if full or table.level is Level.TABLE:
+            console.print()
+            draw_table(table if full else replace(table, words=(), notes=()), console)
     console.print()
-    for note in report.notes:
-        say(note, "dim")
-    say(report.outcomes)
-
-
-# ----------------------------------------------------------------------------------- first screen
-
-
-def _list_screen(report: Document, console: Console) -> list[Text]:
-    width = min(console.width, WIDTH)
-    # one sentence of each answer before a second of any
-    turns = [[" ".join(t.words)] for t in report.opening if t.level is Level.ANSWER and t.words]
-    for answer in report.answers:
-        about = f"{answer.about}: " if len(report.answers) > 1 else ""
-        own = [sentence for sentence in answer.sentences if sentence not in report.origin]
-        turns.append([about + sentence for sentence in own])
-    sentences = [sentence for turn in zip_longest(*turns) for sentence in turn if sentence]
-    sentences = [*report.origin, *sentences]
-    told = [_wrap(sentence, width, console) for sentence in sentences[:MOST_SENTENCES]]
-    while sum(map(len, told)) > ANSWER_LINES:
-        told.pop()
-    doubted = group_doubts(report.warnings)[:MOST_DOUBTS]
-    top = [style_text(_cut(report.subject, width), "bold")]
-    if told:
-        top.append(style_text(""))
-    for lines in told:
-        top += lines
-    if report.next_step:
-        top += [style_text(""), *_list_step(report.next_step, width, console)]
-    bottom = [style_text(join_doubts(notices, width), "yellow") for notices in doubted]
-    for table in (table for table in report.opening if table.level is Level.TABLE):
-        room = LINES - len(top) - len(bottom) - ENDING_LINES - 2
-        if room >= LEAST_TABLE:
-            top += [style_text(""), *_cut_table(table, width, room, console)]
-    left = {
-        "sentence": len(sentences) - len(told),
-        "doubt": len(report.warnings) - sum(map(len, doubted)),
-    }
-    # tables and notes are not counted: laying them out takes longer than the screen
-    more = [count(number, f"more {thing}") for thing, number in left.items() if number]
-    ending = [report.outcomes, f"{MORE} shows {', '.join([*more, 'all tables and all notes'])}."]
-    if cell_len(" ".join(ending)) <= width:
-        ending = [" ".join(ending)]
-    return [*top, style_text(""), *bottom, *(style_text(_cut(line, width)) for line in ending)]
-
-
-def _list_step(step: NextStep, width: int, console: Console) -> list[Text]:
-    """Return the lines of the next step, without its command if that takes many lines."""
-    lines = _break_command(step.command, width)
-    if len(lines) > COMMAND_LINES or max(map(cell_len, lines)) > width:
-        return _wrap(f"Next: {step.why}; {MORE} shows the command.", width, console)
-    return [style_text(_cut(f"Next: {step.why}.", width)), *map(Text, lines)]
+    if full:
+        for note in report.notes:
+            say(note, "dim")
+        say(report.outcomes)
+        return
+    for notices in group_doubts(report.warnings)[:DOUBTS]:
+        say(join_doubts(notices), "yellow")
+    say(f"{report.outcomes} {MORE} shows all warnings, tables and notes.")
 
 
 def _break_command(command: str, width: int) -> list[str]:
     """Break a command between its words, so that it can be pasted."""
     words = [shlex.quote(word) for word in shlex.split(make_printable(command))]
+    if not words:
+        return []
     lines = [_INDENT + words[0]]
     for word, after in zip_longest(words[1:], words[2:], fillvalue="--"):
         # a flag stays with its first value
@@ -192,8 +147,8 @@ def group_doubts(notices: Sequence[Notice]) -> list[list[Notice]]:
     return [list(group.values()) for group in groups.values()]
 
 
-def join_doubts(notices: Sequence[Notice], width: int) -> str:
-    """Join doubts in a line that fits: ``! Noisy (6 of 18 runs), spread: close other programs``."""
+def join_doubts(notices: Sequence[Notice]) -> str:
+    """Join doubts: ``! Noisy (6 of 18 runs), spread: close other programs``."""
     first, *others = [notice.label for notice in notices]
     labels = [first, *(label[0].lower() + label[1:] for label in others)]
     exact = [
@@ -203,63 +158,15 @@ def join_doubts(notices: Sequence[Notice], width: int) -> str:
     remedy = notices[0].remedy or notices[0].found
     if remedy[1:2].islower():  # not a name or command
         remedy = remedy[0].lower() + remedy[1:]
-    said = [", ".join(exact), ", ".join(labels), name_first(labels, 1)]
-    heads = [f"! {names}: " for names in said]
-    head = next((h for h in heads if cell_len(h + remedy) <= width), heads[-1])
-    return _cut(head + remedy, width)
-
-
-def _cut_table(table: Table, width: int, room: int, console: Console) -> list[Text]:
-    shown = fit(replace(table, rows=table.rows[:room]), width)
-    blocks = list(_draw_blocks(shown, width, console))
-    head, rows = [line for block in blocks[:1] for line in block], blocks[1:]
-    lines = [style_text(_cut(table.title, width), "bold"), *head]
-    columns, left = _name_missing(table, shown), len(table.rows) + table.left
-    if len(lines) >= room:  # heads of many lines
-        lines, rows = lines[:1], []
-    for block in rows:
-        if len(lines) + len(block) + bool(left > 1 or columns) > room:
-            break
-        lines += block
-        left -= 1
-    full = f"{len(table.rows):,} rows" if table.left else "all"
-    said = [f"{say_left_out(left, 'row')}; {MORE} shows {full}."] if left else []
-    if said or columns:
-        note = style_text(_cut(" ".join([*said, *columns]), width - len(_INDENT)), "dim")
-        lines.append(Text(_INDENT).append_text(note))
-    return lines
-
-
-def _wrap(text: str, width: int, console: Console) -> list[Text]:
-    room = width * SENTENCE_LINES
-    while True:
-        lines = _break(_cut(text, room), width, console)
-        if len(lines) <= SENTENCE_LINES:
-            return lines
-        room -= 4
-
-
-def _cut(text: str, room: int) -> str:
-    """Shorten a text to ``room`` columns, at the end of a clause or else of a word."""
-    text = make_printable(text)
-    if cell_len(text) <= room:
-        return text
-    while cell_len(text) > room - 2:
-        text = text[:-1]
-    for marks in ("; ", ". ", ": ", ", ", " · "), (" ",):
-        at = max(text.rfind(mark) for mark in marks)
-        if at >= len(text) // 2:
-            text = text[:at]
-            break
-    return f"{text} …"
+    return f"! {', '.join(exact)}: {remedy}"
 
 
 # -------------------------------------------------------------------------------------- one table
 
 
 def draw_table(table: Table, console: Console, brief: bool = False) -> None:
-    """Print a table: its title, the columns that fit, its notes, each cut to a line if ``brief``,
-    and what is left out."""
+    """Print a table: its title, the columns that fit, its notes unless ``brief``, and which columns
+    are left out."""
     shown = fit(table, console.width)
     draw_text(table.title, console, "bold")
     if table.words:
@@ -268,8 +175,7 @@ def draw_table(table: Table, console: Console, brief: bool = False) -> None:
     for block in _draw_blocks(shown, console.width, console):
         for line in block:
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
-    for note in (*table.notes, *_name_missing(table, shown)):
-        note = _cut(note, console.width - len(_INDENT)) if brief else note
+    for note in (*(() if brief else table.notes), *_name_missing(table, shown)):
         draw_text(note, console, "dim", _INDENT)
 
 

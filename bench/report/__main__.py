@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from bench.report.document import Report
 
 FORMATS = {
-    "text": ("bench.render.text", "one screen for a terminal; --full prints all tables"),
+    "text": (
+        "bench.render.text",
+        "the answer, the cases and three warnings; --full prints all tables",
+    ),
     "md": ("bench.render.markdown", "all tables to paste"),
     "latex": ("bench.render.latex", "all tables for a paper (booktabs)"),
     "html": ("bench.report.html", "one self-contained page with figures"),
@@ -48,7 +51,7 @@ def build_parser() -> Parser:
     )
     add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
-    add("--full", action="store_true", help="print all tables and notes, not a screen of 40 lines")
+    add("--full", action="store_true", help="print all warnings, tables and notes")
     add("--watch", action="store_true", help="redraw while the sweep runs, until Ctrl-C")
     return parser
 

@@ -36,8 +36,8 @@ def render_text(answer: Answer, full: bool = False) -> str:
     if full:
         said = [notice.line for notice in answer.doubts]
     else:
-        groups = text.group_doubts(answer.doubts)[: text.MOST_DOUBTS]
-        said = [text.join_doubts(notices, width) for notices in groups]
+        groups = text.group_doubts(answer.doubts)[: text.DOUBTS]
+        said = [text.join_doubts(notices) for notices in groups]
         said.append(
             f"{text.MORE} shows all rows, the evidence and {count(len(answer.doubts), 'doubt')}."
         )

@@ -11,8 +11,7 @@ from bench.report.__main__ import main as report
 from bench.report.document import build
 from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.options import parse_arguments, plan_cases
-from tests.planted.records import ROOT, write_sweep
+from tests.planted.records import write_sweep
 
 
 def test_each_command_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
@@ -27,17 +26,6 @@ def test_each_command_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
     lines = html.unescape(re.sub(r"<[^>]*>", "", box)).strip().splitlines()
     start = ["python", "-m", "bench.sweep"]
     assert [shlex.split(line) for line in lines] == [[*start, *first], [*start, *second]]
-
-
-def test_a_preset_that_has_changed_does_not_change_the_cases() -> None:
-    """Those of 2026-11-22 trained with SGD; by now they name another optimizer."""
-    card = read_sweep(ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-112118")
-    step = build([card]).next_step
-    assert step is not None
-    options = parse_arguments(shlex.split(step.command)[3:])
-    assert options.repeats == 3
-    assert card.plan is not None
-    assert plan_cases(options).cases == card.plan.list_cases()
 
 
 def test_nothing_follows_from_nothing(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from bench.render.model import NOTHING, Cell, Level, Table
 from bench.render.section import Column, Section, Sheet, join
 from bench.report.document import SECTIONS
@@ -61,31 +59,6 @@ def test_what_may_wrap_is_words_unless_it_is_said_to_be_a_number() -> None:
         for wrap, number in ((False, None), (True, None), (True, True))
     ]
     assert [head.number for head in fill([1], *columns).heads] == [True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("starts", "shown"),
-    [
-        ((0, 3, 6, 9), 9),  # at the end of the group before the tenth row
-        ((0, 4), 10),  # the second group is too long to be left out whole
-        ((0, 5), 5),
-        ((), 10),
-        ((0, 10), 10),
-    ],
-)
-def test_a_long_table_ends_with_a_group(starts: tuple[int, ...], shown: int) -> None:
-    groups = {start: f"from {start}" for start in starts}
-    table = fill([*range(12)], groups=groups, most=10, notes=lambda rows: [f"{len(rows)} rows"])
-    assert (len(table.rows), table.left) == (shown, 12 - shown)
-    assert table.groups == {start: said for start, said in groups.items() if start < shown}
-    left = f"{12 - shown} more rows are left out; --where chooses."
-    assert table.notes == (f"{shown} rows", left)
-
-
-def test_where_the_other_rows_are_is_said() -> None:
-    (note,) = fill([1, 2], most=1, file="records.csv").notes
-    assert note == "1 more row is left out; --where chooses, and records.csv has them all."
-    assert fill([1, 2], file="records.csv").notes == ()
 
 
 def test_groups_begin_where_parts_do() -> None:
