@@ -19,7 +19,7 @@ TOLERANCE = 1e-9
 
 _WORDS = """
 text title subject constants answers notes words about shows label remedy question outcomes columns
-reason faults help path folder next_step command unit level heads evidence advice
+reason faults help path folder next_step command unit level heads evidence advice sentence
 """
 WORDS = frozenset(_WORDS.split())
 """Keys of JSON with text for people, which may change: numbers and verdicts may not."""
@@ -36,6 +36,10 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
     {'/tables/steps/name': 'steps', '/tables/steps/rows/0': 1, '/tables/steps/rows/1': 2}
     """
     if isinstance(value, dict):
+        if "heads" in value and "rows" in value:  # a table: its columns are named
+            names = [head["name"] for head in value["heads"]]
+            rows = [dict(zip(names, row, strict=True)) for row in value["rows"]]
+            value = {**value, "rows": rows}
         for key, part in value.items():
             if key not in WORDS:
                 yield from flatten(part, f"{path}/{key}")
@@ -44,7 +48,9 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
         for index, part in enumerate(value):
             name = str(index)
             if isinstance(part, dict) and (own := [k for k in NAMES if k in part]):
-                name = " ".join(str(part[key]) for key in own if not isinstance(part[key], dict))
+                told = (part[key] for key in own if not isinstance(part[key], dict))
+                # of a folder its name: each commit has a place of its own
+                name = " ".join(str(one).rpartition("/")[2] for one in told)
                 seen[name] += 1
                 name += f" #{seen[name]}" if seen[name] > 1 else ""
             yield from flatten(part, f"{path}/{name}")
@@ -53,11 +59,14 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
 
 
 def read_table(text: str) -> Iterator[tuple[str, Leaf]]:
-    """Yield each cell of a CSV with its row and column."""
-    for index, row in enumerate(csv.DictReader(io.StringIO(text))):
+    """Yield each cell of a CSV with its case and column."""
+    seen: Counter[str] = Counter()
+    for row in csv.DictReader(io.StringIO(text)):
+        name = " ".join(row[axis] for axis in ("model", "precision", "loss_scale", "batch_size"))
+        seen[name] += 1
         for column, cell in row.items():
             if column != "reason":
-                yield f"/{index}/{column}", cell
+                yield f"/{name} #{seen[name]}/{column}", cell
 
 
 def read_answer(question: str, text: str) -> dict[str, Leaf]:
@@ -114,7 +123,7 @@ def compare(old: Answers, new: Answers, exact: bool = False) -> Comparison:
     return found
 
 
-_PLACES = re.compile(r"(?<=/)\d+(?=/|$)| #\d+")
+_PLACES = re.compile(r"(?<=/)\d+(?=/|$)|(?<=/)[^/]* #\d+(?=/)")
 
 
 def count_kinds(paths: list[str], depth: int = 3) -> Iterator[str]:
