@@ -58,7 +58,7 @@ def why_no_cuda() -> str:
 LONGEST = (
     "card check readme html ray asv_site parallel golden subprocess fingerprint cluster "
     "crosscheck lanes server extension asv sweep merge profile workload verdict export "
-    "checkpoint fit loader why input advise yardstick scales train compare search rehearsal "
+    "checkpoint fit loader why input advise yardstick scales train compare search "
     "apex queues figures"
 )
 """Files that take more than 14 s, the longest first. Each is for one of the processes that share

@@ -8,7 +8,6 @@ import json
 import math
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -295,7 +294,6 @@ def test_every_benchmark_runs(cases: Any, monkeypatch: Patch, capsys: Capture) -
     monkeypatch.setattr("benchmarks.report_scale.SWEEPS", few)
     monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", (tuple(few), ("text",)))
     monkeypatch.setattr("benchmarks.sweep_scale.CASES", 4)
-    monkeypatch.setattr("benchmarks.rehearsal.PRECISIONS", ("fp32",))
     figures, caches = {}, {}
     for benchmark in disc_benchmarks(str(ROOT / "benchmarks")):
         if (shared := benchmark.setup_cache_key) not in caches:
@@ -308,7 +306,6 @@ def test_every_benchmark_runs(cases: Any, monkeypatch: Patch, capsys: Capture) -
     of_a_case = {f"cases.track_{figure.name}" for figure in FIGURES}
     assert figures.keys() == of_a_case | {
         "overhead.track_overhead",
-        "rehearsal.track_launches",
         "report_scale.ReportScale.track_peak_bytes",
         "report_scale.ReportScale.track_time_s",
         "sweep_scale.track_cpu_s",
@@ -338,9 +335,6 @@ def test_the_report_that_is_timed_is_the_commit_s(tmp_path: Path, monkeypatch: P
     assert (tmp_path / "report.text").read_text() == "the commit s"
 
 
-# ------------------------------------------------------------------------------ kernel launches
-
-
 def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -357,34 +351,6 @@ def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
     host._build_root, host._global_env_vars = str(commit), {}
     code = "import bench, mynet; print(bench.place)"
     assert host.run(["-c", code], cwd=str(elsewhere)).strip() == "commit"
-
-
-def test_launches_are_tracked_for_every_precision(monkeypatch: Patch) -> None:
-    from bench.precision import PRECISIONS
-    from bench.rehearsal.step import rehearse, skip
-    from benchmarks import rehearsal
-
-    # what apex trains or torchao converts is not rehearsed
-    assert set(rehearsal.PRECISIONS) == {n for n, p in PRECISIONS.items() if not skip(p)}
-    track: Any = rehearsal.track_launches
-    assert track.params == [list(rehearsal.PRECISIONS)]
-    assert track.param_names == ["precision"]
-    assert track.unit == "launches"
-    assert track.version
-    assert track.pretty_source
-    monkeypatch.setattr(rehearsal, "PRECISIONS", ("fp32", "fp16"))
-    launches = rehearsal.setup_cache()
-    # the most of any loss scaling: lower is better
-    expected = max(row.launches for row in rehearse(precisions=["fp16"], compile=[False]))
-    assert track(launches, "fp16") == expected > track(launches, "fp32") > 0
-
-
-def test_a_commit_without_a_rehearsal_has_no_launches(monkeypatch: Patch) -> None:
-    from benchmarks import rehearsal
-
-    monkeypatch.setitem(sys.modules, "bench.rehearsal.__main__", None)
-    assert rehearsal.setup_cache() == {}
-    assert math.isnan(rehearsal.track_launches({}, "fp32"))
 
 
 # ------------------------------------------------------------------------------ importing a sweep

@@ -463,8 +463,6 @@ def stand_in(command: str) -> str:
         # warm-up and checks are of whole batches
         short = "--batch-size 16 --fraction 0.001 --pairs 1"
         return put_flags(command, f"--model {LINEAR} {short}" if "--overhead" in command else short)
-    if "bench.rehearsal" in command:
-        return f"{command} --model {LINEAR}"
     if "bench.doctor" in command:
         return f"{command} || test $? = 1"  # the doctor may rightly find this machine busy
     return command

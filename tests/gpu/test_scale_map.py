@@ -54,7 +54,7 @@ def test_both_ways_agree_but_for_rounding() -> None:
 
 
 def test_the_device_is_never_waited_for() -> None:
-    """CUDA itself says so where a step synchronises, as the rehearsal says it on a CPU."""
+    """CUDA itself says so where a step synchronises."""
     model = network()
     layers = len(find_layers(model))
     training = Training(model, PRECISIONS["fp32"], CUDA, lr=0.01, loss_scale=128.0)
