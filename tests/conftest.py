@@ -57,7 +57,7 @@ def why_no_cuda() -> str:
 
 LONGEST = (
     "card check readme html ray asv_site parallel golden subprocess fingerprint cluster "
-    "crosscheck lanes server extension asv sweep merge profile workload verdict export "
+    "lanes server extension asv sweep merge profile workload verdict export "
     "checkpoint fit loader why input advise yardstick scales train compare search "
     "apex queues figures"
 )

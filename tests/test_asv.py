@@ -30,7 +30,6 @@ from bench.asv import host as asv_host
 from bench.asv import results
 from bench.asv.host import describe_grid, expand, lay_out, place
 from bench.case import Case
-from bench.crosscheck.__main__ import main as crosscheck
 from bench.errors import UsageError
 from bench.executors import fake
 from bench.grid import grid
@@ -38,6 +37,7 @@ from bench.preset import load_preset, parse_preset, preset_names
 from bench.record import BESIDE, Status
 from bench.sweep.__main__ import main as run_sweep
 from benchmarks.figures import ABSENT, FIGURES, MEASURED, PARTS, STATUSES
+from benchmarks.overhead import USUAL
 
 ROOT = Path(__file__).parents[1]
 NAN = math.nan
@@ -275,21 +275,11 @@ def test_a_harness_that_cannot_answer_is_no_figure(cases: Any, monkeypatch: Patc
 # ------------------------------------------------------------------------------ every benchmark
 
 
-def test_every_benchmark_runs(cases: Any, monkeypatch: Patch, capsys: Capture) -> None:
+def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     """Found by asv's own rules and run as asv runs them, but small, and in one process."""
-    run = subprocess.run
-
-    def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        if "bench.overhead" not in command:
-            return run(command, **options)
-        code = crosscheck(["--overhead", *command[3:]])  # whose workers need not import torch
-        return subprocess.CompletedProcess(command, code, capsys.readouterr().out, "")
-
     monkeypatch.setitem(cases.GRID, "flags", ["--executor", "fake"])  # the sweep is a real one
-    tiny = "--device=cpu --model=models_for_tests:good --batch-size=16 --steps=1 --pairs=1"
     monkeypatch.setattr("benchmarks.overhead.GRID", {})
-    monkeypatch.setattr("benchmarks.overhead.SMALL", tiny.split())
-    monkeypatch.setattr("benchmarks.overhead.subprocess.run", run_here)
+    monkeypatch.setitem(USUAL, "cpu", ("dpn-small", "fp32", 8, 0.0005, 1))
     few = {"few": (400, 5)}
     monkeypatch.setattr("benchmarks.report_scale.SWEEPS", few)
     monkeypatch.setattr("benchmarks.report_scale.ReportScale.params", (tuple(few), ("text",)))
@@ -305,7 +295,7 @@ def test_every_benchmark_runs(cases: Any, monkeypatch: Patch, capsys: Capture) -
         figures[benchmark.name] = benchmark.do_run()
     of_a_case = {f"cases.track_{figure.name}" for figure in FIGURES}
     assert figures.keys() == of_a_case | {
-        "overhead.track_overhead",
+        "overhead.Overhead.track_time_ratio",
         "report_scale.ReportScale.track_peak_bytes",
         "report_scale.ReportScale.track_time_s",
         "sweep_scale.track_cpu_s",

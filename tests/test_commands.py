@@ -19,9 +19,6 @@ INTERNAL = {
     "worker",
     "environment",
     "training.yardstick",
-    "crosscheck.bare",
-    "crosscheck.poller",
-    "overhead",  # crosscheck under an old name, for commands of older commits
 }
 """Modules that other modules start; people do not."""
 
@@ -85,7 +82,7 @@ def test_a_help_fits_a_screen_and_describes_in_plain_sentences(
     assert "python -m" not in description
 
 
-@pytest.mark.parametrize("module", ["sweep", "search", "fit", "check", "crosscheck"])
+@pytest.mark.parametrize("module", ["sweep", "search", "fit", "check"])
 def test_all_settings_are_in_the_long_help(
     module: str, capsys: Capture, monkeypatch: Patch
 ) -> None:

@@ -247,9 +247,7 @@ def test_dataset_and_model_are_part_of_what_must_agree() -> None:
     assert {"gpu", "driver", "torch", "dataset_fingerprint", "code"} <= set(COMPARABLE)
 
 
-@pytest.mark.parametrize(
-    "module", ["sweep", "report", "compare", "overhead", "doctor", "scales", "check"]
-)
+@pytest.mark.parametrize("module", ["sweep", "report", "compare", "doctor", "scales", "check"])
 def test_help_imports_nothing_heavy(module: str) -> None:
     """What makes --help slow, rather than how slow it was: torch takes 1.6 s, pandas 0.3 s."""
     code = (

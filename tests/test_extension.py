@@ -277,8 +277,6 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     absent = {
         "check --rounding up": "--rounding: bench.check does not take it, because its bounds are "
         "of one rounding",
-        "crosscheck --rounding up": "--rounding: bench.crosscheck does not take it, because the "
-        "bare loop supports --model",
         "fit --momentum 0.5": "--momentum: bench.fit does not take it, because it chooses what its "
         "runs measure",
     }

@@ -20,7 +20,6 @@ from training_for_tests import CPU, list_batches, run_case
 
 from bench.case import Case
 from bench.check import __main__ as check
-from bench.crosscheck import __main__ as crosscheck
 from bench.data import Dataset, load, prepare
 from bench.data.batches import Batches, Counted, Divided, MadeBatches, Supply
 from bench.data.synthetic import count_images, parse_shape
@@ -125,7 +124,7 @@ def test_a_workload_has_no_shape_of_ours() -> None:
     assert (case.dataset, case.input, case.classes) == (OWN, None, None)
 
 
-@pytest.mark.parametrize("command", [check, crosscheck, scales])
+@pytest.mark.parametrize("command", [check, scales])
 @pytest.mark.parametrize("flag", ["--input=3x64x64", "--classes=100"])
 def test_commands_for_images_of_cifar_say_so(command: Any, flag: str, capsys: Capture) -> None:
     assert command.main([flag]) == 2
@@ -134,11 +133,11 @@ def test_commands_for_images_of_cifar_say_so(command: Any, flag: str, capsys: Ca
     assert line.endswith("leave it out")
 
 
-@pytest.mark.parametrize("command", [check, crosscheck, scales])
+@pytest.mark.parametrize("command", [check, scales])
 def test_commands_that_take_a_workload_refuse_one_that_is_none(
     command: Any, capsys: Capture, tmp_path: Path
 ) -> None:
-    out = ["--out", str(tmp_path / "out")] if command in (check, scales) else []
+    out = ["--out", str(tmp_path / "out")]
     assert command.main(["--workload", "no_such:work", "--device", "cpu", *out]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --workload 'no_such:work': there is no module 'no_such'")

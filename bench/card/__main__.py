@@ -1,7 +1,7 @@
 """`python -m bench.card`: run every measurement of a new GPU, nine minutes at a time.
 
 The doctor, the presets rtx-titan and precision, repeats, whole epochs, the GPU tests, compiling, an
-independent cross-check, NVIDIA apex, memory limits, the loss-scale map, profiles and more, by
+bare loop beside, NVIDIA apex, memory limits, the loss-scale map, profiles and more, by
 priority, into one folder under results/. The same command continues where it was stopped. Without
 a GPU it rehearses itself on the CPU at a small scale.
 """

@@ -14,15 +14,15 @@ from bench.text import clean
 
 AGENDA = (
     *("doctor", "headline", "rtx-titan", "precision", "repeats", "epochs", "tests", "compile"),
-    *("autotune", "crosscheck", "graphs", "apex", "wall-limit", "scales", "tests", "wall"),
+    *("autotune", "graphs", "apex", "wall-limit", "scales", "tests", "wall"),
     *("overhead", "profiles", "ddp"),
 )
 """Phases in order of priority; "tests" has two turns.
 
 An H200 took 8 s for the doctor, 98 for the nine cases of 2019 with their profiles, 39 for the other
 precisions, and 66 for whole epochs of two cases with their accuracy (2026-11-26). Planned are 60 s
-for two more repeats of three cases, 60 for tests that train in one process, 80 for compiled and
-autotuned cases, and 45 for the cross-check. What no card has shown yet comes first in the second
+for two more repeats of three cases, 60 for tests that train in one process, and 80 for compiled
+and autotuned cases. What no card has shown yet comes first in the second
 call.
 """
 

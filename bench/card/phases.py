@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
@@ -168,25 +168,12 @@ _DOCTOR = {
 }
 
 
-def _cross_check(card: Card, scale: Scale) -> list[str]:
-    size = ["--pairs", str(scale.pairs), "--fraction", f"{scale.fraction:g}"]
-    return ["-m", "bench.crosscheck", *size, "--device", scale.device, *scale.check.split()]
-
-
-def _describe_overhead(answer: Mapping[str, Any], _: int) -> str:
-    ratios = answer["ratios"]
-    spread = f" ({min(ratios):.4f} to {max(ratios):.4f})" if len(ratios) > 1 else ""
-    return f"epoch time, harness / bare loop = {answer['ratio']:.4f}{spread}"
-
-
-def _describe_crosscheck(answer: Mapping[str, Any], _: int) -> str:
-    parts = [
-        f"{what} {100 * (j['ratio'] - 1):+.2f} % {j['verdict']}"
-        if j["ratio"] is not None
-        else f"{what} {j['verdict']}"
-        for what, j in answer["judgements"].items()
-    ]
-    return ", ".join(parts) + ("; on a CPU this decides nothing" if answer["rehearsal"] else "")
+def _compare_bare(card: Card, scale: Scale, children: ChildRunner) -> Entry:
+    command = ["-m", "benchmarks.overhead", "--device", scale.device, *scale.check.split()]
+    ended = children.run([*command, "--fraction", f"{scale.fraction:g}"])
+    if ended.stopped:
+        return ended.conclude(ended.stopped, CUT_LINE)
+    return ended.conclude(State.FAILED if ended.returncode else State.DONE)
 
 
 _PYTEST_INTERRUPTED = 2
@@ -375,18 +362,7 @@ PHASES: dict[str, Phase] = {
         absent="a CPU has no CUDA graphs",
     ),
     "apex": Phase("NVIDIA apex beside our own fp16, where it is installed", 25, 1, _apex),
-    "overhead": Phase(
-        "what the harness adds to an epoch",
-        65,
-        12,
-        _ask("overhead", lambda *of: [*_cross_check(*of), "--overhead"], _describe_overhead),
-    ),
-    "crosscheck": Phase(
-        "time and memory, measured again by independent code",
-        65,
-        14,
-        _ask("crosscheck", _cross_check, _describe_crosscheck),
-    ),
+    "overhead": Phase("the same steps by a bare loop in plain torch", 65, 12, _compare_bare),
     "wall-limit": Phase(
         "the largest batch that fits in 21 GiB, as on the card of 2019",
         25,

@@ -26,9 +26,8 @@ class Scale:
     """The fraction of the phase that measures whole epochs."""
     allow_shared: bool = False
     repeats: int = 3
-    pairs: int = 2
     sweep: str = ""
-    check: str = "--batch-size 256"
+    check: str = "--batch-size 256 --pairs 2"
     map: str = (
         "--model dpn92 --precision fp16 fp16-amp --scales 1 128 2^16 2^24 "
         "--train 1 128 2^16 2^24 dynamic"
@@ -62,10 +61,9 @@ def rehearse(fraction: float | None) -> Scale:
         fraction=fraction or 0.0005,
         whole=0.001,
         repeats=2,
-        pairs=1,
         # fp16 is emulated on most CPUs: a step of dpn-small took 9 s at batch size 32
         sweep="--model dpn-small --batch-size 8",
-        check="--model dpn-small --batch-size 8 --precision fp32",
+        check="--model dpn-small --batch-size 8 --pairs 1",
         map="--model dpn-small --batch-size 8 --at 1 --steps 2 --scales 1 128 2^24 --train 128",
         walls="--model dpn-small --precision fp32 --step 8",
         limit="720MiB",

@@ -397,8 +397,8 @@ _ALL = (
     Doubt("beyond", "beyond the data sheet",
           "More FLOP or bytes a second than the data sheet of the card allows, which are left "
           "out: the data come from a cache, or the times are wrong",
-          "Use a larger --batch-size, and python -m bench.crosscheck --overhead to check the "
-          "times.",
+          "Use a larger --batch-size, and check the times: python -m benchmarks.overhead "
+          "measures a case beside a bare loop.",
           _is_beyond, fatal=False),
     Doubt("energy", "short energy",
           f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "

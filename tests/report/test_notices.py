@@ -190,7 +190,6 @@ FLAG = re.compile(r"--[a-z][-a-z]+")
 
 
 def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> None:
-    from bench.crosscheck.__main__ import build_parser as build_crosscheck
     from bench.sweep.options import build_parser
 
     rows = [
@@ -204,8 +203,7 @@ def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> N
     few = ran(1, case=Case(steps=20), measured_steps=20, steps_per_epoch=400)
     parts = read(tmp_path / "parts", [ran(1), ran(1, case=Case(fraction=0.5)), few])
     texts |= {name: doubt.advise(parts) for name, doubt in doubts.DOUBTS.items()}
-    parsers = build_parser(), build_crosscheck()
-    known = {flag for parser in parsers for flag in parser._option_string_actions}
+    known = set(build_parser()._option_string_actions)
     for label, text in texts.items():
         named = FLAG.findall(text)
         assert set(named) <= known, (label, named)
