@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from bench.card.folder import Card
+from bench.card import STATE
 from bench.case import AXES, SAME_QUESTION, Case
 from bench.record import Status
 from bench.store.attempts import keep_cases
@@ -144,6 +146,27 @@ def read_bars(source: Source) -> list[Bar]:
 
 def _known(value: float) -> float | None:
     return None if pd.isna(value) else float(value)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `make card` measured on a GPU, and when."""
+
+    folder: Path
+    identity: dict[str, Any]
+    started_at: str
+
+
+def find_card(results: Path) -> Card | None:
+    """The card whose table the README shows: the newest with all cases of 2019; or none yet."""
+    cards = []
+    for file in results.glob(f"*/{STATE}"):
+        state = json.loads(file.read_text())
+        measured = state["phases"].get("rtx-titan", {}).get("state") == "done"
+        # a rehearsal has no GPU
+        if measured and state["identity"].get("gpu") and (file.parent / RECORDS).is_file():
+            cards.append(Card(file.parent, state["identity"], state["started_at"]))
+    return max(cards, key=lambda card: card.started_at, default=None)
 
 
 def find_source(card: Card) -> Source:

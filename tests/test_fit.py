@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 
 from bench import fit
-from bench.card.phases import count_runs
 from bench.case import Case
 from bench.compare.side import read_side
 from bench.data import prepare
@@ -485,19 +484,6 @@ def test_where_nothing_fits_nothing_is_measured(
     assert set(frame["status"]) == {Status.OOM}
     assert frame["probe"].all()
     assert "not even the smallest batch trains" in capsys.readouterr().err
-
-
-def test_the_card_counts_searches_that_have_not_ended(
-    tmp_path: Path, memory: Callable[[str], None]
-) -> None:
-    memory(LINE)
-    flags = [*FAKE, *LIMIT, "--precision", "fp32", "bf16-amp", "--batch-size", "256..auto"]
-    before = count_runs(tmp_path, flags)
-    assert (before.left, before.line) == (2, "0 of 0 cases, 2 largest batch sizes to find")
-    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
-    assert count_runs(tmp_path, flags).left == 3 + 1
-    run_sweep(tmp_path, *flags[len(FAKE) :])
-    assert (count_runs(tmp_path, flags).left, count_runs(tmp_path, flags).failed) == (0, 0)
 
 
 def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: Capture) -> None:

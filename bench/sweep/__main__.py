@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"warning: no batch size for {line}", file=sys.stderr)
     if done.left:
         print(done.left, file=sys.stderr)
-    else:
+    elif options.report:
         print_report([*map(str, done.folders)])
     if done.stopped:
         return 128 + done.stopped

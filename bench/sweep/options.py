@@ -72,6 +72,7 @@ class Options:
     list: bool = False
     anchors: bool = True
     shard: Shard | None = None
+    report: bool = True
 
     @property
     def settings(self) -> Settings:
@@ -138,6 +139,8 @@ def build_parser() -> Parser:
     how.add_argument("--no-anchors", dest="anchors", action="store_false", help=none)
     part = AdvancedHelp("run only part K of N, for job arrays; bench.merge joins the folders")
     how.add_argument("--shard", metavar="K/N", type=parse_shard, help=part)
+    none = AdvancedHelp("print no report when all is measured")
+    how.add_argument("--no-report", dest="report", action="store_false", help=none)
     _add_switch(how, "--dry-run", "print the plan and check it, but train nothing")
     _add_switch(how, "--list", "print presets, precisions, models, …")
     return parser

@@ -10,7 +10,6 @@ import pytest
 
 import bench
 from bench import data
-from bench.card.scale import Scale, prepare_ahead
 from bench.data import DATASETS, load, prepare
 from bench.data.progress import progress_bar
 from bench.errors import UsageError
@@ -40,19 +39,6 @@ def test_second_call_decodes_nothing(folder, tmp_path, decodings):
     assert prepare("cifar10", data_dir=folder, cache_dir=tmp_path / "cache") == first
     assert load(first.folder).info == first
     assert len(decodings) == 1
-
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_card_has_them_decoded_meanwhile(folder, tmp_path, decodings, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    scale = Scale("cuda", "cifar10", folder, 0.2)
-    prepare_ahead(scale).join()
-    assert prepare("cifar10", data_dir=folder).train_images == 30
-    assert len(decodings) == 1
-    (folder / "train.parquet").write_bytes(b"none")
-    prepare_ahead(scale).join()
-    with pytest.raises(UsageError):  # as its first sweep will say
-        prepare("cifar10", data_dir=folder)
 
 
 def test_changed_source_is_decoded_again(folder, tmp_path, decodings, write_parquet, draw):

@@ -1,0 +1,200 @@
+"""`python -m bench.card`: run every measurement of a new GPU, nine minutes at a time.
+
+One command after another, the one first that a reader gains most by, into one folder with one log.
+The same command goes on where time ran out or Ctrl-C stopped it. Without a GPU it rehearses itself
+on the CPU: a small network, a few steps, in a folder that is called a rehearsal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench.apex import find_apex, refuse_apex
+from bench.data import find_layout
+from bench.environment.asking import probe
+from bench.environment.device import Platform
+from bench.environment.host import has_cuda
+from bench.environment.packages import refuse_missing
+from bench.executors.server import lend_server
+from bench.flags import Parser, command, describe, parse_number
+from bench.gpu.cards import find_cards
+from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao
+from bench.processes import leave, stop_signals
+from bench.record import COMPARABLE
+from bench.store.scale_map import GRADIENTS, MAP, TRAININGS
+from bench.sweep.folder import default_out, refuse_unwritable
+from bench.text import clean, last_line, read_clock, replace_file
+
+ROOT, STATE = Path(__file__).parents[1], "card.json"
+ENDED, OPEN = ("done", "absent"), ("left", "cut", "interrupted")  # what failed is run again
+GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s
+
+STEPS = """\
+doctor     12 -           bench.doctor --out {out} {data}
+rtx-titan  30 -           {nine} --profile {part}
+plain      5  -           {sweep} --profile {part} {all}
+autotuned  20 cuDNN       {sweep} --profile {part} {all} --cudnn-benchmark
+compiled   60 -           {sweep} --profile {part} {all} --compile
+both       60 cuDNN       {sweep} --profile {part} {all} --compile --cudnn-benchmark
+epochs     60 -           {sweep} --evaluate {whole}
+repeats    20 -           {headline} --profile {part} --repeats 3
+tests      30 pytest      pytest -v -p no:cacheprovider -m gpu tests/gpu
+scales     60 -           bench.scales {into} {images} {map}
+wall-21GiB 30 -           {fit} {limit}
+wall       30 wall        {fit}
+graphs     20 CUDA-graphs {sweep} {part} --precision fp16 --batch-size 128 --cuda-graphs
+apex       30 apex        {sweep} {part} --precision fp16-apex fp16 --batch-size 256 --optimizer sgd
+fp8        60 fp8         {fp8} {part} --precision bf16-amp fp8 --batch-size 16 --compile
+loader     30 -           {sweep} {part} {fp16} --loader torch --workers 0 4
+checkpoint 30 -           {sweep} --steps 20 {fp16} --checkpoint
+ddp        30 -           {sweep} --steps 20 {fp16} --parallel ddp --world-size 1
+ddp-2      30 2-GPUs      {sweep} --steps 20 {fp16} --parallel ddp --world-size 2
+bare-loop  60 checkout    benchmarks.overhead --device {device}
+report     20 -           bench.report {out} --format html -o {out}/report.html
+"""
+"""Name, the least seconds that are worth starting it with, what it needs, and the command."""
+
+CARD = {
+    "run": "bench.sweep {into} {images} --retry error killed timeout --no-report",
+    "sweep": "{run} --preset precision --repeats 1",
+    "nine": "{run} --preset rtx-titan --repeats 1",
+    "headline": "{run} --preset rtx-titan --precision fp32 fp16 --batch-size 256 --loss-scale 128",
+    "fp8": "bench.sweep {into} --no-report --repeats 1 --workload examples.transformer:gpt",
+    "fit": "bench.fit {into} {images} --retry error killed timeout --optimizer adamw",
+    "part": "--fraction 0.2 --until 1%",
+    "all": "--precision fp32 tf32 fp16 fp16-amp bf16 bf16-amp --batch-size 256 512",
+    "whole": "--precision fp16 tf32 fp32 --batch-size 256",
+    "fp16": "--precision fp16 --batch-size 256",
+    "map": "--precision fp16 fp16-amp --scales 1 128 2^16 2^24 --train 1 128 2^16 2^24 dynamic",
+    "limit": "--memory-limit 21GiB",
+}
+_SMALL = "--model dpn-small --precision fp32 --batch-size 8"
+REHEARSAL = CARD | {
+    "nine": f"{{run}} --repeats 1 {_SMALL}",
+    "headline": f"{{run}} {_SMALL}",
+    "fp16": _SMALL,
+    "all": f"{_SMALL} 16",
+    "whole": f"{_SMALL} --steps 2",
+    "part": "--steps 2",
+    "map": "--batch-size 8 --at 1 --scales 1 128 --train 128",
+    "limit": "--memory-limit 560MiB --model dpn-small --precision fp32 --step 48",
+}
+"""What the words in `STEPS` stand for, on a GPU and on a CPU."""
+
+LACKS: dict[str, Callable[[Platform], str]] = {
+    "apex": lambda on: refuse_apex(find_apex(), None, "cuda" if on.environment.gpu else "cpu"),
+    "fp8": lambda on: on.refuse(PRECISIONS["fp8"]) or ("" if find_torchao() else FP8_INSTALL),
+    "2-GPUs": lambda _: "" if len(find_cards()[0]) > 1 else "fewer than 2 GPUs",
+    "pytest": lambda _: "" if find_spec("pytest") else "pytest is not installed",
+    "checkout": lambda _: "" if (ROOT / "benchmarks").is_dir() else "only a checkout has it",
+    "-": lambda _: "",
+}
+"""Why a need is not met; those that are not listed every GPU meets."""
+
+
+def choose_folder(parent: Path, name: str, identity: object) -> tuple[Path, dict[str, Any]]:
+    """Return the newest folder of this identity that is not complete, or a new one; its state."""
+    for file in sorted(parent.glob(f"*/{STATE}"), reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            state = json.loads(file.read_text())
+            if state["identity"] == identity and not state.get("complete"):
+                return file.parent, state
+    return parent / name, {"identity": identity, "started_at": read_clock(), "phases": {}}
+
+
+def run(command: Sequence[str], log: Path, until: float, stopped: Callable[[], int]) -> str:
+    """Run Python, but not beyond a time.monotonic() or a signal. Return how it ended."""
+    end = ""
+    with log.open("a") as file:
+        print(f"\n== {shlex.join(command)} ==", file=file, flush=True)
+        options: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, "cwd": ROOT}
+        # in a session of its own, so that Ctrl-C reaches it only from here
+        child = subprocess.Popen([sys.executable, *command], start_new_session=True, **options)
+    while child.poll() is None:
+        if not end and (stopped() or time.monotonic() > until):
+            end, until = "interrupted" if stopped() else "cut", time.monotonic() + GRACE_S
+            child.send_signal(signal.SIGINT)
+        elif time.monotonic() > until:
+            os.killpg(child.pid, signal.SIGKILL)
+        time.sleep(0.1)
+    # the doctor's 1 is an answer: something makes numbers unreliable
+    fine = child.returncode in ((0, 1) if "bench.doctor" in command else (0,))
+    return end or ("done" if fine else "failed")
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Return 0; 1 if something failed; 2 for a usage error; 130 or 143 if a signal stopped it."""
+    begun, usual = time.monotonic(), os.environ.get("CARD_MINUTES") or "9"
+    parser = Parser(prog="python -m bench.card", description=describe(__doc__))
+    add = parser.add_argument
+    add("--minutes", metavar="N", default=usual, help="time for all of it ($CARD_MINUTES, or 9)")
+    add("--out", type=Path, default="results", metavar="DIR", help="parent of the folder (results)")
+    add("--data-dir", type=Path, metavar="DIR", help="where CIFAR-10 is (./data)")
+    add("--allow-shared", action="store_true", help="measure on a GPU that other processes use")
+    given = parser.parse(argv)
+    minutes = parse_number("--minutes", given.minutes, "a number above 0")
+    deadline = begun + 60 * minutes - GRACE_S
+    refuse_missing()
+    refuse_unwritable(given.out)
+    device, data = "cuda" if has_cuda() else "cpu", (given.data_dir or Path("data")).absolute()
+    found = device == "cuda" and (given.data_dir or find_layout(data))
+    dataset = "cifar10" if found else "synthetic"
+    images = shlex.join(["--data-dir", str(data)]) if dataset == "cifar10" else ""
+    platform, rehearsal = probe(device), device == "cpu"
+    identity = {name: getattr(platform.environment, name) for name in COMPARABLE}
+    name = "rehearsal-" * rehearsal + default_out({"": platform}).name
+    folder, state = choose_folder(given.out.absolute(), name, identity | {"dataset": dataset})
+    folder.mkdir(parents=True, exist_ok=True)
+    out = shlex.quote(str(folder).removeprefix(f"{ROOT}{os.sep}"))
+    words = (REHEARSAL if rehearsal else CARD) | {
+        **{"out": out, "device": device, "data": images, "images": f"--dataset {dataset} {images}"},
+        "into": f"--out {out} --device {device}" + " --allow-shared" * given.allow_shared,
+    }
+    if rehearsal:  # compilers take half a minute, and threads wait for each other
+        os.environ |= {"TORCH_COMPILE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    print(f"{'REHEARSAL on ' * rehearsal}{platform.name}; {dataset} images; {folder}", flush=True)
+    phases, log = state["phases"], folder / "log.txt"
+    with stop_signals(lambda: None) as stopped, lend_server(os.environ, ROOT) as lent:
+        os.environ |= lent
+        for name, least, need, text in (line.split(maxsplit=3) for line in STEPS.splitlines()):
+            before, now = phases.get(name, {"state": "left", "seconds": 0.0}), time.monotonic()
+            left = max(0.0, deadline - now)
+            if before["state"] in ENDED and name not in ("doctor", "report"):
+                continue
+            gaps = [n for n, p in phases.items() if n != name and p["state"] in OPEN]
+            lack = LACKS[need](platform) if need in LACKS else f"a CPU has no {need}" * rehearsal
+            said = lack or "stopped before it" * bool(stopped())
+            said = said or f"waits for {', '.join(gaps)}" * (name == "report" and bool(gaps))
+            said = said or f"needs about {least} s, {left:.0f} are left" * (left < float(least))
+            end = "absent" if lack else before["state"]
+            if not said:
+                for file in (MAP, GRADIENTS, TRAININGS) if name == "scales" else ():
+                    (folder / file).unlink(missing_ok=True)  # a part of a map would be refused
+                while "{" in text:
+                    text = text.format_map(words)
+                end = run(["-m", *shlex.split(text)], log, deadline, stopped)
+                said = clean(last_line(log.read_text(errors="replace").rpartition(" ==\n")[2]))
+            took = before["seconds"] + time.monotonic() - now
+            phases[name] = {"state": end, "seconds": took, "line": said}
+            states = {phase["state"] for phase in phases.values()}
+            state["complete"] = name == "report" and states <= {*ENDED}
+            replace_file(folder / STATE, json.dumps(state, indent=2) + "\n")
+            print(f"{name:<10} {end:<11} {took:4.0f} s  {said}", flush=True)
+    print(f"python -m bench.validate {out}" if state["complete"] else "the same command goes on")
+    return 128 + stopped() if stopped() else int("failed" in states)
+
+
+if __name__ == "__main__":
+    leave(main())

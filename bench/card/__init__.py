@@ -1,1 +1,0 @@
-"""Every measurement of a new GPU, by one command."""
