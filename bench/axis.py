@@ -98,7 +98,6 @@ class Axis:
     fill: Callable[[Any], Value] | None = None  # its value in a case that gives none
     baseline: bool = False  # its default is the baseline; else its first value is
     order: Callable[[str], Any] | None = None  # sort key for CSV spellings; else numeric or as run
-    anchored: bool = True  # an anchor has the value of its case, not the default
     # values of other axes with which a non-default value of this one is not measured
     beside: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()  # other combinations that are refused, with the reason

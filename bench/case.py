@@ -111,17 +111,15 @@ _OUR_IMAGES = "its images are of 3x32x32 or a --workload's, unlike those of benc
 
 _later = partial(describe_axis, since=4, quiet=True)
 _learning = partial(_later, affects=(LEARNING, RATE), absent=_FEW_STEPS)
-_part = partial(describe_axis, measuring=True, affects=(PART,), anchored=False,
+_part = partial(describe_axis, measuring=True, affects=(PART,),
     absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
-_measuring = partial(describe_axis, measuring=True, affects=(), anchored=False,
-    absent=_FEW_STEPS | _HOW_MUCH)
+_measuring = partial(describe_axis, measuring=True, affects=(), absent=_FEW_STEPS | _HOW_MUCH)
 _synthetic = partial(describe_axis, since=4,
     affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP, FIRST),
     applies=(_IS_OURS, _IS_SYNTHETIC), absent=dict.fromkeys(("check", "scales"), _OUR_IMAGES))
-_loading = partial(_later, follows="loader", applies=(_LOADS,), affects=(FIT,), anchored=False,
-    absent=_FEW_STEPS)
+_loading = partial(_later, follows="loader", applies=(_LOADS,), affects=(FIT,), absent=_FEW_STEPS)
 _parallel = partial(_later, since=5, follows="parallel", applies=(_TRAINS_TOGETHER, _IS_DDP),
-    anchored=False, absent={"search": "each trial trains on one GPU",
+    absent={"search": "each trial trains on one GPU",
     "advise": "it advises on training on one GPU"})
 # fmt: on
 
@@ -198,7 +196,7 @@ class Case:
         conflicts=(Conflict(lambda case: case.schedule == "onecycle" and case.lr_warmup != "0",
             "--schedule onecycle has its own warm-up; leave out --lr-warmup"),))
     epochs: int = _learning(1, parse_whole("a number of epochs"), "epochs to train, each measured",
-        common=True, anchored=False, absent=_FEW_STEPS | _HOW_MUCH)
+        common=True, absent=_FEW_STEPS | _HOW_MUCH)
     fraction: float = _part(1.0, parse_number("a fraction", 0, 1),
         "part of the epoch to measure; the rest is extrapolated", common=True)
     steps: int | None = _part(None, parse_steps,
@@ -212,7 +210,7 @@ class Case:
         "measure loss and accuracy on the test images too")
     checkpoint: bool = _later(False, parse_switch,
         "measure what a checkpoint costs and whether training resumes from it bit for bit; with "
-        "several --epochs, keep the last and the best", affects=(), anchored=False,
+        "several --epochs, keep the last and the best", affects=(),
         beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,)},
         absent=_HOW_MUCH | {"search": "a trial that was interrupted begins anew"})
     profile: bool = _measuring(False, parse_switch,
@@ -226,10 +224,10 @@ class Case:
     compile: str = describe_axis("off", parse_compile,
         "mode of torch.compile; bench.sweep --list describes them", quiet=True,
         switch=True, common=True, affects=(FIT, PROOF, KERNELS), order=list(COMPILES).index,
-        anchored=False, prepares="compiling", beside={"parallel": ("dp",)})
+        prepares="compiling", beside={"parallel": ("dp",)})
     cuda_graphs: bool = describe_axis(False, parse_switch,
         "capture a whole training step as a CUDA graph during warm-up, and replay it", since=8,
-        affects=(FIT, PROOF, WORK, KERNELS), anchored=False, prepares="capturing",
+        affects=(FIT, PROOF, WORK, KERNELS), prepares="capturing",
         absent=_FEW_STEPS, beside={"compile": OWN_GRAPHS,
             "precision": tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)},
         conflicts=(

@@ -54,9 +54,5 @@ FAR = 0.5
 """A rate of products or copies below this share of the data sheet's is reported. An H100 reaches
 0.64 to 0.76 of its FLOP/s, by number format, and 0.9 of its bandwidth."""
 
-INTERFERENCE = 0.02
-"""A lane's rows are doubtful if its steps take longer by more than this share while all lanes are
-busy; lanes are doubtful if their steps differ by more when each runs alone."""
-
 STRAGGLES = 0.05
 """A process that works longer than the others' median by more than this share makes them wait."""

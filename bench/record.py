@@ -26,9 +26,9 @@ from bench.work import Kind
 #   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
 #               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning,
 #               checkpoints, and the work of a step (in work.csv), profiled or counted
-#   5  2026-11  lanes, and the anchors that compare them; training on several GPUs, the processes of
-#               a case in ranks.csv; cases that a search ended before their last epoch
-#   6  2026-11  which start of a sweep wrote a row; the error of exposed communication
+#   5  2026-11  lanes; training on several GPUs, the processes of a case in ranks.csv; cases that a
+#               search ended before their last epoch
+#   6  2026-11  the error of exposed communication
 #   7  2026-11  in work.csv, the exclusive time of kernels, which kernels ran, and the work of one
 #               more item; how the rates of a device were measured, and rates of convolutions on a
 #               CPU; cases that end once their epoch time is known; both ends of an epoch by the
@@ -521,10 +521,8 @@ class Record:
     run_seed: int = column("the seed of this run: repeats differ in it, see --same-seed", since=2)
     sentinel: bool = column("the first case run again at the end, to show drift")
     probe: bool = column("run to find the largest batch that fits", since=4)
-    anchor: str = column("run to compare lanes: alone, busy or close", since=5)
     lane: str = column("the lane that it ran on; empty where there was one", since=5)
     lanes_beside: int | None = column("other lanes that ran a case meanwhile, at most", since=5)
-    session: str = column("which start of the sweep wrote the row", "", since=6)
     attempt: int = column("1, or more where an earlier attempt failed")
     status: Status = column("; ".join(f"{s}: {s.meaning}" for s in Status))  # noqa: RUF009
     reason: str = column("one line on the status")

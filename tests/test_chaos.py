@@ -27,7 +27,7 @@ FLAGS = "--executor fake --device cpu --dataset synthetic --precision fp32 --bat
 
 
 def start(out: Path, lanes: int) -> subprocess.Popen[bytes]:
-    flags = [*FLAGS.split(), "--lanes", str(lanes), "--no-anchors", "--out", out]
+    flags = [*FLAGS.split(), "--lanes", str(lanes), "--out", out]
     command = [sys.executable, HERE / "slow_sweep.py", *flags, "--seed", *map(str, range(CASES))]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env={**os.environ, "BENCH_FAKE_ANSWERS": ""}, **quiet)

@@ -33,7 +33,7 @@ KILLS = max(3, int(os.environ.get("BENCH_CHAOS", "3")) // 3)
 CASES = 20 * KILLS + 30  # there is work to do until the last kill, also on a busy machine
 PATIENCE_S = 240.0  # of a machine with other things to do
 FLAGS = "--executor ray --device cpu --dataset synthetic --model dpn-small --precision fp32 "
-FLAGS += "--batch-size 8 --steps 1 --repeats 1 --no-anchors"
+FLAGS += "--batch-size 8 --steps 1 --repeats 1"
 ACTOR = "ray::Station"
 
 

@@ -656,19 +656,3 @@ def test_trackers_are_imported_by_their_own_files_alone() -> None:
         for name in re.findall(r"^ *(?:import|from) (\S+)", file.read_text(), re.MULTILINE):
             assert name.split(".")[0] not in packages or file in own, file
             assert not name.startswith("bench.export") or "export" in file.parts, file
-
-
-def test_rows_are_doubted_for_anchors_that_were_exported_before(tmp_path: Path) -> None:
-    """A lane that was slowed by 10 %: known before its first case ended."""
-    steps = {"step_time_mad_s": 0.0, "measured_steps": 30, "lane": "a"}
-    alone = measure("alone", anchor="alone", **steps | {"step_time_median_s": 0.1})
-    busy = measure("busy", anchor="busy", **steps | {"step_time_median_s": 0.11})
-    later = measure("later", lane="a", lanes_beside=1)
-    sweep = read_sweep(write_sweep(tmp_path, alone, busy, later))
-    (run,) = read_runs(sweep, known={"alone", "busy"})
-    assert run.record_id == "later"
-    assert "slowed by other lanes" in run.doubts
-    assert "--lanes quiet" in str(run.outcome["warnings"])
-    anchor, *_ = read_runs(sweep, known=set())
-    assert "anchor" in anchor.name
-    assert "anchor" in anchor.flags

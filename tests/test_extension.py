@@ -184,7 +184,7 @@ FAKE = f"bench.sweep {FAKED} out"
 ROUNDING = """
     rounding: str = describe_axis("even", one_of(("odd", "even", "up")), "how halves are rounded",
         since=3, affects=(LEARNING, FIT, FLOP, FIRST), follows="precision", applies=(_SCALES,),
-        baseline=True, order=("odd", "even", "up").index, anchored=False,
+        baseline=True, order=("odd", "even", "up").index,
         beside={"checkpoint": (True,)}, absent={"check": "its bounds are of one rounding"},
         conflicts=(Conflict(lambda case: case.rounding == "up" and case.epochs > 9,
             "--rounding {case.rounding} drifts over {case.epochs} epochs"),))"""
@@ -244,7 +244,6 @@ from bench.asv.host import lay_out
 from bench.case import Case
 from bench.diagnosis.advice import COMPILE, _find_lever
 from bench.study.pairs import list_free
-from bench.sweep.anchors import make_anchor
 from bench.sweep.sharing import _AXES
 from bench.validate.judgement import validate
 from bench.wall.records import APART
@@ -256,7 +255,6 @@ def main(argv):
     levers = [_find_lever(COMPILE, Case(precision="fp16", warm=on)) for on in (False, True)]
     laid, checks = lay_out([Case(), case]), validate(Path("profiled"))["checks"]
     print(json.dumps({
-        "anchor": make_anchor(case).rounding,
         "lists": ["rounding" in held for held in names],
         "levers": [lever is not None for lever in levers],
         "asv": laid["names"],
@@ -364,7 +362,6 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     assert turned == [("even", "odd"), ("even", "up")]
     assert re.search("^What warming costs .*\n.*\n ─+\n warm ", told["warmed"], re.MULTILINE)
     assert json.loads(told["ask"]) == {
-        "anchor": "even",
         "lists": [False, False, True, True],
         "levers": [True, False],
         "asv": ["precision", "loss_scale", "batch_size", "rounding"],

@@ -1,4 +1,4 @@
-"""Several lanes: what runs where and beside what, classes of hardware, lost lanes, anchors."""
+"""Several lanes: what runs where and beside what, GPUs of several kinds, lost lanes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import pandas as pd
 import psutil
 import pytest
 from pytest_for_tests import Capture, Patch
@@ -32,18 +31,15 @@ from bench.executors.fake import FakeExecutor
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
 from bench.flags import join_flags
 from bench.gpu.cards import Card
-from bench.record import SCHEMA, Environment, Outcome, Status
+from bench.record import SCHEMA, Outcome, Status
+from bench.search import __main__ as search
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
 from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
-from bench.sweep import crew, execution, schedule
-from bench.sweep.anchors import STEPS, make_anchor
-from bench.sweep.gate import Gate
-from bench.sweep.hardware import name_folders
+from bench.sweep import crew, execution, preview, schedule
 from bench.sweep.options import parse_arguments
-from bench.worker.messages import PhaseEntered, StepTaken
 
 Watch = Callable[[Callable[[Job], Outcome | None]], None]
 
@@ -90,32 +86,33 @@ def admitted(monkeypatch: Patch) -> list[Lane]:
     return seen
 
 
-def cases_of(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame["anchor"] == ""]
-
-
 # --------------------------------------------------------------------------------- what runs where
 
 
 def test_lanes_make_the_records_that_one_makes(out: Path) -> None:
     flags = ["8", "16", "32", "--repeats", "2"]
     one = run(out, *flags)
-    several = cases_of(run(out.with_name("several"), *flags, "--lanes", "3"))
+    several = run(out.with_name("several"), *flags, "--lanes", "3")
     same = ["batch_size", "repeat", "run_seed", "sentinel", "attempt", "status", "epoch_time_s"]
     assert sorted(rows(several, *same)) == sorted(rows(one, *same))
     assert set(one["lane"]) == {""}
     assert set(one["lanes_beside"]) == {0}
-    assert not one["anchor"].any()
     assert set(several["lane"]) == {"fake0", "fake1", "fake2"}
     last = several.iloc[-1]
-    # which lane is free first after the anchors is chance
     first = several[(several["batch_size"] == 8) & (several["repeat"] == 1)]["lane"].iloc[0]
     assert (last["sentinel"], last["lane"], last["lanes_beside"]) == (True, first, 0)
 
 
-def test_no_case_has_the_same_card_in_all_its_repeats(out: Path) -> None:
-    """A slower card would look like the effect of a setting."""
-    frame = cases_of(run(out, "8", "16", "--repeats", "4", "--lanes", "quiet", cards="A100:2"))
+def test_no_case_has_the_same_card_in_all_its_repeats(out: Path, watch: Watch) -> None:
+    """A slower card would look like the effect of a setting. Both cards take equally long."""
+    barrier, left = threading.Barrier(2, timeout=60), iter(range(8))
+
+    def look(job: Job) -> None:
+        if next(left, None) is not None:  # all but the sentinel
+            barrier.wait()
+
+    watch(look)
+    frame = run(out, "8", "16", "--repeats", "4", "--lanes", "2", cards="A100:2")
     for size, own in frame[~frame["sentinel"]].groupby("batch_size"):
         assert own["lane"].value_counts().tolist() == [2, 2], size
     assert (frame["gpu_uuid"] == "GPU-" + frame["lane"]).all()
@@ -132,30 +129,10 @@ def test_as_many_cases_run_at_once_as_there_are_lanes(out: Path, watch: Watch) -
         barrier.wait()
 
     watch(look)
-    frame = run(out, "8", *SEEDS, "--lanes", "3", "--no-anchors")
+    frame = run(out, "8", *SEEDS, "--lanes", "3")
     assert set(frame["lanes_beside"]) == {2}
     assert Counter(frame["lane"]) == {"fake0": 2, "fake1": 2, "fake2": 2}
     assert [len(own) for own in threads.values()] == [1, 1, 1], "a lane keeps its thread"
-    assert not frame["anchor"].any()
-
-
-def test_quiet_uses_all_lanes_and_runs_one_case_at_a_time(out: Path, watch: Watch) -> None:
-    running, most = 0, 0
-
-    def look(job: Job) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        time.sleep(0.01)
-        running -= 1
-
-    watch(look)
-    frame = run(out, "8", *SEEDS, "--lanes", "quiet", cards="A100:3")
-    assert most == 1
-    assert set(frame["lanes_beside"]) == {0}
-    assert Counter(cases_of(frame)["lane"]) == {"A100-0": 2, "A100-1": 2, "A100-2": 2}
-    anchors = frame[frame["anchor"] != ""]
-    assert Counter(anchors["anchor"]) == {"alone": 3, "close": 3}
 
 
 def test_progress_names_the_lane(out: Path, capsys: Capture) -> None:
@@ -163,8 +140,6 @@ def test_progress_names_the_lane(out: Path, capsys: Capture) -> None:
     said = capsys.readouterr().err
     assert "[2/2] fake" in said
     assert " · fp32 · batch size 16: " in said
-    assert "fake1 · anchor, busy: " in said
-    assert said.index("anchor, busy") < said.index("[1/2]") < said.index("anchor, close")
 
 
 def test_a_case_of_several_gpus_runs_alone(out: Path, watch: Watch) -> None:
@@ -180,7 +155,7 @@ def test_a_case_of_several_gpus_runs_alone(out: Path, watch: Watch) -> None:
     watch(look)
     # those of two cards come before and after those of one
     flags = ["--parallel", "ddp", "--world-size", "2", "1", "--repeats", "2", "--lanes", "2"]
-    frame = run(out, "8", "--seed", "0", "1", "2", *flags, "--no-anchors", cards="A100:2")
+    frame = run(out, "8", "--seed", "0", "1", "2", *flags, cards="A100:2")
     wide = frame["world_size"] == 2
     assert set(frame[wide]["lane"]) <= {"A100-0+A100-1", "A100-1+A100-0"}
     assert set(frame[wide]["lanes_beside"]) == {0}
@@ -191,19 +166,19 @@ def test_a_case_of_several_gpus_runs_alone(out: Path, watch: Watch) -> None:
 
 def test_a_world_size_beyond_the_cards_is_refused_or_a_row(out: Path, capsys: Capture) -> None:
     ddp = ["--parallel", "ddp", "--world-size"]
-    run(out, "8", *ddp, "3", "--lanes", "all", rc=2, cards="A100:2 H100:1")
-    said = capsys.readouterr().err
-    has = f"{fake.LANES} has"
-    assert said == (
-        "error: --world-size 3: world size 3 takes 3 GPUs of one kind; "
-        f"{has} 2 (A100); {has} 1 (H100)\n"
-    )
+    lacks = f"world size 3 takes 3 GPUs of one kind; {fake.LANES} has 2 (A100)"
+    for check in ([], ["--dry-run"]):
+        run(out, "8", *ddp, "3", "--lanes", "all", *check, rc=2, cards="A100:2")
+        assert capsys.readouterr().err == f"error: --world-size 3: {lacks}\n"
     assert not out.exists()
-    run(out, "8", *ddp, "2", "--lanes", "all", "--no-anchors", cards="A100:2 H100:1")
-    assert rows(read_records(out / "a100"), "status", "lane") == [("ok", "A100-0+A100-1")]
-    ((status, reason),) = rows(read_records(out / "h100"), "status", "reason")
-    assert status == "unsupported"
-    assert reason.startswith("world size 2 takes 2 GPUs of one kind")
+    grid = out.with_name("grid.toml")
+    grid.write_text('description = "x"\n[[grid]]\nparallel = "ddp"\nworld_size = [2, 3]\n')
+    frame = run(out, "8", "--config", str(grid), "--lanes", "all", cards="A100:2")
+    assert sorted(rows(frame, "world_size", "status", "reason")) == [
+        (2, "ok", ""),
+        (3, "unsupported", lacks),
+    ]
+    assert frame["lane"][frame["status"] == "ok"].tolist() == ["A100-0+A100-1"]
 
 
 def test_searches_have_a_lane_each_and_find_what_one_lane_finds(out: Path, watch: Watch) -> None:
@@ -220,7 +195,7 @@ def test_searches_have_a_lane_each_and_find_what_one_lane_finds(out: Path, watch
             busy[job.case.precision] -= 1
 
     watch(look)
-    two = run(out.with_name("two"), *flags, "--lanes", "2", "--no-anchors", memory=memory)
+    two = run(out.with_name("two"), *flags, "--lanes", "2", memory=memory)
     names = ("precision", "batch_size", "probe", "status")
     assert sorted(rows(two, *names)) == sorted(rows(one, *names))
     probes = two[two["probe"]]
@@ -230,123 +205,43 @@ def test_searches_have_a_lane_each_and_find_what_one_lane_finds(out: Path, watch
     assert homes["fp32"] != homes["bf16"]
 
 
-# ------------------------------------------------------------------------------ unlike hardware
+# -------------------------------------------------------------------------- GPUs of several kinds
 
 
-def test_each_class_of_hardware_has_the_full_grid_and_its_own_wall(out: Path, watch: Watch) -> None:
-    def look(job: Job) -> Outcome | None:
-        small = job.lane.name.startswith("RTX") and job.case.batch_size >= 16
-        return Outcome(Status.OOM, "24 GB") if small else None
-
-    watch(look)
-    run(out, "8", "16", "32", "--lanes", "all", "--no-anchors", cards="RTX4090:1 A100:2")
-    names = ("batch_size", "status", "inferred", "gpu")
-    assert sorted(rows(read_records(out / "rtx4090"), *names)) == [
-        (8, "ok", False, "RTX4090"),
-        (16, "oom", False, "RTX4090"),
-        (32, "oom", True, "RTX4090"),
-    ]
-    large = read_records(out / "a100")
-    assert sorted(rows(large, *names)) == [(n, "ok", False, "A100") for n in (8, 16, 32)]
-    assert set(large["lane"]) <= {"A100-0", "A100-1"}
-    assert not (out / "records.csv").exists()
-
-    run(out, "8", "16", "32", "--lanes", "2", "--no-anchors", cards="RTX4090:1 A100:2")
-    assert len(read_records(out / "a100")) == 3, "all is there, and is found again"
-
-
-def test_each_class_of_hardware_has_the_same_part(out: Path) -> None:
-    part = ["--precision", "fp32", "bf16", "--shard", "1/2", "--lanes", "all", "--no-anchors"]
-    for _ in range(2):
-        run(out, "8", "16", *part, cards="RTX4090:1 A100:2")
-        for folder in ("rtx4090", "a100"):
-            assert sorted(rows(read_records(out / folder), "batch_size")) == [(8,), (16,)]
-
-
-def test_a_class_keeps_its_folder_whichever_are_there(out: Path, capsys: Capture) -> None:
-    """A node is down, and comes back; a class comes that never was there."""
-    for cards, lines in (
-        ("A100:1", 0),
-        ("A100:1 H100:2", 1),
-        ("H100:2", 1),
-        ("T4:1", 2),
-        ("A100:1", 3),
-    ):
-        run(out, "8", "16", "--no-anchors", "--lanes", "all", cards=cards)
-        said = capsys.readouterr().err
-        assert said.count("lanes: ") + said.count("no lane is of the kind of ") == lines, said
-    for folder, gpu in ((out, "A100"), (out / "h100", "H100"), (out / "t4", "T4")):
-        frame = read_records(folder)
-        assert set(frame["gpu"]) == {gpu}
-        assert Counter(frame["batch_size"]) == {8: 1, 16: 1}, "and none twice"
-
-
-@pytest.mark.parametrize("name", ["driver", "cpu"])
-def test_the_folder_of_a_class_that_changed_is_refused_as_any_is(
-    out: Path, monkeypatch: Patch, capsys: Capture, name: str
+@pytest.mark.parametrize("command", [sweep.main, fit.main, search.main])
+def test_gpus_of_several_kinds_are_refused(
+    out: Path, monkeypatch: Patch, capsys: Capture, command: Callable[[list[str]], int]
 ) -> None:
-    run(out, "8", "--lanes", "all", cards="A100:1 H100:2")
-    examine = FakeExecutor.examine
-
-    def update(self: FakeExecutor, *rest: Any) -> ProcessAnswer:
-        answer = examine(self, *rest)
-        assert answer.host is not None
-        for found in answer.devices.values():
-            found.environment["driver"] = "600" if name == "driver" else None
-        return replace(answer, host=replace(answer.host, cpu="64")) if name == "cpu" else answer
-
-    monkeypatch.setattr(FakeExecutor, "examine", update)
-    run(out, "8", "--lanes", "all", rc=2, cards="H100:2")
-    assert f"error: --out {out / 'h100'}: has rows that would not be comparable: {name} was " in (
-        capsys.readouterr().err
+    monkeypatch.setenv(fake.LANES, "A100:2 H100:1")
+    flags = [*FAKE, "--memory-limit", "1GiB", "--out", str(out), "--lanes"]
+    asked = ["--time-limit", "60"] if command is search.main else []
+    assert command([*asked, *flags, "all"]) == 2
+    assert capsys.readouterr().err == (
+        "error: lane H100-0: its gpu is H100, where the first lane's is A100; a sweep needs lanes "
+        "of one kind: choose GPUs with CUDA_VISIBLE_DEVICES, and give all machines the same code, "
+        "packages and images\n"
     )
+    assert not out.exists()
 
 
-def test_classes_with_one_card_keep_their_folders_when_the_harness_changes(
+def test_cards_of_one_name_with_other_memory_are_of_several_kinds(
     out: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    """Their cards alone do not tell them apart."""
-    examine, code = FakeExecutor.examine, "1"
+    examine, sizes = FakeExecutor.examine, {"A100-0": 80 * 2**30, "A100-1": 80 * 2**30 - 2**20}
 
     def look(self: FakeExecutor, lane: Lane, *rest: Any) -> ProcessAnswer:
-        """The lane's name is that of its CPU."""
         answer = examine(self, lane, *rest)
-        assert answer.host is not None
         for found in answer.devices.values():
-            found.environment["gpu"] = "A100"
-        return replace(answer, host=replace(answer.host, cpu=lane.name, code=code))
+            found.environment["gpu_memory_bytes"] = sizes[lane.name]
+        return answer
 
     monkeypatch.setattr(FakeExecutor, "examine", look)
-
-    def start(lanes: str, *flags: str, rc: int = 0) -> str:
-        run(out, "8", "--lanes", "all", "--no-anchors", *flags, rc=rc, cards=lanes)
-        return capsys.readouterr().err
-
-    start("Intel:1 AMD:1")
-    homes = {read_records(folder)["cpu"].iloc[0]: folder for folder in out.iterdir()}
-    assert {*homes} == {"Intel-0", "AMD-0"}
-    code = "2"
-    assert f"error: --out {homes['AMD-0']}: has rows that would" in start("AMD:1", rc=2)
-    start("AMD:1 Intel:1", "--mix", "--retry", "ok")
-    for cpu, folder in homes.items():
-        frame = read_records(folder)
-        assert set(frame["cpu"]) == {cpu}
-        assert set(frame["code"]) == {"1", "2"}
-    assert "no lane is of the kind" in start("ARM:1"), "a new one has none of theirs"
-
-
-def test_other_sweeps_within_out_are_no_classes(out: Path) -> None:
-    run(out / "other", "8", "--lanes", "all", cards="A100:1")
-    run(out, "8", "--lanes", "all", cards="A100:1")
-    assert len(read_records(out)) == 1
-
-
-@pytest.mark.filterwarnings("error")
-def test_classes_are_reported_together(out: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setenv(fake.LANES, "RTX4090:1 A100:1")
-    flags = [*FAKE, "--precision", "fp32", "--batch-size", "8", "--lanes", "all"]
-    assert sweep.main([*flags, "--no-anchors", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.startswith("rtx4090, a100: ")
+    assert len(run(out, "8", "--lanes", "all", cards="A100:2")) == 1
+    sizes["A100-1"] = 40 * 2**30
+    run(out, "8", "--lanes", "all", rc=2, cards="A100:2")
+    assert "its gpu_memory_bytes is 40 GiB, where the first lane's is 80 GiB; " in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["code", "dataset_fingerprint"])
@@ -376,20 +271,6 @@ def test_a_lane_that_would_train_something_else_is_refused(
     assert not out.exists()
 
 
-def test_folders_of_classes_have_names_of_their_own() -> None:
-    def name(*environments: Environment) -> list[str]:
-        return name_folders([{"cuda": environment} for environment in environments])
-
-    a, b = Environment(gpu="NVIDIA A100"), Environment(gpu="NVIDIA RTX 4090")
-    assert name(a, b) == ["nvidia-a100", "nvidia-rtx-4090"]
-    large = replace(a, gpu_memory_bytes=80 * 2**30)
-    small = replace(a, gpu_memory_bytes=40 * 2**30)
-    assert name(small, b, large) == ["nvidia-a100-40-gib", "nvidia-rtx-4090", "nvidia-a100-80-gib"]
-    hosts = [replace(large, host=host) for host in ("n1", "n2")]
-    assert name(*hosts) == ["nvidia-a100-80-gib-n1", "nvidia-a100-80-gib-n2"]
-    assert len(set(name(a, a, a))) == 3
-
-
 # ------------------------------------------------------------------------- lost, late, stopped
 
 
@@ -405,7 +286,7 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeExecutor, "run", answer)
-        frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "2", "--no-anchors")
+        frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "2")
     said = capsys.readouterr().err
     assert "[2/3] fake" in said
     assert "[3/3]" not in said, "one of three had no outcome but lost"
@@ -439,7 +320,7 @@ def test_a_row_has_the_most_lanes_that_were_ever_beside_it(
         return Outcome(Status.LOST if seed == 1 else Status.OK, "the node went away")
 
     monkeypatch.setattr(FakeExecutor, "run", answer)
-    frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "3", "--no-anchors")
+    frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "3")
     found = frame.groupby("seed")["lanes_beside"].agg(list)
     assert found.tolist() == [[2], [2, 1], [2]]
 
@@ -461,7 +342,7 @@ def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
     probes = frame[frame["probe"]]
     lost = probes[probes["status"] == "lost"]
     assert len(lost) > schedule.MOST_LOST
-    assert cases_of(frame[~frame["probe"]])["status"].tolist() == ["lost", "ok"]
+    assert frame[~frame["probe"]]["status"].tolist() == ["lost", "ok"]
 
 
 def test_preemption_is_not_counted(out: Path, monkeypatch: Patch) -> None:
@@ -515,7 +396,7 @@ def test_a_search_without_any_lane_says_how_to_go_on(
     )
 
 
-WIDE = ["--parallel", "ddp", "--world-size", "1", "2", "--repeats", "1", "--no-anchors"]
+WIDE = ["--parallel", "ddp", "--world-size", "1", "2", "--repeats", "1"]
 
 
 def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
@@ -538,37 +419,6 @@ def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
     watch(look)
     frame = run(out, "8", *WIDE, "--lanes", "2", cards="A100:2")
     assert rows(frame, "world_size", "status") == [(1, "ok"), (2, "ok")]
-
-
-def test_a_class_that_lost_its_lanes_does_not_stop_another(
-    out: Path, monkeypatch: Patch, watch: Watch, crews: list[crew.Crew]
-) -> None:
-    """Not even while one of its wide cases waits for all others to end."""
-    monkeypatch.setattr(crew, "WAIT_S", 0.3)
-    gone = threading.Event()
-
-    def lose(self: FakeExecutor) -> Sequence[Lane]:
-        held = crews[0]._held
-        if gone.is_set() or held is None:
-            return ()
-        assert held[1].name == "H100-1"
-        gone.set()
-        return [held[1]]
-
-    def look(job: Job) -> Outcome | None:
-        assert gone.wait(60)
-        lost = job.lane.name == "H100-0"
-        return Outcome(Status.LOST, "the node went away") if lost else None
-
-    monkeypatch.setattr(FakeExecutor, "lose_lanes", lose)
-    watch(look)
-    run(out, "8", *WIDE, "--lanes", "all", rc=1, cards="A100:1 H100:2")
-    near = read_records(out / "a100")
-    assert rows(near, "world_size", "status") == [(1, "ok"), (2, "unsupported")]
-    assert rows(read_records(out / "h100"), "world_size", "status", "reason") == [
-        (1, "lost", "the node went away"),
-        (2, "lost", "lane H100-1 is gone"),
-    ]
 
 
 @pytest.mark.parametrize("back", [True, False])
@@ -656,30 +506,12 @@ def test_a_lane_whose_machine_fails_to_say_what_there_is_has_an_error(
     assert sorted(ends) == [(1, "ok", ""), (2, "error", "lane A100-0: KeyError(0)")]
 
 
-def test_the_class_that_has_no_lane_left_is_named(
-    out: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
-    monkeypatch.setattr(crew, "WAIT_S", 0.2)
-    answer = FakeExecutor.run
-
-    def lose(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
-        lost = job.lane.name == "H100-0"
-        return Outcome(Status.LOST, "it went away") if lost else answer(self, job, *rest)
-
-    monkeypatch.setattr(FakeExecutor, "run", lose)
-    run(out, "8", "16", "--lanes", "all", "--no-anchors", rc=1, cards="A100:1 H100:1")
-    said = capsys.readouterr().err
-    assert said.count("no lane is left") == 1
-    assert f"warning: no lane is left for {out / 'h100'}, and none joined\n" in said
-
-
 def test_a_sweep_goes_on_where_the_machine_that_had_the_gpus_is_down(
     out: Path, monkeypatch: Patch
 ) -> None:
     """What it alone can run is `lost`, and runs once it is back; the rest runs now."""
     monkeypatch.setattr(crew, "WAIT_S", 0.2)
-    flags = ["--parallel", "ddp", "--world-size", "1", "2", "--lanes", "all", "--no-anchors"]
+    flags = ["--parallel", "ddp", "--world-size", "1", "2", "--lanes", "all"]
     answers = "world_size=1:interrupted world_size=2:lost"
     run(out, "8", *flags, rc=1, cards="A100:2", answers=answers)
     for cards, ends in (("A100:1", ["ok", "lost"]), ("A100:2", ["ok", "ok"])):
@@ -756,11 +588,11 @@ def test_a_lane_that_is_lost_once_its_case_has_ended_is_one_lane(
     monkeypatch.setattr(FakeExecutor, "run", answer)
     frame = run(out, "8", *SEEDS)
     assert len(back) == len(looks)
-    assert sorted(rows(cases_of(frame), "seed", "attempt", "status", "epoch_time_s")) == [
+    assert sorted(rows(frame, "seed", "attempt", "status", "epoch_time_s")) == [
         (seed, 1, "ok", 1000.0 + seed) for seed in range(6)
     ]
     assert not admitted, "it was never another"
-    assert [list(lanes) for lanes in crews[0]._idle.values()] == [[X]]
+    assert [*crews[0]._idle] == [X]
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -802,24 +634,22 @@ def test_a_wide_case_that_is_lost_takes_along_the_lane_that_was_lost_and_no_othe
     wide = frame[frame["world_size"] == 2]
     assert rows(wide, "attempt", "status") == [(1, "lost"), (2, "ok")]
     assert not admitted
-    (idle,) = crews[0]._idle.values()
-    assert sorted(lane.name for lane in idle) == ["A100-0", "A100-1"], "both are there in the end"
+    there = sorted(lane.name for lane in crews[0]._idle)
+    assert there == ["A100-0", "A100-1"], "both are there in the end"
 
 
 def test_no_lane_is_entered_twice() -> None:
-    loop, other = Mock(), Mock()
-    there = crew.Crew(Mock(), lambda: 0)
+    there = crew.Crew(Mock(), [], lambda: 0)
     there._running["busy"] = Mock()
     for name in ("free", "free", "busy"):
-        there.add(loop, Lane(name))
-    there.add(other, Lane("free"))
-    assert (there.list_idle(loop), there.list_idle(other)) == ([Lane("free")], [])
+        there.add(Lane(name))
+    assert [*there._idle] == [Lane("free")]
 
 
 def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(
     out: Path, monkeypatch: Patch
 ) -> None:
-    flags = ["8", "--repeats", "2", "--lanes", "2", "--no-anchors"]
+    flags = ["8", "--repeats", "2", "--lanes", "2"]
     run(out, *flags)
     *before, _ = (out / RECORDS).read_text().splitlines(keepends=True)
     (out / RECORDS).write_text("".join(before).replace(",fake0,", ",fake1,"))
@@ -848,9 +678,9 @@ def test_a_lane_that_joins_late_works_with_the_others(
         assert both.wait(60)
 
     watch(wait)
-    frame = run(out, "8", *SEEDS, "--lanes", "2", "--no-anchors")
+    frame = run(out, "8", *SEEDS, "--lanes", "2")
     assert {"late"} < set(frame["lane"])
-    assert "other" not in set(frame["lane"]), "it is another card, which has no folder here"
+    assert "other" not in set(frame["lane"]), "it is another card"
     assert len(frame) == 6
 
 
@@ -871,10 +701,10 @@ def test_stopped_once_every_lane_ends_its_case_and_any_number_goes_on(
         return Outcome(Status.INTERRUPTED, "the sweep was stopped")
 
     monkeypatch.setattr(FakeExecutor, "run", answer)
-    frame = run(out, "8", *SEEDS, "--lanes", "3", "--no-anchors", rc=130)
+    frame = run(out, "8", *SEEDS, "--lanes", "3", rc=130)
     assert Counter(frame["status"]) == {"ok": 3, "interrupted": 3}
     monkeypatch.undo()
-    frame = run(out, "8", *SEEDS, "--lanes", "2", "--no-anchors")
+    frame = run(out, "8", *SEEDS, "--lanes", "2")
     done = frame[frame["status"] == "ok"]
     assert sorted(case.seed for case in read_cases(done)) == list(range(6))
     assert len(frame) == 9
@@ -896,7 +726,7 @@ def test_what_fails_in_a_lane_ends_the_sweep_and_the_other_lanes(
     monkeypatch.setattr(FakeExecutor, "run", answer)
     monkeypatch.setattr(FakeExecutor, "kill", lambda self: killed.set())
     with pytest.raises(RuntimeError, match="a fault of the executor"):
-        run(out, "8", "16", "--lanes", "2", "--no-anchors")
+        run(out, "8", "16", "--lanes", "2")
     assert killed.is_set()
 
 
@@ -913,193 +743,11 @@ def test_what_has_ended_is_written_where_another_row_could_not_be(
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(Store, "append", fail_once)
-    frame = run(out, "8", "16", "--lanes", "2", "--no-anchors", rc=1)
+    frame = run(out, "8", "16", "--lanes", "2", rc=1)
     (size,) = frame["batch_size"]
     said = capsys.readouterr().err
     assert f"not written: {{'schema': {SCHEMA}" in said
     assert f"'batch_size': {24 - size}" in said
-
-
-# ------------------------------------------------------------------------------------------ anchors
-
-
-def test_an_anchor_that_runs_out_of_memory_gives_way_to_a_smaller_batch(out: Path) -> None:
-    memory = "image=1MiB capacity=40MiB"
-    anchors = run(out, "64", "16", "32", "128", "--lanes", "2", memory=memory)
-    anchors = anchors[anchors["anchor"] != ""]
-    assert rows(anchors, "anchor", "batch_size", "status") == [
-        ("alone", 64, "oom"),
-        ("alone", 16, "ok"),
-        *[("alone", 32, "ok")] * 2,
-        *[("busy", 32, "ok")] * 2,
-        *[("close", 32, "ok")] * 2,
-    ]
-    none = run(out.with_name("none"), "64", "--lanes", "2", memory=memory)
-    assert rows(none, "anchor", "status") == [("alone", "oom"), ("alone", "oom"), ("", "oom")]
-
-
-@pytest.mark.parametrize(
-    ("most", "alone", "fits"),
-    [
-        (0, [(0, 64, "ok"), (1, 64, "oom"), (1, 8, "oom"), (2, 64, "ok")], {0: 64, 2: 64}),
-        (
-            16,
-            [
-                *((0, 64, "ok"), (1, 64, "oom"), (1, 8, "ok"), (1, 32, "oom"), (1, 16, "ok")),
-                *((0, 16, "ok"), (2, 16, "ok")),
-            ],
-            {0: 16, 1: 16, 2: 16},
-        ),
-    ],
-    ids=["none leaves the others theirs", "the one with the least memory chooses for all"],
-)
-def test_a_lane_that_has_not_the_memory_for_an_anchor(
-    out: Path,
-    watch: Watch,
-    capsys: Capture,
-    most: int,
-    alone: list[tuple[int, int, str]],
-    fits: dict[int, int],
-) -> None:
-    """It is asked before the others, who run nothing that it refuses; where none fits, it costs two
-    anchors, however many batch sizes there are."""
-
-    def look(job: Job) -> Outcome | None:
-        full = job.lane.name == "fake1" and job.case.batch_size > most
-        return Outcome(Status.OOM, "in use") if full and job.case.steps == STEPS else None
-
-    watch(look)
-    frame = run(out, "64", "32", "16", "8", "--lanes", "3")
-    assert rows(frame[frame["anchor"] == "alone"], "lane", "batch_size", "status") == [
-        (f"fake{lane}", size, status) for lane, size, status in alone
-    ]
-    for kind in ("busy", "close"):
-        own = frame[frame["anchor"] == kind]
-        assert dict(rows(own, "lane", "batch_size")) == {f"fake{i}": n for i, n in fits.items()}
-    lines = [line for line in capsys.readouterr().err.splitlines() if "has no anchor" in line]
-    why = "batch size 8 is too large for it; add a smaller --batch-size"
-    assert [line.endswith(why) and "fake1" in line for line in lines] == [True] * (most == 0)
-
-
-def test_an_anchor_does_not_wait_for_a_loader() -> None:
-    case = Case(loader="torch", workers=4, pin_memory=True, precision="bf16", batch_size=32)
-    anchor = make_anchor(case)
-    assert (anchor.loader, anchor.workers, anchor.pin_memory) == ("device", 0, False)
-    assert (anchor.precision, anchor.batch_size, anchor.steps) == ("bf16", 32, STEPS)
-
-
-def test_anchors_do_not_wait_for_a_lane_that_was_lost(
-    out: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    """Its own anchor, nor those of the others at the gate."""
-    lost = [[Lane("fake2")], [Lane("fake1")]]
-    monkeypatch.setattr(FakeExecutor, "lose_lanes", lambda self: lost.pop() if lost else ())
-    frame = run(out, "8", *SEEDS, "--lanes", "3")
-    assert "no lane is left" not in capsys.readouterr().err
-    assert set(frame["lane"]) == {"fake0"}
-    assert frame["anchor"].tolist() == ["alone", "busy", *[""] * 6, "close"]
-
-
-def test_anchors_open_and_close_the_lanes(out: Path) -> None:
-    frame = run(out, "16", "32", "--epochs", "2", "--evaluate", "on", "--lanes", "2")
-    assert rows(frame, "anchor")[:4] == [("alone",), ("alone",), ("busy",), ("busy",)]
-    assert rows(frame, "anchor")[-2:] == [("close",), ("close",)]
-    anchors = frame[frame["anchor"] != ""]
-    first, *others = dict.fromkeys(read_cases(anchors))
-    assert not others, "the same case on all lanes"
-    assert (first.batch_size, first.steps, first.epochs, first.evaluate) == (16, 30, 1, False)
-    assert Counter(anchors["lane"]) == {"fake0": 3, "fake1": 3}
-    assert set(anchors["attempt"]) == {1}
-    assert anchors[anchors["anchor"] == "alone"]["lanes_beside"].tolist() == [0, 0]
-
-    assert len(run(out, "16", "32", "--epochs", "2", "--evaluate", "on", "--lanes", "2")) == 8
-    more = run(out, "16", "32", "64", "--epochs", "2", "--evaluate", "on", "--lanes", "2")[8:]
-    anchors = more[more["anchor"] != ""]
-    assert len(anchors) == 6
-    assert set(anchors["attempt"]) == {2}
-    assert len(more) == 7
-
-
-def test_busy_anchors_run_at_once_and_those_alone_do_not(out: Path, monkeypatch: Patch) -> None:
-    kinds, running, arrived = Counter[str](), 0, Counter[str]()
-    answer = FakeExecutor.run
-
-    def train(self: FakeExecutor, job: Job, on_event: Any, stopping: Any) -> Outcome:
-        nonlocal running
-        kind = job.log.name.split("-")[-3]
-        running += 1
-        kinds[kind] += 1
-        if kind == "alone":
-            assert running == 1
-            time.sleep(0.01)
-            assert running == 1
-        elif kind in ("busy", "close"):
-            time.sleep(0.05 * int(job.lane.name[-1]))  # some need longer to set up
-            for phase, lanes in (("warmup", 3), ("epoch", 6)):
-                arrived[kind] += 1
-                on_event(PhaseEntered(phase))  # type: ignore[arg-type]
-                assert arrived[kind] >= lanes, "no lane goes on before all have come"
-        running -= 1
-        return answer(self, job, on_event, stopping)
-
-    monkeypatch.setattr(FakeExecutor, "run", train)
-    run(out, "8", "--lanes", "3")
-    assert (kinds["alone"], kinds["busy"], kinds["close"]) == (3, 3, 3)
-
-
-def test_each_start_of_a_sweep_is_a_session(out: Path) -> None:
-    """What the anchors of the first start say is of its own rows, also where the next has none."""
-    run(out, "8", "--lanes", "2")
-    frame = run(out, "8", "16", "--lanes", "2", "--no-anchors")
-    assert frame[frame["batch_size"] == 8]["session"].nunique() == 1
-    assert frame["session"].nunique() == 2
-    (first,) = frame[frame["anchor"] != ""]["session"].unique()
-    assert first
-    assert (frame[frame["batch_size"] == 16]["session"] != first).all()
-
-
-def test_an_anchor_is_no_attempt_at_the_case_that_it_is(out: Path) -> None:
-    flags = ["8", "--fraction", "1", "--steps", "30", "--repeats", "1", "--lanes", "2"]
-    frame = run(out, *flags)
-    assert set(map(str, read_cases(frame))) == {str(read_cases(frame)[0])}
-    ((attempt, status),) = rows(cases_of(frame), "attempt", "status")
-    assert (attempt, status) == (1, "ok")
-    assert len(run(out, *flags)) == len(frame), "and it is done now"
-    header, *lines = (out / RECORDS).read_text().splitlines(keepends=True)
-    anchors = [line for line, kind in zip(lines, frame["anchor"], strict=True) if kind]
-    (out / RECORDS).write_text("".join([header, *anchors]))
-    again = cases_of(run(out, *flags))
-    assert rows(again, "attempt", "status") == [(1, "ok")], "with anchors alone it is not"
-
-
-def test_a_gate_holds_lanes_until_all_have_come() -> None:
-    gate, order = Gate("ab"), list[str]()
-
-    def pass_(name: str, delay_s: float, phases: Sequence[Any]) -> None:
-        for phase in phases:
-            time.sleep(delay_s)
-            order.append(f"{name} came")
-            gate.enter(name, PhaseEntered(phase), lambda: False)
-            order.append(f"{name} went")
-
-    slow = threading.Thread(target=pass_, args=("b", 0.2, ["warmup", "epoch"]))
-    slow.start()
-    pass_("a", 0.0, ["warmup", "epoch"])
-    slow.join()
-    assert order.index("b came") < order.index("a went")
-    assert Counter(order) == {f"{n} {w}": 2 for n in "ab" for w in ("came", "went")}
-
-
-def test_a_gate_waits_for_nobody_who_has_ended_nor_once_stopped() -> None:
-    epoch = PhaseEntered("epoch")
-    gate = Gate("ab", patience_s=600)
-    gate.leave("b")
-    gate.enter("a", epoch, lambda: False)
-    Gate("ab", patience_s=600).enter("a", epoch, lambda: True)
-    Gate("ab", patience_s=0.1).enter("a", epoch, lambda: False)
-    other = Gate("ab", patience_s=600)
-    other.enter("a", PhaseEntered("evaluation"), lambda: False)
-    other.enter("a", StepTaken("epoch", 1, 2, 0.5, 0), lambda: False)
 
 
 # ---------------------------------------------------------------------------- the command line
@@ -1107,14 +755,14 @@ def test_a_gate_waits_for_nobody_who_has_ended_nor_once_stopped() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "²", ""])
 def test_what_is_no_number_of_lanes(text: str) -> None:
-    with pytest.raises(UsageError, match="give a whole number of at least 1, all or quiet"):
+    with pytest.raises(UsageError, match="give a whole number of at least 1, or all"):
         parse_arguments([*FAKE, f"--lanes={text}"])
 
 
 CARDS = [
     Card("GPU-a", "NVIDIA A100", 0, 80 * 2**30),
-    Card("GPU-t", "Tesla T4", 1, 16 * 2**30),
-    Card("GPU-b", "NVIDIA A100", 2, 80 * 2**30),
+    Card("GPU-b", "NVIDIA A100", 1, 80 * 2**30),
+    Card("GPU-t", "Tesla T4", 2, 16 * 2**30),
 ]
 
 
@@ -1135,12 +783,26 @@ def test_lanes_are_pinned_to_their_cards() -> None:
     assert list(executor.open_lanes("cuda")) == [Lane()]
     assert list(executor.open_lanes("cuda", 1)) == [Lane()]
     assert Lane().variables == {}
-    lanes = executor.open_lanes("cuda", ALL)
-    assert [lane.name for lane in lanes] == ["gpu0", "gpu1", "gpu2"]
-    assert lanes[1].variables == {"CUDA_VISIBLE_DEVICES": "GPU-t"}
-    assert len(executor.open_lanes("cuda", 2)) == 2
+    lanes = executor.open_lanes("cuda", 2)
+    assert [lane.name for lane in lanes] == ["gpu0", "gpu1"]
+    assert lanes[1].variables == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
     with pytest.raises(UsageError, match="this machine has 3 GPUs; give at most 3"):
         executor.open_lanes("cuda", 4)
+
+
+@pytest.mark.usefixtures("cards")
+def test_lanes_on_cards_of_several_kinds_are_refused_at_once(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(preview, "has_cuda", lambda: True)
+    flags = ["--device", "cuda", "--dataset", "synthetic", "--model", "dpn-small"]
+    for check in ([], ["--dry-run"]):
+        assert sweep.main([*flags, "--lanes", "all", *check]) == 2
+        assert capsys.readouterr().err == (
+            "error: --lanes: the GPUs are of several kinds (NVIDIA A100 of 80 GiB and Tesla T4 of "
+            "16 GiB), whose rows cannot be compared; choose some of one kind with "
+            "CUDA_VISIBLE_DEVICES\n"
+        )
 
 
 def test_what_a_lane_starts_is_pinned_as_it_is(monkeypatch: Patch) -> None:
@@ -1185,9 +847,9 @@ def test_lanes_on_a_cpu_have_equal_shares_of_the_cores() -> None:
 @pytest.mark.usefixtures("cards")
 def test_a_case_of_several_gpus_takes_some_of_one_kind() -> None:
     executor = SubprocessExecutor(Settings())
-    first, tesla, _ = executor.open_lanes("cuda", ALL)
+    first, _, tesla = name_lanes(CARDS)
     assert executor.gather(first, "cuda", 1) is first
-    assert executor.gather(first, "cuda", 2) == Lane("gpu0+gpu2", ("GPU-a", "GPU-b"))
+    assert executor.gather(first, "cuda", 2) == Lane("gpu0+gpu1", ("GPU-a", "GPU-b"))
     assert executor.gather(Lane(), "cuda", 2) == Lane("", ("GPU-a", "GPU-b"))
     with pytest.raises(UnsupportedError, match=r"this machine has 2 \(NVIDIA A100\)"):
         executor.gather(first, "cuda", 3)
@@ -1214,7 +876,7 @@ def test_two_real_lanes_learn_what_one_learns_bit_for_bit(tmp_path: Path) -> Non
     """Each held to a core of its own; the one lane to the first of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "print_report", lambda *folders: None)
-        flags = [*TWO, "--lanes", "2", "--no-anchors", "--out"]
+        flags = [*TWO, "--lanes", "2", "--out"]
         assert sweep.main([*flags, str(tmp_path / "two")]) == 0
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(before)})
@@ -1238,7 +900,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
     import sys
 
     command = [sys.executable, "-m", "bench.sweep", *REAL, "--batch-size", "8", "--seed", "0", "1"]
-    command += ["--lanes", "2", "--no-anchors", "--out", str(tmp_path / "out")]
+    command += ["--lanes", "2", "--out", str(tmp_path / "out")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, **quiet, text=True)
     yield process

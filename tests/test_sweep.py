@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -328,19 +329,17 @@ def test_a_dry_run_warns_of_a_device_that_is_not_here(monkeypatch: Patch, capsys
     assert "--memory-limit 17GiB is above the 16.0 GiB of a card" in capsys.readouterr().err
 
 
-def test_a_dry_run_asks_each_card_that_it_would_use_for_its_memory(
-    monkeypatch: Patch, capsys: Capture
-) -> None:
-    """As a start does, which refuses a limit that is above the memory of any lane."""
-    cards = [Card("GPU-1", "a card", memory_bytes=2**34), Card("GPU-2", "half", memory_bytes=2**33)]
+def test_a_dry_run_asks_the_card_for_its_memory(monkeypatch: Patch, capsys: Capture) -> None:
+    """As a start does, which refuses a limit that is above the memory of a lane."""
+    cards = [Card(f"GPU-{i}", "a card", memory_bytes=2**33) for i in (1, 2)]
     monkeypatch.setattr(preview, "has_cuda", lambda: True)
     for module in ("bench.sweep.preview", "bench.executors.subprocess"):
         monkeypatch.setattr(f"{module}.find_cards", lambda: (cards, ""))
     flags = ["--preset", "quick", "--precision", "fp32", "--device", "cuda", "--dry-run"]
-    flags += ["--memory-limit", "9GiB"]
-    for more, refused in (([], False), (["--lanes", "1"], False), (["--lanes", "all"], True)):
-        assert sweep.main([*flags, *more]) == 2 * refused
-        assert ("9GiB is above the 8.0 GiB of half" in capsys.readouterr().err) == refused
+    for limit, lanes in itertools.product(("7GiB", "9GiB"), ("1", "all")):
+        refused = limit == "9GiB"
+        assert sweep.main([*flags, "--memory-limit", limit, "--lanes", lanes]) == 2 * refused
+        assert ("9GiB is above the 8.0 GiB of a card" in capsys.readouterr().err) == refused
 
 
 # ------------------------------------------------------------------------------ skip, retry, resume
@@ -355,7 +354,7 @@ def test_repeats_that_nobody_asked_for_take_five_minutes_at_most(
     monkeypatch.setattr(crew, "read_clock", lambda: begun.isoformat())
     monkeypatch.setattr(loop, "read_clock", lambda: (begun + timedelta(0, run_s)).isoformat())
     flags = ["8", "16", "--fraction", "0.1"]
-    flags += ["--lanes", str(lanes), "--no-anchors"] if lanes > 1 else []
+    flags += ["--lanes", str(lanes)] if lanes > 1 else []
     frame = run(out, *flags)
     assert len(frame) == 2 * repeats + (repeats > 1)
     said = capsys.readouterr().err

@@ -414,7 +414,6 @@ def test_a_report_names_the_slower_of_two_times(sweeps: Path) -> None:
 
 @pytest.mark.parametrize(("lane", "told"), [("cpu0", True), ("cpu1", False)])
 def test_two_lanes_are_not_one_device_at_two_times(lane: str, told: bool, tmp_path: Path) -> None:
-    """How they differ, their anchors tell."""
     write_row(tmp_path, lane="cpu0", **FASTER)
     write_row(tmp_path, lane=lane, repeat=2, **SLOWER)
     assert bool(list_slower(tmp_path)) is told

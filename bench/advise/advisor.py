@@ -47,8 +47,8 @@ MIN_STEPS = 6
 
 def find_advice(asked: Question, until: float) -> Answer:
     """Search until ``until``, by `time.monotonic`, and return what was found."""
-    axes, alike = asked.options.axes, "which may need different settings"
-    with start_session(asked.options, [asked.now], alike=alike) as session:
+    axes = asked.options.axes
+    with start_session(asked.options, [asked.now]) as session:
         inputs = session.inputs
         now = strip(inputs.settle(asked.now))
         items = inputs.data(now).train_images

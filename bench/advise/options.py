@@ -92,7 +92,7 @@ def parse_arguments(argv: Sequence[str], docstring: str | None = None) -> Questi
     axes = read_axes(given)
     now = _read_now(given, axes)
     options = read_running(given, axes, Preset("advise", "", ({},)))
-    if options.lanes not in (None, 1) or options.quiet:
+    if options.lanes not in (None, 1):
         raise UsageError("--lanes: bench.advise measures one case at a time; leave it out")
     several = [name for name, values in axes.items() if len(values) > 1]
     if not several and axes.keys() >= set(name_levers(now)):

@@ -73,9 +73,8 @@ class Job:
     of several GPUs or processes uses the GPUs or cores of ``lane``.
     A checkpoint in ``checkpoints`` is resumed if it has this ``identity``. The trace of a profiled
     case is kept in the file ``trace``. ``enough`` is called after each epoch but the last and
-    returns whether to end the case there; its row then says after which epoch it was truncated. If
-    ``hold`` is set, each phase waits until ``on_event`` has returned; otherwise ``on_event`` may be
-    called slightly late. ``known`` values are not determined again.
+    returns whether to end the case there; its row then says after which epoch it was truncated.
+    ``known`` values are not determined again.
     """
 
     case: Case
@@ -87,7 +86,6 @@ class Job:
     trace: Path | None = None
     lane: Lane = Lane()
     enough: Callable[[EpochRow], bool] | None = None
-    hold: bool = False
     known: KnownResults = field(default_factory=KnownResults)
 
 

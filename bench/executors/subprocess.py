@@ -31,7 +31,7 @@ from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
 from bench.scratch import Scratch
-from bench.text import count
+from bench.text import GIB, count, join_words
 from bench.worker.messages import END, GO_ON, EpochEnded, Finished, Message, PhaseEntered
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's is within it
@@ -66,7 +66,15 @@ class SubprocessExecutor(Executor):
                 f"--lanes {wanted}: this machine has {count(len(cards), 'GPU')}; give at most "
                 f"{len(cards)}"
             )
-        return name_lanes(cards[: wanted or len(cards)])
+        cards = cards[: wanted or len(cards)]
+        kinds = dict.fromkeys((card.name, round((card.memory_bytes or 0) / GIB)) for card in cards)
+        if len(kinds) > 1:
+            names = join_words([name + f" of {size} GiB" * bool(size) for name, size in kinds])
+            raise UsageError(
+                f"--lanes: the GPUs are of several kinds ({names}), whose rows cannot be compared; "
+                "choose some of one kind with CUDA_VISIBLE_DEVICES"
+            )
+        return name_lanes(cards)
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """Return the lane's GPU and others of its kind, or this process's cores in equal shares."""
@@ -190,7 +198,7 @@ class SubprocessExecutor(Executor):
                         assert job.enough
                         worker.send(END if job.enough(message.row) else GO_ON)
                         continue
-                    on_event(message)  # which may hold the worker before its phase
+                    on_event(message)
                     if isinstance(message, PhaseEntered):
                         monitor.enter(message.phase)
                         trained = True  # or is about to
@@ -244,7 +252,6 @@ class SubprocessExecutor(Executor):
             if message is not None:
                 yield message
             if isinstance(message, PhaseEntered):
-                # only now: the parent may have held the worker at the phase until here
                 phase, deadline = message.phase, time.monotonic() + self.settings.timeout_s
 
 

@@ -34,7 +34,7 @@ _IDENTITY = [
     for f in fields(Record)
     if f.name not in ("record_id", "case", "measurement", "environment")
 ]
-_KINDS = ("sentinel", "probe", "anchor", "inferred")  # rows that are not ordinary cases
+_KINDS = ("sentinel", "probe", "inferred")  # rows that are not ordinary cases
 _TEXT = [f.name for f in fields(Measurement) if COLUMNS[f.name].type in (str, bool)]
 _STEP = ("loss", "time_s", "loss_scale", "lr")
 _EPOCH = [name for name in EPOCH_COLUMNS if name not in ("record_id", "epoch")]
@@ -89,12 +89,8 @@ class Run:
 def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
     """Yield the runs of a sweep's records, in order, except those whose ids are ``known``. Raises
     UsageError: a record's id is not one that a sweep writes, or a file cannot be read."""
-    told = sweep.records["record_id"].isin(list(known))
-    # anchors that were exported before still decide which new rows are doubtful
-    wanted = sweep.records[~told | (sweep.records["anchor"] != "")]
-    wanted = wanted.drop_duplicates("record_id").reset_index(drop=True)
-    new = ~wanted["record_id"].isin(list(known))
-    records = wanted[new].reset_index(drop=True)
+    new = sweep.records[~sweep.records["record_id"].isin(list(known))]
+    records = new.drop_duplicates("record_id").reset_index(drop=True)
     if records.empty:
         return
     for text in records["record_id"]:
@@ -109,7 +105,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
         mine = table[table["record_id"].isin(records["record_id"])].groupby("record_id")
         parts.append({str(record_id): rows for record_id, rows in mine})
     steps, epochs = parts
-    judged = read([replace(sweep, records=wanted)])[new].reset_index(drop=True)
+    judged = read([replace(sweep, records=records)])
     rows = records.to_dict("records")
     for at, (row, case) in enumerate(zip(rows, read_cases(records), strict=True)):
         doubts = {name: _warn(name, judged[at : at + 1]) for name in DOUBTS if judged[name][at]}

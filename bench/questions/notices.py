@@ -146,7 +146,6 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift], quieter: s
 def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
     """Warn of devices that were measured slower at one time than at another, each at its worst."""
     rated = rows[rows[list(RATES)].notna().any(axis=1)]
-    # how lanes differ from each other is measured by their anchors
     for _, here in rated.groupby([*SAME_DEVICE, "lane"], dropna=False, sort=False):
         told = here[["sweep", "started_at", "gpu", "cpu", *RATES]]
         times = told.drop_duplicates(["sweep", *RATES]).to_dict("records")

@@ -18,7 +18,6 @@ from bench.questions.epochs import EPOCHS
 from bench.questions.families import WALLS
 from bench.questions.gpus import SCALING
 from bench.questions.halving import RUNGS, SEARCH
-from bench.questions.lanes import LANES
 from bench.questions.learning import LEARNING
 from bench.questions.loading import LOADING
 from bench.questions.loss_scales import SCALES
@@ -61,7 +60,6 @@ SECTIONS: tuple[Section, ...] = (
     LOADING,
     EPOCHS,
     CHECKPOINTS,
-    LANES,
     PUBLISHED,
     SEARCH,
     RUNGS,

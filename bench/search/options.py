@@ -22,7 +22,7 @@ from bench.precision import PRECISIONS
 from bench.preset import Preset
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
 from bench.sweep.preflight import try_models, warn_of_download
-from bench.sweep.preview import describe_plan, try_folders, try_lanes
+from bench.sweep.preview import describe_plan, try_folder, try_lanes
 
 EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
 
@@ -88,7 +88,7 @@ class SampledTrials:
 def describe_search(asked: Search) -> Iterator[str]:
     """Describe the trials and epochs that a search would run. Raises UsageError: as a start."""
     plan = Plan(asked.plan().trials)
-    try_folders(asked.options)
+    try_folder(asked.options)
     try_lanes(plan, asked.options)
     drawn = asked.plan(try_models(plan, asked.options).settle)
     yield from describe_plan(Plan(drawn.trials), asked.options)

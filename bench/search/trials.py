@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 def run_search(asked: Search) -> tuple[Trials, Session]:
     """Run the trials into --out until the time limit. Return them, and the session."""
     Ladder(asked.halving)  # raises UsageError if Ray Tune is not installed
-    why = "which round differently"
-    with start_session(asked.options, asked.plan().trials, alike=why) as session:
+    with start_session(asked.options, asked.plan().trials) as session:
         drawn = asked.plan(session.inputs.settle)
         loop, halving = session.open_loop(), drawn.halving
         comparable, _ = read_past(loop, drawn.trials)

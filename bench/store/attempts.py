@@ -59,19 +59,17 @@ def number_groups(frame: pd.DataFrame, names: Iterable[str]) -> pd.Series:
 
 
 def keep_cases(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that measure a whole case: no sentinels, anchors, probes or truncated trials.
+    """Return the rows that measure a whole case: no sentinels, probes or truncated trials.
 
-    A probe trains a few steps to see whether a batch fits; its time says nothing. An anchor trains
-    a few steps on each lane, to compare lanes. A search ends the trials of poor settings early: a
-    loss after two epochs is not that of a case of nine.
+    A probe trains a few steps to see whether a batch fits; its time says nothing. A search ends the
+    trials of poor settings early: a loss after two epochs is not that of a case of nine.
     """
     return keep(records, find_repeats(records) & ~find_truncated(records))
 
 
 def find_repeats(records: pd.DataFrame) -> pd.Series:
-    """Return which rows are repeats of their case: no sentinels, anchors or probes."""
-    aside = records["sentinel"].astype(bool) | records["probe"].astype(bool)
-    return ~aside & (records["anchor"] == "")
+    """Return which rows are repeats of their case: no sentinels or probes."""
+    return ~(records["sentinel"].astype(bool) | records["probe"].astype(bool))
 
 
 def keep(rows: pd.DataFrame, which: pd.Series) -> pd.DataFrame:
@@ -114,13 +112,13 @@ def fill_unknown(rows: pd.DataFrame, group: pd.Series) -> pd.DataFrame:
 def keep_latest(records: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that count, in their order: each run's last attempt under each environment.
 
-    A run is a case, a repeat and whether it is the sentinel, a probe or an anchor; in frames of
-    several sweeps also the ``sweep``. Two environments are the same if they agree on `COMPARABLE`,
-    as far as both are known. Rows of another GPU or another torch (``--mix``) are not attempts at
+    A run is a case, a repeat and whether it is the sentinel or a probe; in frames of several sweeps
+    also the ``sweep``. Two environments are the same if they agree on `COMPARABLE`, as far as both
+    are known. Rows of another GPU or another torch (``--mix``) are not attempts at
     the same run.
     """
     where = ["sweep"] if "sweep" in records else []
-    which = [*where, *AXES, "repeat", "sentinel", "probe", "anchor"]
+    which = [*where, *AXES, "repeat", "sentinel", "probe"]
     needed = {*which, *COMPARABLE, "attempt", ASKED}
     rows = records[[name for name in records if name in needed]]
     run = number_groups(rows, which)

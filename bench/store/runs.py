@@ -51,13 +51,13 @@ def parse_cases(cells: Mapping[str, Sequence[Any]]) -> list[Case]:
 
 
 def read_history(frame: pd.DataFrame) -> dict[Run, LatestAttempt]:
-    """Return each run's latest attempt in a records table: no probe, anchor or truncated trial.
+    """Return each run's latest attempt in a records table: no probe or truncated trial.
 
     A profiled run also stands for the runs of `list_served` that have no attempt of their own.
     """
     of_run, of_past = ("repeat", "sentinel"), ("attempt", "inferred", "run_seed", "lane")
     history: dict[Run, LatestAttempt] = {}
-    aside = frame["probe"] | (frame["anchor"] != "") | find_truncated(frame)
+    aside = frame["probe"] | find_truncated(frame)
     rows = keep_latest(frame[~aside])
     cells = (rows[name].tolist() for name in (*of_run, "status", *of_past, "epoch_time_s"))
     for case, repeat, sentinel, status, *past, time in zip(read_cases(rows), *cells, strict=True):

@@ -17,7 +17,7 @@ from bench.case import AXES, Case, format_value
 from bench.errors import UsageError
 from bench.record import COLUMNS, SCHEMA, Column
 from bench.store.cells import write_lines
-from bench.store.migration import CORRECTED, DROPPED, MIGRATIONS, RESPELLED
+from bench.store.migration import CORRECTED, MIGRATIONS, RESPELLED
 from bench.text import clean
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def make_empty(columns: Iterable[str]) -> pa.Table:
 
 
 def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
-    """Read every cell as text, in the order of ``columns``; those of newer schemas are added."""
+    """Read every cell as text, in the order of ``columns``; those of newer schemas are added, and
+    others that a file of an older schema has are left out."""
     import pyarrow as pa
 
     try:
@@ -61,7 +62,7 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
     # steps do not name their schema: they may be of the first, and lack any later column
     oldest = _check_schema(path, table) if "schema" in columns else 1
     for number, name in enumerate(header, 1):
-        if name not in columns and name not in DROPPED:
+        if name not in columns and not ("schema" in columns and oldest < SCHEMA):
             raise UsageError(
                 f"{path}:1: column {number}: unknown column {clean(name)[:40]!r}; remove it"
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.gpu.nvml import EFFECTS
-from bench.limits import INTERFERENCE, STEADY, STRAGGLES, is_shared
+from bench.limits import STEADY, STRAGGLES, is_shared
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
 from bench.study.columns import Columns, fill, known, positive
@@ -128,13 +128,6 @@ def _is_skipping(r: Columns) -> Array:
     return skipping
 
 
-def _is_beside_others(r: Columns) -> Array:
-    """Find cases of one GPU that ran beside other lanes in a sweep with cases of several GPUs."""
-    wide = r.sweep.any_of(r.world_size > 1)
-    beside: Array = wide & (r.world_size == 1) & (r.lanes_beside > 0)
-    return beside
-
-
 def _is_beyond(r: Columns) -> Array:
     """Find rows with more FLOP/s or bytes/s than the card's data sheet allows. Bytes of compiled
     code are ignored: it moves less than is counted."""
@@ -175,11 +168,6 @@ def _quote(column: str) -> Callable[[Columns], str]:
         return "; ".join(said[:3]) + more
 
     return quote
-
-
-def _name_most(column: str) -> Callable[[Columns], str]:
-    """Return a function that writes the largest of a column of shares."""
-    return lambda r: f"up to {100 * getattr(r, column).max():.1f} %"
 
 
 def _name_longer(r: Columns, whole: str = "--epochs") -> str:
@@ -328,23 +316,11 @@ _ALL = (
           "Another program used the device or the cores of the run",
           _close_others,
           lambda r: is_shared(r.neighbours_computing, r.other_cores), detail=_quote("neighbours")),
-    Doubt("disturbed", "slowed by other lanes",
-          f"The steps of a lane took more than {100 * INTERFERENCE:.0f} % longer while other "
-          "lanes were busy",
-          "Use --lanes quiet with another --out: it uses all GPUs but one at a time.",
-          lambda r: known(r.interference), detail=_name_most("interference")),
-    Doubt("unequal", "unequal lanes",
-          f"Of the lanes, each alone, the slowest took more than {100 * INTERFERENCE:.0f} % "
-          "longer for a step than the fastest, and that is in comparisons of cases that ran "
-          "on different ones",
-          lambda r: f"Use {_repeat(r)}, which are spread over the lanes, or --lanes 1 with "
-                    "another --out.",
-          lambda r: known(r.lane_spread), fatal=False, detail=_name_most("lane_spread")),
     Doubt("beside", "beside other lanes",
-          "Cases on one GPU ran beside other lanes and cases on several GPUs ran alone, so "
-          "speed-ups over one GPU may be too high",
-          "Use --lanes quiet with another --out: it runs one case at a time.",
-          _is_beside_others, fatal=False),
+          "Cases ran beside other lanes, with which they share power, cooling and the CPU: alone "
+          "they may take less time, and a speed-up over one of them may be too high",
+          "Use --lanes 1 with another --out: it runs one case at a time.",
+          lambda r: r.lanes_beside > 0, fatal=False),
     Doubt("noisy", "noisy",
           "Step times did not settle during warm-up, or vary by more than "
           f"{100 * NOISY_STEPS:.0f} % around their median",

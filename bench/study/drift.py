@@ -105,7 +105,7 @@ _ALIKE = ("lane", "gpu_uuid", "beside")
 
 _NEEDED = dict.fromkeys(
     [
-        *(ASKED, *SOURCE, "environment", "kind", "lane", "gpu_uuid", "sentinel", "probe", "anchor"),
+        *(ASKED, *SOURCE, "environment", "kind", "lane", "gpu_uuid", "sentinel", "probe"),
         *("repeat", "attempt", "truncated_after", "epoch_time_s", "started_at", *COMPARABLE),
     ]
 )

@@ -45,7 +45,7 @@ def describe_gaps(
         planned = dict.fromkeys(leave_out_known(planned, read_history(rows)))
     # the notice "No result" reports other runs that did not end
     cut = rows["sentinel"].astype(bool) & rows["status"].isin(list(REPEATED))
-    rows = rows[~rows["probe"].astype(bool) & (rows["anchor"] == "") & ~cut]
+    rows = rows[~rows["probe"].astype(bool) & ~cut]
     made = zip(read_cases(rows), rows["repeat"].tolist(), rows["sentinel"].tolist(), strict=True)
     done = {served for run in made for served in list_served(run)}
     left = [run for run in planned if run not in done]

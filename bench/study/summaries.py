@@ -15,7 +15,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.anchors import judge_lanes
 from bench.case import AXES, SAME_QUESTION, free_axes
 from bench.interval import CONFIDENCE
 from bench.limits import STEADY
@@ -48,8 +47,8 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (`find_origin`), ``environment`` (numbers rows that agree on `COMPARABLE`), ``part`` (share of
     an epoch that was measured; the rest is extrapolated), ``busy_step_s`` (`find_busy`),
-    ``straggle`` (see `Sweep.read_stragglers`), those of `judge_lanes`, ``asked`` (a number for its
-    case), ``memory_measure``, each of `STORED` and each of `DOUBTS`.
+    ``straggle`` (see `Sweep.read_stragglers`), ``asked`` (a number for its case),
+    ``memory_measure``, each of `STORED` and each of `DOUBTS`.
     """
     import numpy as np
     import pandas as pd
@@ -59,7 +58,6 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         [
             sweep.records.assign(
                 sweep=sweep.name,
-                **judge_lanes(sweep.records),
                 straggle=sweep.records["record_id"].map(sweep.read_stragglers()).astype(float),
             )
             for sweep in sweeps

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     if done.left:
         print(done.left, file=sys.stderr)
     elif options.report:
-        print_report([*map(str, done.folders)])
+        print_report([str(done.folder)])
     if done.stopped:
         return 128 + done.stopped
     return 1 if done.left or done.failed else 0

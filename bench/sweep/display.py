@@ -86,13 +86,10 @@ class Display:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def begin(
-        self, case: Case, repeat: int, sentinel: bool, lane: str = "", anchor: str = ""
-    ) -> None:
+    def begin(self, case: Case, repeat: int, sentinel: bool, lane: str = "") -> None:
         again = "sentinel" if sentinel else f"repeat {repeat}" if repeat > 1 else ""
-        what = f"anchor, {anchor}" if anchor else case.label(self._axes)
         here = self._lanes.setdefault(lane, _Lane())
-        here.name = " · ".join(filter(None, [lane, what, again]))
+        here.name = " · ".join(filter(None, [lane, case.label(self._axes), again]))
         here.phase, here.epochs = "set-up", case.epochs
         here.due = time.monotonic() + _PLAIN_EVERY_S
         self._show(here)
@@ -113,7 +110,7 @@ class Display:
 
     def end(self, record: Record, lane: str = "") -> None:
         here = self._lanes[lane]
-        if record.anchor or record.status is Status.LOST:  # a lost run counts when it is run again
+        if record.status is Status.LOST:  # it counts when it is run again
             self.say(f"{here.name}: {_describe(record)}")
         else:
             self._index += 1
@@ -174,9 +171,6 @@ def _describe(record: Record) -> str:
     m, words = record.measurement, []
     if record.status not in MEASURED:
         return f"{record.status}: {record.reason}"
-    if record.anchor:
-        step_s = m.step_time_median_s
-        return "no step was timed" if step_s is None else f"{write_number(1e3 * step_s)} ms a step"
     if record.probe:  # its few steps measure memory only
         words.append("trains")
         m = replace(m, epoch_time_s=None, train_loss=None, train_accuracy=None, warmup_steady=None)

@@ -27,12 +27,9 @@ from bench.text import clean, join_words
 if TYPE_CHECKING:
     import pandas as pd
 
-CLASS = "class"
-"""The key of a configuration that names the folder of a class of hardware within --out."""
-
-_KEPT = ("search", SHARD, "halving", CLASS)
+_KEPT = ("search", SHARD, "halving")
 """Keys that stay whatever is measured next: the ``step`` and ``margin`` of the last search for the
-largest batch, the shard, the rules and trials of a search for the best settings, the class."""
+largest batch, the shard, the rules and trials of a search for the best settings."""
 
 
 def refuse_unwritable(out: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""The runs on lanes of one class of hardware, each with its record, in one folder."""
+"""The runs of a sweep on its lanes, each with its record, in one folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from bench.store.runs import Run
 from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
-from bench.sweep.gate import Gate
 from bench.sweep.options import Options
 from bench.sweep.preflight import Inputs, warn_of_emulation
 from bench.sweep.schedule import choose_seed
@@ -45,8 +44,6 @@ class Ticket:
     attempt: int = 1
     smaller: int | None = None  # a batch size that ran out of memory, so that this one is not run
     probe: bool = False  # a step of a search
-    anchor: str = ""  # its kind, if it compares lanes, see `bench.anchors`
-    gate: Gate | None = None  # to pass together with other lanes
     enough: Callable[[EpochRow], bool] | None = None  # as in `Job`
 
     @property
@@ -60,9 +57,9 @@ class Ticket:
         """The start of its file names; cached: it is used four times, and hashing takes 80 µs."""
         return self.run[0].slug()
 
-    def name_files(self, lane: Lane) -> str:
-        what = f"{self.anchor}-{lane.name}" if self.anchor else self.run_name
-        return f"{self.slug}-{what}-{self.attempt}"
+    @property
+    def file_name(self) -> str:
+        return f"{self.slug}-{self.run_name}-{self.attempt}"
 
 
 class Source(Protocol):
@@ -83,7 +80,7 @@ class Source(Protocol):
 
 @dataclass(eq=False)
 class Loop:
-    """The runs on one class of hardware; each record is written as soon as its run ends."""
+    """The runs on the lanes; each record is written as soon as its run ends."""
 
     store: Store
     executor: Executor
@@ -95,8 +92,6 @@ class Loop:
     planned: Sequence[Case] = ()  # what is to run, each case once
     display: Display = field(init=False)
     rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
-    session: str = field(default_factory=lambda: uuid4().hex[:12], init=False)
-    """Identifies this start of the sweep: its anchors say nothing about rows of other starts."""
 
     @property
     def inputs(self) -> Inputs:
@@ -130,7 +125,7 @@ class Loop:
         """Return the job of a ticket, or its outcome if nothing need be run. Raises ShortageError:
         GPUs that it needs are not available now."""
         case, repeat, sentinel = ticket.run
-        self.display.begin(case, repeat, sentinel, lane.name, ticket.anchor)
+        self.display.begin(case, repeat, sentinel, lane.name)
         if ticket.smaller is not None:
             return Outcome(Status.OOM, f"batch size {ticket.smaller} already ran out of memory")
         if reason := self.refuse(case):
@@ -149,11 +144,10 @@ class Loop:
             case if seed == case.seed else replace(case, seed=seed),
             folder=inputs.data(case).folder,
             gpu_uuid=inputs.platforms[case.device].environment.gpu_uuid,
-            log=self.store.folder / LOGS / f"{ticket.name_files(lane)}.log",
-            trace=self._place_trace(ticket, lane),
+            log=self.store.folder / LOGS / f"{ticket.file_name}.log",
+            trace=self._place_trace(ticket),
             lane=place,
             enough=ticket.enough,
-            hold=ticket.gate is not None,
         )
         if self.options.trains and ticket.attempt == 1:  # a retry finds everything itself
             job = replace(job, known=self._sharing.recall(case, inputs.describe(case)))
@@ -180,7 +174,7 @@ class Loop:
         """Write and show the record of a ticket that has ended. ``lane`` took the ticket, which ran
         on ``place``, possibly with more GPUs, while at most ``beside`` other lanes were busy."""
         case, repeat, sentinel = ticket.run
-        log, known = f"{LOGS}/{ticket.name_files(lane)}.log", self._know(lane, place)
+        log, known = f"{LOGS}/{ticket.file_name}.log", self._know(lane, place)
         if unrated := known.unrated.get(case.device):
             m = outcome.measurement
             m.missing = write_missing(read_missing(m.missing or "") | unrated)
@@ -191,7 +185,6 @@ class Loop:
             run_seed=choose_seed(ticket.run, self.options.same_seed),
             sentinel=sentinel,
             probe=ticket.probe,
-            anchor=ticket.anchor,
             lane=(place or lane).name,
             lanes_beside=beside,
             attempt=ticket.attempt,
@@ -205,7 +198,6 @@ class Loop:
             log=log if (self.store.folder / log).exists() else "",
             measurement=outcome.measurement,
             environment=known.describe(case),
-            session=self.session,
         )
         try:
             self.store.append(record, outcome.steps, outcome.epochs, outcome.work, outcome.ranks)
@@ -219,7 +211,7 @@ class Loop:
         if case.checkpoint:
             self._keep_run(ticket).finish(record)
         self.display.end(record, lane.name)
-        if (trace := self._place_trace(ticket, lane)) and trace.exists():
+        if (trace := self._place_trace(ticket)) and trace.exists():
             self.display.say(f"trace, for https://ui.perfetto.dev: {trace}")
         if self.options.verbose:
             self.say(write_curve(outcome.steps, outcome.measurement.steps_per_epoch))
@@ -264,10 +256,10 @@ class Loop:
             fix = "python -m bench.doctor names what else uses it, or slows it down"
             self.display.say(f"warning: {environment.gpu or environment.cpu} gives {slower}; {fix}")
 
-    def _place_trace(self, ticket: Ticket, lane: Lane) -> Path | None:
+    def _place_trace(self, ticket: Ticket) -> Path | None:
         if not (ticket.run[0].profile and self.options.trace):
             return None
-        return self.store.folder / TRACES / f"{ticket.name_files(lane)}.json.gz"
+        return self.store.folder / TRACES / f"{ticket.file_name}.json.gz"
 
     def _keep_run(self, ticket: Ticket) -> KeptRun:
         folder = f"{ticket.slug}-{ticket.run_name}"

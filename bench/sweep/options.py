@@ -61,7 +61,6 @@ class Options:
     executor: str
     address: str | None
     lanes: int | None  # None for the executor's default, ALL for all
-    quiet: bool = False
     repeats: int = 1
     repeats_given: bool = True  # if not, `schedule.Pace` may make fewer
     same_seed: bool = False
@@ -70,7 +69,6 @@ class Options:
     trace: bool = False
     dry_run: bool = False
     list: bool = False
-    anchors: bool = True
     shard: Shard | None = None
     report: bool = True
 
@@ -133,10 +131,6 @@ def build_parser() -> Parser:
         "--trace",
         AdvancedHelp("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
     )
-    none = AdvancedHelp(
-        "with --lanes, do not measure whether the lanes are alike and disturb each other"
-    )
-    how.add_argument("--no-anchors", dest="anchors", action="store_false", help=none)
     part = AdvancedHelp("run only part K of N, for job arrays; bench.merge joins the folders")
     how.add_argument("--shard", metavar="K/N", type=parse_shard, help=part)
     none = AdvancedHelp("print no report when all is measured")
@@ -176,8 +170,8 @@ def add_running(parser: Parser) -> argparse._ArgumentGroup:
         ),
     )
     lanes = (
-        "cases to run at once, each on a GPU or share of the CPU cores: a number, all, or quiet, "
-        "which uses all but one at a time (default: 1)"
+        "cases to run at once, each on a GPU or share of the CPU cores: a number, or all; the GPUs "
+        "must be of one kind (default: 1)"
     )
     add("--lanes", "N", lanes)
     by = "; ".join(f"{name}: {kind.about}" for name, kind in EXECUTORS.items())
@@ -230,15 +224,15 @@ def read_running(
     if given.address and EXECUTORS[given.executor].here:
         raise UsageError("--address is that of a Ray cluster; give --executor ray with it")
     told = {f.name: getattr(given, f.name) for f in fields(Options) if f.name in given}
-    told |= {"lanes": _parse_lanes(given.lanes), "quiet": given.lanes == "quiet"}
-    return Options(**{**told, "axes": axes, "preset": preset})
+    told |= {"lanes": _parse_lanes(given.lanes), "axes": axes, "preset": preset}
+    return Options(**told)
 
 
 def _parse_lanes(text: str | None) -> int | None:
-    if text in (None, "all", "quiet"):
+    if text in (None, "all"):
         return None if text is None else ALL
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10_000):
-        raise UsageError(f"--lanes {text[:40]!r}: give a whole number of at least 1, all or quiet")
+        raise UsageError(f"--lanes {text[:40]!r}: give a whole number of at least 1, or all")
     return int(text)
 
 

@@ -1,8 +1,7 @@
-"""The part of a sweep that runs on one class of hardware, with a folder of its own."""
+"""The runs of a sweep: those in its folder, and those still to make."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,7 @@ from bench.record import Status
 from bench.store.attempts import find_repeats
 from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.runs import Run, read_history
-from bench.sweep.anchors import choose_anchors
-from bench.sweep.folder import (
-    CLASS,
-    read_past,
-    refuse_other_part,
-    refuse_other_seeds,
-    write_config,
-)
+from bench.sweep.folder import read_past, refuse_other_part, refuse_other_seeds, write_config
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import find_widest
 from bench.sweep.loop import Loop
@@ -35,19 +27,17 @@ from bench.wall.search import STEP
 
 
 class Part:
-    """The full grid on one class of hardware: the runs in its folder, and those still to make.
+    """The full grid: the runs in the folder, and those still to make.
 
     Raises UsageError: as `refuse_other_part` and `read_past`.
     """
 
-    def __init__(self, loop: Loop, asked: Plan, name: str) -> None:
+    def __init__(self, loop: Loop, asked: Plan) -> None:
         self.loop, self.asked, self.cases = loop, asked, asked.cases
         refuse_other_part(self.folder, loop.store.read_config(), self.options.shard)
         # rows that new ones can be compared with, and all rows
         self._comparable, frame = read_past(loop, [*asked.cases, *asked.unsized])
         loop.widest = find_widest(frame)
-        anchors = frame[frame["anchor"] != ""]
-        self.anchored = Counter(zip(anchors["anchor"], anchors["lane"], strict=True))
         # the last attempt at each run, and the same of comparable rows alone
         self.before = self._done = read_history(frame)
         if len(self._comparable) < len(frame):
@@ -55,7 +45,7 @@ class Part:
         self.plan = list[Run]()
         self.runs = list[Run]()
         self.walls: dict[Case, Wall] = {}
-        self._told: dict[str, Any] = {CLASS: name} if name else {}
+        self._told: dict[str, Any] = {}
         if asked.families:
             step, margin = read_goal(loop.store.read_config().get("search"))
             self._told["search"] = {"step": step or STEP, "margin": margin}
@@ -128,7 +118,3 @@ class Part:
     def _list_remaining(self, plan: Sequence[Run]) -> list[Run]:
         plan = leave_out_known(plan, self._done)
         return remaining_runs(plan, self._done, self.options.retry, self.options.no_skip)
-
-    def choose_anchors(self) -> list[Case]:
-        """Return candidate anchors, from the cases that can run here, best first."""
-        return choose_anchors([case for case in self.cases if not self.loop.refuse(case)])

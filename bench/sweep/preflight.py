@@ -38,7 +38,7 @@ from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
 from bench.record import COMPARABLE, Environment
 from bench.sweep.options import Options, Plan
-from bench.text import count, name_first
+from bench.text import GIB, count, name_first
 from bench.wall.records import name_family
 from bench.wall.search import list_sizes
 from bench.workloads import IMAGES, NO_DATASET, OWN, Workload
@@ -238,8 +238,8 @@ def find_lane_inputs(
     first: Inputs, cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
 ) -> Inputs:
     """Return the inputs of a lane other than the first: its device, and on another machine the
-    rest. Raises UsageError: as `find_inputs`; or its machine has other code, networks or images
-    than the first lane's, so that its measurements would not be comparable."""
+    rest. Raises UsageError: as `find_inputs`; or its measurements would not be comparable with the
+    first lane's, because its machine has other hardware, code, networks or images."""
     subjects = list(first.models) if lane.host and any(first.models.values()) else []
     models = [asked for asked in list_examined(cases) if subjects]
     answer = executor.examine(lane, list(first.platforms), models, options.timeout_s)
@@ -254,16 +254,21 @@ def find_lane_inputs(
         found = replace(found, datasets=datasets)
     for case in list_described(cases):
         expected, there = first.describe(case), found.describe(case)
-        for name in COMPARABLE:
-            if name != "code" and COMPARABLE[name] == ("device",):
-                continue  # another kind of machine, which has its own folder
-            if getattr(expected, name) != getattr(there, name):
+        for name in (*COMPARABLE, "gpu_memory_bytes"):
+            mine, its = (_read_kind(one, name) for one in (expected, there))
+            if its != mine:
                 raise UsageError(
-                    f"lane {lane.name}: its {name} is {getattr(there, name) or 'none'}, where the "
-                    f"first lane's is {getattr(expected, name) or 'none'}; give all machines the "
-                    "same code, packages and images"
+                    f"lane {lane.name}: its {name} is {its or 'none'}, where the first lane's is "
+                    f"{mine or 'none'}; a sweep needs lanes of one kind: choose GPUs with "
+                    "CUDA_VISIBLE_DEVICES, and give all machines the same code, packages and images"
                 )
     return found
+
+
+def _read_kind(environment: Environment, name: str) -> object:
+    value = getattr(environment, name)
+    # cards of the same name may have 40 or 80 GB, but not to the byte
+    return f"{value / GIB:.0f} GiB" if name == "gpu_memory_bytes" and value else value
 
 
 def refuse_precisions(

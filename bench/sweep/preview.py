@@ -10,8 +10,8 @@ from bench.case import AXES, Case, axis_flag, fill_value, format_value
 from bench.data import DATASETS
 from bench.environment.device import Platform
 from bench.environment.host import has_cuda
-from bench.executors import Lane, build_executor
-from bench.gpu.cards import find_card, find_cards
+from bench.executors import build_executor
+from bench.gpu.cards import find_cards
 from bench.grid import MICRO_BATCH
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
@@ -25,7 +25,7 @@ from bench.store.plans import plan_runs
 from bench.store.reader import read_records
 from bench.store.runs import LatestAttempt, Run, read_history
 from bench.sweep.folder import refuse_other_origin, refuse_other_seeds, refuse_unwritable
-from bench.sweep.hardware import count_beside, open_lanes, read_folders, refuse_world_sizes
+from bench.sweep.hardware import count_beside, open_lanes, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (
     describe_own_cpu,
@@ -46,7 +46,7 @@ _VALUES = 8  # values listed of a setting
 
 def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run, and return the exit code. Raises UsageError: as a start."""
-    try_folders(options)
+    try_folder(options)
     beside = try_lanes(plan, options)
     if options.trains:  # only torch knows what a GPU can do
         refuse_precisions([*plan.cases, *plan.unsized], {"cpu": describe_own_cpu()}, options.axes)
@@ -84,44 +84,39 @@ def _warn_of_precisions(cases: Sequence[Case], options: Options) -> Iterator[str
     yield from warn_of_emulation(cases, devices)
 
 
-def try_folders(options: Options) -> None:
-    """Refuse an --out that cannot be written to, or has rows of another origin, also in a class's
-    folder within it."""
+def try_folder(options: Options) -> None:
+    """Refuse an --out that cannot be written to, or has rows of another origin."""
     out = options.out
     refuse_unwritable(out)
-    for folder in [out, *(out / name for name in read_folders(out))] if out else ():
-        if (folder / RECORDS).is_file():
-            refuse_other_origin(folder, read_records(folder), options.executor)
+    if out and (out / RECORDS).is_file():
+        refuse_other_origin(out, read_records(out), options.executor)
 
 
 def try_lanes(plan: Plan, options: Options) -> int:
-    """Check the requested lanes, and return their `count_beside`. Raises UsageError: there are
-    fewer lanes, no class has the GPUs for a --world-size, or a limit exceeds the memory."""
+    """Check the requested lanes, and return their `count_beside`. Raises UsageError: as
+    `open_lanes` and `refuse_world_sizes`, or a limit exceeds the memory."""
     if not EXECUTORS[options.executor].here:  # a cluster is only known once it was joined
         return 0
-    cases, out = [*plan.cases, *plan.unsized], options.out
+    cases = [*plan.cases, *plan.unsized]
     with closing(build_executor(options.executor, options.settings)) as executor:
         lanes = open_lanes(executor, cases, options)
-        folders = [out / name for name in read_folders(out)] if out else []
-        refuse_world_sizes(executor, lanes, folders, cases, options)
+        refuse_world_sizes(executor, lanes[0], options.out, cases, options)
     limits = dict.fromkeys((case.device, case.memory_limit) for case in cases if options.trains)
     for device, limit in limits:
-        for platform in _find_platforms(device, lanes) if limit else ():
+        if limit and (platform := _find_platform(device)):
             platform.check_limit(limit)
-    return count_beside(lanes, options)
+    return count_beside(lanes)
 
 
-def _find_platforms(device: str, lanes: Sequence[Lane]) -> Iterator[Platform]:
-    """Yield the memory of the device of each lane, as far as it is known without torch."""
+def _find_platform(device: str) -> Platform | None:
+    """Return the memory of the device, which all lanes have, as far as it is known without
+    torch."""
     if device == "cpu":
-        yield Platform(Environment())
-        return
+        return Platform(Environment())
     cards = find_cards()[0] if has_cuda() and device == "cuda" else []
-    # a sweep's only lane names no GPU, and uses CUDA's first
-    own = [find_card(uuid, cards) for lane in lanes for uuid in lane.gpus] or cards[:1]
-    for card in own:
-        if card is not None and card.memory_bytes is not None:
-            yield Platform(Environment(gpu=card.name, gpu_memory_bytes=card.memory_bytes))
+    if not cards or cards[0].memory_bytes is None:
+        return None
+    return Platform(Environment(gpu=cards[0].name, gpu_memory_bytes=cards[0].memory_bytes))
 
 
 def describe_plan(plan: Plan, options: Options) -> Iterator[str]:

@@ -134,16 +134,13 @@ class _Search:
     made: int = 0  # probes since the program started
 
 
-def find_walls(crew: Crew, searches: Sequence[Searches]) -> list[dict[Case, Wall]]:
-    """Find the largest batch of each family of each loop, until stopped."""
-    first = searches[0]
-    known = sum(search.known for search in searches)
-    axes = [*first.axes, "batch_size", "steps"]
-    with Display(first.loop.store.folder, None, known, axes) as display:
-        for search in searches:
-            search.loop.show_on(display)
+def find_walls(crew: Crew, searches: Searches) -> dict[Case, Wall]:
+    """Find the largest batch of each family, until stopped."""
+    axes = [*searches.axes, "batch_size", "steps"]
+    with Display(searches.loop.store.folder, None, searches.known, axes) as display:
+        searches.loop.show_on(display)
         crew.work(searches)
-        return [search.finish() for search in searches]
+        return searches.finish()
 
 
 def find_largest(
@@ -152,15 +149,14 @@ def find_largest(
     """Find the largest batch of each family with at most ``most`` probes, in --out or a new folder.
     Return the walls by family, and the session, which may have been stopped."""
     plan = plan_cases(options)
-    why = "and a batch that fits one may not fit another"
-    with start_session(options, [], plan.families, alike=why) as session:
+    with start_session(options, [], plan.families) as session:
         families = plan.settle(session.inputs.settle).families
         loop = session.open_loop()
         comparable, _ = read_past(loop, families)
         write_config(loop, search={"step": step, "margin": margin})
         searches = Searches(loop, families, comparable, step, margin, most)
         with session.start_crew() as crew:
-            (walls,) = find_walls(crew, [searches])
+            walls = find_walls(crew, searches)
     return walls, session
 
 

@@ -488,30 +488,3 @@ def test_a_station_reports_as_the_case_goes_on(monkeypatch: Patch) -> None:
         assert last.outcome.status is Status.INTERRUPTED
         threads.add(last.outcome.reason)
     assert len(threads) == 1, "a worker would die with the thread that started it"
-
-
-class Passer(Talker):
-    """An executor that passes into one phase."""
-
-    def run(
-        self, job: Job, on_event: Callable[[Event], None], stopping: Callable[[], bool]
-    ) -> Outcome:
-        on_event(PhaseEntered("epoch"))
-        job.log.write_text("passed")
-        return Outcome(Status.INTERRUPTED if stopping() else Status.OK)
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_a_phase_is_held_until_it_is_released(stopped: bool, monkeypatch: Patch) -> None:
-    """As anchors are, which all lanes begin at once."""
-    monkeypatch.setattr("bench.executors.ray.station.HEARTBEAT_S", 0.4)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    station = Station(f"{__name__}:Passer", Settings(), ".", {})
-    free = list(station.run(0, Job(TINY)))
-    assert b"".join(report.log for report in free) == b"passed"
-    held = station.run(1, Job(TINY, hold=True))
-    assert [event for _ in range(4) for event in next(held).events] == [PhaseEntered("epoch")]
-    (station.stop if stopped else station.release)(1)
-    rest = list(held)
-    assert b"".join(report.log for report in rest) == b"passed"
-    assert rest[-1].outcome == Outcome(Status.INTERRUPTED if stopped else Status.OK)

@@ -450,20 +450,6 @@ def test_each_epoch_has_the_time_limit_for_itself(scripted: Scripted, monkeypatc
     assert outcome.reason.endswith("; after 1 of 2 epochs")
 
 
-def test_to_be_held_before_a_phase_takes_nothing_of_its_time(
-    scripted: Scripted, monkeypatch: Patch
-) -> None:
-    """As at the gate, where an anchor waits for those of the other lanes."""
-    now = 0.0
-    monkeypatch.setattr(room.time, "monotonic", lambda: now)
-
-    def hold(event: Event) -> None:
-        nonlocal now
-        now += 4000
-
-    assert scripted([*EPOCHS, *says(Status.OK)], epochs=2, hear=hold).status is Status.OK
-
-
 def test_a_card_that_nvml_cannot_open_for_the_moment(
     scripted: Scripted, monkeypatch: Patch
 ) -> None:

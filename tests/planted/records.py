@@ -60,7 +60,6 @@ def make_record(case: Case, **values: Any) -> Record:
         "run_seed": case.seed + repeat - 1,
         "sentinel": False,
         "probe": False,
-        "anchor": "",
         "lane": "",
         "lanes_beside": 0,
         "status": Status.OK,

@@ -37,7 +37,6 @@ from bench.gpu.cards import Card
 from bench.origin import EXECUTORS
 from bench.record import Outcome, Status
 from bench.text import clean, count, last_line
-from bench.worker.messages import PhaseEntered
 from bench.yardstick import Yardstick
 
 _OPEN_S = 120.0  # actors start one after the other, and each imports the harness
@@ -278,8 +277,6 @@ class RayExecutor(Executor):
             _keep(job.trace, report.trace, "wb")
             for event in report.events:
                 on_event(event)
-                if job.hold and isinstance(event, PhaseEntered):
-                    station.actor.release.remote(number)
             if report.outcome is not None:
                 return report.outcome
 
@@ -386,7 +383,7 @@ class RayExecutor(Executor):
                 num_cpus=int(node.cpus) if whole else 0,
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=5,  # to watch, run, release, stop and kill
+                max_concurrency=4,  # to watch, run, stop and kill
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
             )
             .remote(self.stations, self.settings, str(Path.cwd()), find_variables(os.environ))

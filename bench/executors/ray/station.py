@@ -23,7 +23,6 @@ from bench.gpu.cards import Card, find_cards
 from bench.gpu.nvml import find_neighbours
 from bench.record import Outcome, Status
 from bench.scratch import Scratch
-from bench.worker.messages import PhaseEntered
 
 _TELL_EVERY_S = 0.2
 HEARTBEAT_S = 5.0
@@ -78,7 +77,6 @@ class Station:
         # the thread that starts a worker must outlive it
         self._thread = ThreadPoolExecutor(1)
         self._stopped: set[int] = set()
-        self._released: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def describe(self) -> Place:
         """Return the place of this station, after giving workers normal priority if permitted."""
@@ -98,7 +96,7 @@ class Station:
 
     def run(self, number: int, job: Job) -> Iterator[Report]:
         """Run the case of ``job`` and report on it, at least every `HEARTBEAT_S`. Its log and trace
-        are sent in the reports, not kept here. `stop` and `release` name the run by ``number``."""
+        are sent in the reports, not kept here. `stop` names the run by ``number``."""
         if job.checkpoints and not job.checkpoints.parent.parent.is_dir():
             reason = (
                 f"{job.checkpoints.parent.parent} is not there on {socket.gethostname()}; for "
@@ -112,13 +110,8 @@ class Station:
             here = replace(job, log=log, trace=trace)
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
-            def hear(event: Event) -> None:
-                events.put(event)
-                if job.hold and isinstance(event, PhaseEntered):
-                    self._await_release(number)
-
             ending = self._thread.submit(
-                self._executor.run, here, hear, lambda: number in self._stopped
+                self._executor.run, here, events.put, lambda: number in self._stopped
             )
             with log.open("rb") as printed:
                 for due in _beat(ending):
@@ -128,22 +121,12 @@ class Station:
                 kept = trace.read_bytes() if trace and trace.exists() else b""
                 yield Report([*_drain(events)], printed.read(), kept, ending.result())
 
-    def release(self, number: int) -> None:
-        self._released.put(number)
-
     def stop(self, number: int) -> None:
         """Have a run end soon as `interrupted`, even if it has not begun."""
         self._stopped.add(number)
 
     def kill(self) -> None:
         self._executor.kill()
-
-    def _await_release(self, number: int) -> None:
-        """Wait until the sweep lets the case go on or stops it."""
-        while number not in self._stopped:
-            with suppress(queue.Empty):
-                if self._released.get(timeout=_TELL_EVERY_S) == number:
-                    return
 
 
 def _beat(ending: Future[Outcome]) -> Iterator[bool]:

@@ -8,7 +8,7 @@ from tests.planted.situations.effects import EFFECTS
 from tests.planted.situations.epochs import CHECKPOINTS, EPOCHS, LOADING
 from tests.planted.situations.gpus import GPUS
 from tests.planted.situations.learning import LEARNING, STARTING
-from tests.planted.situations.notices import LANES, NOTICES
+from tests.planted.situations.notices import NOTICES
 from tests.planted.situations.situation import Situation
 
 SITUATIONS: dict[str, dict[str, Situation]] = {
@@ -23,6 +23,5 @@ SITUATIONS: dict[str, dict[str, Situation]] = {
     "checkpoints": CHECKPOINTS,
     "loading": LOADING,
     "notices": NOTICES,
-    "lanes": LANES,
 }
 """By topic and name."""

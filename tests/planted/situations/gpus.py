@@ -86,7 +86,7 @@ GPUS = {
         "scaling doubts", beside(run("fp32", 64, 1)), run("fp32", 64, 2),
     ),
     "one beside others": plant(
-        "Lanes beside are no doubt where nothing runs on several.",
+        "Lanes beside are a doubt, also where nothing runs on several.",
         "scaling doubts", beside(run("fp32", 64, 1)),
     ),
     "noise of an exchange": plant(

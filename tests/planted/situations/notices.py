@@ -1,15 +1,14 @@
-"""What is warned of, and lanes."""
+"""What is warned of."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from bench import anchors
 from bench.case import Case
 from bench.record import Record, Status
 from tests.planted.records import make_record, ran
-from tests.planted.situations.situation import FP32, LOST, at, change, learn, once, plant
+from tests.planted.situations.situation import FP32, LOST, at, learn, plant
 
 
 def close(time_s: float, hour: int, attempt: int = 1) -> list[Record]:
@@ -107,48 +106,4 @@ NOTICES = {
         "doubts",
         ran(FP32, (1, 1, 1)), [CUT, replace(CUT, case=at(32, FP32)[0], status=Status.ERROR)],
     ),
-}  # fmt: skip
-
-SHORT = Case(precision="fp32", device="cpu", dataset="synthetic", model="dpn-small", steps=30)
-
-
-def anchor(lane: str, kind: str, step_s: float) -> Record:
-    """The short case that a lane runs to be compared."""
-    values = {"step_time_median_s": step_s, "step_time_mad_s": 0.002 * step_s, "measured_steps": 30}
-    return once(SHORT, 10, anchor=kind, lane=lane, session="start 1", cpu="Some CPU, 1 core",
-                record_id=f"{kind}-{lane}", **values)  # fmt: skip
-
-
-def on_lane(lane: str, repeat: int, others: int = 1) -> Record:
-    """A run on a lane, beside others."""
-    return once(replace(SHORT, steps=None), 10, lane=lane, lanes_beside=others, repeat=repeat,
-                cpu="Some CPU, 1 core", session="start 1")  # fmt: skip
-
-
-def between(alone: float, busy: float, *rows: Record, **values: Any) -> list[Record]:
-    """Rows between the anchors of two lanes, of which the second does not change."""
-    first = change([anchor("a", anchors.ALONE, alone)], 0, **values)
-    first += [
-        anchor("b", anchors.ALONE, 0.1),
-        anchor("a", anchors.BUSY, busy),
-        anchor("b", anchors.BUSY, 0.1),
-    ]
-    return [*first, *rows, anchor("b", anchors.CLOSE, 0.1), anchor("a", anchors.CLOSE, busy)]
-
-
-LANES = {
-    "slowed": plant(
-        "Rows beside others are doubted where their lane was slowed, by 10 %: 1 of 3 runs.",
-        "overview lanes doubts",
-        between(0.1, 0.11, on_lane("a", 1), on_lane("b", 2), on_lane("a", 3, 0)),
-    ),
-    "unequal": plant(
-        "One lane is 20 % slower than the other, whatever runs.",
-        "lanes doubts", between(0.12, 0.12, on_lane("a", 1), on_lane("b", 2)),
-    ),
-    "disturbed anchor": plant(
-        "An anchor that others disturbed says nothing, and is left out.",
-        "lanes doubts", between(0.1, 0.15, on_lane("a", 1), other_cores=0.9),
-    ),
-    "one lane": plant("A sweep of one lane has no such table.", "lanes", [on_lane("a", 1, 0)]),
 }  # fmt: skip
