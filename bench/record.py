@@ -621,12 +621,12 @@ def flatten(record: Record) -> dict[str, Any]:
 
 
 def write_missing(reasons: Mapping[str, str]) -> str:
-    """Format reasons by column for ``missing``, or source records by part for ``shared``."""
+    """Format reasons by column for ``missing``, or the records of parts for ``shared``."""
     return "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
 
 def read_missing(text: str, names: Container[str] = COLUMNS) -> dict[str, str]:
-    """Parse the output of `write_missing`, by column; a reason may contain a semicolon itself.
+    """Parse the output of `write_missing`, by column or part; a reason may contain a semicolon.
 
     >>> read_missing("energy_j: no sensor; use another; notes: none")
     {'energy_j': 'no sensor; use another', 'notes': 'none'}
@@ -634,12 +634,3 @@ def read_missing(text: str, names: Container[str] = COLUMNS) -> dict[str, str]:
     heads = [m for m in re.finditer(r"(?:^|; )(\w+): ", text) if m[1] in names]
     ends = [*(head.start() for head in heads[1:]), len(text)]
     return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}
-
-
-def read_sources(cell: str) -> dict[str, str]:
-    """Parse the column ``shared``: the record that each part of a row comes from.
-
-    >>> read_sources("proof: 0123; work: 4567")
-    {'proof': '0123', 'work': '4567'}
-    """
-    return read_missing(cell, ("proof", "flop", "work"))

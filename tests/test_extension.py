@@ -241,17 +241,17 @@ ASK = """
 import json
 from pathlib import Path
 from bench.asv.host import lay_out
-from bench.case import Case
+from bench.axis import Trait
+from bench.case import Case, list_affecting
 from bench.diagnosis.advice import COMPILE, _find_lever
 from bench.study.pairs import list_free
-from bench.sweep.sharing import _AXES
 from bench.validate.judgement import validate
 from bench.wall.records import APART
 
 
 def main(argv):
     case = Case(precision="fp16", loss_scale=128.0, rounding="up")
-    names = [APART, _AXES["proof"], _AXES["flop"], list_free("precision")]
+    names = [APART, *map(list_affecting, (Trait.PROOF, Trait.FLOP)), list_free("precision")]
     levers = [_find_lever(COMPILE, Case(precision="fp16", warm=on)) for on in (False, True)]
     laid, checks = lay_out([Case(), case]), validate(Path("profiled"))["checks"]
     print(json.dumps({

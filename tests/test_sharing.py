@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 
-from bench.case import AXES, SAME_QUESTION, Case
+from bench.axis import Trait
+from bench.case import AXES, SAME_QUESTION, Case, list_affecting
 from bench.flags import join_flags
 from bench.origin import EXECUTORS, Kind
-from bench.record import PROVEN, KnownResults, Record, Status, WorkRow, read_sources
+from bench.record import PROVEN, KnownResults, Record, Status, WorkRow, read_missing
 from bench.store.reader import list_work, read_records, read_work
 from bench.store.writer import Store
 from bench.sweep.__main__ import main as sweep
-from bench.sweep.sharing import _AXES, Sharing
+from bench.sweep.loop import SHARED, Loop
 from tests.planted.records import make_run
 
 CASE = Case("dpn-small", "synthetic", batch_size=32, device="cpu")
@@ -43,24 +45,24 @@ def found(case: Case = CASE, **values: Any) -> Record:
     return make_run(case, **{"record_id": "first", **MEASURED, **values})
 
 
-def ask(sharing: Sharing, case: Case = CASE, **environment: Any) -> KnownResults:
-    return sharing.recall(case, found(case, **environment).environment)
+def ask(loop: Loop, case: Case = CASE, **environment: Any) -> KnownResults:
+    return loop.recall(case, found(case, **environment).environment)
 
 
 @pytest.fixture(params=["in one sweep", "in a sweep that is resumed"])
 def learn(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Have a sweep, or an earlier one in its folder, write records."""
 
-    def write(*records: Record, work: list[WorkRow] = TIMED) -> Sharing:
-        sharing = Sharing(tmp_path)
+    def write(*records: Record, work: list[WorkRow] = TIMED) -> Loop:
+        loop = Loop(Mock(folder=tmp_path), Mock(), {}, Mock())
         if request.param == "in one sweep":
             for record in records:
-                sharing.learn(record, work)
+                loop.learn(record, work)
         else:
             with Store(tmp_path) as store:
                 for record in records:
                     store.append(record, work=work)
-        return sharing
+        return loop
 
     return write
 
@@ -78,27 +80,27 @@ def test_all_that_was_found_is_known_to_the_next_case(learn: Any) -> None:
 
 
 def test_the_work_of_another_batch_size_is_further_along_the_line(learn: Any) -> None:
-    sharing = learn(found())
-    known = ask(sharing, replace(CASE, batch_size=96))
+    loop = learn(found())
+    known = ask(loop, replace(CASE, batch_size=96))
     assert known.sources == PARTS
     assert known.work == [replace(LINE, flop=9600.0, bytes=1192.0)]
-    assert ask(sharing, replace(CASE, batch_size=2)).work[0].bytes == 1004.0
-    assert "work" not in ask(sharing, replace(CASE, batch_size=1)).sources
-    assert "proof" not in ask(sharing, replace(CASE, batch_size=8)).sources, "of eight images"
+    assert ask(loop, replace(CASE, batch_size=2)).work[0].bytes == 1004.0
+    assert "work" not in ask(loop, replace(CASE, batch_size=1)).sources
+    assert "proof" not in ask(loop, replace(CASE, batch_size=8)).sources, "of eight images"
 
 
 def test_of_anything_else_it_is_found_anew(learn: Any) -> None:
-    sharing = learn(found())
+    loop = learn(found())
     names = ("parameters", "structure", "source")
     changes: dict[str, Any] = {f"model_{name}": "4567" for name in names}
     changes |= {"torch": "2.14.0", "gpu": "NVIDIA Other", "gpu_uuid": "GPU-1", "driver": "590.1"}
     changes |= {"cpu": "another", "code": "4567", "variables": "A=1"}
     for name, value in [*changes.items(), ("model_parameters", None)]:
-        assert ask(sharing, **{name: value}) == KnownResults(), name
+        assert ask(loop, **{name: value}) == KnownResults(), name
 
 
 def test_each_part_depends_on_some_axes(learn: Any) -> None:
-    sharing = learn(found())
+    loop = learn(found())
     changes: list[tuple[dict[str, Any], str]] = [
         ({"seed": 3, "lr": 0.5, "epochs": 2, "fraction": 0.1, "profile": True}, "proof flop work"),
         ({"precision": "bf16-amp"}, "flop"),
@@ -115,19 +117,20 @@ def test_each_part_depends_on_some_axes(learn: Any) -> None:
         ({"loss_scale": "dynamic"}, "proof flop"),
     ]
     for change, parts in changes:
-        assert [*ask(sharing, replace(CASE, **change)).sources] == parts.split(), change
+        assert [*ask(loop, replace(CASE, **change)).sources] == parts.split(), change
 
 
 def test_static_loss_scales_are_one_step(learn: Any) -> None:
     half = replace(CASE, precision="fp16", loss_scale=128.0)
-    sharing = learn(found(half))
-    assert ask(sharing, replace(half, loss_scale=64.0)).sources == PARTS
-    assert "work" not in ask(sharing, replace(half, loss_scale="dynamic")).sources
-    assert "work" not in ask(sharing, replace(half, skip_overflow=True)).sources
+    loop = learn(found(half))
+    assert ask(loop, replace(half, loss_scale=64.0)).sources == PARTS
+    assert "work" not in ask(loop, replace(half, loss_scale="dynamic")).sources
+    assert "work" not in ask(loop, replace(half, skip_overflow=True)).sources
 
 
 def test_an_axis_is_taken_to_matter_unless_it_is_known_not_to() -> None:
-    assert {*AXES} - {*_AXES["proof"]} - {*_AXES["work"]} == {
+    proof, work = map(list_affecting, (Trait.PROOF, Trait.WORK))
+    assert {*AXES} - {*proof} - {*work} == {
         *("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs", "seed"),
         *("checkpoint", *SAME_QUESTION, "batch_size"),
         *("workers", "persistent_workers", "prefetch"),
@@ -136,9 +139,9 @@ def test_an_axis_is_taken_to_matter_unless_it_is_known_not_to() -> None:
 
 def test_which_layers_run_in_fp8_depends_on_every_batch(learn: Any) -> None:
     eight = replace(CASE, precision="fp8")
-    sharing = learn(found(eight))
-    assert ask(sharing, eight).sources == PARTS
-    assert [*ask(sharing, replace(eight, batch_size=64)).sources] == ["flop"]
+    loop = learn(found(eight))
+    assert ask(loop, eight).sources == PARTS
+    assert [*ask(loop, replace(eight, batch_size=64)).sources] == ["flop"]
 
 
 def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
@@ -154,12 +157,12 @@ def test_neither_is_one_that_nothing_measured(
 
 
 def test_neither_is_what_a_row_has_from_another_nor_what_failed_there(learn: Any) -> None:
-    sharing = learn(
+    loop = learn(
         found(shared="proof: a; flop: a; work: a"),
         found(arithmetic=None, record_id="unproven"),
         found(flop_per_image=None, record_id="second"),
     )
-    assert ask(sharing).sources == {"proof": "second", "flop": "unproven", "work": "unproven"}
+    assert ask(loop).sources == {"proof": "second", "flop": "unproven", "work": "unproven"}
 
 
 def test_work_that_is_no_line_is_not_shared(learn: Any) -> None:
@@ -191,7 +194,8 @@ def test_a_sweep_proves_and_counts_once(tmp_path: Path) -> None:
     assert rows[["batch_size", "attempt"]].values.tolist() == [[16, 1], [18, 1], [17, 1], [18, 2]]
     first, shared, _, alone = rows["record_id"]
     given = dict.fromkeys(("proof", "flop", "work"), first)
-    assert list(map(read_sources, rows["shared"])) == [{}, given, given, {}]
+    told = [read_missing(cell, SHARED) for cell in rows["shared"]]
+    assert told == [{}, given, given, {}]
     columns = [*PROVEN, "proof_notes", "flags", "flop_per_image", "step_bytes"]
     taken, own = (rows[rows["record_id"] == name][columns] for name in (shared, alone))
     pd.testing.assert_frame_equal(taken.reset_index(drop=True), own.reset_index(drop=True))

@@ -32,8 +32,6 @@ def _told(sentence: str, unless: tuple[str, ...] = ()) -> Callable[[str, str, st
 
 _SAID = ("neighbours", "notes", "reason", "missing")
 
-DROPPED = frozenset({"hip", "miopen"})
-"""Columns of older files that are not read."""
 
 RESPELLED = {"compile": {"on": "default"}}
 """Old spellings of values, by column: until schema 8 the network had only one compile mode."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
-from bench.case import Case
+from bench.axis import Trait
+from bench.case import Case, count_probed, format_value, list_affecting, micro_batch
 from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
 from bench.doctor.rates import choose_seconds, describe_rates, write_rate_warnings
 from bench.errors import StoreError, UnsupportedError, UsageError
 from bench.executors import Executor, Job, Lane, ShortageError
+from bench.origin import find_origin
 from bench.precision import PRECISIONS
 from bench.record import (
+    COMPARABLE,
+    PROVEN,
+    Environment,
     EpochRow,
+    KnownResults,
     Outcome,
     Record,
     Status,
@@ -25,15 +32,65 @@ from bench.record import (
     write_missing,
 )
 from bench.store.cells import CHECKPOINTS, LOGS, TRACES
-from bench.store.runs import Run
+from bench.store.reader import list_work, read_records, read_work
+from bench.store.runs import Run, read_cases
 from bench.store.writer import Store
 from bench.sweep.checkpoints import KeptRun
 from bench.sweep.display import Display, write_curve
 from bench.sweep.options import Options
 from bench.sweep.preflight import Inputs, warn_of_emulation
 from bench.sweep.schedule import choose_seed
-from bench.sweep.sharing import Sharing
-from bench.text import read_clock
+from bench.text import clean, read_clock
+from bench.work import add_items
+
+SHARED: dict[str, tuple[str, ...]] = {
+    str(Trait.PROOF): (*PROVEN, "proof_notes", "flags"),
+    str(Trait.FLOP): ("flop_per_image",),
+    str(Trait.WORK): (),
+}
+"""What later cases take from a row instead of finding it again, with the columns of each part: the
+proof of a precision, FLOP per image, and the work of a step, which is linear in the items of a
+micro-batch."""
+
+_FOUND = {"arithmetic", "conv_error", "matmul_error", "flop_per_image"}
+"""Columns of these parts that are not empty in a row that found them."""
+
+_MACHINE = (*COMPARABLE, "gpu_uuid", "torch_threads", "train_images")
+"""Columns of an environment that every part is assumed to depend on."""
+
+Found = dict[tuple[str, ...], tuple[Mapping[str, Any], int, list[WorkRow]]]
+"""By part and all that it depends on: the cells of the first row that found it, the items in its
+micro-batch, and its work."""
+
+
+def _make_key(part: str, case: Case, machine: Mapping[str, Any]) -> tuple[str, ...]:
+    axes = {name: getattr(case, name) for name in list_affecting(Trait(part))}
+    if part == Trait.PROOF:
+        axes["images"] = count_probed(case)
+    if part == Trait.WORK and isinstance(case.loss_scale, float):
+        axes["loss_scale"] = "static"
+    if part != Trait.FLOP and PRECISIONS[case.precision].float8:
+        # which of its layers are converted depends on the sizes of all micro-batches
+        axes |= {"batch_size": case.batch_size, "accumulate": case.accumulate}
+    values = [*axes.values(), *(machine[name] for name in _MACHINE)]
+    return (part, *(format_value(clean(v) if isinstance(v, str) else v) for v in values))
+
+
+def _learn(
+    found: Found, case: Case, cells: Mapping[str, Any], work: Callable[[], Sequence[WorkRow]]
+) -> None:
+    """Keep the parts that a row found itself; the first row with a key counts."""
+    if cells["status"] != Status.OK or find_origin(cells["executor"]) != "measured":
+        return
+    taken = read_missing(cells["shared"] or "", SHARED)
+    for part, names in SHARED.items():
+        key = _make_key(part, case, cells)
+        if part in taken or key in found or any(cells[name] is None for name in _FOUND & {*names}):
+            continue
+        # rows without bytes were only timed
+        rows = [row for row in work() if row.bytes is not None] if part == Trait.WORK else []
+        if part != Trait.WORK or (rows and all(row.bytes_per_item is not None for row in rows)):
+            found[key] = cells, micro_batch(case), rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,17 +207,13 @@ class Loop:
             enough=ticket.enough,
         )
         if self.options.trains and ticket.attempt == 1:  # a retry finds everything itself
-            job = replace(job, known=self._sharing.recall(case, inputs.describe(case)))
+            job = replace(job, known=self.recall(case, inputs.describe(case)))
         if case.checkpoint:
             kept = self._keep_run(ticket)
             kept.open()
             identity = kept.identify(case, inputs.describe(case))
             job = replace(job, checkpoints=kept.folder, identity=identity)
         return job
-
-    @cached_property
-    def _sharing(self) -> Sharing:
-        return Sharing(self.store.folder)
 
     def finish(
         self,
@@ -207,7 +260,7 @@ class Loop:
             self.display.say(f"not written: {row}")
             raise
         if self.options.trains:
-            self._sharing.learn(record, outcome.work)
+            self.learn(record, outcome.work)
         if case.checkpoint:
             self._keep_run(ticket).finish(record)
         self.display.end(record, lane.name)
@@ -216,6 +269,41 @@ class Loop:
         if self.options.verbose:
             self.say(write_curve(outcome.steps, outcome.measurement.steps_per_epoch))
         return record
+
+    def recall(self, case: Case, environment: Environment) -> KnownResults:
+        """Return what earlier rows of the folder found that a case need not find again."""
+        known, items = KnownResults(), micro_batch(case)
+        for part, names in SHARED.items():
+            first = self._found.get(_make_key(part, case, vars(environment)))
+            # a model that was not examined may be another one; one item is not counted
+            if not (first and environment.model_parameters) or (part == Trait.WORK and items == 1):
+                continue
+            cells, there, rows = first
+            missing = read_missing(cells["missing"] or "")
+            known.sources[part] = cells["record_id"]
+            known.values.update((name, cells[name]) for name in names)
+            known.missing.update((name, missing[name]) for name in names if name in missing)
+            untimed = (replace(row, time_s=None, exclusive_s=None, kernels="") for row in rows)
+            known.work.extend(add_items(row, items - there) for row in untimed)
+        return known
+
+    def learn(self, record: Record, work: Sequence[WorkRow]) -> None:
+        _learn(self._found, record.case, flatten(record), lambda: work)
+
+    @cached_property
+    def _found(self) -> Found:
+        """What the rows of the folder found, earlier ones included; read on first use."""
+        found: Found = {}
+        with suppress(UsageError):  # an unreadable file counts as empty
+            frame = read_records(self.store.folder)
+            frame = frame[frame["status"] == str(Status.OK)]
+            table = read_work(self.store.folder)
+            parts = dict(iter(table.groupby("record_id", sort=False)))
+            for case, row in zip(read_cases(frame), frame.to_dict("records"), strict=True):
+                cells = {str(name): None if v == "" or v != v else v for name, v in row.items()}
+                rows = parts.get(row["record_id"], table[:0])
+                _learn(found, case, cells, partial(list_work, rows))
+        return found
 
     def _know(self, lane: Lane, place: Lane | None) -> Inputs:
         """Return the inputs of ``place`` if that is one of the lanes, else of ``lane``."""
