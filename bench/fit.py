@@ -28,7 +28,6 @@ from bench.flags import (
     read_axes,
 )
 from bench.grid import AUTO
-from bench.origin import describe_origin, find_origin
 from bench.preset import Preset
 from bench.processes import leave
 from bench.render.cells import whole_cell
@@ -84,9 +83,7 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().parse(argv)
     options = _read_options(given)
     walls, session = find_largest(options, given.step, given.margin, given.probes)
-    for line in describe_origin([options.executor]):
-        print(line, file=sys.stderr if given.json else sys.stdout)
-    print_walls(walls, given.step, options.executor, given.json)
+    print_walls(walls, given.step, given.json)
     if session.stopped or any(wall.ending is None for wall in walls.values()):
         print(f"not finished; to continue: {session.resume}", file=sys.stderr)
     if session.stopped:
@@ -112,9 +109,8 @@ def _read_options(given: argparse.Namespace) -> Options:
     return read_running(given, axes, Preset("fit", "", (chosen,)))
 
 
-def print_walls(walls: Mapping[Case, Wall], step: int, executor: str, as_json: bool) -> None:
-    """Print a table, or JSON: memory in bytes, batch sizes in images or items, and the origin of
-    the probes of ``executor``."""
+def print_walls(walls: Mapping[Case, Wall], step: int, as_json: bool) -> None:
+    """Print a table, or JSON: memory in bytes, batch sizes in images or items."""
     from bench.render.text import draw_table, open_console
 
     if as_json:
@@ -122,7 +118,7 @@ def print_walls(walls: Mapping[Case, Wall], step: int, executor: str, as_json: b
         told = [
             {name: text for name in axes if (text := format_value(getattr(family, name)))}
             | asdict(wall)
-            | {"off": wall.off, "step": step, "origin": find_origin(executor)}
+            | {"off": wall.off, "step": step}
             for family, wall in walls.items()
         ]
         print(json.dumps(told, indent=2))

@@ -527,7 +527,7 @@ class Record:
     status: Status = column("; ".join(f"{s}: {s.meaning}" for s in Status))  # noqa: RUF009
     reason: str = column("one line on the status")
     inferred: bool = column("not run: concluded from another case's outcome")
-    executor: str = column("what ran it; 'fake' rows are not measurements")
+    executor: str = column("what ran it")
     started_at: str = column("UTC")
     finished_at: str = column("UTC")
     retries: int = column("transient failures retried")

@@ -20,6 +20,9 @@ SWEEPS = {
 }
 """Records and repeats of a case, by name."""
 PRECISIONS = ("fp32", "fp16", "fp16-amp", "bf16", "bf16-amp")
+PATHS = [str(Path(__file__).parents[1] / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+WITH_FAKE = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "BENCH_YARDSTICK_S": "0"}
+"""The environment in which the tests' executor, which trains nothing, is found."""
 FITS, FULL = "32", "64"
 """Batch sizes of the rows that the others are made of: one measured, one out of memory."""
 
@@ -27,13 +30,14 @@ FITS, FULL = "32", "64"
 def sweep(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
     """The rows of a sweep of the commit's own harness, by precision and batch size.
 
-    Its fake executor trains nothing, and says so in each row.
+    The tests' fake executor trains nothing, and each row names it.
     """
-    command = [sys.executable, "-m", "bench.sweep", "--executor", "fake", "--preset", "quick"]
+    command = [sys.executable, "-m", "with_fake", "bench.sweep", "--executor", "fake"]
+    command += ["--preset", "quick"]
     command += ["--precision", *PRECISIONS, "--batch-size", FITS, FULL, "--model", "dpn92"]
     command += ["--fraction", "1", "--device", "cuda", "--out", str(folder)]
     answers = {"BENCH_FAKE_ANSWERS": f"batch_size={FULL}:oom"}
-    done = subprocess.run(command, env=os.environ | answers, capture_output=True, text=True)
+    done = subprocess.run(command, env=WITH_FAKE | answers, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
     with (folder / "records.csv").open(encoding="utf-8", newline="") as file:

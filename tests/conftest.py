@@ -45,6 +45,13 @@ with suppress(ImportError):  # the tests for a card need pytest alone
     settings.load_profile("tests")
 
 
+# `--executor fake` is one of the tests' own
+with suppress(ImportError):  # the tests for a card need pytest alone
+    from fake_executor import register
+
+    register()
+
+
 @cache
 def why_no_cuda() -> str:
     """Why the gpu tests skip; empty where they can run."""

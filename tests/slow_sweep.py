@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fake_executor import FakeExecutor
+
 from bench.executors import Event, Job
-from bench.executors.fake import FakeExecutor
 from bench.origin import EXECUTORS, Kind
 from bench.record import Outcome, Step
 from bench.store import writer
@@ -50,6 +51,6 @@ class SlowFile(io.FileIO):
 
 
 if __name__ == "__main__":
-    EXECUTORS["fake"] = Kind("__main__:SlowFake", trains=False)
+    EXECUTORS["fake"] = Kind("__main__:SlowFake")
     writer.io.FileIO = SlowFile  # type: ignore[misc]
     sys.exit(sweep.main())

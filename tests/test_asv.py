@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pytest_for_tests import Capture, Patch
 
 pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
 
+import fake_executor as fake
 from asv.results import Results
 from asv_runner.discovery import disc_benchmarks
 
@@ -31,7 +33,6 @@ from bench.asv import results
 from bench.asv.host import describe_grid, expand, lay_out, place
 from bench.case import Case
 from bench.errors import UsageError
-from bench.executors import fake
 from bench.grid import grid
 from bench.preset import load_preset, parse_preset, preset_names
 from bench.record import BESIDE, Status
@@ -277,7 +278,14 @@ def test_a_harness_that_cannot_answer_is_no_figure(cases: Any, monkeypatch: Patc
 
 def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     """Found by asv's own rules and run as asv runs them, but small, and in one process."""
+
+    def start_with_fake(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        python, _, *words = command
+        return subprocess.Popen([python, "-m", "with_fake", *words], **options)
+
     monkeypatch.setitem(cases.GRID, "flags", ["--executor", "fake"])  # the sweep is a real one
+    known = SimpleNamespace(**{**vars(subprocess), "Popen": start_with_fake})
+    monkeypatch.setattr("benchmarks.cases.subprocess", known)
     monkeypatch.setattr("benchmarks.overhead.GRID", {})
     monkeypatch.setitem(USUAL, "cpu", ("dpn-small", "fp32", 8, 0.0005, 1))
     few = {"few": (400, 5)}
@@ -468,7 +476,6 @@ def test_rows_of_another_card_become_results_of_their_own(project: Path) -> None
         ([{"commit": "0123456789ab+dirty"}], "edited source"),
         ([{"commit": ""}], "no known commit"),
         ([{"commit": "0123456789ab"}], "not in this repository"),
-        ([{"executor": "fake"}], "fake executor and are not measurements"),
         ([{"executor": "x"}], "x executor and are not known to be measurements"),
         (
             [{"model_source": "first"}, {"model_source": "edited", "attempt": "2"}],

@@ -11,11 +11,11 @@ import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import fake_executor as fake
 import pytest
 from pytest_for_tests import Capture, Patch
 
 from bench.compare import __main__
-from bench.executors import fake
 from bench.flags import join_flags
 from bench.record import SCHEMA, Step
 from bench.report import __main__ as report

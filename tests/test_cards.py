@@ -111,7 +111,6 @@ APART: dict[str, dict[str, Any]] = {
     "optimizer adamw, not sgd": {"optimizer": "adamw"},
     "model dpn-small, not dpn92": {"model": "dpn-small"},
     "memory limit 8GiB, not none": {"memory_limit": "8GiB"},
-    "made up, not measured": {"executor": "fake"},
     "not known to be measured, not measured": {"executor": "x"},
     "other images": {"dataset_fingerprint": "beef"},
     "perhaps other layers": {"model_structure": "other"},
@@ -224,7 +223,7 @@ def test_a_card_of_which_all_is_doubted_stands_last(tmp_path: Path) -> None:
 
 
 def test_a_warning_that_all_cases_share_is_not_said_of_each(tmp_path: Path) -> None:
-    unmeasured = [replace(row, executor="fake") for row in list_rows("NVIDIA A", 1.0)]
+    unmeasured = [replace(row, executor="x") for row in list_rows("NVIDIA A", 1.0)]
     (answer,) = build(read_sweeps([write_sweep(tmp_path / "a", unmeasured)]), Path()).answers
     assert ", but every case has a warning, " in answer.sentences[0]
 

@@ -100,7 +100,7 @@ def test_the_help_says_what_each_executor_is(capsys: Capture) -> None:
     said = " ".join(" ".join(write_help("sweep.__main__", "--help-all", capsys)).split())
     for name, kind in EXECUTORS.items():
         assert f"{name}: {kind.about}" in said
-    assert "fake: makes up figures, to try the harness" in said
+    assert "ray: on the nodes of a Ray cluster" in said
 
 
 @pytest.mark.parametrize("command", ["sweep", "search", "fit", "advise"])

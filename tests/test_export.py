@@ -605,11 +605,13 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     )
 
 
-def test_made_up_figures_are_told(tmp_path: Path, capsys: Capture) -> None:
-    made_up = write_sweep(tmp_path / "fake", measure("a1", executor="fake"))
+def test_figures_that_are_not_known_to_be_measured_are_told(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    unknown = write_sweep(tmp_path / "x", measure("a1", executor="x"))
     place = Place("tensorboard", tmp_path / "out")
-    said = "Nothing here was measured: these rows came from the fake executor.\n"
-    assert place.export(made_up) == 0
+    said = "Nothing here is known to be measured: these rows came from the x executor, which "
+    assert place.export(unknown) == 0
     assert capsys.readouterr().out.startswith(said)
     measured = write_sweep(tmp_path / "measured", measure("a2", executor="subprocess"))
     assert place.export(measured) == 0

@@ -11,22 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import fake_executor as fake
 import pandas as pd
 import pytest
+from fake_executor import FakeExecutor, Memory
 
 from bench import fit
 from bench.case import Case
 from bench.compare.side import read_side
 from bench.data import prepare
 from bench.errors import UsageError
-from bench.executors import fake
-from bench.executors.fake import FakeExecutor, Memory
 from bench.flags import join_flags
 from bench.grid import grid, parse_values
 from bench.questions.families import find_searches
 from bench.record import Outcome, Status
 from bench.render.model import Level
-from bench.report.__main__ import main as report
 from bench.report.document import build
 from bench.store.plans import Plan
 from bench.store.reader import read_config, read_records
@@ -42,7 +41,6 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
-MADE_UP = "Nothing here was measured: these rows came from the fake executor.\n"
 LIMIT = ["--memory-limit", "1GiB"]
 LINE = "fixed=300MiB image=1MiB low=0.6"
 
@@ -95,29 +93,15 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
         assert wall.probes <= 8
     said = capsys.readouterr()
     assert [family.precision for family, _ in read_walls(frame)] == ["fp32", "bf16-amp"]
-    assert said.out.startswith(MADE_UP)
     lines = said.out.splitlines()
     assert lines[-1].strip() == "The largest that trains was confirmed by a run of 16 steps."
     assert next(line for line in lines if line.startswith(" fp32")).split()[:4] == [
         *("fp32", "720", "728", "672"),
     ]
     assert next(line for line in lines if line.startswith(" bf16-amp")).split()[1] == "1200"
-    told = "[5] fp32 · batch size 720 · steps 16: trains, 1.00 GiB, synthetic images, fake"
+    told = "[5] fp32 · batch size 720 · steps 16: trains, 1.00 GiB, synthetic images"
     assert told in said.err, "its few steps tell nothing of speed or learning"
     assert "fp32: batch size 720 trains, 728 does not, 672 leaves 5 % of memory free" in said.err
-
-
-def test_the_fake_keeps_a_limit_without_a_model_and_says_that_it_measured_nothing(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.delenv(fake.MEMORY, raising=False)
-    frame = run_fit(tmp_path, *LIMIT, "--precision", "fp32")
-    ((_, wall),) = read_walls(frame)
-    assert (wall.largest, wall.smallest_failing) == (1024, 1032), "a MiB an image"
-    assert len(frame) <= 8
-    assert MADE_UP in capsys.readouterr().out
-    run_fit(tmp_path, *LIMIT, "--precision", "fp32", "--json")
-    assert [found["origin"] for found in json.loads(capsys.readouterr().out)] == ["fake"]
 
 
 @pytest.mark.parametrize(
@@ -223,24 +207,11 @@ def test_what_fails_three_times_is_given_up_and_tried_again_on_request(
 def test_json(tmp_path: Path, memory: Callable[[str], None], capsys: Capture) -> None:
     memory(LINE)
     run_fit(tmp_path, *LIMIT, "--json", "--step", "16", "--margin", "20%", "--precision", "fp32")
-    told = capsys.readouterr()
-    (found,) = json.loads(told.out)
-    assert MADE_UP in told.err
+    (found,) = json.loads(capsys.readouterr().out)
     assert found["largest"] == 720
     assert found["smallest_failing"] == 736
     assert found["recommended"] == 512, "300 + 512 <= 0.8 * 1024 < 300 + 528"
     assert (found["step"], found["margin"], found["ending"]) == (16, 0.2, "found")
-
-
-def test_a_report_of_made_up_probes_says_so(
-    tmp_path: Path, memory: Callable[[str], None], capsys: Capture
-) -> None:
-    """There is no case yet, and batch sizes are recommended."""
-    memory(LINE)
-    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
-    capsys.readouterr()
-    assert report([str(tmp_path)]) == 0
-    assert MADE_UP in capsys.readouterr().out
 
 
 def test_the_report_and_a_later_sweep_keep_the_margin(

@@ -151,7 +151,6 @@ def test_comparison(name: str, pair: Comparison, capsys: Capture) -> None:
 FORMATS_OF = {
     "everything": "text screen md json",
     "axis": "screen json",
-    "made up": "screen md json",
     "equal to the last digit": "screen",
 }
 

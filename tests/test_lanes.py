@@ -15,8 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import fake_executor as fake
 import psutil
 import pytest
+from fake_executor import FakeExecutor
 from pytest_for_tests import Capture, Patch
 from test_sweep import FAKE, FP32, rows, run
 from workers_for_tests import find_workers
@@ -25,9 +27,8 @@ from bench import executors, fit
 from bench.case import Case
 from bench.environment.asking import ProcessAnswer
 from bench.errors import StoreError, UnsupportedError, UsageError
-from bench.executors import ALL, Job, Lane, Settings, ShortageError, fake
+from bench.executors import ALL, Job, Lane, Settings, ShortageError
 from bench.executors import subprocess as room
-from bench.executors.fake import FakeExecutor
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
 from bench.flags import join_flags
 from bench.gpu.cards import Card

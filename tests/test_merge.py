@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fake_executor as fake
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.errors import UsageError
-from bench.executors import fake
 from bench.grid import grid
 from bench.merge import union
 from bench.merge.__main__ import main as merge
@@ -599,23 +599,6 @@ def test_rows_that_cannot_be_compared_are_refused(
     assert read_files(merged) == before
     join(merged, other, rc=1, mix=True)
     assert len(read_records(merged)) == 2
-
-
-@pytest.mark.parametrize("mix", [[], ["--mix"]])
-def test_what_nothing_measured_is_not_joined_with_what_was_measured(
-    tmp_path: Path, capsys: Capture, mix: list[str]
-) -> None:
-    real = write_folder(tmp_path / "a", "aaaa", 0)
-    fakes = write_folder(tmp_path / "b", "bbbb", 1, executor="fake")
-    merged = tmp_path / "merged"
-    said = f"{fakes} has rows of --executor fake, which nothing measured, and {{}} has measured"
-    assert merge([str(real), str(fakes), "--out", str(merged), *mix]) == 2
-    assert said.format(real) in capsys.readouterr().err
-    assert not merged.exists()
-    join(merged, real, rc=1)
-    assert merge([str(fakes), "--out", str(merged), *mix]) == 2
-    assert said.format(merged) in capsys.readouterr().err
-    assert len(read_records(merged)) == 1
 
 
 def test_what_a_row_never_knew_refuses_nothing(tmp_path: Path) -> None:

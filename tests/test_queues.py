@@ -47,9 +47,11 @@ def write_program(file: Path, text: str) -> None:
 def place(tmp_path: Path) -> Path:
     """A folder with a .venv whose sweeps are the fake's and print no report, and machines that are
     folders."""
-    quick = "import sys; from bench.sweep import __main__ as sweep; "
+    quick = "import sys, fake_executor; from bench.sweep import __main__ as sweep; "
+    quick += "fake_executor.register(); "
     quick += "sweep.print_report = lambda *folders: None; sys.exit(sweep.main())"
-    fake = f"set -- -c '{quick}' \"${{@:3}}\" --executor fake --device cpu"
+    fake = 'set -- "${@/#tf32/bf16}"; '  # which no CPU has
+    fake += f"set -- -c '{quick}' \"${{@:3}}\" --executor fake --device cpu"
     fake = f'case "$2" in bench.sweep) {fake};; esac'
     write_program(tmp_path / "bin" / "python", f'{fake}\nexec {sys.executable} "$@"')
     # ssh HOST COMMAND begins in the home of HOST; rsync -a HOST:FROM/ TO copies

@@ -437,7 +437,7 @@ def stand_in(command: str) -> str:
     if ("bench.sweep" in command and "--list" not in command) or re.search(
         r"bench\.(advise|fit|search)", command
     ):
-        return f"{command} --executor fake"
+        return f"{command.replace('python -m', 'python -m with_fake', 1)} --executor fake"
     if "bench.why" in command:  # the fake profiles nothing
         return re.sub(r"results/\w+", shlex.quote(str(ROOT / "results" / WHY_SWEEP)), command)
     if "bench.scales" in command and "--show" not in command:

@@ -21,17 +21,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import fake_executor as fake
 import pandas as pd
 import PIL.Image
 import psutil
 import pytest
+from fake_executor import FakeExecutor
 from pytest_for_tests import Capture, Patch
 
 from bench.case import Case
 from bench.environment.host import describe_host
 from bench.errors import StoreError
-from bench.executors import Images, fake
-from bench.executors.fake import FakeExecutor
+from bench.executors import Images
 from bench.flags import join_flags
 from bench.gpu.cards import Card
 from bench.processes import stop_signals
@@ -42,7 +43,7 @@ from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, loop, preflight, preview
-from tests.planted.records import ROOT, make_record, write_sweep
+from tests.planted.records import ROOT
 
 HERE = Path(__file__).parent
 FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
@@ -247,16 +248,6 @@ def test_a_dry_run_names_what_is_emulated(
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert len(told) == bool(said)
     assert all(line.startswith(f"warning: {said}") for line in told)
-
-
-def test_a_folder_without_a_name_is_named_after_what_made_its_figures_up(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "print_report", lambda *folders: None)
-    assert sweep.main([*FP32, "8"]) == 0
-    (folder,) = (tmp_path / "results").iterdir()
-    assert folder.name.startswith("fake-")
 
 
 def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Capture) -> None:
@@ -594,19 +585,6 @@ def test_another_machine_is_refused_whatever_images_its_rows_are_of(
     assert "cpu was A, now B; choose another --out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [(), ("--mix",), ("--fraction", "0.5"), ("--dry-run",)], ids=str)
-def test_made_up_rows_are_not_added_to_measured_ones(
-    out: Path, flags: tuple[str, ...], capsys: Capture
-) -> None:
-    """Whether or not the folder has a case that is asked for."""
-    write_sweep(out, [make_record(CASE)])
-    assert len(run(out, "8", *flags, rc=2)) == 1
-    assert capsys.readouterr().err == (
-        "error: this command makes rows of --executor fake, which nothing measured, and "
-        f"--out {out} has measured ones; choose another --out\n"
-    )
-
-
 def test_a_command_that_is_refused_leaves_the_files_of_an_older_version(out: Path) -> None:
     shutil.copytree(ROOT / "results" / "cpu-epyc-20261120", out)
     before = {file: file.read_bytes() for file in out.glob("*.*")}
@@ -699,7 +677,7 @@ def test_stopped_twice_it_ends_at_once(out: Path) -> None:
     """The case would go on for 600 s; a fake that does not heed the first signal stands for it."""
     script = (
         "import sys, time\n"
-        "from bench.sweep import __main__ as sweep; from bench.executors import fake\n"
+        "import fake_executor as fake; from bench.sweep import __main__ as sweep; fake.register()\n"
         "def run(*a):\n"
         "    print('case', file=sys.stderr, flush=True)\n"
         "    while True: time.sleep(0.05)\n"

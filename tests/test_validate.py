@@ -152,7 +152,6 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Folder], None]]] = {
     "a run that was lost": ("plan", change(status="lost", reason="no answer")),
     "an invalid row called ok": ("outcome", change(reason="the epoch lost an image")),
     "a loss of inf called ok": ("outcome", change(first_bad_step="3")),
-    "a row that nothing measured": ("outcome", change(executor="fake")),
     "a row of an executor that is not known": ("outcome", change(executor="x")),
     "readings emptied": ("doubts", forget),
     "a proof emptied": ("doubts", change(arithmetic="", proof_layer="")),

@@ -236,7 +236,6 @@ def test_a_sweep_measures_once_and_only_where_it_runs_something(
     assert list(read_tries(first["rate_tries"])) == [n for n in (*RATE_NAMES, CALL) if first[n]]
 
     run_sweep(tmp_path / "a", "--precision", "fp32", "bf16-amp")  # nothing is left to run
-    run_sweep(tmp_path / "b", "--executor", "fake")
     run_sweep(tmp_path / "a", "--precision", "bf16")  # it goes on at once
     assert "measuring" not in capsys.readouterr().err
     assert read_rows(tmp_path / "a")[-1]["rate_copy"] == first["rate_copy"]

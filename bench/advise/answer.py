@@ -112,8 +112,6 @@ class Answer:
     def write(self) -> Iterator[str]:
         """Yield the lines of the answer, the most important first."""
         advised = self.advised
-        if self._evidence and self.standing.known:
-            yield from self._evidence.describe_origin()
         if advised is None:
             yield self._explain_nothing()
         else:

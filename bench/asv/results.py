@@ -31,7 +31,7 @@ from bench.asv.host import GRID, Host, conditions, describe_grid, expand, place,
 from bench.case import Case
 from bench.cores import parse_cpu
 from bench.errors import UsageError
-from bench.origin import OPENINGS, find_origin
+from bench.origin import find_origin
 from bench.preset import load_config as load_preset_file
 from bench.preset import load_preset
 from bench.store.attempts import find_mixed, keep_cases, keep_latest
@@ -90,11 +90,10 @@ def read_measured(folder: Path) -> pd.DataFrame:
     if frame.empty:
         raise UsageError(f"{folder}: has no records yet")
     for executor in frame["executor"].unique():
-        if (origin := find_origin(executor)) in OPENINGS:
-            known = "known to be " if origin == "unknown" else ""
+        if find_origin(executor) == "unknown":
             raise UsageError(
-                f"{folder}: its records come from the {executor} executor and are not "
-                f"{known}measurements"
+                f"{folder}: its records come from the {executor} executor and are not known to be "
+                "measurements"
             )
     for _, rows in frame.groupby(_ONE_RESULT):
         if mixed := find_mixed(rows):

@@ -117,8 +117,8 @@ class Group:
 
 
 def find_groups(found: ReportData) -> list[Group]:
-    """Group cards that may be compared. Measured groups come first, then published, unknown and
-    fake ones; in each, those with a sound time, then with most cards and precisions."""
+    """Group cards that may be compared. Measured groups come first, then published and unknown
+    ones; in each, those with a sound time, then with most cards and precisions."""
     cases = _describe_cases(found.cases)
     cards = cases[["sweep", "machine", "card"]].drop_duplicates(["sweep", "machine"])
     probes = found.probes.merge(cards, on=["sweep", "machine"])

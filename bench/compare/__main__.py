@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.compare.comparison import choose_metrics, compare, refuse_made_up, refuse_other_models
+from bench.compare.comparison import choose_metrics, compare, refuse_other_models
 from bench.compare.gates import OUTCOME_FINDINGS, describe_result, parse_gate, pass_gate
 from bench.compare.side import read_side
 from bench.compare.tables import Margins
@@ -107,7 +107,6 @@ def main(argv: Sequence[str]) -> int:
         a, b = take_values(a, b, *asked)
     if b is None:
         raise UsageError(explain_one_sweep(a))
-    refuse_made_up(a, b)
     metrics = named or choose_metrics(a, b)
     for gate in gates:
         fitting = [m.name for m in METRICS.values() if gate.word in (m.lower, m.higher)]

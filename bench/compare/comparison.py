@@ -12,7 +12,6 @@ from bench.case import AXES, SAME_QUESTION, Case, free_axes, list_affecting, lis
 from bench.compare.conditions import CONDITIONS, Condition, Count, Summarized
 from bench.compare.side import Readings, Side, SideCase
 from bench.errors import UsageError
-from bench.origin import refuse_mixture
 from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Environment
 from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import EnvironmentKey, Match, Matches
@@ -268,13 +267,6 @@ def _refuse(comparison: Comparison, metric: Metric, match: Match) -> str:
         for part in (one, two)
     )
     return f"{' and '.join(said)}: not comparable"
-
-
-def refuse_made_up(a: Side, b: Side) -> None:
-    """Refuse to compare made-up rows with measured ones. Raises UsageError: they are mixed."""
-    sides = ((f"{side.path} has", side.environment("executor")) for side in (a, b))
-    having = ((who, executor) for who, executors in sides for executor in executors)
-    refuse_mixture(having, "compare measured with measured")
 
 
 def find_other_models(comparison: Comparison) -> dict[str, list[str]]:

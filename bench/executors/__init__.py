@@ -1,4 +1,4 @@
-"""Executors, which run cases: each in a process of its own by default, or faked for tests.
+"""Executors, which run cases, each in a process of its own.
 
 An executor offers lanes, and each lane runs one case at a time.
 """

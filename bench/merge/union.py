@@ -17,7 +17,6 @@ from bench.axis import Value
 from bench.case import format_value, list_values, spell_cases
 from bench.errors import UsageError
 from bench.flags import writable
-from bench.origin import refuse_mixture
 from bench.record import COLUMNS, COMPARABLE
 from bench.store.attempts import find_unknown, number_groups
 from bench.store.cells import CONFIG, LOGS, RECORDS, TABLES, TRACES, spell_config
@@ -105,8 +104,8 @@ def refuse_schemas(sources: Sequence[Source]) -> None:
 
 
 def refuse_unlike(sources: Sequence[Source], mix: bool) -> None:
-    """Refuse records that are not comparable: made-up rows beside measured ones, and without
-    ``mix`` rows of another GPU, torch, network or data.
+    """Refuse records that are not comparable: without ``mix`` rows of another GPU, torch, network
+    or data.
 
     Rows that agree on the axes of a column of `COMPARABLE` must agree on the column; unknown values
     are not compared.
@@ -115,9 +114,6 @@ def refuse_unlike(sources: Sequence[Source], mix: bool) -> None:
 
     parts = [s.records.assign(folder=str(s.folder)) for s in sources]
     rows = pd.concat(parts, ignore_index=True)
-    ran = rows[["folder", "executor"]].drop_duplicates().itertuples(index=False)
-    having = ((f"{folder} has", executor) for folder, executor in ran)
-    refuse_mixture(having, "merge them into a folder each")
     differing = []
     for name, owners in COMPARABLE.items() if not mix else ():
         known = rows[~find_unknown(rows, name)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bench.case import AXES, SAME_QUESTION, format_value, free_axes
 from bench.limits import MIN_REPEATS, STEADY
-from bench.origin import OPENINGS
+from bench.origin import LABELS
 from bench.questions.effects import Effect
 from bench.questions.families import Family, find_bounds
 from bench.questions.report_data import ReportData
@@ -33,7 +33,7 @@ from bench.render.section import write_quantity
 from bench.store.attempts import number_groups
 from bench.study import doubts, summaries
 from bench.study.axes import find_varying, list_naming_axes, name_axis, order_values
-from bench.study.doubts import DOUBTS, UNMEASURED
+from bench.study.doubts import DOUBTS
 from bench.study.estimate import Estimate
 from bench.study.quantities import QUANTITIES, is_number
 from bench.text import ESTIMATE
@@ -48,7 +48,7 @@ UNEVEN = 1.1  # a mean over cases that differ by more than this factor is given 
 
 _PLACE = (*summaries.SOURCE, "model", "dataset")
 
-_NOT_FATAL = tuple(doubt.name for doubt in DOUBTS.values() if not doubt.fatal)
+_NOT_FATAL = tuple(name for name, doubt in DOUBTS.items() if not doubt.fatal and name != "foreign")
 
 
 def answer(found: ReportData) -> Iterator[Answer]:
@@ -189,14 +189,10 @@ def _qualify(time: Estimate, compared: pd.DataFrame) -> Iterator[str]:
     if not 1 / UNEVEN <= by_medians / speed.value <= UNEVEN:
         yield f"by medians {write_ratio(by_medians)}"
     trusted = {*compared.loc[doubts.trusted(compared), "cell"]}
-    if not any(trusted.issuperset(pair) for pair in time.cells):
-        said_before = compared[[*UNMEASURED]].all()
-        if why := [
-            doubt.remark
-            for name, doubt in DOUBTS.items()
-            if doubt.fatal and compared[name].any() and not said_before.get(name, False)
-        ]:
-            yield f"in doubt: {', '.join(why)}"
+    fatal = [doubt for doubt in DOUBTS.values() if doubt.fatal]
+    why = ", ".join(doubt.remark for doubt in fatal if compared[doubt.name].any())
+    if why and not any(trusted.issuperset(pair) for pair in time.cells):
+        yield f"in doubt: {why}"
 
 
 def _describe_saved(saved: float, memory: str = " memory") -> str:
@@ -220,7 +216,7 @@ def _describe_busy(row: Row) -> str:
 
 def _describe_fastest(cases: pd.DataFrame, named: Sequence[str]) -> Iterator[str]:
     """Name the fastest case of a network and dataset on a machine, as far as its runs allow."""
-    if (cases["kind"] == "fake").all():  # or there is none
+    if not len(cases):
         return
     timed = cases[cases["epoch_time_s"].notna()]
     timed = timed.assign(trusted=doubts.trusted(timed))
@@ -356,11 +352,11 @@ def _describe_largest(
     micro-batches take less memory."""
     import pandas as pd
 
-    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", *UNMEASURED]
+    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind"]
     columns = list(dict.fromkeys([*columns, *named]))
     ended = pd.concat([part[columns] for part in (cases, probes)])
     ended = ended[ended["accumulate"] == ended["accumulate"].min()]
-    made_up = "".join(f" ({DOUBTS[name].remark})" for name in UNMEASURED if ended[name].all())
+    unknown = f" ({LABELS['unknown']})" if (ended["kind"] == "unknown").all() else ""
     if not ended["status"].isin(REFUSED).any():
         fits = ended.loc[ended["status"].isin(TIMED), "batch_size"]
         several = fits.nunique() > 1 and ended["batch_size"].max() == fits.max()
@@ -373,14 +369,14 @@ def _describe_largest(
         ran = order_values("precision", ended["precision"])
         tops = ended.loc[ended["batch_size"] == fits.max(), "precision"].unique()
         those = f" ({', '.join(p for p in ran if p in tops)})" if len(tops) < len(ran) else ""
-        return f"Every batch size{tried} fits{made_up}, up to {fits.max()}{those}{but}{going_on}."
+        return f"Every batch size{tried} fits{unknown}, up to {fits.max()}{those}{but}{going_on}."
     limits = order_values("memory_limit", ended["memory_limit"])
     said = []
     for limit in limits:
         under = f" under {limit}" if limit else " without a limit"
         largest = ", ".join(_list_largest(ended[ended["memory_limit"] == limit]))
         said.append(f"{under if len(limits) > 1 else ''}: {largest}")
-    return f"Largest batch size that fits{made_up}{';'.join(said)}."
+    return f"Largest batch size that fits{unknown}{';'.join(said)}."
 
 
 def _list_silent(ended: pd.DataFrame, named: Sequence[str]) -> Iterator[Row]:
@@ -407,7 +403,7 @@ def _compare_largest(families: Sequence[Family]) -> str:
     largest batches are known, if all are equal, or if several settings ran, which the tables
     compare."""
     contests = list(list_contests(families))
-    if len(contests) != 1 or not contests[0].ends or families[0].first.kind in OPENINGS:
+    if len(contests) != 1 or not contests[0].ends or families[0].first.kind == "unknown":
         return ""
     (_, first), *others = contests[0].ends
     shown = [(f, row) for f, row in others if row.batch_size != first.batch_size][:MOST_EFFECTS]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
 
-KINDS = ("measured", "unknown", "fake", "published")
+KINDS = ("measured", "unknown", "published")
 """Kinds of cases by priority: effects are estimated for the first one that there is."""
 
 

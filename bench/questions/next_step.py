@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.limits import MIN_REPEATS
-from bench.origin import are_mixed
 from bench.questions.families import Search
 from bench.questions.halving import confirm
 from bench.questions.notices import list_asked, list_failed
@@ -56,7 +55,7 @@ def _suggest(
             best = confirm(sweep.records, sweep.read_epochs(), sweep.halving, folder)
             yield from (NextStep("run the best trial again, with other seeds", b) for b in best[:1])
     executors = [name for sweep in sweeps for name in sweep.records["executor"].unique()]
-    if len(folders) == 2 and not are_mixed(executors):
+    if len(folders) == 2:
         yield NextStep(
             "compare the two case by case", f"python -m bench.compare {shlex.join(folders)}"
         )

@@ -18,7 +18,6 @@ from bench.diagnosis.rates import (
     write_losses,
 )
 from bench.limits import STEADY
-from bench.origin import are_mixed
 from bench.record import COMPARABLE, MEASURED, REPEATED, Status
 from bench.render.model import Level, Notice
 from bench.store.attempts import find_unknown
@@ -172,7 +171,6 @@ def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
 
 def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
     label = "Mixed environments"
-    mixed_origins = are_mixed(rows["executor"].unique())
     rows = rows[["sweep", *COMPARABLE, *{axis for of in COMPARABLE.values() for axis in of}]]
     mixed = {str(sweep): _differ(part) for sweep, part in rows.groupby("sweep", sort=False)}
     for sweep, told in mixed.items():
@@ -186,8 +184,7 @@ def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
         # sweeps are expected to differ in their GPUs
         said = [text for name, text in _differ(rows).items() if name != "gpu"]
         text = f"The sweeps differ in {'; '.join(said)}."
-        judged = "python -m bench.compare judges two of them case by case."
-        mend = "Report them separately: python -m bench.report FOLDER." if mixed_origins else judged
+        mend = "python -m bench.compare judges two of them case by case."
         yield from [Notice(label, text, mend)] if said else []
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from bench.flags import command
 from bench.halving import Halving
-from bench.origin import describe_origin
 from bench.processes import leave
 from bench.record import MEASURED
 from bench.search.options import describe_search, parse_arguments
@@ -54,17 +53,13 @@ def print_findings(out: Path, halving: Halving) -> bool:
 
     console = open_console(_WIDTH)
     records, epochs = read_records(out), read_epochs(out)
-    made_up = list(describe_origin(records["executor"]))
-    for line in made_up:
-        print(line)
     # the commands that confirm the best are printed below
     trials = SEARCH.lay_out(tabulate_trials(records, epochs, halving, how=""))
     rungs = RUNGS.lay_out(tabulate_rungs(records, epochs, halving))
     for table in (*trials, *rungs):
         draw_table(table, console)
         console.print()
-    commands = [] if made_up else confirm(records, epochs, halving, out)
-    if commands:
+    if commands := confirm(records, epochs, halving, out):
         print("Confirm the best on seeds that did not choose them, then compare:")
         for command in commands:
             print(f"  {command}")

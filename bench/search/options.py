@@ -20,9 +20,10 @@ from bench.halving import METRICS, Halving
 from bench.origin import EXECUTORS
 from bench.precision import PRECISIONS
 from bench.preset import Preset
+from bench.sweep.folder import refuse_unwritable
 from bench.sweep.options import Options, Plan, add_running, plan_cases, read_running
 from bench.sweep.preflight import try_models, warn_of_download
-from bench.sweep.preview import describe_plan, try_folder, try_lanes
+from bench.sweep.preview import describe_plan, try_lanes
 
 EPOCHS, SAMPLES, GRACE, REDUCTION, METRIC = 9, 16, 1, 3, "test_accuracy"
 
@@ -88,7 +89,7 @@ class SampledTrials:
 def describe_search(asked: Search) -> Iterator[str]:
     """Describe the trials and epochs that a search would run. Raises UsageError: as a start."""
     plan = Plan(asked.plan().trials)
-    try_folder(asked.options)
+    refuse_unwritable(asked.options.out)
     try_lanes(plan, asked.options)
     drawn = asked.plan(try_models(plan, asked.options).settle)
     yield from describe_plan(Plan(drawn.trials), asked.options)
@@ -99,8 +100,7 @@ def describe_search(asked: Search) -> Iterator[str]:
         f"{halving.reduction} goes on; {trials * halving.rungs[0]} to "
         f"{trials * halving.epochs} epochs in all"
     )
-    if asked.options.trains:
-        yield from warn_of_download(drawn.trials, asked.options.data_dir)
+    yield from warn_of_download(drawn.trials, asked.options.data_dir)
 
 
 def _draw(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bench.case import Case
 from bench.gpu.nvml import EFFECTS
 from bench.limits import STEADY, STRAGGLES, is_shared
+from bench.origin import find_origin
 from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
 from bench.record import Status
 from bench.study.columns import Columns, fill, known, positive
@@ -230,8 +231,32 @@ def _steady(r: Columns) -> str:
     return f"Close other programs, or use {_repeat(r)}{waiting}."
 
 
-def _name_executor(text: str) -> Callable[[Columns], str]:
-    return lambda r: text.format(" and ".join(r.executor.distinct))
+def _list_unknown(r: Columns) -> str:
+    return " and ".join(name for name in r.executor.distinct if find_origin(name) == "unknown")
+
+
+def _describe_foreign(r: Columns) -> str:
+    said = []
+    if (r.kind == "published").any():
+        said.append(
+            "Of what was published, each is the cold first epoch of a process, while a sweep times "
+            "a warm one"
+        )
+    if unknown := _list_unknown(r):
+        what = "These rows" if not said else "Others"
+        said.append(f"{what} come from the {unknown} executor, which this version does not know")
+    return ". ".join(said)
+
+
+def _mend_foreign(r: Columns) -> str:
+    said = []
+    if (r.kind == "published").any():
+        said.append("python -m bench.sweep --preset rtx-titan measures the same cases here.")
+    if unknown := _list_unknown(r):
+        said.append(
+            f"Read them with the version that wrote them, or measure without --executor {unknown}."
+        )
+    return " ".join(said)
 
 
 def _use_cifar10(r: Columns) -> str:
@@ -281,15 +306,6 @@ def _say(text: str | Callable[[Columns], str], rows: pd.DataFrame) -> str:
 
 
 _ALL = (
-    Doubt("fake", "not measured",
-          _name_executor("These rows come from the {} executor, which measures nothing"),
-          _name_executor("Leave out --executor {} to measure."),
-          lambda r: r.kind == "fake"),
-    Doubt("foreign", "not known to be measured",
-          _name_executor("These rows come from the {} executor, which this version does not know"),
-          _name_executor("Read them with the version that wrote them, or measure without "
-                         "--executor {}."),
-          lambda r: r.kind == "unknown"),
     Doubt("invalid", "invalid",
           "The measurement failed a check and cannot be trusted",
           "Remove the cause, then run them again with --retry invalid.",
@@ -391,29 +407,26 @@ _ALL = (
           "Loss and accuracy say nothing about real images",
           _use_cifar10,
           lambda r: (r.dataset == "synthetic") & known(r.epoch_time_s), fatal=False),
-    Doubt("published", "published",
-          "Not measured by this harness: each is the cold first epoch of a process, while a "
-          "sweep times a warm one",
-          "python -m bench.sweep --preset rtx-titan measures the same cases here.",
-          lambda r: r.kind == "published", fatal=False),
+    Doubt("foreign", "not measured by this harness", _describe_foreign, _mend_foreign,
+          lambda r: r.kind != "measured", fatal=False),
 )  # fmt: skip
 
 DOUBTS: dict[str, Doubt] = {doubt.name: doubt for doubt in _ALL}
 
-SAID_BELOW = ("extrapolated", "synthetic", "published")
+SAID_BELOW = ("extrapolated", "synthetic", "foreign")
 """Doubts that are reported below the tables or marked at each number, not beside each row."""
 
 
-UNMEASURED = ("fake", "foreign")
-"""Doubts of rows that are not measurements, or not known to be."""
-
-
 def list_below(cases: pd.DataFrame) -> list[str]:
-    """Return the doubts that are reported below the tables for these cases."""
-    return [*SAID_BELOW, *(name for name in UNMEASURED if cases[name].all())]
+    """Return the doubts that are reported below the tables for these cases. Some rows of an unknown
+    executor among others are marked each."""
+    marked = (cases["kind"] == "unknown").any() and not cases["foreign"].all()
+    return [name for name in SAID_BELOW if not (marked and name == "foreign")]
 
 
 def trusted(cases: pd.DataFrame) -> pd.Series:
-    """Return which cases ended well, have an epoch time and raise no fatal doubt."""
+    """Return which cases ended well, have an epoch time, come from an executor that is known, and
+    raise no fatal doubt."""
     doubted = cases[[doubt.name for doubt in DOUBTS.values() if doubt.fatal]].any(axis=1)
+    doubted |= cases["kind"] == "unknown"
     return (cases["status"] == Status.OK.value) & ~doubted & cases["epoch_time_s"].notna()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from bench.case import Case
 from bench.executors import Event
 from bench.limits import is_shared
-from bench.origin import find_origin
 from bench.record import MEASURED, Record, Status, Step
 from bench.text import GIB, clean, write_number, write_seconds
 from bench.worker.messages import PhaseEntered
@@ -189,8 +188,6 @@ def _describe(record: Record) -> str:
         words.append(f"ended after {m.truncated_after} of {record.case.epochs} epochs")
     if record.case.dataset == "synthetic":
         words.append(" ".join(filter(None, ["synthetic", record.case.input, "images"])))
-    if find_origin(record.executor) == "fake":
-        words.append("fake, not measured")
     if m.warmup_steady is False:
         words.append("step times not steady")
     if is_shared(m.neighbours_computing or 0, m.other_cores or 0.0):

@@ -14,7 +14,6 @@ from bench.axis import Trait
 from bench.case import Case, format_value, list_affecting, spell_cases
 from bench.environment.device import Platform
 from bench.errors import UsageError
-from bench.origin import find_origin, refuse_mixture
 from bench.record import COMPARABLE, MODEL_PARTS
 from bench.store.plans import SHARD, Shard
 from bench.store.reader import read_records
@@ -44,22 +43,19 @@ def refuse_unwritable(out: Path | None) -> None:
         raise UsageError(f"--out {out}: {place} cannot be written to; choose a folder that can")
 
 
-def default_out(platforms: Mapping[str, Platform], executor: str = "") -> Path:
-    """Return a new folder in ``results``, named after the devices, or after a fake executor."""
+def default_out(platforms: Mapping[str, Platform]) -> Path:
+    """Return a new folder in ``results``, named after the devices."""
     names = [platform.environment.gpu or "cpu" for platform in platforms.values()]
-    if find_origin(executor) == "fake":
-        names = [executor]
     words = "-".join("".join(c if c.isalnum() else " " for c in n).lower() for n in names).split()
     return Path("results") / f"{'-'.join(words)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the recorded rows that those of ``cases`` can be compared with, and all rows. Raises
-    UsageError: made-up rows would be mixed with measured ones; or some rows are not comparable, and
-    --mix is not given: the message says how they differ."""
+    UsageError: some rows are not comparable, and --mix is not given: the message says how they
+    differ."""
     out, inputs = loop.store.folder, loop.inputs
     frame = read_records(out)
-    refuse_other_origin(out, frame, loop.options.executor)
     comparable, differing = frame["repeat"] >= 0, dict[str, None]()
 
     def find_alike(case: Case, axes: Iterable[str]) -> Any:
@@ -90,12 +86,6 @@ def read_past(loop: Loop, cases: Sequence[Case]) -> tuple[pd.DataFrame, pd.DataF
             "choose another --out, or add to them with --mix"
         )
     return frame[comparable], frame
-
-
-def refuse_other_origin(out: Path, records: pd.DataFrame, executor: str) -> None:
-    """Refuse to mix measured rows with rows that an executor makes up."""
-    there = ((f"--out {out} has", name) for name in records["executor"].unique())
-    refuse_mixture([("this command makes", executor), *there], "choose another --out")
 
 
 def refuse_other_seeds(

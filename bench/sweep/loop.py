@@ -27,6 +27,7 @@ from bench.record import (
     Outcome,
     Record,
     Status,
+    WorkRow,
     flatten,
     read_missing,
     write_missing,
@@ -206,7 +207,7 @@ class Loop:
             lane=place,
             enough=ticket.enough,
         )
-        if self.options.trains and ticket.attempt == 1:  # a retry finds everything itself
+        if ticket.attempt == 1:  # a retry finds everything itself
             job = replace(job, known=self.recall(case, inputs.describe(case)))
         if case.checkpoint:
             kept = self._keep_run(ticket)
@@ -259,8 +260,7 @@ class Loop:
             row = {name: v for name, v in flatten(record).items() if v not in (None, "")}
             self.display.say(f"not written: {row}")
             raise
-        if self.options.trains:
-            self.learn(record, outcome.work)
+        self.learn(record, outcome.work)
         if case.checkpoint:
             self._keep_run(ticket).finish(record)
         self.display.end(record, lane.name)
@@ -313,7 +313,7 @@ class Loop:
     def rate(self, lane: Lane, device: str) -> None:
         """Measure the rates of a lane before its first case, unless its folder has them, and warn
         of slow ones and of precisions that the device emulates."""
-        if (lane.name, device) in self.rated or not self.options.trains:
+        if (lane.name, device) in self.rated:
             return
         first = all(device != other for _, other in self.rated)
         self.rated.add((lane.name, device))

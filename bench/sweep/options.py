@@ -76,10 +76,6 @@ class Options:
     def settings(self) -> Settings:
         return Settings(self.timeout_s, self.allow_shared, self.address, self.cold)
 
-    @property
-    def trains(self) -> bool:
-        return EXECUTORS[self.executor].trains
-
     def resume(self, out: Path) -> str:
         given = "--out" in self.given
         return self.command if given else f"{self.command} --out {shlex.quote(str(out))}"

@@ -32,7 +32,7 @@ from bench.executors import Executor, Images, Lane
 from bench.fingerprint import ExamineRequest, Fingerprint, check_outputs, name_subject
 from bench.gpu.nvml import find_neighbours
 from bench.grid import check_axes, check_batches
-from bench.models import MODELS, check_model
+from bench.models import MODELS
 from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
@@ -50,7 +50,7 @@ class Inputs:
     """Devices, models and images of the cases, by name, determined once."""
 
     platforms: Mapping[str, Platform]
-    models: Mapping[str, Fingerprint | None]  # None if not examined, as with the fake executor
+    models: Mapping[str, Fingerprint | None]  # None if not examined, as in a dry run
     datasets: Mapping[str, DatasetInfo]
     warnings: Sequence[str] = ()  # about the machine and the cases
     apex: Apex | None = None
@@ -159,33 +159,24 @@ def find_inputs(
     known, cases = cases, [*cases, *families]
     starts = hash_starts(cases)
     devices = list(dict.fromkeys(case.device for case in cases))
-    models: dict[str, Fingerprint | None] = dict.fromkeys(map(name_subject, cases))
-    warnings: list[str] = []
-    if options.trains:
-        machine, answer = examine_machine(
-            devices,
-            list_examined(cases),
-            data_dir=options.data_dir,
-            out=options.out,
-            timeout_s=options.timeout_s,
-            watch_s=0.0,
-            ask=partial(executor.examine, lane),
-        )
-        warnings = [*write_warnings(machine), *list_notes(cases, options.data_dir, beside)]
-    else:
-        check_models(cases)
-        answer = executor.examine(lane, devices, [], options.timeout_s)
+    machine, answer = examine_machine(
+        devices,
+        list_examined(cases),
+        data_dir=options.data_dir,
+        out=options.out,
+        timeout_s=options.timeout_s,
+        watch_s=0.0,
+        ask=partial(executor.examine, lane),
+    )
+    warnings = [*write_warnings(machine), *list_notes(cases, options.data_dir, beside)]
     platforms = {device: answer.platform(device) for device in devices}
-    if options.trains:
-        examined = {subject: answer.fingerprint(subject) for subject in models}
-        refuse_precisions(cases, platforms, options.axes)
-        _refuse_places(platforms, cases, options, lane)
-        _check_examined(cases, examined, options.data_dir, options.axes)
-        models |= examined
+    models = {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)}
+    refuse_precisions(cases, platforms, options.axes)
+    _refuse_places(platforms, cases, options, lane)
+    _check_examined(cases, models, options.data_dir, options.axes)
     prepare = partial(executor.prepare, lane)
     datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
-    if options.trains:
-        warnings += warn_of_missing_tests(cases, datasets)
+    warnings += warn_of_missing_tests(cases, datasets)
     inputs = Inputs(platforms, models, datasets, warnings, find_apex(), starts)
     for case in known:
         inputs.check_batches(case)
@@ -329,7 +320,7 @@ def _refuse_places(
         platforms[case.device].check_limit(case.memory_limit)
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid
-        if uuid and not options.allow_shared and not lane.host and options.trains:
+        if uuid and not options.allow_shared and not lane.host:
             refuse_neighbours(uuid)
 
 
@@ -406,13 +397,6 @@ def list_examined(cases: Sequence[Case]) -> list[str]:
     return asked
 
 
-def check_models(cases: Sequence[Case]) -> None:
-    """Check that models and workloads exist, without importing. Raises UsageError: one is
-    missing."""
-    for name, workload in dict.fromkeys((case.model, case.workload) for case in cases):
-        check_model(name, "--model" if workload == IMAGES else "--workload")
-
-
 def try_models(plan: Plan, options: Options) -> Inputs:
     """Import, build and run the user's own models once, as a sweep does before its first case.
 
@@ -428,9 +412,7 @@ def try_models(plan: Plan, options: Options) -> Inputs:
         for case in cases
         if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
     ]
-    if not options.trains:
-        check_models(own)
-    elif own:
+    if own:
         answer = ask([], list_examined(own), timeout_s=options.timeout_s)
         examined = {subject: answer.fingerprint(subject) for subject in map(name_subject, own)}
         _check_examined(own, examined, options.data_dir, options.axes)

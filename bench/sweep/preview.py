@@ -24,7 +24,7 @@ from bench.store.cells import RECORDS
 from bench.store.plans import plan_runs
 from bench.store.reader import read_records
 from bench.store.runs import LatestAttempt, Run, read_history
-from bench.sweep.folder import refuse_other_origin, refuse_other_seeds, refuse_unwritable
+from bench.sweep.folder import refuse_other_seeds, refuse_unwritable
 from bench.sweep.hardware import count_beside, open_lanes, refuse_world_sizes
 from bench.sweep.options import Options, Plan
 from bench.sweep.preflight import (
@@ -46,21 +46,18 @@ _VALUES = 8  # values listed of a setting
 
 def preview(plan: Plan, options: Options) -> int:
     """Print what a sweep would run, and return the exit code. Raises UsageError: as a start."""
-    try_folder(options)
+    refuse_unwritable(options.out)
     beside = try_lanes(plan, options)
-    if options.trains:  # only torch knows what a GPU can do
-        refuse_precisions([*plan.cases, *plan.unsized], {"cpu": describe_own_cpu()}, options.axes)
+    refuse_precisions([*plan.cases, *plan.unsized], {"cpu": describe_own_cpu()}, options.axes)
     plan = plan.settle(try_models(plan, options).settle)
     if options.out:
         runs = plan_runs(plan.cases, options.repeats)
         refuse_other_seeds(options.out, runs, _read_history(options), options.same_seed)
-    warnings: list[str] = []
-    if options.trains:
-        cases = [*plan.cases, *plan.unsized]
-        warnings += list_notes(cases, options.data_dir, beside)
-        if EXECUTORS[options.executor].here:
-            warnings += _warn_of_precisions(cases, options)
-            warnings += warn_of_download(cases, options.data_dir)
+    cases = [*plan.cases, *plan.unsized]
+    warnings = [*list_notes(cases, options.data_dir, beside)]
+    if EXECUTORS[options.executor].here:
+        warnings += _warn_of_precisions(cases, options)
+        warnings += warn_of_download(cases, options.data_dir)
     for line in [*describe_plan(plan, options), *warnings]:
         print(line)
     return 0
@@ -84,14 +81,6 @@ def _warn_of_precisions(cases: Sequence[Case], options: Options) -> Iterator[str
     yield from warn_of_emulation(cases, devices)
 
 
-def try_folder(options: Options) -> None:
-    """Refuse an --out that cannot be written to, or has rows of another origin."""
-    out = options.out
-    refuse_unwritable(out)
-    if out and (out / RECORDS).is_file():
-        refuse_other_origin(out, read_records(out), options.executor)
-
-
 def try_lanes(plan: Plan, options: Options) -> int:
     """Check the requested lanes, and return their `count_beside`. Raises UsageError: as
     `open_lanes` and `refuse_world_sizes`, or a limit exceeds the memory."""
@@ -101,7 +90,7 @@ def try_lanes(plan: Plan, options: Options) -> int:
     with closing(build_executor(options.executor, options.settings)) as executor:
         lanes = open_lanes(executor, cases, options)
         refuse_world_sizes(executor, lanes[0], options.out, cases, options)
-    limits = dict.fromkeys((case.device, case.memory_limit) for case in cases if options.trains)
+    limits = dict.fromkeys((case.device, case.memory_limit) for case in cases)
     for device, limit in limits:
         if limit and (platform := _find_platform(device)):
             platform.check_limit(limit)
@@ -140,7 +129,7 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
     if plan.searched:
         yield "   ?: found first, by a search that tries about eight batch sizes"
     yield from _name_sources(plan, options) or ["all settings are at their defaults"]
-    here = options.trains and EXECUTORS[options.executor].here
+    here = EXECUTORS[options.executor].here
     if here and any(case.device == "cuda" for case in cases) and not has_cuda():
         yield (
             "warning: torch has no GPU here, so that a start on this machine is refused; use "

@@ -39,7 +39,7 @@ def start_session(
         held.enter_context(closing(executor))
         lanes = open_lanes(executor, [*cases, *families], options)
         known = examine_lanes(executor, lanes, cases, options, families)
-        out = options.out or default_out(known[lanes[0]].platforms, options.executor)
+        out = options.out or default_out(known[lanes[0]].platforms)
         yield Session(options, executor, known, out, held)
 
 

@@ -341,13 +341,6 @@ COMPARISONS = {
     "plain": plant(
         "Others are not.", "a a", a=runs(at(CASE, dataset="cifar10"), BASE),
     ),
-    "made up": plant("The first line says that nothing was measured.", "a b",
-                     a=runs(CASE, BASE, executor="fake"), b=runs(CASE, SLOWER, executor="fake")),
-    "made up on one side": plant("It is not compared with what was measured.", "a b",
-                                 a=runs(CASE, BASE), b=runs(CASE, BASE, executor="fake")),
-    "made up beside published": plant("Nor with what was published.", "a b",
-                                      a=runs(CASE, BASE, executor="fake"),
-                                      b=runs(CASE, BASE, executor="published")),
     "not known": plant("An executor that this version does not have may have measured or not.",
                        "a b", a=runs(CASE, BASE, executor="x"), b=runs(CASE, BASE, executor="x")),
     "not known on one side": plant("A label on one side names it.", "a b", a=runs(CASE, BASE),

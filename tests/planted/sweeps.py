@@ -68,7 +68,7 @@ def list_card(name: str) -> Iterator[Row]:
                 case = Case(precision=precision, loss_scale=scale, batch_size=batch)
                 needs = GIB * (1.5 + batch * (0.055 if speedup < 2 else 0.027))
                 time_s = 42 * slower / speedup * (0.85 + 25 / batch)
-                common = {**card, "executor": "fake"}
+                common = {**card, "executor": "x"}
                 if needs > total * 0.95:
                     reason, inferred = "OutOfMemoryError: 2.1 GiB", batch == 2048
                     ended = {"status": Status.OOM, "reason": reason, "inferred": inferred}
@@ -87,7 +87,7 @@ def list_card(name: str) -> Iterator[Row]:
                     yield (record, make_steps(case, time_s, 0.3)) if repeat == 1 else record
     yield from _list_odd(card, slower)
     first = Case(precision="fp32", batch_size=128)
-    values = {**measured(43.9 * slower, 9 * GIB), **card, "executor": "fake"}
+    values = {**measured(43.9 * slower, 9 * GIB), **card, "executor": "x"}
     yield make_record(first, sentinel=True, **values)
 
 
@@ -116,7 +116,7 @@ def _list_odd(card: dict[str, Any], slower: float) -> Iterator[Record]:
     ]  # fmt: skip
     for batch, (status, reason, values) in enumerate(ends, 129):
         case = Case(precision="bf16", batch_size=batch)
-        told = {**card, **values, "executor": "fake"}
+        told = {**card, **values, "executor": "x"}
         yield make_record(case, status=status, reason=reason, **told)
 
 
@@ -420,7 +420,7 @@ SWEEPS: dict[str, tuple[Callable[[], Iterable[Row]], str | None]] = {
     **{
         f"card-{number}": (
             partial(list_card, name),
-            f"{SWEEP} --executor fake --out results/{number - 1}",
+            f"{SWEEP} --executor x --out results/{number - 1}",
         )
         for number, name in enumerate(CARDS, 1)
     },

@@ -15,13 +15,13 @@ from typing import Any
 import pandas as pd
 
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.origin import LABELS
 from bench.questions.gpus import Line, name_line
 from bench.record import Status
 from bench.render.cells import TIMED, take_first
 from bench.report.document import Report
 from bench.store.attempts import number_groups
 from bench.study.axes import find_varying, name_axis, name_value
-from bench.study.doubts import DOUBTS, UNMEASURED
 from bench.study.summaries import SOURCE
 from bench.study.sweeps import MOST_STEP_BYTES
 
@@ -119,7 +119,7 @@ def _describe(cases: pd.DataFrame, report: Report) -> list[str]:
     several = [name for name in ("model", "dataset") if report.cases[name].nunique() > 1]
     facts = {
         first.apart: bool(first.apart),
-        **{DOUBTS[name].remark: cases[name].all() for name in UNMEASURED},
+        LABELS["unknown"]: (cases["kind"] == "unknown").all(),
         "synthetic images": cases["synthetic"].any(),
         "extrapolated from part of an epoch": cases["extrapolated"].all(),
         "some extrapolated from part of an epoch": 0 < cases["extrapolated"].mean() < 1,

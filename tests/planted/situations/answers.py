@@ -103,19 +103,14 @@ ANSWERS = {
         "104 s is not.",
         "answers", ran(FP16, (100, 101, 98), 6), ran(Case(precision="bf16"), (104,), 6),
     ),
-    "made-up rival": plant(
-        "Runs that were made up leave nothing uncertain.",
-        "answers", CLOSE, ran(Case(precision="bf16"), (101, 103, 99.8), 6, executor="fake"),
+    "unknown rival": plant(
+        "Runs that may be anything leave nothing uncertain.",
+        "answers", CLOSE, ran(Case(precision="bf16"), (101, 103, 99.8), 6, executor="x"),
     ),
-    "made up": plant(
-        "What nothing measured is said first, and no case is called the fastest.",
+    "unknown beside measured": plant(
+        "What is concluded of the card whose rows may be anything says so.",
         "answers doubts",
-        *(ran(at(size, FP16)[0], (size,), 6, executor="fake") for size in (64, 128)),
-    ),
-    "made up beside measured": plant(
-        "What is concluded of the card whose rows are made up says so.",
-        "answers doubts",
-        *(ran(at(size, FP16)[0], (size,), 6, executor="fake", gpu="Card") for size in (64, 128)),
+        *(ran(at(size, FP16)[0], (size,), 6, executor="x", gpu="Card") for size in (64, 128)),
         *(ran(at(size, FP16)[0], (size,), 6) for size in (64, 128)),
     ),
     "not known to be measured": plant(
@@ -139,7 +134,7 @@ BASELINES: dict[str, list[tuple[dict[str, Any], float, dict[str, Any]]]] = {
     "none_another_card": [({}, 200, {"gpu": "Another card"})],
     "none_another_torch": [({}, 200, {"torch": "2.12"})],
     "none_another_driver": [({}, 200, {"driver": "999"})],
-    "none_fake": [({}, 200, {"executor": "fake"})],
+    "none_unknown": [({}, 200, {"executor": "x"})],
     "none_invalid": [({}, 200, {"status": Status.INVALID, "reason": "throttled"})],
     "none_failed": [({}, 200, {"status": Status.OOM, "epoch_time_s": None, "images_per_s": None})],
     "none_another_batch": [({"batch_size": 256}, 200, {})],

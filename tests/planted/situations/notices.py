@@ -24,7 +24,6 @@ FAST_FIRST = [*ran(FP32, (100, 100.4, 99.8)), *close(86, 12)]
 STEADY = {"step_time_first_s": 0.100, "step_time_last_s": 0.1015}
 DOUBTED: dict[str, dict[str, Any]] = {
     "none": {},
-    "fake": {"executor": "fake"},
     "foreign": {"executor": "x"},
     "published": {"executor": "published"},
     "invalid": {"status": Status.INVALID, "reason": "mislabelled"},

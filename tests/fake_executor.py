@@ -1,6 +1,7 @@
-"""An executor that answers without training, to drive sweep, store and report in tests.
+"""`--executor fake`, which answers without training, to drive sweep, store and report in tests.
 
-Its rows carry ``executor=fake``, and every report says that they are not measurements.
+`tests/conftest.py` makes it known to the commands of its process, and `with_fake` to those in a
+process of their own. It has no machine: none is looked at, and none is warned of.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from bench.environment.asking import DeviceAnswer, ProcessAnswer
 from bench.environment.host import describe_host
 from bench.errors import UnsupportedError, UsageError, nearest
 from bench.executors import Executor, Images, Job, Lane, Listener, Settings, Stopping
+from bench.fingerprint import Fingerprint, parse_request
+from bench.origin import EXECUTORS, Kind
 from bench.record import MEASURED, EpochRow, Measurement, Outcome, Status
+from bench.sweep import preflight
 from bench.text import parse_bytes
 
 ANSWERS = "BENCH_FAKE_ANSWERS"
@@ -129,9 +133,16 @@ class FakeExecutor(Executor):
         names, uuids = zip(*alike[:size], strict=True)
         return replace(lane, name="+".join(names), gpus=uuids)
 
-    def examine(self, lane: Lane, devices: Sequence[str], *_: Any, **__: Any) -> ProcessAnswer:
+    def examine(
+        self, lane: Lane, devices: Sequence[str], models: Sequence[str], *_: Any, **__: Any
+    ) -> ProcessAnswer:
         card = {"gpu": lane.name.rpartition("-")[0], "gpu_uuid": lane.gpus[0]} if lane.gpus else {}
-        return ProcessAnswer(devices={d: DeviceAnswer(card) for d in devices}, host=describe_host())
+        return ProcessAnswer(
+            devices={d: DeviceAnswer(card) for d in devices},
+            # of layers that fp8 can convert, which no network here lacks
+            models={parse_request(m).subject: Fingerprint("", "", "", products=1) for m in models},
+            host=describe_host(),
+        )
 
     def prepare(self, lane: Lane, images: Images) -> DatasetInfo:
         if images.name == SYNTHETIC or images.url or find_layout(images.data_dir):
@@ -224,3 +235,22 @@ def _parse_rule(rule: str) -> tuple[str, Value, Status]:
         statuses = [str(known) for known in Status]
         raise UsageError(f"{ANSWERS} {rule!r}: no status {status!r}; {nearest(status, statuses)}")
     return axis, parse_value(axis, value, f"{ANSWERS} {axis}"), Status(status)
+
+
+def register() -> None:
+    EXECUTORS["fake"] = Kind("fake_executor:FakeExecutor", "answers without training")
+
+
+_examine, _warn = preflight.examine_machine, preflight.write_warnings
+
+
+def _pass_by(devices: Sequence[str], models: Sequence[str], *, ask: Any, **known: Any) -> Any:
+    """Ask the executor alone, if it is this one, and leave out of the answer the machine that a
+    sweep looks at meanwhile."""
+    if isinstance(ask.func.__self__, FakeExecutor):
+        return None, ask(devices, models, known["timeout_s"])
+    return _examine(devices, models, ask=ask, **known)
+
+
+preflight.examine_machine = _pass_by  # type: ignore[assignment]
+preflight.write_warnings = lambda machine: _warn(machine) if machine else []

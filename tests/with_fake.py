@@ -1,0 +1,13 @@
+"""`python -m with_fake bench.sweep …`: a command of the harness that knows `--executor fake`."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from fake_executor import register
+
+if __name__ == "__main__":
+    register()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
