@@ -209,8 +209,8 @@ class Case:
     evaluate: bool = _measuring(False, parse_switch,
         "measure loss and accuracy on the test images too")
     checkpoint: bool = _later(False, parse_switch,
-        "measure what a checkpoint costs and whether training resumes from it bit for bit; with "
-        "several --epochs, keep the last and the best", affects=(),
+        "save the training after each epoch: the last and the best are kept, and an interrupted "
+        "case resumes", affects=(),
         beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,)},
         absent=_HOW_MUCH | {"search": "a trial that was interrupted begins anew"})
     profile: bool = _measuring(False, parse_switch,

@@ -185,17 +185,6 @@ class Measurement:
     overflow_steps: int | None = quantity("steps with inf or NaN in the scaled gradients")
     final_loss_scale: float | None = quantity("loss scale after the last step")
 
-    checkpoint_bytes: int | None = quantity("size of a checkpoint's file", since=4)
-    checkpoint_save_s: float | None = quantity(
-        "median time to save a checkpoint, until the disk has it, outside the epochs", since=4)
-    checkpoint_load_s: float | None = quantity(
-        "time from a checkpoint's file, out of the system's cache where it can be dropped, to a "
-        "training on the device that is ready to step", since=4)
-    resume_exact: bool | None = quantity(
-        "training resumed in a new network from the checkpoint takes the same next steps, bit for "
-        "bit", since=4)
-    resume_difference: str | None = quantity(
-        "what differs first between the steps after a resume and those without", since=4)
     resumed_epochs: int | None = quantity(
         "epochs that an earlier process, which was interrupted, had trained: they are in the row",
         since=4)

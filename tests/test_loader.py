@@ -178,17 +178,6 @@ def test_what_is_measured_learns_the_same(few: DatasetInfo, monkeypatch: Patch) 
     assert m.loader_samples_per_s > 0
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_steps_after_a_resume_are_those_of_the_same_loader(
-    workers: int, monkeypatch: Patch
-) -> None:
-    """A user's dataset is not what its make_batch draws, and may itself draw."""
-    monkeypatch.setattr(loader, "ALONE_S", 0.1)
-    case = make_own("loads_for_tests:drawing", steps=5, checkpoint=True, workers=workers)
-    m = run_case(case).measurement
-    assert (m.resume_exact, m.resume_difference) == (True, None)
-
-
 def test_no_worker_of_the_warm_up_is_there_in_the_epoch(few: DatasetInfo) -> None:
     case = replace(CASE, batch_size=200, loader="torch", workers=2, persistent_workers=True)
     _, batches, training = set_up(case, few.folder)

@@ -12,7 +12,6 @@ from typing import ClassVar
 from bench.questions.answers import answer
 from bench.questions.batch_sizes import GROWTH, SPEEDS
 from bench.questions.breakdowns import BREAKDOWNS, OPERATIONS
-from bench.questions.checkpoints import CHECKPOINTS
 from bench.questions.effects import EFFECTS
 from bench.questions.epochs import EPOCHS
 from bench.questions.families import WALLS
@@ -59,7 +58,6 @@ SECTIONS: tuple[Section, ...] = (
     TAX,
     LOADING,
     EPOCHS,
-    CHECKPOINTS,
     PUBLISHED,
     SEARCH,
     RUNGS,

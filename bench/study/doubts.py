@@ -374,13 +374,6 @@ _ALL = (
           "gradients overflowed, so that less was learnt",
           _measure_longer("Use a smaller static --loss-scale, or", ": a dynamic scale settles."),
           _is_skipping, fatal=False),
-    Doubt("inexact", "resume differs",
-          "Training resumed from a checkpoint is not the same bit for bit, although the device's "
-          "steps are deterministic",
-          "Keep state that steps change in buffers of the network, draw random numbers from "
-          "torch's generators or the one that a workload is given, and run --checkpoint "
-          "again.",
-          lambda r: r.resume_difference != "", fatal=False, detail=_quote("resume_difference")),
     Doubt("straggling", "straggler",
           f"One of the processes worked more than {100 * STRAGGLES:.0f} % longer than the "
           "median of the others, and all waited for it",

@@ -195,16 +195,6 @@ _ALL = (
              rate=True, spread=False),
     Quantity("setup_time_s", "set-up", "s", "lower", "process start to the first step"),
     Quantity("warmup_time_s", "warm-up", "s", "lower", "steps thrown away before the epoch"),
-    Quantity("checkpoint_bytes", "checkpoint", "MiB", "lower",
-             "file with all that training needs to continue", spread=False),  # its size repeats
-    Quantity("checkpoint_save_s", "save", "s", "lower",
-             "saving a checkpoint, until the disk has it"),
-    Quantity("checkpoint_share", "save, of an epoch", "%", "lower",
-             "time to save a checkpoint over that of an epoch",
-             lambda r: r.checkpoint_save_s / positive(r.epoch_time_s),
-             whole=True, spread=False),  # the times show it
-    Quantity("checkpoint_load_s", "load", "s", "lower",
-             "from a checkpoint's file to a training on the device"),
     Quantity("exposed_s", "exposed communication", "ms", "lower",
              "what the exchange of gradients adds to a step", lambda r: r.exposed, decimals=2),
     Quantity("exposed_error_s", "exposed communication, ±", "ms", "lower",

@@ -209,7 +209,7 @@ class Loop:
         )
         if ticket.attempt == 1:  # a retry finds everything itself
             job = replace(job, known=self.recall(case, inputs.describe(case)))
-        if case.checkpoint:
+        if case.checkpoint and not ticket.probe:
             kept = self._keep_run(ticket)
             kept.open()
             identity = kept.identify(case, inputs.describe(case))
@@ -261,7 +261,7 @@ class Loop:
             self.display.say(f"not written: {row}")
             raise
         self.learn(record, outcome.work)
-        if case.checkpoint:
+        if case.checkpoint and not ticket.probe:
             self._keep_run(ticket).finish(record)
         self.display.end(record, lane.name)
         if (trace := self._place_trace(ticket)) and trace.exists():

@@ -7,17 +7,14 @@ follow. It holds only tensors and plain containers, so that reading it runs no c
 
 from __future__ import annotations
 
-import os
 import random
 import zipfile
-from collections.abc import Iterator, Mapping
-from hashlib import blake2b
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bench.text import clean, replace_durably
 from bench.training.loop import Training
@@ -31,9 +28,9 @@ class CheckpointError(Exception):
     """A file is not a checkpoint that training can continue from; the message says why."""
 
 
-def save_checkpoint(file: Path, training: Training, **beside: Any) -> int:
-    """Write a checkpoint atomically, wait until it is on the disk, and return its size in bytes.
-    Values given ``beside`` are saved too; they must be plain containers.
+def save_checkpoint(file: Path, training: Training, **beside: Any) -> None:
+    """Write a checkpoint atomically, and wait until it is on the disk. Values given ``beside`` are
+    saved too; they must be plain containers.
 
     Raises OSError: it cannot be written; a previous file stays. Raises UsageError: the training
     keeps state that cannot be read.
@@ -53,7 +50,6 @@ def save_checkpoint(file: Path, training: Training, **beside: Any) -> int:
             # closing the archive, torch's writer hides the disk's error behind its own
             raise error.__context__ from None
         raise
-    return file.stat().st_size
 
 
 def load_checkpoint(file: Path) -> dict[str, Any]:
@@ -105,53 +101,3 @@ def _restore_random(states: Mapping[str, Any], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"])
     if accelerator := find_accelerator(device):
         accelerator.set_rng_state(states[device.type], device)
-
-
-def drop_cache(file: Path) -> None:
-    """Drop a file that is on the disk from the page cache, so that reading it reads the disk. On
-    Linux this needs no privileges: of 200 MB just written and fsynced, nothing stayed in memory. A
-    file in memory (tmpfs) stays there."""
-    if hasattr(os, "posix_fadvise"):
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def trace(training: Training, batches: Iterator[Any]) -> dict[str, str]:
-    """Train on ``batches`` and return hashes of the exact results by name, in order: of each step's
-    loss scale, loss and overflow, then of each tensor of the state, whose numbers are kept as text.
-    Tensors are copied to the host one at a time."""
-    found: dict[str, str] = {}
-    training.set_lr(training.lr)
-    for number, batch in enumerate(batches, 1):
-        found[f"loss scale of step {number}"] = _hash(training.current_scale())
-        loss, _, overflowed = training.step(batch)
-        found[f"loss of step {number}"] = _hash(loss)
-        found[f"overflow of step {number}"] = _hash(overflowed)
-    return found | {name: _hash(value) for name, value in _walk(training.state(), "")}
-
-
-def find_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Return the name of the first entry in which two traces differ; empty if they are equal."""
-    names = dict.fromkeys([*one, *other])
-    return next((name for name in names if one.get(name) != other.get(name)), "")
-
-
-def _walk(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Name every tensor and number within plain containers: ``model.conv.weight``."""
-    if isinstance(value, Mapping):
-        parts = list(value.items())
-    elif isinstance(value, (list, tuple)):
-        parts = list(enumerate(value))
-    else:
-        yield name, value
-        return
-    for key, part in parts:
-        yield from _walk(part, f"{name}.{key}" if name else str(key))
-
-
-def _hash(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return repr(value)
-    held = value.detach().cpu().contiguous()
-    data = held.reshape(-1).view(torch.uint8).numpy().data
-    return f"{held.dtype} {tuple(held.shape)} {blake2b(data, digest_size=16).hexdigest()}"

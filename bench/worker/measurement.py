@@ -97,7 +97,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     m.warmup_alloc_retries = _count_troubles(device).get("alloc_retries")
 
     rates = learning_rates(case, case.epochs * len(batches))
-    files = Checkpoints(case, given.checkpoints, given.identity)
+    files = Checkpoints(case, given.checkpoints, given.identity, found.note)
     done, others = _resume(found, files, training, case)
     if isinstance(training.exchange, GradientExchange):
         training.exchange.watch()
@@ -125,7 +125,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         if case.evaluate and not group.rank:
             with found.leave_out_on_error(*TESTED):
                 done[-1].tested = evaluate(training, workload, case)
-        if case.checkpoint:
+        if files.kept:
             files.save(training, list_epochs(case, done), _pack(done, others, m))
         watch.lap("asked for")
         if len(done) < case.epochs and not channel.ask(list_epochs(case, done)[-1]):
@@ -149,9 +149,6 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     found.steps = [*list_steps(case, done)]
     found.epochs = list_epochs(case, done) if case.epochs > 1 else []
     watch.lap("other_s")
-    if case.checkpoint:
-        files.measure(training, batches, given.folder, found)
-
     with found.leave_out_on_error("loader_samples_per_s"):
         _describe_loader(found, batches, case, device)
     watch.lap("asked for")
@@ -302,7 +299,7 @@ def _resume(
     """Resume from this run's last checkpoint, if any; return its epochs and its `OtherWork`."""
     progress, m = files.resume(training), found.measurement
     done: list[TimedEpoch] = read_value(list[TimedEpoch], progress["epochs"]) if progress else []
-    m.resumed_epochs = len(done) if files.stay else None
+    m.resumed_epochs = len(done) if files.kept else None
     if progress is None:
         return [], OtherWork()
     for name, value in progress["noted"].items():

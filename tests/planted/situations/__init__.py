@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.situations.answers import ANSWERS, OVERVIEW
 from tests.planted.situations.batches import BATCHES
 from tests.planted.situations.effects import EFFECTS
-from tests.planted.situations.epochs import CHECKPOINTS, EPOCHS, LOADING
+from tests.planted.situations.epochs import EPOCHS, LOADING
 from tests.planted.situations.gpus import GPUS
 from tests.planted.situations.learning import LEARNING, STARTING
 from tests.planted.situations.notices import NOTICES
@@ -20,7 +20,6 @@ SITUATIONS: dict[str, dict[str, Situation]] = {
     "batches": BATCHES,
     "gpus": GPUS,
     "epochs": EPOCHS,
-    "checkpoints": CHECKPOINTS,
     "loading": LOADING,
     "notices": NOTICES,
 }

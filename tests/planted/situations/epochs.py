@@ -1,4 +1,4 @@
-"""Epochs, checkpoints and loaders."""
+"""Epochs and loaders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.case import Case
 from bench.record import EpochRow, Record, Status
 from bench.workloads import OWN
 from tests.planted.records import GIB, make_record, measured
-from tests.planted.situations.situation import FP16, FP32, MIB, at, learn, once, plant
+from tests.planted.situations.situation import FP16, at, learn, once, plant
 
 TRAINED = Case(epochs=3, evaluate=True, precision="bf16-amp")
 
@@ -70,28 +70,6 @@ EPOCHS = {
         "6 s are not.",
         "doubts", trained(TRAINED, [1, 1, 1], energy_j=100.0, measured_time_s=6.0),
     ),
-}  # fmt: skip
-
-
-def checkpointed(precision: str, repeat: int = 1, **values: Any) -> list[Record]:
-    """A run that saved and loaded a checkpoint."""
-    costs = {"checkpoint_bytes": 3 * MIB, "checkpoint_save_s": 0.5, "checkpoint_load_s": 0.25}
-    case = Case(precision=precision, checkpoint=True)
-    return [once(case, 10.0, repeat=repeat, **{**costs, "resume_exact": True, **values})]
-
-
-CHECKPOINTS = {
-    "costs": plant(
-        "Each case has what its checkpoint takes; resumes are exact, not known, or differ.",
-        "checkpoints doubts",
-        checkpointed("fp32"), checkpointed("fp32", 2, checkpoint_save_s=0.7),
-        checkpointed("bf16", checkpoint_bytes=2 * MIB),
-        checkpointed("tf32", resume_exact=None, missing="resume_exact: this device does not repeat "
-                     "a step bitwise; energy_j: this is a CPU"),
-        checkpointed("bf16-amp"),
-        checkpointed("bf16-amp", 2, resume_exact=False, resume_difference="loss of step 2"),
-    ),
-    "none": plant("Without checkpoints there is no table.", "checkpoints", [once(FP32, 10.0)]),
 }  # fmt: skip
 
 BY_TORCH = replace(FP16, loader="torch", workers=2)

@@ -41,7 +41,6 @@ DOUBTED: dict[str, dict[str, Any]] = {
     "unclear": {"arithmetic": "unclear"},
     "unclear_half": {"arithmetic": "float16/unclear"},
     "unproven": {"flags": "conv=ieee matmul=ieee"},
-    "inexact": {"resume_exact": False, "resume_difference": "loss of step 1"},
     "energy": {"energy_j": 900.0, "measured_time_s": 1.9},
     "no_sharing_by_a_desktop": {"neighbours": "pid 1 (Xorg): 5 B", "neighbours_drawing": 1,
                                 "neighbours_computing": 0},
