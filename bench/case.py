@@ -85,13 +85,8 @@ def _on_cpu(case: Any) -> bool:
 
 # fmt: off
 _SCALES = _need("scales_loss", "scales a loss")
-_IS_STATIC = Condition(
-    lambda case: not PRECISIONS[case.precision].apex and isinstance(case.loss_scale, int | float),
-    "loss_scale", "apex and dynamic loss scales skip steps by themselves", "--loss-scale 128")
 _LOADS = Condition(lambda case: case.loader != "device",
     "loader", "the device makes all batches", "--loader torch")
-_HAS_WORKERS = Condition(lambda case: case.workers > 0,
-    "workers", "there are no workers", "--workers 4")
 _IS_OURS = Condition(lambda case: case.workload == IMAGES,
     "workload", "a workload brings its own images", f"--workload {IMAGES}")
 _IS_SYNTHETIC = Condition(lambda case: case.dataset == SYNTHETIC,
@@ -145,9 +140,6 @@ class Case:
         common=True, named=True, number=True, affects=(LEARNING, FIT, WORK), follows="precision",
         applies=(_SCALES,),
         fill=lambda case: PRECISIONS[case.precision].default_loss_scale, order=order_scale)
-    skip_overflow: bool = describe_axis(False, parse_switch,
-        "with a static loss scale, skip steps whose gradients overflow",
-        affects=(LEARNING, FIT, WORK), follows="precision", applies=(_SCALES, _IS_STATIC))
     opt_level: str | None = describe_axis(None, parse_opt_level,
         "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)",
         since=3, follows="precision", applies=(_need("apex", "is trained by apex"),), order=str)
@@ -261,16 +253,6 @@ class Case:
         "on the CPU", follows="", applies=(), affects=(DRAWS, FIT, WORK))
     workers: int = _loading(0, parse_whole("a number of workers", least=0),
         "worker processes of --loader torch; 0, torch's default, loads in the training process")
-    pin_memory: bool = _loading(False, parse_switch,
-        "with --loader torch, copy batches to the GPU from page-locked memory, without waiting",
-        affects=(FIT, WORK),
-        conflicts=(Conflict(lambda case: case.pin_memory and _on_cpu(case),
-            "--pin-memory is for copies to a GPU, and --device cpu makes none; leave it out"),))
-    persistent_workers: bool = _loading(False, parse_switch,
-        "keep --workers from one epoch to the next", applies=(_LOADS, _HAS_WORKERS))
-    prefetch: int = _loading(2, parse_whole("a number of batches"),
-        "batches (or micro-batches) that each of --workers prepares ahead",
-        applies=(_LOADS, _HAS_WORKERS))
     parallel: str = _parallel("none", one_of(PARALLELS),
         "train one network on several GPUs; bench.sweep --list describes how", follows="",
         applies=(), legacy=("dp",), baseline=True,
@@ -289,8 +271,6 @@ class Case:
     grad_compression: str = _parallel("none", one_of(GRAD_COMPRESSIONS),
         "with --parallel ddp, the number format in which gradients are exchanged (default: their "
         "own)", baseline=True, affects=(FIT, PROOF, WORK, RECIPE))
-    bucket_mb: int = _parallel(25, parse_whole("a size of buckets"),
-        "with --parallel ddp, MiB of gradients that are exchanged at once")
     sync_bn: bool = _parallel(False, parse_switch,
         "with --parallel ddp, BatchNorm over the batches of all GPUs",
         affects=(FIT, PROOF, WORK, FIRST, RECIPE), conflicts=(

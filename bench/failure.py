@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-_SHARED = "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers or --prefetch"
+_SHARED = "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers"
 
 
 @dataclass(frozen=True)

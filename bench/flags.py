@@ -46,7 +46,7 @@ class _Layout(argparse.HelpFormatter):
     """Help in which a flag that takes several values is written ``--flag VALUE …``."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)  # room for --persistent-workers [VALUE …]
+        super().__init__(prog, max_help_position=32)  # room for --grad-compression [VALUE …]
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         if action.nargs in ("+", "*") and isinstance(action.metavar, str):

@@ -152,15 +152,15 @@ def divided_first(group: Group) -> dict[str, Tensor]:
 
 
 def overflow(group: Group) -> dict[str, Any]:
-    """A gradient that overflows in the last process alone, under a dynamic scale and a static."""
+    """A gradient that overflows in the last process alone, under two dynamic scales."""
 
     def spoil(batch: Divided, bad: bool) -> Divided:
         parts: Iterator[Any] = ((x * (torch.inf if bad else 1), y) for x, y in batch.parts)
         return Divided(batch.size, parts, batch.whole)
 
     found = {}
-    for scale in ("dynamic", 128.0):
-        settings = {"lr": 0.05, "loss_scale": scale, "skip_overflow": True}
+    for scale in ("dynamic", "dynamic-apex-amp"):
+        settings = {"lr": 0.05, "loss_scale": scale}
         training = Training(build(), PRECISIONS["fp16"], CPU, **settings, workload=Workload())
         case = replace(CASE, world_size=group.size, precision="fp16", loss_scale=scale)
         training.exchange = GradientExchange(training, case, group)
@@ -172,7 +172,7 @@ def overflow(group: Group) -> dict[str, Any]:
             skipped.append(bool(training.step(spoil(batch, bad))[2]))
             if not index:
                 kept = all(map(torch.equal, before, training.masters))
-        found[str(scale)] = {
+        found[scale] = {
             "skipped": group.gather(skipped),
             "kept": group.gather(kept),
             "scales": group.gather(float(training.current_scale())),
@@ -256,20 +256,17 @@ def synchronized(group: Group) -> dict[str, Any]:
     return {"found": found}
 
 
-def buckets(group: Group) -> list[int]:
-    """Parts of 6 MiB of gradients in buckets of 1 MiB, and of 25 and 26, either above all."""
-    found = []
-    for size in (1, 25, 26):
-        case = replace(CASE, world_size=group.size, bucket_mb=size)
-        torch.manual_seed(0)
-        layers = [nn.Linear(256, 512) for _ in range(6)]
-        model = nn.Sequential(*(nn.Sequential(one, nn.Linear(512, 256)) for one in layers))
-        training = Training(model, PRECISIONS["fp32"], CPU, lr=0.01, workload=_Square())
-        training.exchange = exchange = GradientExchange(training, case, group)
-        for _ in range(3):
-            training.step(torch.randn(2, 256))
-        found.append(exchange.buckets or 0)
-    return found
+def buckets(group: Group) -> int:
+    """Parts of 6 MiB of gradients."""
+    case = replace(CASE, world_size=group.size)
+    torch.manual_seed(0)
+    layers = [nn.Linear(256, 512) for _ in range(6)]
+    model = nn.Sequential(*(nn.Sequential(one, nn.Linear(512, 256)) for one in layers))
+    training = Training(model, PRECISIONS["fp32"], CPU, lr=0.01, workload=_Square())
+    training.exchange = exchange = GradientExchange(training, case, group)
+    for _ in range(3):
+        training.step(torch.randn(2, 256))
+    return exchange.buckets or 0
 
 
 class _Square(Workload):

@@ -157,7 +157,6 @@ def test_every_precision_is_near_the_large_batch(precision: str, scale: float | 
 @pytest.mark.parametrize(
     ("settings", "skips"),
     [
-        ({"loss_scale": 128.0, "skip_overflow": True}, True),
         ({"loss_scale": "dynamic"}, True),
         ({"loss_scale": 128.0}, False),
     ],
@@ -294,9 +293,9 @@ def test_a_measurement_in_micro_batches(data: DatasetInfo) -> None:
     ("optimizer", "precision", "settings"),
     [
         ("sgd", "fp32", {}),
-        ("sgd", "fp16", {"loss_scale": 128.0, "skip_overflow": True}),
+        ("sgd", "fp16", {"loss_scale": 128.0}),
         ("sgd", "fp16-amp", {"loss_scale": "dynamic"}),
-        ("adamw", "fp16", {"loss_scale": 128.0, "skip_overflow": True}),
+        ("adamw", "fp16", {"loss_scale": 128.0}),
         ("adamw", "bf16", {}),
     ],
 )

@@ -32,7 +32,7 @@ from training_for_tests import (
 from bench.apex import Apex, Interface, choose_interface, find_apex, refuse_apex
 from bench.case import Case
 from bench.data import DatasetInfo
-from bench.errors import UnsupportedError, UsageError
+from bench.errors import UnsupportedError
 from bench.executors import Job, Settings
 from bench.executors.subprocess import SubprocessExecutor
 from bench.grid import grid
@@ -340,15 +340,11 @@ def test_a_copy_that_cannot_be_imported(tmp_path: Path, monkeypatch: Patch, star
 
 def test_opt_levels_are_planned_for_apex_alone() -> None:
     axes = {"precision": ["fp32", "fp16-apex"], "opt_level": [None, "O1"], "loss_scale": [8.0]}
-    cases = grid({**axes, "skip_overflow": [False, True]}, asked=())
-    assert [(c.precision, c.opt_level, c.skip_overflow) for c in cases] == [
-        ("fp32", None, False),
-        ("fp16-apex", None, False),
-        ("fp16-apex", "O1", False),
+    assert [(c.precision, c.opt_level) for c in grid(axes, asked=())] == [
+        ("fp32", None),
+        ("fp16-apex", None),
+        ("fp16-apex", "O1"),
     ]
-    # apex skips what overflows by itself
-    with pytest.raises(UsageError, match="--skip-overflow is given, but apex"):
-        grid({**axes, "skip_overflow": [False, True]})
 
 
 def test_a_sweep_goes_on_without_apex(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:

@@ -179,15 +179,13 @@ def test_the_batch_size_varies_fastest_and_the_rest_in_the_order_of_the_axes() -
     assert [(c.precision, c.seed, c.batch_size) for c in cases] == each
 
 
-def test_a_loss_scale_applies_where_one_is_used_and_skips_overflows_if_static() -> None:
-    switches = [False, True]
+def test_a_loss_scale_applies_where_one_is_used() -> None:
     scales: list[Value] = ["dynamic", 128.0]
-    cases = grid({"precision": ["fp32", "fp16"], "loss_scale": scales, "skip_overflow": switches})
-    assert [(c.precision, c.loss_scale, c.skip_overflow) for c in cases] == [
-        ("fp32", None, False),
-        ("fp16", "dynamic", False),
-        ("fp16", 128.0, False),
-        ("fp16", 128.0, True),
+    cases = grid({"precision": ["fp32", "fp16"], "loss_scale": scales})
+    assert [(c.precision, c.loss_scale) for c in cases] == [
+        ("fp32", None),
+        ("fp16", "dynamic"),
+        ("fp16", 128.0),
     ]
 
 

@@ -71,7 +71,7 @@ WAYS = [
     *((name, settings) for settings in ({}, {"optimizer": "adamw"}) for name in OURS),
     ("fp16", {"loss_scale": "dynamic"}),
     ("fp16", {"loss_scale": "dynamic-apex-amp", "optimizer": "adamw"}),
-    ("fp16", {"loss_scale": 2.0**40, "skip_overflow": True}),
+    ("fp16", {"loss_scale": "dynamic-apex"}),
     ("fp16-amp", {"loss_scale": 128.0}),
     ("fp32", {"optimizer": "lars"}),
     ("bf16", {"channels_last": True}),

@@ -188,14 +188,12 @@ def test_values_may_be_left_out_where_there_are_only_two(
 
 
 DDP = at(CASE, parallel="ddp", world_size=2)
-LOADED = at(CASE, loader="torch", workers=4)
 
 ANY_AXIS: dict[str, tuple[Case, Value]] = {
     "model": (at(CASE, model="dpn-small"), "dpn92"),
     "dataset": (CASE, "cifar10"),
     "precision": (CASE, "fp16"),
     "loss_scale": (FP16, "dynamic"),
-    "skip_overflow": (FP16, True),
     "opt_level": (at(APEX, opt_level="O1"), "O2"),
     "fp8_recipe": (at(CASE, precision="fp8"), "rowwise"),
     "batch_size": (CASE, 64),
@@ -222,9 +220,6 @@ ANY_AXIS: dict[str, tuple[Case, Value]] = {
     "start": (CASE, "w.pt"),
     "loader": (at(CASE, workers=2), "torch"),
     "workers": (at(CASE, loader="torch"), 4),
-    "pin_memory": (at(LOADED, device="cuda"), True),
-    "persistent_workers": (LOADED, True),
-    "prefetch": (LOADED, 4),
     "input": (CASE, "3x64x64"),
     "classes": (CASE, 100),
     "seed": (CASE, 7),
@@ -233,13 +228,12 @@ ANY_AXIS: dict[str, tuple[Case, Value]] = {
     "parallel": (at(CASE, world_size=2), "ddp"),
     "world_size": (DDP, 4),
     "grad_compression": (DDP, "fp16"),
-    "bucket_mb": (DDP, 50),
     "sync_bn": (at(DDP, device="cuda"), True),
 }
 """Of each axis a case, and another value."""
 
 FOLLOWING: dict[str, dict[str, Value]] = {
-    "precision": {"loss_scale": 64.0, "skip_overflow": True},
+    "precision": {"loss_scale": 64.0},
     "optimizer": {"lr": 0.001},
 }
 """What a case has besides that value."""

@@ -160,14 +160,14 @@ LOADING = [
         "dataloader's workers are out of shared memory. Please try to raise your shared memory "
         "limit.",
         Status.OOM,
-        "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers or --prefetch: ",
+        "/dev/shm is full; enlarge it (docker: --shm-size), or lower --workers: ",
     ),
     (
         "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent "
         'call last):\n  File "x.py", line 7, in <module>\n    collate()\n    ~~~~~~~^^\n'
         "RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)\n",
         Status.OOM,
-        "--prefetch: RuntimeError: unable to write to file </torch_1_2_3>: No space left on device "
+        "--workers: RuntimeError: unable to write to file </torch_1_2_3>: No space left on device "
         "(28) (in DataLoader worker process 0)",
     ),
     (

@@ -28,14 +28,14 @@ from bench.case import Case
 from bench.cores import OtherWork
 from bench.data import DatasetInfo, loader, prepare
 from bench.data.batches import Batches, Divided
-from bench.data.loader import LoadedBatches, Loading, load_images, load_items, measure_rate
+from bench.data.loader import LoadedBatches, load_images, load_items, measure_rate
 from bench.errors import UsageError
 from bench.executors import Job, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify, list_kinds
 from bench.fingerprint import Fingerprint, name_subject
-from bench.grid import check_axes, grid
+from bench.grid import grid
 from bench.preset import load_preset
 from bench.processes import read_cpu_time
 from bench.record import Status
@@ -47,13 +47,6 @@ from bench.workloads import Workload
 
 IMAGES = 61  # batches of 22, 22 and 17, of micro-batches of 8
 
-WAYS = {
-    "none": Loading(),
-    "two": Loading(workers=2),
-    "ahead": Loading(workers=1, prefetch=5),
-    "kept": Loading(workers=2, persistent_workers=True),
-}
-
 
 def pictures() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
@@ -63,8 +56,8 @@ def pictures() -> tuple[np.ndarray, np.ndarray]:
 ABOUT: dict[str, Any] = {"batch_size": 22, "micro_batch": 8, "device": CPU, "seed": 3}
 
 
-def loaded(loading: Loading, **about: Any) -> LoadedBatches:
-    return load_images(*pictures(), **{**ABOUT, **about}, loading=loading)
+def loaded(workers: int, **about: Any) -> LoadedBatches:
+    return load_images(*pictures(), **{**ABOUT, **about}, workers=workers)
 
 
 def assert_equal(ours: Iterator[Any], theirs: Iterator[Any]) -> None:
@@ -91,9 +84,9 @@ def no_worker_is_left() -> Iterator[None]:
 # ------------------------------------------------------------------------ the same, bit for bit
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_order_augmentation_and_labels_are_those_of_the_device(way: str) -> None:
-    ours, theirs = loaded(WAYS[way]), Batches(*pictures(), **ABOUT)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_order_augmentation_and_labels_are_those_of_the_device(workers: int) -> None:
+    ours, theirs = loaded(workers), Batches(*pictures(), **ABOUT)
     assert len(ours) == len(theirs)
     assert ours.samples == theirs.samples
     state = torch.get_rng_state()
@@ -117,7 +110,7 @@ def test_images_that_come_several_times_are_those_of_the_device(
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (16, *shape), dtype=np.uint8), rng.integers(0, 9, 16)
     about: dict[str, Any] = {**ABOUT, "samples": IMAGES, "augment": augment}
-    ours, theirs = load_images(*images, **about, loading=Loading()), Batches(*images, **about)
+    ours, theirs = load_images(*images, **about), Batches(*images, **about)
     assert len(ours) == len(theirs) == 3
     assert ours.samples == theirs.samples == IMAGES
     for epoch in (0, 1):
@@ -126,7 +119,7 @@ def test_images_that_come_several_times_are_those_of_the_device(
 
 
 def test_another_seed_is_another_epoch() -> None:
-    one, two = (next(next(loaded(Loading(), seed=seed).divide()).parts) for seed in (3, 4))
+    one, two = (next(next(loaded(0, seed=seed).divide()).parts) for seed in (3, 4))
     assert not torch.equal(one[0], two[0])
 
 
@@ -169,7 +162,7 @@ def test_what_is_measured_learns_the_same(few: DatasetInfo, monkeypatch: Patch) 
     plain = run_case(case, few.folder)
     assert plain.measurement.loader_first_batch_s is None
     assert plain.measurement.loader_samples_per_s is None
-    case = replace(case, loader="torch", workers=2, persistent_workers=True)
+    case = replace(case, loader="torch", workers=2)
     found = run_case(case, few.folder)
     learnt = [[(s.images, s.loss, s.correct) for s in one.steps] for one in (found, plain)]
     assert learnt[0] == learnt[1]
@@ -179,7 +172,7 @@ def test_what_is_measured_learns_the_same(few: DatasetInfo, monkeypatch: Patch) 
 
 
 def test_no_worker_of_the_warm_up_is_there_in_the_epoch(few: DatasetInfo) -> None:
-    case = replace(CASE, batch_size=200, loader="torch", workers=2, persistent_workers=True)
+    case = replace(CASE, batch_size=200, loader="torch", workers=2)
     _, batches, training = set_up(case, few.folder)
     warm_up_shapes(training, batches, case, lambda step, loss: None)
     workers = multiprocessing.active_children()
@@ -196,22 +189,19 @@ def pids() -> set[int | None]:
     return {process.pid for process in multiprocessing.active_children()}
 
 
-def test_workers_end_with_the_epoch_unless_they_are_kept() -> None:
-    for way, kept in (("two", False), ("kept", True)):
-        batches = loaded(WAYS[way])
-        seen = []
-        for epoch in range(2):
-            for divided in batches.divide(epoch):
-                for _ in divided.parts:
-                    seen.append(pids())
-            assert len(pids()) == (2 if kept else 0)
-        assert (seen[0] == seen[-1]) == kept
-        batches.close()
+def test_workers_end_with_the_epoch() -> None:
+    batches = loaded(2)
+    seen = []
+    for epoch in range(2):
+        for divided in batches.divide(epoch):
+            for _ in divided.parts:
+                seen.append(pids())
         assert pids() == set()
+    assert not seen[0] & seen[-1]
 
 
 def test_a_part_of_an_epoch_is_closed_and_then_gives_nothing() -> None:
-    batches = loaded(WAYS["two"])
+    batches = loaded(2)
     divided, *_ = batches.divide(steps=1)
     next(divided.parts)
     assert batches.first_batch_s > 0
@@ -226,10 +216,10 @@ def test_the_loader_alone_is_as_fast_as_its_data() -> None:
     """Slow items, of which two come at a time."""
     for workers, known in ((0, 1 / ITEM_S), (2, 2 / ITEM_S)):
         slow, about = loads_for_tests.SlowRows(24), {**ABOUT, "batch_size": 4, "micro_batch": 4}
-        batches = load_items(slow, **about, loading=Loading(workers))
+        batches = load_items(slow, **about, workers=workers)
         rate = measure_rate(batches, workers, lambda: None)
         assert known / 2 < rate < known * 1.15
-    short = loaded(WAYS["two"], batch_size=IMAGES, micro_batch=IMAGES)
+    short = loaded(2, batch_size=IMAGES, micro_batch=IMAGES)
     assert measure_rate(short, 2, lambda: None) is None, "no batch after the first of each worker"
 
 
@@ -275,35 +265,16 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(monkeypatch: Pat
 
 
 def test_settings_of_a_loader_are_planned_only_where_they_apply() -> None:
-    axes: dict[str, Any] = {"loader": ["device", "torch"], "workers": [0, 2], "prefetch": [4]}
-    cases = grid({**axes, "persistent_workers": [False, True]})
-    told = [(c.loader, c.workers, c.persistent_workers, c.prefetch) for c in cases]
-    assert told == [
-        ("device", 0, False, 2),
-        ("torch", 0, False, 2),
-        ("torch", 2, False, 4),
-        ("torch", 2, True, 4),
-    ]
+    cases = grid({"loader": ["device", "torch"], "workers": [0, 2]})
+    assert [(c.loader, c.workers) for c in cases] == [("device", 0), ("torch", 0), ("torch", 2)]
     assert cases[2].label() == "fp32 · batch size 128"
     assert cases[2].label(["loader", "workers"]) == "loader torch · workers 2"
 
 
-@pytest.mark.parametrize(
-    ("axes", "said"),
-    [
-        ({"workers": [4]}, "workers is given, but the device makes all batches; add --loader tor"),
-        ({"loader": ["torch"], "prefetch": [4]}, "there are no workers; add --workers"),
-        ({"loader": ["torch"], "persistent_workers": [True]}, "add --workers 4"),
-        ({"loader": ["torch"], "pin_memory": [True]}, "--pin-memory is for copies to a GPU"),
-    ],
-)
-def test_settings_that_nothing_uses_are_refused(axes: dict[str, Any], said: str) -> None:
+def test_workers_that_nothing_uses_are_refused() -> None:
+    said = "workers is given, but the device makes all batches; add --loader tor"
     with pytest.raises(UsageError, match=said):
-        load_preset("quick").cases(axes, {"device": ["cpu"]})
-
-
-def test_memory_is_pinned_for_a_gpu() -> None:
-    check_axes(Case(loader="torch", pin_memory=True, device="cuda"))
+        load_preset("quick").cases({"workers": [4]}, {"device": ["cpu"]})
 
 
 # ----------------------------------------------------------------------------- a user's dataset
@@ -356,7 +327,7 @@ def test_each_item_of_a_dataset_comes_once_an_epoch() -> None:
     assert look(loads_for_tests.good()).dataset
     assert not look(loads_for_tests.Bare()).dataset
     about = {**ABOUT, "batch_size": 16, "micro_batch": 16}
-    batches = load_items(loads_for_tests.Rows(40), **about, loading=Loading())
+    batches = load_items(loads_for_tests.Rows(40), **about)
     orders = [
         [round(40 * float(v)) for d in batches.divide(epoch) for x, _ in d.parts for v in x[:, 0]]
         for epoch in (0, 1, 0)
@@ -377,7 +348,7 @@ class Draws:
 
 def test_what_a_dataset_draws_in_a_worker_is_its_epochs_own() -> None:
     about = {**ABOUT, "batch_size": 4, "micro_batch": 4}
-    batches = load_items(Draws(), **about, loading=Loading(workers=1))
+    batches = load_items(Draws(), **about, workers=1)
     drawn = [
         [x.tolist() for divided in batches.divide(epoch) for x in divided.parts]
         for epoch in (0, 1, 0)
@@ -403,7 +374,7 @@ def test_a_workload_without_a_dataset_is_refused_before_any_case() -> None:
 def end(name: str) -> tuple[list[str], str]:
     """What ends an epoch of this workload's dataset, with real workers, as it is described."""
     batches = getattr(loads_for_tests, name)().open_loader(
-        batch_size=20, micro_batch=20, device=CPU, seed=0, loading=Loading(workers=2)
+        batch_size=20, micro_batch=20, device=CPU, seed=0, workers=2
     )
     try:
         for divided in batches.divide():
@@ -419,7 +390,7 @@ def end(name: str) -> tuple[list[str], str]:
     ("name", "status", "said"),
     [
         ("raising", Status.ERROR, r"ValueError: item \d+ is \(in DataLoader worker process \d\)$"),
-        ("full", Status.OOM, r"^/dev/shm is full; enlarge .* lower --workers or --prefetch: Runt"),
+        ("full", Status.OOM, r"^/dev/shm is full; enlarge .* lower --workers: Runt"),
         ("bus", Status.OOM, r"^/dev/shm is full; .*DataLoader worker \(pid.*Bus error"),
         ("dying", Status.KILLED, r"DataLoader worker \(pid.*is killed by signal: Killed"),
     ],
@@ -509,10 +480,9 @@ def test_no_worker_outlives_its_case(tmp_path: Path, monkeypatch: Patch) -> None
 
 HANGS = """
 import multiprocessing, sys, torch, loads_for_tests
-from bench.data.loader import Loading
 multiprocessing.set_start_method(sys.argv[1])
 batches = loads_for_tests.hanging().open_loader(
-    batch_size=20, micro_batch=20, device=torch.device("cpu"), seed=0, loading=Loading(workers=1)
+    batch_size=20, micro_batch=20, device=torch.device("cpu"), seed=0, workers=1
 )
 for divided in batches.divide():
     list(divided.parts)

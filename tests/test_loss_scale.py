@@ -38,7 +38,6 @@ def test_static_scale_cancels_out(value: float, gradient: float) -> None:
     ("scale", "skips"),
     [
         (StaticScale(128, CPU), False),  # as in 2019: inf reaches the weights
-        (StaticScale(128, CPU, skip=True), True),
         (DynamicScale(CPU), True),
     ],
 )

@@ -124,7 +124,6 @@ def test_static_loss_scales_are_one_step(learn: Any) -> None:
     loop = learn(found(half))
     assert ask(loop, replace(half, loss_scale=64.0)).sources == PARTS
     assert "work" not in ask(loop, replace(half, loss_scale="dynamic")).sources
-    assert "work" not in ask(loop, replace(half, skip_overflow=True)).sources
 
 
 def test_an_axis_is_taken_to_matter_unless_it_is_known_not_to() -> None:
@@ -132,7 +131,7 @@ def test_an_axis_is_taken_to_matter_unless_it_is_known_not_to() -> None:
     assert {*AXES} - {*proof} - {*work} == {
         *("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs", "seed"),
         *("checkpoint", *SAME_QUESTION, "batch_size"),
-        *("workers", "persistent_workers", "prefetch"),
+        "workers",
     }
 
 

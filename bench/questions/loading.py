@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 
-from bench.case import AXES, Case, format_value, free_axes
+from bench.case import Case, free_axes
 from bench.limits import STEADY
 from bench.questions.report_data import ReportData
 from bench.render.cells import Row, iterate, name_case, name_place, write_ends, write_tenths
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join, quantity_column
 from bench.store.attempts import number_groups
-from bench.study.axes import name_axis, sort_cases
+from bench.study.axes import sort_cases
 from bench.study.summaries import list_equal
 from bench.text import ESTIMATE
 from bench.verdict.ratio import Ratio, Verdict, compare
@@ -93,35 +93,27 @@ def _find_loaded(found: ReportData) -> Iterator[Comparison]:
 
 
 def describe_enough(comparison: Comparison, axes: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each way of loading on the number of workers from which the loader no
-    longer matters: ``fp32 · batch size 128: from 4 workers on, the loader no longer matters.`` From
-    that number on, every one tried is as fast as the device's loader. Cases without workers belong
-    to each way."""
-    rest = [name for name in SETTINGS if name not in ("loader", "workers")]
+    """Yield a sentence on the number of workers from which the loader no longer matters: ``fp32 ·
+    batch size 128: from 4 workers on, the loader no longer matters.`` From that number on, every
+    one tried is as fast as the device's loader. Nothing is said where no case has a time."""
     timed = [one for one in comparison.loaded if one.ratio.value is not None]
-    alone = [one for one in timed if not one.row.workers]
-    ways: dict[tuple[object, ...], list[Loaded]] = {}
-    for one in timed:
-        if one.row.workers:
-            ways.setdefault(tuple(getattr(one.row, name) for name in rest), []).append(one)
-    for loaded in ways.values() if ways or not alone else [[]]:
-        pinned = {one.row.pin_memory for one in loaded or alone}
-        tried = [one for one in alone if one.row.pin_memory in pinned] + loaded
-        tried.sort(key=lambda one: one.row.workers)
-        enough = [*takewhile(lambda one: one.free is not False, reversed(tried))]
-        name = name_case(tried[-1].row, [a for a in axes if a not in ("loader", "workers")])
-        slower = (one.ratio.judge(STEADY) is Verdict.HIGHER for one in tried)
-        certain = all(one.free for one in enough) if enough else all(slower)
-        few = min(row.repeats for row in (comparison.device, *(one.row for one in tried))) < 5
-        doubt = "" if certain else f", but that is not certain{'; use --repeats 5' * few}"
-        if not enough:
-            numbers = ", ".join(str(int(one.row.workers)) for one in tried)
-            said = f"the loader matters with every number of workers tried ({numbers})"
-        elif workers := int(enough[-1].row.workers):
-            said = f"from {workers} workers on, the loader no longer matters"
-        else:
-            said = "the loader does not matter, even without workers"
-        yield f"{name}: {said}{doubt}."
+    if not timed:
+        return
+    tried = sorted(timed, key=lambda one: one.row.workers)
+    enough = [*takewhile(lambda one: one.free is not False, reversed(tried))]
+    name = name_case(tried[-1].row, [a for a in axes if a not in SETTINGS])
+    slower = (one.ratio.judge(STEADY) is Verdict.HIGHER for one in tried)
+    certain = all(one.free for one in enough) if enough else all(slower)
+    few = min(row.repeats for row in (comparison.device, *(one.row for one in tried))) < 5
+    doubt = "" if certain else f", but that is not certain{'; use --repeats 5' * few}"
+    if not enough:
+        numbers = ", ".join(str(int(one.row.workers)) for one in tried)
+        said = f"the loader matters with every number of workers tried ({numbers})"
+    elif workers := int(enough[-1].row.workers):
+        said = f"from {workers} workers on, the loader no longer matters"
+    else:
+        said = "the loader does not matter, even without workers"
+    yield f"{name}: {said}{doubt}."
 
 
 _Line = tuple[Comparison, Row, Loaded | None]
@@ -130,7 +122,6 @@ _Line = tuple[Comparison, Row, Loaded | None]
 
 def _tabulate_loading(found: ReportData) -> Iterator[Sheet]:
     named = [axis for axis in found.named if axis not in SETTINGS]
-    settings = [axis for axis in SETTINGS[2:] if axis in found.varying]
     rows, groups = join(
         (
             name_place(sets.device, named, found.machines),
@@ -139,10 +130,6 @@ def _tabulate_loading(found: ReportData) -> Iterator[Sheet]:
         for sets in _find_loaded(found)
     )
     case = partial(quantity_column, take=lambda line: line[1], spread=False)
-
-    def write_setting(axis: str, line: _Line) -> Cell | None:
-        said = format_value(getattr(line[1], axis))
-        return Cell(said, said) if line[2] else None
 
     def write_share(line: _Line) -> Cell | None:
         one = line[2]
@@ -155,7 +142,6 @@ def _tabulate_loading(found: ReportData) -> Iterator[Sheet]:
                lambda line: Cell(line[1].loader, line[1].loader), number=False, always=True),
         Column("workers", "workers", "processes that load; 0: the training process itself",
                lambda line: int(line[1].workers) if line[2] else None, always=True),
-        *(Column(n, name_axis(n), AXES[n].help, partial(write_setting, n)) for n in settings),
         case("epoch_time_s", help="one training epoch"),
         Column("share", "loader-bound (%)", "part of the epoch that the device's loader does not "
                "take", write_share, better="lower", always=True),
@@ -168,7 +154,7 @@ def _tabulate_loading(found: ReportData) -> Iterator[Sheet]:
 
     def note() -> Iterator[str]:
         for sets in {id(sets): sets for sets, *_ in rows}.values():
-            yield from describe_enough(sets, [*named, *settings])
+            yield from describe_enough(sets, named)
         yield (
             "Loader-bound: the part of the epoch time that would be saved if the batches were made "
             "on the device. Waiting for the loader while the device is busy is not counted. The "

@@ -17,7 +17,7 @@ MACHINE = "machine"
 """Where a case ran, compared like an axis; its values are (sweep, machine) pairs."""
 
 # in the order of `Case`, but the batch size comes before axes that only few precisions have
-_FIRST = ("model", "dataset", "precision", "loss_scale", "skip_overflow", "batch_size")
+_FIRST = ("model", "dataset", "precision", "loss_scale", "batch_size")
 
 ORDER = (
     MACHINE,

@@ -10,6 +10,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from bench.case import Case
+from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
 from bench.limits import STEADY, STRAGGLES, is_shared
 from bench.origin import find_origin
@@ -125,7 +126,7 @@ def _measure_error(r: Columns) -> Array:
 
 def _is_skipping(r: Columns) -> Array:
     share = r.overflow_steps / positive(r.measured_steps)
-    skipping: Array = (r.skip_overflow | r.loss_scale.find(is_dynamic)) & (share > MOST_SKIPPED)
+    skipping: Array = r.loss_scale.find(is_dynamic) & (share > MOST_SKIPPED)
     return skipping
 
 
@@ -146,7 +147,7 @@ def _is_short(r: Columns) -> Array:
 def _is_ahead(r: Columns) -> Array:
     """Find parts of an epoch most of which may have used batches that the DataLoader's workers had
     prepared before: an epoch may wait longer for it."""
-    ahead = 2 * r.workers * r.prefetch / r.accumulate
+    ahead = 2 * r.workers * PREFETCH / r.accumulate
     found: Array = (r.measured_steps < r.steps_per_epoch) & (r.measured_steps < ahead)
     return found
 

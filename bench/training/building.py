@@ -72,7 +72,6 @@ def make_training(
         lr=scale_lr(case.lr, case.lr_scaling, whole_batch(case), case.base_batch),
         optimizer=case.optimizer,
         loss_scale=case.loss_scale,
-        skip_overflow=case.skip_overflow,
         channels_last=case.channels_last,
         compile=case.compile,
         opt_level=case.opt_level,

@@ -78,7 +78,6 @@ class Training:
         lr: float,
         optimizer: str = "sgd",
         loss_scale: float | str | None = None,
-        skip_overflow: bool = False,
         channels_last: bool = False,
         compile: str = Case.compile,
         opt_level: str | None = None,
@@ -93,7 +92,7 @@ class Training:
         self._still = freeze(model, frozen, self.workload.find_head)
         # kept on the CPU, so that the initial state takes no device memory
         self._start = {name: value.clone() for name, value in model.state_dict().items()}
-        self._loss_scale_setting, self._skip_overflow = loss_scale, skip_overflow
+        self._loss_scale_setting = loss_scale
         self._opt_level, self._optimizer_name = opt_level, optimizer
         self._fp8_recipe, self._items, self._cuda_graphs = fp8_recipe, items, cuda_graphs
         self._own_graphs = compile in OWN_GRAPHS
@@ -167,9 +166,7 @@ class Training:
             clear_state(self.optimizer)
         self.set_lr(self.lr)
         if self.captured is None:  # a captured step holds it too, and a static scale is constant
-            self.loss_scale = build_loss_scale(
-                self._loss_scale_setting, self.device, self._skip_overflow
-            )
+            self.loss_scale = build_loss_scale(self._loss_scale_setting, self.device)
 
     def state(self) -> dict[str, Any]:
         """Return everything that steps change, as device tensors in plain containers, not copied.

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from bench.precision import POLICIES, DynamicPolicy
-from bench.training.optimizers import skips_itself
 
 
 class LossScale:
@@ -54,24 +53,19 @@ def _overflowed(parameters: Sequence[Tensor]) -> Tensor:
 class StaticScale(LossScale):
     """A constant scale, like apex's ``static_loss_scale``.
 
-    By default no step is skipped: inf and NaN reach the weights, as in 2019. With ``skip``, a step
-    whose gradients overflowed leaves the weights unchanged. A fused optimizer skips without waiting
-    for the device; any other waits for the result. Overflows are counted either way.
+    No step is skipped: inf and NaN reach the weights, as in 2019, and overflows are counted. A
+    constant scale that skipped them would skip at the same weights again; a dynamic one falls.
     """
 
-    def __init__(self, value: float, device: torch.device, skip: bool = False) -> None:
+    def __init__(self, value: float, device: torch.device) -> None:
         super().__init__(device, value)
-        self.value, self.skip = value, skip
+        self.value = value
 
     def scale(self, loss: Tensor) -> Tensor:
         return loss * self.value
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Tensor:
         overflowed = _overflowed(parameters)
-        if self.skip and skips_itself(optimizer):
-            optimizer.found_inf = overflowed.float()  # type: ignore[attr-defined]
-        elif self.skip and overflowed:
-            return overflowed
         grads = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_mul_(grads, 1 / self.value)
         optimizer.step()
@@ -118,12 +112,10 @@ class DynamicScale(LossScale):
         self._current = self._scaler.scale(self._one)
 
 
-def build_loss_scale(
-    setting: float | str | None, device: torch.device, skip: bool = False
-) -> LossScale:
-    """Make the loss scale of an axis value; ``skip`` applies to a static one."""
+def build_loss_scale(setting: float | str | None, device: torch.device) -> LossScale:
+    """Make the loss scale of an axis value."""
     if setting is None:
         return LossScale(device)
     if isinstance(setting, str):
         return DynamicScale(device, POLICIES[setting])
-    return StaticScale(float(setting), device, skip)
+    return StaticScale(float(setting), device)

@@ -39,12 +39,6 @@ def build_optimizer(
     return optimizer
 
 
-def skips_itself(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step is skipped on the device by ``found_inf``, as fused ones are."""
-    # the attribute that torch.amp.GradScaler reads
-    return getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
 def clear_state(optimizer: torch.optim.Optimizer) -> None:
     """Set the state of every weight to zero, as it was before the first step."""
     for state in optimizer.state.values():

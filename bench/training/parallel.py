@@ -129,9 +129,9 @@ class GradientExchange(Exchange):
         self._parts: DistributedDataParallel | None = DistributedDataParallel(
             _Whole(training.parameters),
             device_ids=[0] if training.device.type == "cuda" else None,
-            # torch's default: 25 MiB, but 1 MiB for the first bucket, so that the exchange begins
-            # early
-            bucket_cap_mb=None if case.bucket_mb == Case.bucket_mb else case.bucket_mb,
+            # buckets of torch's default: 25 MiB, but 1 MiB for the first, so that the exchange
+            # begins early. Any other size is that of the first one too
+            bucket_cap_mb=None,
         )
         # a lambda without annotations: torch would require evaluated ones
         self._parts.register_comm_hook(None, lambda state, bucket: self._average(bucket))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
 from bench.data.batches import count_items
-from bench.data.loader import Loading, load_items
+from bench.data.loader import load_items
 from bench.data.sources import SHAPE, Shape
 from bench.errors import UsageError
 from bench.models.freezing import NONE, freeze, normalises_batches
@@ -300,9 +300,7 @@ class Trial:
                 f"build_dataset has {items} items, and samples is {samples}; an epoch is as many "
                 "with either --loader, so make them equal"
             )
-        loaded = load_items(
-            dataset, batch_size=2, micro_batch=2, device=_CPU, seed=0, loading=Loading()
-        )
+        loaded = load_items(dataset, batch_size=2, micro_batch=2, device=_CPU, seed=0)
         made = self._attempt("a batch of build_dataset", lambda: next(loaded.evaluation()))
         if (got := _name_kinds(_list_tensors(made))) != (wanted := _name_kinds(like)):
             raise self._refuse(

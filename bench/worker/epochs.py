@@ -15,6 +15,7 @@ import torch
 
 from bench.case import Case, micro_batch, whole_batch
 from bench.data.batches import Supply
+from bench.data.loader import PREFETCH
 from bench.limits import find_ends
 from bench.record import EpochRow, Measurement, Step
 from bench.training.loop import Epoch, Training, merge, train_epoch
@@ -81,7 +82,7 @@ def train(
 
 
 def _count_ahead(case: Case) -> int:
-    return math.ceil(case.workers * case.prefetch / case.accumulate)
+    return math.ceil(case.workers * PREFETCH / case.accumulate)
 
 
 def join_epochs(ranks: Sequence[Sequence[TimedEpoch]]) -> list[TimedEpoch]:

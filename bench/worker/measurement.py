@@ -113,8 +113,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         watch.lap("epoch")
         if not index:  # only torch's DataLoader has it
             m.loader_first_batch_s = getattr(batches, "first_batch_s", None)
-        if not case.persistent_workers:
-            end_workers(batches)  # after a partial epoch; a whole one has ended its own
+        end_workers(batches)  # after a partial epoch; a whole one has ended its own
         channel.enter("evaluation", index)
         _read_peaks(found, device, "peak")
         for name, now in _count_troubles(device).items():

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.case import FOLLOWS, Case, micro_batch, whole_batch
+from bench.case import Case, micro_batch, whole_batch
 from bench.data.batches import Batches, Counted, Divided, MadeBatches, Share, Supply
-from bench.data.loader import LoadedBatches, Loading
+from bench.data.loader import LoadedBatches
 from bench.errors import UsageError
 from bench.training.building import build_training, open_workload, seed_all
 from bench.training.loop import Training
@@ -78,8 +78,7 @@ def open_supply(
         "seed": case.seed,
     }
     if case.loader != "device":
-        loading = Loading(**{name: getattr(case, name) for name in FOLLOWS["loader"]})
-        loaded = workload.open_loader(**about, loading=loading)
+        loaded = workload.open_loader(**about, workers=case.workers)
         loaded.share = share
         return loaded
     batches = workload.open_batches(**about)

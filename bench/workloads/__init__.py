@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from bench.data.batches import BatchArguments, MadeBatches, Supply
 from bench.data.batches import count_items as count_items
-from bench.data.loader import Dataset, LoadedBatches, Loading, load_items
+from bench.data.loader import Dataset, LoadedBatches, load_items
 from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.errors import UsageError
 from bench.models import is_factory, load_factory
@@ -187,13 +187,13 @@ class Workload:
         """
         return None
 
-    def open_loader(self, *, loading: Loading, **making: Unpack[BatchArguments]) -> LoadedBatches:
+    def open_loader(self, *, workers: int, **making: Unpack[BatchArguments]) -> LoadedBatches:
         """Return the training batches from torch's DataLoader: by default of `build_dataset`.
         Raises UsageError: there is no dataset."""
         dataset = self.build_dataset()
         if dataset is None:
             raise UsageError(f"the workload: {NO_DATASET}")
-        return load_items(dataset, loading=loading, **making)
+        return load_items(dataset, workers=workers, **making)
 
     def open_tests(self, *, batch_size: int, device: torch.device) -> Supply:
         """Return the batches of the test data: by default those of `make_test_batch`. Raises

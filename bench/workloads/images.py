@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from bench.data import SYNTHETIC, Dataset
 from bench.data.batches import BatchArguments, Batches, Supply
-from bench.data.loader import LoadedBatches, Loading, load_images
+from bench.data.loader import LoadedBatches, load_images
 from bench.data.sources import SHAPE
 from bench.errors import UsageError
 from bench.models import MODELS, build_model
@@ -47,9 +47,9 @@ class Images(Workload):
         """
         return Batches(**self._training, **making)
 
-    def open_loader(self, *, loading: Loading, **making: Unpack[BatchArguments]) -> LoadedBatches:
+    def open_loader(self, *, workers: int, **making: Unpack[BatchArguments]) -> LoadedBatches:
         """Return the batches of `open_batches`, made by torch's DataLoader."""
-        return load_images(**self._training, **making, loading=loading)
+        return load_images(**self._training, **making, workers=workers)
 
     @property
     def _training(self) -> dict[str, Any]:

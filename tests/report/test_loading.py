@@ -42,7 +42,7 @@ def load(
 
 def tell(*loaded: Loaded) -> list[str]:
     comparison = Comparison(SimpleNamespace(**asdict(DEVICE), repeats=5), loaded)
-    return list(describe_enough(comparison, ("precision", "persistent_workers")))
+    return list(describe_enough(comparison, ("precision",)))
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,6 @@ def test_what_runs_do_not_show_is_not_certain() -> None:
 def test_repeats_that_were_run_are_not_asked_for() -> None:
     (told,) = tell(load(2, 2.0, repeats=10), load(4, 1.0, reach=0.05, repeats=5))
     assert told.endswith("the loader no longer matters, but that is not certain.")
-
-
-def test_each_way_of_loading_has_its_answer() -> None:
-    kept = load(2, 1.0, persistent_workers=True)
-    one, two = tell(load(0, 3.0), load(2, 1.4), load(4, 1.0), kept)
-    assert one == "fp16: from 4 workers on, the loader no longer matters."
-    assert two == "fp16 · persistent workers: from 2 workers on, the loader no longer matters."
 
 
 def test_a_case_without_a_time_was_not_tried() -> None:
