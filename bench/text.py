@@ -55,6 +55,12 @@ def clean(text: str) -> str:
     return (text if text.isprintable() else _CONTROL.sub(" ", text)).strip()
 
 
+def is_whole(text: str) -> bool:
+    """Return whether ``text`` was decoded without a loss: without characters that stand for bytes
+    which were no UTF-8."""
+    return text.isprintable() and "\ufffd" not in text
+
+
 def make_printable(text: str) -> str:
     """Do as `clean`, and drop any other unprintable or direction-changing character."""
     text = clean(text)

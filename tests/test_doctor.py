@@ -335,6 +335,15 @@ def test_what_nvml_does_not_tell_is_named_with_its_reason() -> None:
     assert matter(machine).keys() >= {"readings", "neighbours", "memory"}
 
 
+def test_a_card_whose_name_is_not_utf8_is_examined_all_the_same() -> None:
+    nvml = FakeNvml(nvmlDeviceGetName=UnicodeDecodeError("utf-8", b"\x87", 0, 1, "invalid"))
+    nvml.compute = [(2**32 - 1, 5)]
+    machine = gather(nvml, answering(GPU, os.getpid()))
+    assert machine.gpus[0].card.name == "unknown GPU"
+    assert "not UTF-8" in matter(machine)["card"].what
+    assert "pid 4294967295, which none can have" in matter(machine)["neighbours"].what
+
+
 def test_a_mig_instance_is_found_as_torch_spells_it() -> None:
     machine = gather(FakeNvml(mig=True), answering(MIG.replace("MIG-", "GPU-"), os.getpid()))
     assert [(gpu.card.uuid, gpu.tried) for gpu in machine.gpus] == [(MIG, True)]

@@ -99,6 +99,26 @@ def test_a_gpu_of_a_build_for_rocm_has_no_compute_capability(monkeypatch: Patch)
     assert measured == [Arithmetic.FLOAT32, Arithmetic.FLOAT16, Arithmetic.BFLOAT16]
 
 
+@pytest.mark.parametrize("name", ["H\ufffd\ufffd", None])
+def test_a_gpu_whose_name_is_not_utf8_is_described(name: str | None, monkeypatch: Patch) -> None:
+    import torch
+
+    class Properties:
+        major, minor, uuid, total_memory = 9, 0, "1", 1
+
+        @property
+        def name(self) -> str:
+            return name or b"\x87".decode()
+
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device=None: ones(*size))
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties())
+    found = describe_device("cuda")
+    assert (found.error, found.environment["gpu"]) == ("", "unknown GPU")
+
+
 def test_a_broken_torch_is_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from readings_for_tests import Replay
 
 from bench.gpu.cards import Card, Link, find_card, find_cards, select_visible
-from bench.gpu.device import CombinedDevice, Depth, Host, Process, Reading, Unreadable
+from bench.gpu.device import READINGS, CombinedDevice, Depth, Host, Process, Reading, Unreadable
 from bench.gpu.monitor import Monitor
 from bench.gpu.nvml import (
     EFFECTS,
@@ -32,7 +32,7 @@ GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 OTHER = "GPU-11112222-d72c-4106-c12f-20bd9faed9f6"
 MIG = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"
 MIG2 = "MIG-0d5f7a7e-1b6c-5a0e-8a67-6d4d9f6a1b11"
-GONE = 2**22 + 7  # above Linux's largest pid: nobody has it
+GONE = 2**22 - 7  # near Linux's largest pid: nobody has it
 
 
 def error(code):
@@ -60,6 +60,8 @@ def mig_by_index(fake, gpu, index):
 def memory(fake, handle, version=None):
     if version and fake.without_v2:
         raise error("FUNCTION_NOT_FOUND")
+    if fake.memory is not None:
+        return SimpleNamespace(total=fake.memory[0], used=fake.memory[1])
     return SimpleNamespace(
         total=140_000_000_000 // (7 if handle in (MIG, MIG2) else 1),
         used=3_000_000 if version == pynvml.nvmlMemory_v2 else 648_000_000,
@@ -124,7 +126,7 @@ class FakeNvml:
     def __init__(self, mig=False, cards=(GPU,), **fail):
         self.mig, self.cards, self.fail = mig, cards, fail
         self.calls, self.compute, self.graphics = [], [], []
-        self.reasons, self.open, self.without_v2 = 0x1, 0, False
+        self.reasons, self.open, self.without_v2, self.memory = 0x1, 0, False, None
 
     def __getattr__(self, name):
         if name.startswith("NVML") or name == "nvmlMemory_v2":
@@ -314,6 +316,77 @@ def test_a_passing_fault_is_asked_again(code):
     assert device.why("power_w") == f"NVML: {error(code)}"
     del nvml.fail["nvmlDeviceGetPowerUsage"]
     assert read(device).power_w == 76.5
+
+
+NOT_UTF8 = UnicodeDecodeError("utf-8", b"\x87", 0, 1, "invalid start byte")
+
+
+@pytest.mark.parametrize("call", sorted(ANSWERS.keys() - {"nvmlShutdown"}))
+def test_whatever_a_call_raises_is_unknown_with_a_reason(call):
+    for fault in (OSError("gone"), ValueError("odd"), NOT_UTF8, KeyError("x")):
+        nvml = FakeNvml(**{call: fault})
+        nvml.compute = [(os.getpid(), 2_000)]
+        device = open_device(GPU, nvml)
+        device.watch(os.getpid())
+        seen = read(device)
+        unknown = [name for name in READINGS if getattr(seen, name) is None]
+        assert all(device.why(name).startswith("NVML") for name in unknown)
+        assert {name for name, calls in CALLS.items() if calls[0] == call} <= {*unknown}
+        find_cards(nvml, {})
+        find_neighbours(GPU, nvml)
+        assert describe_links([GPU, GPU], nvml)[0] is None
+        device.close()
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**22 + 7, 2**32 - 1])
+def test_a_process_that_cannot_be_makes_the_list_unknown(pid):
+    nvml, device = watch((pid, 5), (os.getpid(), 2_000))
+    seen = read(device)
+    assert seen.others is seen.process_bytes is None
+    assert device.why("others") == device.why("process_bytes")
+    assert f"NVML: a process with pid {pid}, which none can have" in device.why("others")
+    assert seen.device_bytes
+    nvml.compute = [(os.getpid(), 2_000)]
+    assert read(device).process_bytes == 2_000
+    nvml.compute = [(pid, 5)]
+    assert find_neighbours(GPU, nvml) is None
+
+
+def test_a_card_of_no_memory_is_one_of_unknown_memory():
+    nvml = FakeNvml()
+    nvml.memory = 0, 0
+    device = Nvml(GPU, nvml)
+    assert device.total_bytes is read(device).device_bytes is None
+    assert device.why("device_bytes") == "NVML: a card of 0 bytes of memory"
+    ((card,), _) = find_cards(nvml, {})
+    assert card.memory_bytes is None
+    assert "a card of 0 bytes of memory" in card.strange
+
+
+def test_a_card_that_is_used_holds_some_memory():
+    nvml = FakeNvml()
+    nvml.memory = 8 * 10**9, 0
+    device = Nvml(GPU, nvml)
+    assert read(device).device_bytes == 0, "an idle one may hold none"
+    device.watch(os.getpid())
+    assert read(device).device_bytes is None
+    assert device.why("device_bytes") == "NVML: 0 bytes in use on the worker's card"
+
+
+@pytest.mark.parametrize("name", ["\x87\ufffd card", "\udc87\udc9f"])
+def test_a_name_that_is_not_utf8_is_unknown(name, monkeypatch):
+    monkeypatch.setitem(ANSWERS, "nvmlDeviceGetName", lambda fake, h: name)
+    for nvml in (FakeNvml(), FakeNvml(nvmlDeviceGetName=NOT_UTF8)):
+        ((card,), why) = find_cards(nvml, {})
+        assert (card.name, card.uuid, why) == ("unknown GPU", GPU, "")
+        assert card.strange == "nvmlDeviceGetName: NVML: a text that is not UTF-8"
+
+
+def test_a_process_without_a_readable_name_has_none(monkeypatch):
+    for name in ("caf\udce9", "caf\ufffd"):
+        monkeypatch.setattr("psutil.Process.name", lambda self, name=name: name)
+        _, device = watch((1, 5))
+        assert [other.name for other in read(device).others] == [None]
 
 
 def test_a_card_lost_for_a_while_does_not_end_the_sampling():

@@ -104,6 +104,15 @@ def test_a_spike_between_samples_is_bounded_by_the_allocator_and_said():
     assert "spilled to host memory" in spilled.notes[0]
 
 
+def test_a_card_of_no_known_memory_did_not_spill():
+    head, *rows = (READINGS / "healthy.jsonl").read_text().splitlines()
+    for total in (0, None):
+        lines = [json.dumps(json.loads(head) | {"total_bytes": total}), *rows]
+        seen = go_through(Monitor(Replay(lines)), PHASES).close(23_900_000_000)
+        assert seen.values["peak_device_bytes"] == 23_900_000_000
+        assert "spilled" not in str(seen.notes)
+
+
 @pytest.mark.parametrize(
     ("name", "edit", "doubt"),
     [

@@ -60,7 +60,7 @@ def _judge_driver(m: Machine) -> Iterator[Remark]:
     if m.gpus:
         card = m.gpus[0].card
         runs = "" if card.driver_cuda is None else f", runs CUDA up to {_dots(card.driver_cuda)}"
-        yield _fine("driver", f"{card.driver}{runs}")
+        yield _fine("driver", f"{card.driver or 'of an unknown version'}{runs}")
     elif m.nvml is NvmlProblem.NO_DRIVER and not _cuda_build(m):
         yield _fine("driver", f"{m.nvml_reason}: only the CPU can be measured")
     elif m.nvml is not None:
@@ -130,6 +130,9 @@ def _judge_card(gpu: Gpu) -> Iterator[Remark]:
         {True: "ECC on", False: "ECC off", None: None}[card.ecc],
     )
     yield _fine("card", ", ".join(filter(None, facts)))
+    if card.strange:
+        what = f"the driver's answers that cannot be are unknown here ({card.strange})"
+        yield _note("card", what, "update the driver")
     if card.mig:
         yield _note(
             "MIG",

@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from typing import Any, TextIO
@@ -14,7 +15,9 @@ from bench.case import DEVICES
 from bench.environment.asking import DeviceAnswer
 from bench.environment.host import CPU_FLAGS, describe_card, describe_host, read_cpu_flags
 from bench.fingerprint import examine_in_fork, parse_request
+from bench.gpu.cards import UNKNOWN
 from bench.precision import Arithmetic
+from bench.text import is_whole
 
 
 def describe_device(device: str) -> DeviceAnswer:
@@ -58,8 +61,11 @@ def _use_card(environment: dict[str, Any]) -> str:
         check = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
         return _word_lack(f"finds no usable GPU{why}", check)
     card = torch.cuda.get_device_properties(0)
+    gpu = UNKNOWN
+    with suppress(UnicodeDecodeError):  # as under WSL, with driver 555
+        gpu = card.name if is_whole(card.name) else UNKNOWN
     environment.update(
-        gpu=card.name,
+        gpu=gpu,
         gpu_uuid=f"GPU-{card.uuid}",
         gpu_memory_bytes=card.total_memory,
         # that of a ROCm build means another architecture
@@ -72,7 +78,7 @@ def _use_card(environment: dict[str, Any]) -> str:
         torch.ones(2, device="cuda").sum().item()
     except RuntimeError as error:  # no kernels for this GPU, or another process has it alone
         why = (str(error).splitlines() or [""])[0]
-        what = f"cannot compute on {card.name}: {why}"
+        what = f"cannot compute on {gpu}: {why}"
         return _word_lack(what, "install a build of torch for this GPU")
     return ""
 

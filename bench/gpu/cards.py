@@ -10,7 +10,10 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from bench.gpu.nvml import NvmlMissingError, use_nvml
+from bench.gpu.nvml import Checked, NvmlMissingError, UnknownError, use_nvml
+
+UNKNOWN = "unknown GPU"
+"""The name of a card that does not tell a readable one."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,9 @@ class Card:
 
     ``index`` is the GPU's index in NVML, which counts by PCI bus. ``names`` are spellings whose
     prefixes `CUDA_VISIBLE_DEVICES` may contain. ``driver_cuda`` is the newest CUDA version that the
-    driver can run. Link, ECC and persistence mode of the whole card are also given for an instance;
-    power and clocks are not its own, so they are None.
+    driver can run. ``strange`` is what NVML answered that cannot be. Link, ECC and persistence mode
+    of the whole card are also given for an instance; power and clocks are not its own, so they are
+    None.
     """
 
     uuid: str
@@ -39,6 +43,7 @@ class Card:
     application_clock_mhz: int | None = None
     default_application_clock_mhz: int | None = None
     names: tuple[str, ...] = field(default=(), repr=False)
+    strange: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,16 +79,17 @@ def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tup
     first, unless `CUDA_DEVICE_ORDER` is ``PCI_BUS_ID``, and NVML counts by PCI bus.
     """
     try:
-        with use_nvml(nvml) as nvml:
-            driver = nvml.nvmlSystemGetDriverVersion()
-            cuda = None
-            with suppress(AttributeError, nvml.NVMLError):
-                number = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 13020 is CUDA 13.2
+        with use_nvml(nvml) as used:
+            driver = cuda = None
+            with suppress(UnknownError):
+                driver = used.nvmlSystemGetDriverVersion()
+            with suppress(UnknownError):
+                number = used.nvmlSystemGetCudaDriverVersion_v2()  # 13020 is CUDA 13.2
                 cuda = (number // 1000, number % 1000 // 10)
             cards = [
                 replace(card, driver=driver, driver_cuda=cuda)
-                for index in range(nvml.nvmlDeviceGetCount())
-                for card in _describe(nvml, index)
+                for index in range(used.nvmlDeviceGetCount())
+                for card in _describe(used, index)
             ]
     except NvmlMissingError as missing:
         return [], str(missing)
@@ -94,12 +100,17 @@ def find_cards(nvml: Any = None, environ: Mapping[str, str] = os.environ) -> tup
     return [], f"CUDA_VISIBLE_DEVICES={visible!r} names no card" if cards else "no GPU is there"
 
 
-def _describe(nvml: Any, index: int) -> list[Card]:
+def _describe(nvml: Checked, index: int) -> list[Card]:
     """Return the card at ``index``, or its MIG instances if it is divided."""
+    strange: dict[str, None] = {}
 
     def ask(name: str, *args: Any) -> Any:
-        with suppress(AttributeError, nvml.NVMLError):
+        try:
             return getattr(nvml, name)(*args)
+        except UnknownError as error:
+            if error.strange:
+                strange[f"{name}: {error}"] = None
+            return None
 
     gpu = ask("nvmlDeviceGetHandleByIndex", index)
     uuid = gpu and ask("nvmlDeviceGetUUID", gpu)
@@ -115,7 +126,7 @@ def _describe(nvml: Any, index: int) -> list[Card]:
     ]
     whole = Card(
         uuid,
-        ask("nvmlDeviceGetName", gpu) or "unknown GPU",
+        ask("nvmlDeviceGetName", gpu) or UNKNOWN,
         index,
         capability=tuple(capability) if capability else None,
         # the first mode is the current one, the second applies after a reset
@@ -137,7 +148,7 @@ def _describe(nvml: Any, index: int) -> list[Card]:
             default_application_clock_mhz=ask("nvmlDeviceGetDefaultApplicationsClock", gpu, sm),
             names=(uuid,),
         )
-        return [found]
+        return [replace(found, strange="; ".join(strange))]
     cards: list[Card] = []
     for i in range(ask("nvmlDeviceGetMaxMigDeviceCount", gpu) or 0):
         instance = ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, i)
@@ -150,7 +161,7 @@ def _describe(nvml: Any, index: int) -> list[Card]:
             names = (own, f"MIG-{uuid}/{ids[0]}/{ids[1]}", *(() if cards else (uuid,)))
             name = ask("nvmlDeviceGetName", instance) or f"{whole.name} MIG"
             cards.append(replace(whole, uuid=own, name=name, memory_bytes=size, names=names))
-    return cards
+    return [replace(card, strange="; ".join(strange)) for card in cards]
 
 
 def select_visible(cards: Sequence[Card], visible: str | None) -> list[Card]:

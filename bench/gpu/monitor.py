@@ -285,7 +285,7 @@ class Monitor:
             return
         baseline = seen.values.get("baseline_device_bytes") or 0
         total = self._device.total_bytes
-        if total is not None and baseline + bound > total:
+        if total and baseline + bound > total:
             seen.notes.append(
                 f"{name}: the allocator held {bound} B, more than the card had free: "
                 "the driver spilled to host memory"

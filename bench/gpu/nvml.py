@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Any
 
 from bench.gpu.device import Depth, Device, Host, Process, ProcessTree, Reading, Unreadable
-from bench.text import Explained
+from bench.text import Explained, is_whole
 
 THROTTLES: Mapping[int, tuple[str, str]] = {
     0x001: ("idle", "idle"),
@@ -48,6 +48,68 @@ def throttle_names(mask: int) -> tuple[str, ...]:
 
 _Listed = Iterable[tuple[int, int | None]]
 """Processes on a card: pid, and memory in bytes if known."""
+
+
+_LARGEST_PID = 2**22
+"""Linux's bound of ``pid_max``. A container's own setting may be below the pids of its host."""
+
+
+class UnknownError(Exception):
+    """NVML does not answer a question, or answers what cannot be; says why. ``kind`` is the name of
+    the error that it raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self.kind = type(error).__name__
+        why = "a text that is not UTF-8" if isinstance(error, UnicodeError) else str(error)
+        super().__init__(f"NVML: {why or self.kind}")
+
+    @property
+    def strange(self) -> bool:
+        """Whether it is neither an error of NVML's own nor a call that this version lacks."""
+        return not self.kind.startswith("NVML") and self.kind not in _LACKS
+
+
+class Checked:
+    """NVML, whose every answer is checked: whatever is wrong with it raises UnknownError.
+
+    A driver under WSL was seen to give a card's name that is not UTF-8, and pid 4294967295 among
+    the processes of a card.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            found = getattr(self._nvml, name)
+        except Exception as error:
+            raise UnknownError(error) from None
+        if not callable(found):
+            return found
+
+        def ask(*arguments: Any, **named: Any) -> Any:
+            try:
+                answer = found(*arguments, **named)
+                if why := _find_impossible(answer):
+                    raise ValueError(why)
+            except Exception as error:
+                raise UnknownError(error) from None
+            return answer
+
+        return ask
+
+
+def _find_impossible(answer: Any) -> str:
+    """Return what an answer says that cannot be; empty if there is nothing."""
+    if isinstance(answer, str) and not is_whole(answer):
+        return "a text that is not UTF-8"
+    if getattr(answer, "total", None) == 0:
+        return "a card of 0 bytes of memory"
+    for process in answer if isinstance(answer, list) else ():
+        pid = getattr(process, "pid", 1)
+        if not 0 < pid <= _LARGEST_PID:
+            return f"a process with pid {pid}, which none can have"
+    return ""
 
 
 class _Call:
@@ -109,6 +171,7 @@ _CALLS: Mapping[str, _Call] = {
 _LACKS = frozenset(
     {
         "AttributeError",
+        "TypeError",  # an older nvidia-ml-py, whose call has no such argument
         "NVMLLibraryMismatchError",
         "NVMLError_NotSupported",
         "NVMLError_FunctionNotFound",
@@ -146,32 +209,32 @@ class NvmlMissingError(Exception):
         self.lack = lack
 
 
-def start_nvml(nvml: Any) -> Any:
+def start_nvml(nvml: Any) -> Checked:
     try:
-        nvml = nvml or import_module("pynvml")
+        checked = Checked(nvml or import_module("pynvml"))
     except ImportError:
         raise NvmlMissingError(NvmlProblem.NOT_INSTALLED) from None
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        lack = _START_ERRORS.get(type(error).__name__, NvmlProblem.OTHER)
-        reason = f"NVML: {error}" if lack is NvmlProblem.OTHER else ""
+        checked.nvmlInit()
+    except UnknownError as error:
+        lack = _START_ERRORS.get(error.kind, NvmlProblem.OTHER)
+        reason = str(error) if lack is NvmlProblem.OTHER else ""
         raise NvmlMissingError(lack, reason) from None
-    return nvml
+    return checked
 
 
 @contextmanager
-def use_nvml(nvml: Any = None) -> Iterator[Any]:
+def use_nvml(nvml: Any = None) -> Iterator[Checked]:
     """Yield NVML, and shut it down at the end. Raises NvmlMissingError: it does not work here, or a
     call to it failed."""
-    nvml = start_nvml(nvml)
+    checked = start_nvml(nvml)
     try:
-        yield nvml
-    except (AttributeError, nvml.NVMLError) as error:
-        raise NvmlMissingError(NvmlProblem.OTHER, f"NVML: {error}") from None
+        yield checked
+    except UnknownError as error:
+        raise NvmlMissingError(NvmlProblem.OTHER, str(error)) from None
     finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+        with suppress(UnknownError):
+            checked.nvmlShutdown()
 
 
 def check_nvml(nvml: Any = None) -> tuple[NvmlProblem | None, str]:
@@ -194,17 +257,16 @@ class Nvml(Device):
         """Open the card of this UUID, with or without its prefix ``GPU-`` or ``MIG-``. Raises
         NvmlMissingError: NVML does not work here, or knows no such card."""
         self._nvml = nvml = start_nvml(nvml)
-        mismatch = getattr(nvml, "NVMLLibraryMismatchError", AttributeError)
-        self._errors = errors = (AttributeError, nvml.NVMLError, mismatch)
         try:
             instance = card = _find(nvml, uuid)
             mig = nvml.nvmlDeviceGetUUID(card).startswith("MIG-")
             if mig:
                 card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(card)
-        except errors as error:
-            with suppress(*errors):
+        except UnknownError as error:
+            with suppress(UnknownError):
                 nvml.nvmlShutdown()
-            raise NvmlMissingError(NvmlProblem.OTHER, f"NVML cannot open {uuid}: {error}") from None
+            why = str(error).removeprefix("NVML: ")
+            raise NvmlMissingError(NvmlProblem.OTHER, f"NVML cannot open {uuid}: {why}") from None
         self._card, self._instance = card, instance
         meter = "power is metered for the whole card, not for a MIG instance"
         metered = ("energy_j", "power_w", "power_limit_w")
@@ -216,11 +278,11 @@ class Nvml(Device):
         self._listed = False  # the worker has been seen under its own pid
         self._alias: int | None = None
         self._names: dict[int, str | None] = {}
-        with suppress(*errors):
+        with suppress(UnknownError):
             self.total_bytes = nvml.nvmlDeviceGetMemoryInfo(instance).total
 
     def close(self) -> None:
-        with suppress(*self._errors):
+        with suppress(UnknownError):
             self._nvml.nvmlShutdown()
 
     @property
@@ -236,6 +298,10 @@ class Nvml(Device):
     def read(self, depth: Depth) -> Sequence[Reading]:
         now = time.monotonic_ns()
         values = {name: self._ask(name) for name, call in _CALLS.items() if call.depth <= depth}
+        if self._tree is not None and values.get("device_bytes") == 0:
+            # an idle card may hold none, one that a worker computes on always some
+            values["device_bytes"] = None
+            self._fails["device_bytes"] = "NVML: 0 bytes in use on the worker's card"
         display = values.pop("display", None) or ()
         if (compute := values.get("others")) is not None:
             values["process_bytes"], values["others"] = self._attribute(compute, display)
@@ -252,13 +318,12 @@ class Nvml(Device):
         while ways and name not in self._lacks:
             try:
                 value = ways[0](self._nvml, handle)
-            except self._errors as error:
-                said = f"NVML: {error}"
-                if type(error).__name__ not in _LACKS:
-                    self._fails[name] = said
+            except UnknownError as error:
+                if error.kind not in _LACKS:
+                    self._fails[name] = str(error)
                     return None
                 if not ways[1:]:
-                    self._lacks[name] = said
+                    self._lacks[name] = str(error)
                 ways.pop(0)
             else:
                 del ways[1:]  # v1 and v2 of a call count differently: never change half way
@@ -314,8 +379,9 @@ class Nvml(Device):
             import psutil
 
             self._names[pid] = None
-            with suppress(psutil.Error):
-                self._names[pid] = psutil.Process(pid).name()
+            with suppress(psutil.Error, OSError):
+                name = psutil.Process(pid).name()
+                self._names[pid] = name if is_whole(name) else None
         return self._names[pid]
 
 
@@ -323,8 +389,11 @@ def _find(nvml: Any, uuid: str) -> Any:
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
     *first, last = dict.fromkeys((uuid, f"GPU-{bare}", f"MIG-{bare}"))
     for name in first:
-        with suppress(nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):
+        try:
             return nvml.nvmlDeviceGetHandleByUUID(name)
+        except UnknownError as error:
+            if error.kind not in ("NVMLError_NotFound", "NVMLError_InvalidArgument"):
+                raise
     return nvml.nvmlDeviceGetHandleByUUID(last)
 
 
@@ -365,16 +434,16 @@ def describe_links(uuids: Sequence[str], nvml: Any = None) -> tuple[str | None, 
     the path over PCIe: PIX, PXB, PHB, NODE or SYS, from one bridge to the link between processors.
     """
     try:
-        with use_nvml(nvml) as nvml:
-            cards = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-            links = [Counter(_list_links(nvml, card)) for card in cards]
-            names = [_read_bus(nvml.nvmlDeviceGetPciInfo(card)) for card in cards]
+        with use_nvml(nvml) as used:
+            cards = [used.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            links = [Counter(_list_links(used, card)) for card in cards]
+            names = [_read_bus(used.nvmlDeviceGetPciInfo(card)) for card in cards]
             pairs = []
             for a, b in combinations(range(len(cards)), 2):
                 if number := links[a][names[b]] + min(links[a][""], links[b][""]):
                     pairs.append(f"{a}-{b} NV{number}")
                 else:
-                    level = nvml.nvmlDeviceGetTopologyCommonAncestor(cards[a], cards[b])
+                    level = used.nvmlDeviceGetTopologyCommonAncestor(cards[a], cards[b])
                     pairs.append(f"{a}-{b} {_PATHS.get(level, f'level {level}')}")
             return ", ".join(pairs), ""
     except NvmlMissingError as missing:
@@ -391,8 +460,8 @@ def _list_links(nvml: Any, card: Any) -> Iterator[str]:
                 yield ""
             else:
                 yield _read_bus(nvml.nvmlDeviceGetNvLinkRemotePciInfo(card, link))
-        except nvml.NVMLError as error:
-            if type(error).__name__ not in _LACKS:
+        except UnknownError as error:
+            if error.kind not in _LACKS:
                 raise
             return  # a card without NVLink, or with fewer links
 
