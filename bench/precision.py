@@ -249,6 +249,26 @@ def find_formats(name: str, opt_level: str | None = None) -> Precision:
     return replace(PRECISIONS[name], weights=level.weights, arithmetic=level.arithmetic)
 
 
+LEAST_LABELLED = 0.5
+"""A row is invalid if less than this share of its step's FLOP ran in the number format of its
+label: more than half of what was timed was something else. A network that keeps parts in fp32 on
+purpose, such as norms, a head or a loss, is far above it: DPN-92 has 1.0 in every precision (H100,
+H200)."""
+
+MOSTLY_LABELLED = 0.9
+"""A row is doubted below this share, which is printed with the doubt."""
+
+
+def list_formats(precision: Precision) -> tuple[str, ...]:
+    """Return torch's names of the formats that the products of a precision read, the labelled one
+    first. TF32 reads float32; what fp8 does not convert runs in bfloat16."""
+    named = {
+        Arithmetic.TFLOAT32: ("float32",),
+        Arithmetic.FLOAT8: ("float8_e4m3fn", "float8_e5m2", "bfloat16"),
+    }
+    return named.get(precision.arithmetic, (str(precision.arithmetic),))
+
+
 def set_flags(precision: Precision) -> None:
     """Set the process's fp32 arithmetic for ``precision``, for all of cuDNN and for matmuls.
 

@@ -38,7 +38,8 @@ from bench.work import Kind
 #   8  2026-11  the mode in which a network is compiled; steps captured as CUDA graphs
 #   9  2026-11  the versions of HIP and MIOpen, of an AMD GPU
 #  10  2026-11  how many classes the images have
-SCHEMA = 10
+#  11  2026-11  which share of a step's FLOP ran in the number format of the label
+SCHEMA = 11
 
 
 class Status(Explained):
@@ -228,6 +229,9 @@ class Measurement:
     input_grad_error: float | None = quantity("relative error of its input gradient", since=2)
     weight_grad_error: float | None = quantity("relative error of its weight gradient", since=2)
     matmul_error: float | None = quantity("relative error of a matmul against float64")
+    labelled_flop_share: float | None = quantity(
+        "share of the FLOP of a step that ran in the number format of the precision, as counted; "
+        "the rest ran in another, which the network chose itself", since=11)
     flop_per_image: float | None = quantity(
         "forward and backward, a grouped convolution's weight gradient counted as grouped")
     step_bytes: int | None = quantity(

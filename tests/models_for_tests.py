@@ -346,6 +346,54 @@ def one_block() -> nn.Module:
     return DPN((Stage(1, 16, 32, 4),), stem=16, groups=8)
 
 
+class Chosen(nn.Module):
+    """Two layers, each of which computes in a format of its own choice, or in that of its weights
+    where it has none."""
+
+    def __init__(self, *formats: torch.dtype | None) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(3 * 32 * 32, 32), nn.Linear(32, 10)
+        self.formats = formats
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer, format in zip((self.stem, self.head), self.formats, strict=True):
+            if format is None:
+                x = layer(x)
+                continue
+            with torch.autocast(x.device.type, enabled=False):
+                x = F.linear(x.to(format), layer.weight.to(format), layer.bias.to(format))
+        return x.float()
+
+
+def doubles() -> nn.Module:
+    """Weights of float64, whatever was asked for."""
+    return Chosen(torch.float64, torch.float64).double()
+
+
+def halves() -> nn.Module:
+    """A forward pass in bfloat16 with weights of float32."""
+    return Chosen(torch.bfloat16, torch.bfloat16)
+
+
+def single_head() -> nn.Module:
+    """A head in float32 on purpose: 1 % of the FLOP."""
+    return Chosen(None, torch.float32)
+
+
+class Cast(nn.Sequential):
+    """Runs itself under an autocast of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            out: Tensor = super().forward(x)
+        return out.float()
+
+
+def casts_itself() -> nn.Module:
+    return Cast(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+
+
 class Rows(Workload):
     """Numbers to two classes: four steps an epoch at batch size 16."""
 

@@ -871,7 +871,7 @@ def test_the_command_takes_a_workload(run: Run, tmp_path: Path, capsys: Capture)
     assert run("--workload", "test_check:Summing", "--lr", "0.05", model="") == 0
     said = capsys.readouterr().out
     assert said.startswith("test_check:Summing, fp32 · batch size 16, on cpu\n")
-    assert "12 of 12 checks passed" in said
+    assert "13 of 13 checks passed" in said
     assert re.search(r"^batch +skipped the workload has no images", said, re.MULTILINE)
     (case,) = json.loads((tmp_path / "out" / "check.json").read_text())["cases"]
     assert [Path(picture).name for picture in case["pictures"]] == ["losses.png", "layers.png"]

@@ -133,6 +133,13 @@ CHECKS: dict[str, Check] = {
             "--skip first-steps baseline.",
         ),
         Check(
+            "arithmetic",
+            "a step computes in the number format of --precision",
+            "The network, or the code that runs it, chooses a number format itself: a cast in its "
+            "forward pass, weights of another dtype, or a torch.autocast of its own. Leave that to "
+            "--precision, or compare its rows with nothing else.",
+        ),
+        Check(
             "seed",
             "the same seed gives the same steps",
             "Something draws random numbers that --seed does not reach: numpy's, or a generator "

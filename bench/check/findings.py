@@ -25,7 +25,11 @@ from bench.check.checks import Finding, InapplicableError
 from bench.check.subject import GAIN, Subject, evaluating, take_items, take_steps
 from bench.data import Dataset
 from bench.data.batches import PADDING, Batches, count_items, stream
+from bench.precision import LEAST_LABELLED, list_formats
+from bench.training.counting import count_step
+from bench.training.labels import judge_formats
 from bench.training.loop import Training
+from bench.work import share_formats
 
 
 def _find_faults(wrong: Sequence[str], unit: str, **data: Any) -> Finding:
@@ -308,6 +312,23 @@ def check_seed(subject: Subject, exact: bool | None = None) -> Finding:
     unit = f"apart, {other:.2g} with other batches"
     # weights that do not move show nothing
     return Finding(_distance(*masters), unit, high=_NEAR * other or math.nan)
+
+
+def check_arithmetic(subject: Subject) -> Finding:
+    """Find the share of the FLOP of a step that runs in the format of the precision."""
+    batches, training = subject.start(compiled=False)
+    work = count_step(training, batches, subject.case)
+    share, other = judge_formats(work, training)
+    if share is None:
+        raise InapplicableError("a step multiplies nothing")
+    formats = " or ".join(list_formats(training.precision))
+    return Finding(
+        share,
+        f"of the FLOP in {formats}",
+        low=LEAST_LABELLED,
+        named=(other,) if other else (),
+        data=dict(share_formats(work)),
+    )
 
 
 def _train(subject: Subject, epoch: int) -> tuple[Tensor, Tensor, Tensor]:

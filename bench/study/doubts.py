@@ -14,7 +14,13 @@ from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
 from bench.limits import STEADY, STRAGGLES, is_shared
 from bench.origin import find_origin
-from bench.precision import EMULATE_FP8, PRECISIONS, Arithmetic, is_dynamic
+from bench.precision import (
+    EMULATE_FP8,
+    MOSTLY_LABELLED,
+    PRECISIONS,
+    Arithmetic,
+    is_dynamic,
+)
 from bench.record import Status
 from bench.study.columns import Columns, fill, known, positive
 from bench.text import write_seconds
@@ -363,13 +369,15 @@ _ALL = (
           detail=lambda r: f"down to {100 * r.busy_share.min():.0f} %"),
     Doubt("unclear", "unclear arithmetic",
           "Which arithmetic ran is not certain: the numeric probe failed, or found a rounding "
-          "error between those of two number formats",
-          "The columns missing, proof_layer and *_error of the records show why; a smaller "
-          "--batch-size leaves memory for the probe, and with --cudnn-benchmark on or off cuDNN "
-          "may choose another algorithm.",
+          "error between those of two number formats, or the network ran a part of its FLOP in "
+          "another format than the label's",
+          "The columns missing, proof_layer, *_error and labelled_flop_share of the records show "
+          "why; a smaller --batch-size leaves memory for the probe, and with --cudnn-benchmark on "
+          "or off cuDNN may choose another algorithm.",
           # flags are read back right before the probe
           lambda r: r.arithmetic.find(lambda names: Arithmetic.UNCLEAR in names.split("/"))
-          | ((r.flags != "") & (r.arithmetic == "")), fatal=False),
+          | ((r.flags != "") & (r.arithmetic == ""))
+          | (r.labelled_flop_share < MOSTLY_LABELLED), fatal=False),
     Doubt("skipped", "steps skipped",
           f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
           "gradients overflowed, so that less was learnt",

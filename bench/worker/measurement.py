@@ -23,6 +23,7 @@ from bench.precision import read_flags
 from bench.processes import pause_collection, read_peak_memory
 from bench.record import BESIDE, PROVEN, Measurement, RankRow, Status, write_missing
 from bench.training.counting import count_flop, count_step, join_work, read_work
+from bench.training.labels import judge_formats
 from bench.training.loop import Exchange, Training
 from bench.training.parallel import GradientExchange, Group, Processes, measure_exchange
 from bench.training.profiling import profile_step
@@ -394,13 +395,18 @@ def _look_closer(
                 found.leave_out(training.conversion.unknown, "fp8_flop_share")
     # last: counting and profiling train on, and the profiler's own memory must not be measured
     counted: Mapping[Label, Work] = {}
-    with found.leave_out_on_error("step_bytes"):
+    with found.leave_out_on_error("step_bytes", "labelled_flop_share"):
         if "work" in known.sources:
             sources["work"] = known.sources["work"]
             counted = read_work(known.work)
         else:
             counted = count_step(training, batches, case)
         m.step_bytes = round(sum(work.bytes for work in counted.values()))
+        m.labelled_flop_share, other = judge_formats(counted, training)
+        if other:
+            found.status, found.reason = conclude(m, f"labelled {case.precision}, but {other}")
+        if m.labelled_flop_share is None:
+            found.leave_out("a step multiplies nothing", "labelled_flop_share")
     found.work = join_work(counted, {})
     m.shared = write_missing(sources) or None
     watch.lap("counting_s")
