@@ -416,6 +416,26 @@ class Rows(Workload):
         return Loss(F.cross_entropy(logits, y), (logits.argmax(1) == y).sum())
 
 
+class Likelihood(Workload):
+    """The negative logarithm of a density, which is narrow: below zero from the first step on."""
+
+    unit, samples = "rows", 100
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(8, 2, bias=False)
+
+    def make_batch(self, size: int, device: torch.device, generator: torch.Generator) -> Any:
+        return 0.01 * torch.randn(size, 8, generator=generator, device=device)
+
+    def compute_loss(self, network: Network, batch: Any) -> Tensor:
+        means = network(batch).float().mean(1)
+        return 0.5 * ((batch[:, 0] - means) / 0.02).square().mean() - 3.5
+
+
+def likelihood() -> Workload:
+    return Likelihood()
+
+
 def rows() -> Workload:
     return Rows()
 

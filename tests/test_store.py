@@ -155,7 +155,7 @@ def test_any_number_is_read_back_or_left_out_with_its_reason(
     read = read_records(write(folder, make_run(**numbers, missing="a: b"))).iloc[0]
     assert read["missing"].startswith("a: b")
     for name, number in numbers.items():
-        if math.isfinite(number) and number >= 0:
+        if math.isfinite(number):
             assert read[name] == number
             assert name not in read["missing"]
         else:
@@ -199,7 +199,7 @@ def test_what_stands_beside_a_record_is_read_back(
         assert found.record_id == make_run().record_id
         for name, value in asdict(row).items():
             cell, text = getattr(found, name), columns[name].type is str
-            taken = text or (value is not None and 0 <= value < math.inf)
+            taken = text or (value is not None and math.isfinite(value))
             assert cell == value if taken else math.isnan(cell)
 
 
@@ -612,13 +612,13 @@ def test_columns_may_stand_in_any_order(tmp_path: Path) -> None:
 
 
 WRONG_CELLS = {
-    ("epoch_time_s", "a finite number, at least 0, or empty"): (
-        "nan NaN inf -inf 1e999 -3.5 fast 1_000.0 1,5 ١"
+    ("epoch_time_s", "a finite number, or empty"): (
+        "nan NaN inf -inf 1e999 --3.5 fast 1_000.0 1,5 ١"
     ),
     ("peak_device_bytes", "a whole number"): "1.5",
-    ("peak_device_bytes", "a finite number, at least 0"): "-1",
+    ("peak_device_bytes", "a finite number, or empty"): "- -1-",
     ("peak_device_bytes", "a whole number, at most"): "99999999999999999999",
-    ("attempt", "a finite number, at least 0"): "",
+    ("attempt", "a finite number"): "",
     ("repeat", "a finite number"): "first",
     ("status", "a status is one of ok, oom"): "fine",
     ("status", "a status is one of"): "",
@@ -700,7 +700,7 @@ def test_steps_and_epochs_are_checked_alike(tmp_path: Path) -> None:
         (read_steps, STEPS, b"2.25", b"nan", "2: column 'loss': 'nan'"),
         (read_steps, STEPS, b"correct", b"corect", "1: column"),
         (read_steps, STEPS, b"2.25", b"2.25,1", "2: column"),
-        (read_epochs, EPOCHS, b"1.25", b"-1", "2: column 'time_s': '-1': a finite number"),
+        (read_epochs, EPOCHS, b"1.25", b"-x", "2: column 'time_s': '-x': a finite number"),
     ):
         file = tmp_path / name
         good = file.read_bytes()

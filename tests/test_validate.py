@@ -153,6 +153,7 @@ TAMPERINGS: dict[str, tuple[str, Callable[[Folder], None]]] = {
     "an invalid row called ok": ("outcome", change(reason="the epoch lost an image")),
     "a loss of inf called ok": ("outcome", change(first_bad_step="3")),
     "a row of an executor that is not known": ("outcome", change(executor="x")),
+    "a clock below zero": ("signs", change(sm_clock_mhz="-1980")),
     "readings emptied": ("doubts", forget),
     "a proof emptied": ("doubts", change(arithmetic="", proof_layer="")),
     "more time than passed": ("moments", lambda f: scale(f.row, 4, "warmup_time_s")),
@@ -275,13 +276,13 @@ def test_a_known_fault_is_printed_with_its_reason_and_does_not_count(
     assert main([str(copy)]) == 0
     said = capsys.readouterr().out
     assert "known  code" in said
-    assert said.endswith("20 of 21 checks passed; 1 failed for a known reason.\n")
+    assert said.endswith("21 of 22 checks passed; 1 failed for a known reason.\n")
     (copy / "known-faults.txt").unlink()
     assert main([str(copy)]) == 1
     said = capsys.readouterr().out
     assert "FAULT  code         the code is a commit's, unedited" in said
     assert "measured by 970e2a2a9d30+dirty" in said
-    assert said.endswith("1 of 21 checks failed.\n")
+    assert said.endswith("1 of 22 checks failed.\n")
 
 
 def test_a_fault_that_is_named_and_gone_is_a_fault(copy: Path) -> None:
@@ -320,6 +321,6 @@ def test_what_there_is_nothing_to_check_of_does_not_pass(
     said = capsys.readouterr().out
     assert "none   code" in said
     assert "none   steps" in said
-    assert said.endswith("All 5 checks passed; for 16 there is nothing to check.\n")
+    assert said.endswith("All 5 checks passed; for 17 there is nothing to check.\n")
     assert main([str(RESULTS / "cpu-profiles-20261122")]) == 0
     assert "none   clocks" in capsys.readouterr().out

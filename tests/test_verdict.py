@@ -203,7 +203,7 @@ def test_repeats_of_one_seed_are_one_reading() -> None:
         ({}, {0: [2.0]}, "no value in A"),
         # a seed without any effect on either side is no pair
         ({s: [2.0] for s in range(3)}, {s: [2.2] for s in range(3)}, "repeats equal to the last"),
-        ({0: [2.0]}, {0: [-1.0]}, "a value in B is not positive"),
+        ({0: [2.0]}, {0: [-1.0]}, "one seed: differs by -3, no verdict"),
     ],
 )
 def test_too_few_seeds_give_no_verdict(

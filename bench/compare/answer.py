@@ -74,6 +74,9 @@ def _write_size(metric: Metric, findings: Sequence[MetricPair]) -> str:
         return ""
     text = write_range(values, _write_digits)
     text += " times as fast" if metric.speed else " times as much"
+    if apart := [f.ratio.difference for f in findings if f.ratio.difference]:
+        low, high = (end(value for value, *_ in apart) for end in (min, max))
+        return f"by {low:+.3g}" + f" to {high:+.3g}" * (low < high)
     (first, *others) = ratios
     if others or first.exact or first.low is None or first.high is None:
         return text

@@ -129,6 +129,7 @@ def _metric_table(
     said, notes = _gather(
         [list(remarks(comparison, metric, finding, margin)) for finding in findings]
     )
+    notes += [DIFFERENCE] if any(finding.ratio.unit for finding in findings) else []
     notes += [PAIRED] if any(finding.ratio.pairs for finding in findings) else []
     rows = []
     for finding, text in zip(findings, said, strict=True):
@@ -136,6 +137,9 @@ def _metric_table(
         means = (_write_mean(side, metric) for side in finding.compared)
         value = NOTHING if shown.value is None else write_number(shown.value)
         between = write_ends((shown.low, shown.high), write_number, " to ") or NOTHING
+        if apart := finding.ratio.difference:
+            value = f"{apart[0]:+.4g}"
+            between = write_ends(apart[1:], "{:+.4g}".format, " to ") or NOTHING
         between = "exact" if shown.exact else between
         p = _write_p(None if shown.exact else shown.p_adjusted)
         runs = ", ".join(str(len(side)) for side in finding.compared)
@@ -157,6 +161,10 @@ def _gather(said: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
     return ["; ".join(text for text in each if text not in common) for each in said], notes
 
 
+DIFFERENCE = (
+    "Of values that are not all above zero the difference B - A is compared, with a sign; the "
+    "margin is that share of the larger of the two means, without its sign."
+)
 MEANS = "Of several runs the geometric mean is compared, where a report shows the median."
 PAIRED = "Runs with the same seed are compared as pairs; without a pair they are left out."
 
@@ -186,8 +194,9 @@ def _equivalence_table(comparison: Comparison, metric: Metric, margin: float) ->
     ]
     rows = []
     for (finding, found), text in zip(judged, said, strict=True):
-        between = write_ends((found.low, found.high), write_number, " to ") or NOTHING
-        ratio, label = write_number(found.ratio or 0), comparison.label(finding.match)
+        write = found.write if found.unit else write_number
+        between = write_ends((found.low, found.high), write, " to ") or NOTHING
+        ratio, label = write(found.ratio or 1.0), comparison.label(finding.match)
         told = (ratio, between, _write_p(found.p), str(found.seeds), found.verdict.value)
         rows.append((label, *told, text))
     labels = ("case", *numbers, "verdict", "remarks")

@@ -15,6 +15,7 @@ from bench.limits import STEADY
 from bench.questions.effects import Effect
 from bench.questions.report_data import ReportData
 from bench.render.cells import Row, write_ends
+from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
 from bench.study.estimate import (
     LOSS,
@@ -59,10 +60,8 @@ def _judge_learning(found: ReportData) -> Iterator[LearningEffect]:
             known = [(a, b) for a, b in pairs if a in seeds and b in seeds]
             if known:
                 concerned.append((effect, known, share_seeds(known, seeds)))
-        family = [
-            (list_means(average_seeds(before)), list_means(average_seeds(after)))
-            for _, _, (before, after) in concerned
-        ]
+        means = [list_means(*map(average_seeds, sides)) for _, _, sides in concerned]
+        family = [(before, after) for before, after in means]
         judged = judge_equivalences(family, MARGIN)
         for (effect, known, sides), equivalence in zip(concerned, judged, strict=True):
             ratios = [math.exp(shift) for shift in list_shifts(*sides)]
@@ -81,7 +80,9 @@ def _judge_learning(found: ReportData) -> Iterator[LearningEffect]:
 def _guesses(losses: Seeds | None, case: Row) -> bool:
     if losses is None:
         return False
-    return is_guessing(math.exp(fmean(log for _, log in losses.values())), _find_classes(case))
+    return is_guessing(
+        fmean(one for side in list_means(losses) for (one,) in side.values()), _find_classes(case)
+    )
 
 
 def _find_classes(case: Row) -> int | None:
@@ -108,11 +109,11 @@ def _tabulate_learning(found: ReportData) -> Iterator[Sheet]:
                number=False),
         Column("verdict", "verdict", f"at a margin of {100 * MARGIN:.0f} %",
                lambda one: one.found.verdict.value, number=False),
-        Column("ratio", "ratio", "after over before, over seeds",
-               lambda one: one.found.ratio, write="{:.4f}".format, keep=8),
+        Column("ratio", "ratio", "after over before, over seeds; of losses not above zero the "
+               "difference, with its sign",
+               lambda one: Cell(one.found.write(one.found.ratio or 1.0), one.found.ratio), keep=8),
         Column("interval", "90 % interval", "of the ratio",
-               lambda one: write_ends((one.found.low, one.found.high), "{:.4f}".format),
-               keep=8),
+               lambda one: write_ends((one.found.low, one.found.high), one.found.write), keep=8),
         Column("seeds", "seeds", "that were compared", lambda one: one.found.seeds, keep=8),
         Column("pairs", "pairs", "pairs of cases with this reading, of all",
                lambda one: f"{one.pairs} of {one.of}" * (one.pairs < one.of),

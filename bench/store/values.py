@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Places = np.ndarray[Any, Any]  # of cells among the distinct ones
 
-_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 _LARGEST_INT = 2**53  # whole numbers pass through float64
 
 
@@ -88,7 +88,7 @@ def _suspects(column: Column, distinct: pa.Array) -> Any:
         numbers = _parse_numbers(distinct)
     except pa.ArrowInvalid:
         return distinct.to_pylist()
-    odd = ~(np.isfinite(numbers) & (numbers >= 0) & (numbers <= _LARGEST_INT))
+    odd = ~(np.isfinite(numbers) & (abs(numbers) <= _LARGEST_INT))
     if column.type is int:
         odd |= numbers != np.floor(numbers)
     return distinct.filter(pa.array(odd)).to_pylist()
@@ -109,8 +109,9 @@ def _wrong(column: Column, text: str) -> str:
     if column.type is str or (text == "" and column.optional):
         return ""
     if not (_NUMBER.fullmatch(text) and math.isfinite(float(text))):
-        return "a finite number, at least 0" + (", or empty" if column.optional else "")
-    if column.type is int and not (text.isdigit() and float(text) <= _LARGEST_INT):
+        return "a finite number" + (", or empty" if column.optional else "")
+    whole = text.removeprefix("-")
+    if column.type is int and not (whole.isdigit() and float(whole) <= _LARGEST_INT):
         return f"a whole number, at most {_LARGEST_INT}"
     return ""
 

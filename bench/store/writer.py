@@ -63,11 +63,11 @@ CPU time of 10,000 runs that train nothing, and takes 5 ms a file on a slow disk
 _NUMBERS = [c.name for c in COLUMNS.values() if c.optional and c.type in (int, float)]
 
 
-def _leave_out_impossible(values: dict[str, Any]) -> dict[str, Any]:
-    """Clear values that no reader accepts, such as NaN, and give the reason under ``missing``: one
-    such cell would make a reader refuse the whole file."""
+def _leave_out_unreadable(values: dict[str, Any]) -> dict[str, Any]:
+    """Clear what is no number, as NaN, and give the reason under ``missing``: one such cell would
+    make a reader refuse the whole file. Whatever is a number is kept, however odd."""
     numbers = ((name, number) for name in _NUMBERS if (number := values[name]) is not None)
-    odd = {name: number for name, number in numbers if not 0 <= number < math.inf}
+    odd = {name: number for name, number in numbers if not math.isfinite(number)}
     why = (f"{name}: read as {value}" for name, value in odd.items())
     missing = "; ".join(filter(None, (values["missing"], *why)))
     return {**values, **dict.fromkeys(odd), "missing": missing}
@@ -83,7 +83,7 @@ def _flatten(
         for column in columns:
             cell = getattr(row, column.name)
             doubtful = column.type is float and column.optional and cell is not None
-            line.append(None if doubtful and not 0 <= cell < math.inf else cell)
+            line.append(None if doubtful and not math.isfinite(cell) else cell)
         yield line
 
 
@@ -153,7 +153,7 @@ class Store:
             for name, rows in tables
             if rows
         }
-        lines[RECORDS] = write_lines([_leave_out_impossible(flatten(record)).values()])
+        lines[RECORDS] = write_lines([_leave_out_unreadable(flatten(record)).values()])
         for name in self._late - lines.keys() if durably else ():
             _append(self._files[name], b"", durably)
         for name, data in lines.items():

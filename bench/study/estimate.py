@@ -27,7 +27,7 @@ from bench.study import quantities
 from bench.study.columns import Columns, known
 from bench.study.metrics import METRICS
 from bench.study.pairs import Changed, Pair, select_common
-from bench.verdict.difference import ROUNDING, adjust
+from bench.verdict.difference import ROUNDING, adjust, find_unit
 from bench.verdict.ratio import Ratio
 from bench.verdict.seeds import MIN_SEEDS, compare_seeds
 
@@ -98,8 +98,9 @@ def take_times(rows: pd.DataFrame) -> dict[int, list[float]]:
 def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the readings of each cell's runs: ``cell``, ``run_seed``, ``value`` and its ``log``.
 
-    For a metric that depends on the seed, the mean over the repeats of a seed is one reading. A
-    cell with a value that has no logarithm is left out.
+    For a metric that depends on the seed, the mean over the repeats of a seed is one reading; a
+    value that is not above zero has NaN for its logarithm. Of others, a cell with such a value is
+    left out.
     """
     import numpy as np
     import pandas as pd
@@ -108,11 +109,12 @@ def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
     values = getattr(r, metric.column).astype(float)
     values = 1 - values if metric.error_of else values
     wanted = r.status.find(lambda status: status in counted) & known(values)
-    lost = wanted & (~(values > 0) | np.isinf(values))
+    lost = wanted & (np.isinf(values) | (~(values > 0) & (not metric.seeded)))
     wanted &= ~np.isin(r.cell, r.cell[lost])
     held = {"cell": r.cell, "run_seed": r.run_seed, "value": values}
     readings = pd.DataFrame({name: cells[wanted] for name, cells in held.items()})
-    readings["log"] = np.log(readings["value"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        readings["log"] = np.log(readings["value"].where(readings["value"] > 0))
     if metric.seeded:
         readings = readings.sort_values(["cell", "run_seed"], kind="stable", ignore_index=True)
         if readings.duplicated(["cell", "run_seed"]).any():
@@ -158,14 +160,25 @@ def average_seeds(held: Sequence[Seeds]) -> dict[int, tuple[float, float]]:
     }
 
 
-def list_means(seeds: Seeds) -> dict[int, list[float]]:
-    """Return the geometric mean of each seed of `average_seeds` as its one reading."""
-    return {seed: [math.exp(log)] for seed, (_, log) in seeds.items()}
+def list_means(*sides: Seeds) -> list[dict[int, list[float]]]:
+    """Return the mean of each seed of `average_seeds` as its one reading, for each side: the
+    geometric one, or the arithmetic one if any side has a value that is not above zero."""
+    signed = any(math.isnan(log) for side in sides for _, log in side.values())
+    return [
+        {seed: [value if signed else math.exp(log)] for seed, (value, log) in side.items()}
+        for side in sides
+    ]
 
 
 def list_shifts(a: Sequence[Seeds], b: Sequence[Seeds]) -> list[float]:
-    """Return for each pair of `share_seeds` the mean logarithm after minus the one before."""
-    return [_average(y, 1) - _average(x, 1) for x, y in zip(a, b, strict=True)]
+    """Return for each pair of `share_seeds` the mean logarithm after minus the one before; of
+    losses that are not all above zero the difference, in the unit of `find_unit`."""
+    shifts = [_average(y, 1) - _average(x, 1) for x, y in zip(a, b, strict=True)]
+    if not any(map(math.isnan, shifts)):
+        return shifts
+    before, after = ([_average(seeds, 0) for seeds in side] for side in (a, b))
+    unit = find_unit(before, after) or 1.0
+    return [(y - x) / unit for x, y in zip(before, after, strict=True)]
 
 
 def _average(seeds: Seeds, what: int) -> float:
@@ -184,7 +197,8 @@ def _judge_seeds(
             continue
         sides = share_seeds(cells, seeds)
         shifts, (a, b) = list_shifts(*sides), map(average_seeds, sides)
-        family.append((list_means(a), list_means(b)))
+        one, other = list_means(a, b)
+        family.append((one, other))
         low, high = (shifts.index(end(shifts)) for end in (min, max))
         before, after = (fmean([_average(x, 0) for x in side]) for side in sides)
         found.append(

@@ -60,8 +60,13 @@ class Metric:
         return ratio.invert() if self.speed else ratio
 
     def lay_out(self, ratio: Ratio) -> dict[str, Any]:
-        """Return a ratio after / before for JSON; a time has a ``speed`` instead of a ``ratio``."""
+        """Return a ratio after / before for JSON; a time has a ``speed`` instead of a ``ratio``, a
+        loss that is not above zero a ``difference``, after - before."""
         shown = self.show(ratio)
+        if ratio.difference:
+            value, low, high = ratio.difference
+            kept = {name: getattr(ratio, name) for name in ("p", "p_adjusted", "exact", "lack")}
+            return {"difference": value, "low": low, "high": high, **kept}
         return {
             "speed" if self.speed else "ratio": shown.value,
             "low": shown.low,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import chain, combinations, pairwise
 from statistics import fmean, median
@@ -24,9 +24,10 @@ from bench.gpu.peaks import list_peaks
 from bench.limits import SLOWED, leave_out_first
 from bench.origin import find_origin
 from bench.precision import Arithmetic, find_formats
-from bench.record import COMPARABLE, REPEATED, Status, read_missing
+from bench.record import COMPARABLE, REPEATED, Measurement, Status, read_missing
 from bench.store.runs import read_history
 from bench.study.columns import Columns
+from bench.study.quantities import is_number
 from bench.text import count, name_first
 from bench.validate.evidence import OWN, Evidence, Row
 from bench.workloads import IMAGES
@@ -172,6 +173,17 @@ def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
             yield f"a row ended as {status} without a reason"
 
 
+_SIGNED = ("train_loss", "test_loss")
+"""Columns that may be below zero: a likelihood's loss is."""
+
+
+def find_negative(row: Row) -> Iterator[str]:
+    """Find figures below zero that cannot be: they are kept as they were read, and not believed."""
+    for f in fields(Measurement):
+        if f.name not in _SIGNED and row.has(f.name) and is_number(row[f.name]) and row[f.name] < 0:
+            yield f"{f.name} is {row[f.name]:g}"
+
+
 def find_emptied(row: Row) -> Iterator[str]:
     """Find columns that doubts need and that are empty without a reason."""
     needed = ["warmup_steps", "measured_steps", "measured_time_s", "step_time_median_s"]
@@ -290,9 +302,11 @@ def find_wrong_steps(row: Row) -> Iterator[str]:
         return
     times = steps["time_s"].tolist()
     if len(steps) != row["measured_steps"] or steps["images"].sum() != row["measured_images"]:
+        held = [row[name] for name in ("measured_steps", "measured_images")]
+        told = ["an unknown number" if number is None else f"{number:.0f}" for number in held]
         yield (
             f"steps.csv has {len(steps)} steps of {steps['images'].sum()} images, the row "
-            f"{row['measured_steps']:.0f} of {row['measured_images']:.0f}"
+            f"{told[0]} of {told[1]}"
         )
     elif _differ(sum(times), row["measured_time_s"], CLOCKS):
         yield f"its steps take {sum(times):.4g} s, and together {row['measured_time_s']:.4g} s"
@@ -420,6 +434,7 @@ CLAIMS = (
         _RAN,
     ),
     Claim("outcome", "status, reason and figures of a row agree", find_wrong_outcomes),
+    Claim("signs", "nothing that cannot be is below zero", _of_rows(find_negative), _TIMED),
     Claim(
         "doubts", "the columns that doubts are found by are filled", _of_rows(find_emptied), _TIMED
     ),

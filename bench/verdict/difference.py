@@ -68,6 +68,23 @@ def adjust(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def find_unit(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return 0 where two sides have a ratio, as all values are positive. Else they are compared by
+    their difference, in this unit: the larger of the two means, without its sign. A margin of 2 %
+    is then 2 % of that; of a loss that is about 0 on both sides nearly every difference is large.
+    """
+    known = [side for side in (a, b) if side]
+    if all(value > 0 for side in known for value in side):
+        return 0.0
+    return max(abs(fmean(side)) for side in known) or 1.0
+
+
+def scale(value: float, unit: float) -> float:
+    """Return the positive number whose logarithm is ``value`` in `find_unit`'s unit; the value
+    itself without one."""
+    return exp(value / unit) if unit and math.isfinite(value) else value
+
+
 def find_lack(a: Sequence[float], b: Sequence[float], names: tuple[str, str]) -> str:
     sides = list(zip(names, (a, b), strict=True))
     if empty := [name for name, values in sides if not values]:

@@ -30,7 +30,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.text import write_percent
 from bench.verdict.difference import (
@@ -47,6 +47,7 @@ from bench.verdict.seeds import (
     Seeded,
     are_equal,
     average_repeats,
+    scale_seeds,
     subtract_seeds,
 )
 
@@ -78,6 +79,8 @@ class Equivalence:
         seeds: number of seeds compared, of the side with fewer.
         paired: whether sides were compared seed by seed.
         lack: why no verdict is possible; empty if one is.
+        unit: 0, or of sides without a ratio the unit of their difference: ``ratio`` and its ends
+            are e to the power of the difference over it, as in `bench.verdict.ratio.Ratio`.
     """
 
     verdict: Claim
@@ -89,6 +92,7 @@ class Equivalence:
     seeds: int = 0
     paired: bool = False
     lack: str = ""
+    unit: float = 0.0
 
     def sentence(self) -> str:
         return f"{self.verdict.value}: {self.explain()}"
@@ -98,9 +102,10 @@ class Equivalence:
         if self.ratio is None:
             return self.lack
         if self.low is None or self.high is None:
-            return f"ratio {self.ratio:.4f}; {self.lack}{self._advise()}"
+            return f"{self._name(self.ratio)}; {self.lack}{self._advise()}"
         count = f"{self.seeds} {'paired ' * self.paired}seeds"
-        found = f"ratio {self.ratio:.4f}, {self.low:.4f} to {self.high:.4f} over {count}"
+        low, high = self.write(self.low), self.write(self.high)
+        found = f"{self._name(self.ratio)}, {low} to {high} over {count}"
         if self.verdict is Claim.EQUIVALENT:
             return f"{found}, within {margin}"
         if self.verdict is not Claim.UNCLEAR:
@@ -112,6 +117,13 @@ class Equivalence:
             where = "beyond {}, but may be chance"
         return f"{found}, {where.format(margin)}{self._advise()}"
 
+    def write(self, ratio: float) -> str:
+        """Write a ratio, or the difference that it stands for, with its sign."""
+        return f"{self.unit * math.log(ratio):+.4g}" if self.unit else f"{ratio:.4f}"
+
+    def _name(self, ratio: float) -> str:
+        return f"{'difference' if self.unit else 'ratio'} {self.write(ratio)}"
+
     def _advise(self) -> str:
         if self.seeds < MIN_SEEDS:
             return f"; sweep with --repeats {MIN_SEEDS} or more, each repeat has its own seed"
@@ -120,9 +132,8 @@ class Equivalence:
 
 def withdraw(found: Equivalence, lack: str) -> Equivalence:
     """Keep the ratio, but replace the verdict by the reason ``lack``."""
-    return Equivalence(
-        Claim.UNCLEAR, found.margin, found.ratio, seeds=found.seeds, paired=found.paired, lack=lack
-    )
+    none: dict[str, Any] = dict.fromkeys(("low", "high", "p"))
+    return replace(found, verdict=Claim.UNCLEAR, lack=lack, **none)
 
 
 def withdraw_if_guessing(found: Equivalence, guessing: Sequence[bool]) -> Equivalence:
@@ -151,17 +162,19 @@ def judge_equivalences(
     results: list[Equivalence] = []
     tested: dict[int, Difference] = {}
     for index, pair in enumerate(family):
-        a, b = map(average_repeats, pair)
+        a, b, unit = scale_seeds(*map(average_repeats, pair))
         case = subtract_seeds(a, b, names)
         if isinstance(case, str):
             results.append(replace(unclear, lack=case))
             continue
         seeds, value = min(case.a.number, case.b.number), exp(case.shift)
-        result = replace(unclear, ratio=value, seeds=seeds, paired=bool(case.pairs))
+        result = replace(unclear, ratio=value, seeds=seeds, paired=bool(case.pairs), unit=unit)
         if (equal := are_equal(a, b)) or (case.pairs >= MIN_SEEDS and not case.error):
             value, seeds = 1.0 if equal else value, len(a.keys() & b.keys())
             claim = _place(case.shift, limit)
-            result = Equivalence(claim, margin, value, value, value, seeds=seeds, paired=True)
+            result = Equivalence(
+                claim, margin, value, value, value, seeds=seeds, paired=True, unit=unit
+            )
         elif result.seeds < MIN_SEEDS:
             few = f"{result.seeds} seed{'s' * (result.seeds > 1)}, needs {MIN_SEEDS}"
             result = replace(result, lack=few)

@@ -64,6 +64,19 @@ class Ratio:
     exact: bool = False
     lack: str = ""
     pairs: int = 0
+    unit: float = 0.0
+
+    @property
+    def difference(self) -> tuple[float, float | None, float | None] | None:
+        """B - A with the ends of its interval, where the sides were compared by that; else None."""
+        if not self.unit or self.value is None:
+            return None
+        value, low, high = (
+            None if end is None else self.unit * math.log(end)
+            for end in (self.value, self.low, self.high)
+        )
+        assert value is not None
+        return value, low, high
 
     def invert(self) -> Ratio:
         """Return the ratio A/B: for times, the speed."""

@@ -27,7 +27,8 @@ from bench.verdict.difference import (
     Difference,
     Spread,
     find_lack,
-    has_log,
+    find_unit,
+    scale,
     subtract,
     summarize,
 )
@@ -46,32 +47,48 @@ Seeded = tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]
 
 
 def compare_seeds(family: Sequence[Seeded], names: tuple[str, str] = SIDES) -> list[Ratio]:
-    """Return the ratio B/A of a loss or an error over seeds, for each case of a family, in order.
+    """Return the ratio B/A of a loss or an error over seeds, for each case of a family, in order;
+    of sides that are not all positive their difference, see `Ratio.difference`.
 
     The geometric mean of the repeats of one seed is one reading. Seeds that both sides ran are
     compared pair by pair, and other seeds are then left out; if all pairs have the same ratio to
     the last digit, it is exact. Fewer than `MIN_SEEDS` pairs, or seeds per side if there are no
     pairs, give no verdict.
     """
-    means = [(average_repeats(a), average_repeats(b)) for a, b in family]
-    ratios = iter(estimate([subtract_seeds(a, b, names) for a, b in means if not are_equal(a, b)]))
+    scaled = [scale_seeds(average_repeats(a), average_repeats(b)) for a, b in family]
+    ratios = iter(
+        estimate([subtract_seeds(a, b, names) for a, b, _ in scaled if not are_equal(a, b)])
+    )
     return [
-        Ratio(1.0, 1.0, 1.0, exact=True, pairs=len(a.keys() & b.keys()))
+        Ratio(1.0, 1.0, 1.0, exact=True, pairs=len(a.keys() & b.keys()), unit=unit)
         if are_equal(a, b)
-        else _ask_for_seeds(next(ratios), a, b, names)
-        for a, b in means
+        else _ask_for_seeds(replace(next(ratios), unit=unit), a, b, names)
+        for a, b, unit in scaled
     ]
 
 
+def scale_seeds(
+    a: Mapping[int, float], b: Mapping[int, float]
+) -> tuple[dict[int, float], dict[int, float], float]:
+    """Return both sides, scaled where they have no ratio, and the unit of their difference: a loss
+    below zero, as a likelihood's, has no logarithm. Values that are not finite stay as they are."""
+    unit = find_unit(*([v for v in side.values() if math.isfinite(v)] for side in (a, b)))
+    one, two = ({seed: scale(value, unit) for seed, value in side.items()} for side in (a, b))
+    return one, two, unit
+
+
 def average_repeats(seeds: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Return the geometric mean of the repeats of each seed."""
+    """Return the geometric mean of the repeats of each seed; of values that are not all positive
+    the arithmetic mean."""
     return {seed: _mean(values) for seed, values in seeds.items() if values}
 
 
 def _mean(values: Sequence[float]) -> float:
-    odd = [value for value in values if not has_log(value)]
+    odd = [value for value in values if not math.isfinite(value)]
     if odd or len(values) == 1:
         return (odd or values)[0]
+    if min(values) <= 0:
+        return fmean(values)
     return math.exp(fmean(math.log(value) for value in values))
 
 
@@ -109,7 +126,8 @@ def _ask_for_seeds(
     if fewest > 1:
         return replace(ratio, lack=f"two seeds{where}: needs three")
     apart = abs(ratio.value - 1)
-    differs = f"differs by {100 * apart:.2g} %" if apart > ROUNDING else "equal"
+    size = f"{ratio.difference[0]:+.3g}" if ratio.difference else f"{100 * apart:.2g} %"
+    differs = f"differs by {size}" if apart > ROUNDING else "equal"
     return replace(ratio, lack=f"one seed{where}: {differs}, no verdict")
 
 

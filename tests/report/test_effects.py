@@ -166,8 +166,8 @@ def test_single_runs_of_one_change_take_no_verdict_from_another(tmp_path: Path) 
     assert fp16.ratio.p is not None
 
 
-def test_a_case_with_a_loss_of_zero_has_no_ratio(tmp_path: Path) -> None:
-    """Nor by its other repeats: what is left out would be the best of them."""
+def test_a_case_with_a_loss_of_zero_is_judged_by_its_difference(tmp_path: Path) -> None:
+    """And of all its repeats: what would be left out is the best of them."""
     rows = [ran(case, (100, 101, 102)) for case in (FP32, FP16)]
     for part in rows:
         for row, loss in zip(part, (2.0, 2.1, 2.2), strict=True):
@@ -175,7 +175,8 @@ def test_a_case_with_a_loss_of_zero_has_no_ratio(tmp_path: Path) -> None:
     rows[1][0].measurement.train_loss = 0.0
     effect = pick(report_of(tmp_path, *rows), "precision", "fp16")
     assert effect.time is not None
-    assert effect.loss is None
+    assert effect.loss is not None
+    assert effect.loss.difference == pytest.approx(-2.0 / 3)
 
 
 # ------------------------------------------------------------------------------------- overview

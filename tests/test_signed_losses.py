@@ -1,0 +1,138 @@
+"""A loss below zero, as a likelihood's, is kept, and learning is judged by differences."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_for_tests import Capture
+
+from bench.case import Case
+from bench.compare.__main__ import main as compare
+from bench.record import Step
+from bench.report.__main__ import main as report
+from bench.store.reader import read_records, read_steps
+from bench.sweep.__main__ import main as sweep
+from bench.validate.__main__ import main as validate
+from bench.verdict.equivalence import Claim, judge_equivalence
+from bench.verdict.seeds import compare_seeds
+from tests.planted.records import ran, write_sweep
+
+FP32, BF16 = Case(), Case(precision="bf16-amp")
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_negative_loss_is_measured_and_kept(tmp_path: Path, capsys: Capture) -> None:
+    flags = "--workload models_for_tests:likelihood --precision fp32 bf16-amp --batch-size 20"
+    command = f"{flags} --fraction 1 --device cpu --repeats 3 --out {tmp_path}"
+    assert sweep(command.split()) == 0
+    frame = read_records(tmp_path)
+    assert (frame["status"] == "ok").all()
+    assert (frame["train_loss"] < -2).all()
+    assert not frame["missing"].str.contains("read as").any()
+    steps = read_steps(tmp_path / "records.csv")
+    assert len(steps) == 5 * len(frame)
+    assert (steps["loss"] < -2).all()
+    capsys.readouterr()
+    validate([str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "was not finite" not in said
+    assert compare([str(tmp_path), "--axis", "precision", "fp32", "bf16-amp", "--full"]) == 0
+    said = capsys.readouterr().out
+    assert "no run has a value: train_loss" not in " ".join(said.split())
+    assert "the difference B - A is compared" in said
+    assert report([str(tmp_path), "--full"]) == 0
+    assert "-3" in capsys.readouterr().out
+
+
+def learnt(case: Case, losses: Sequence[float]) -> list[object]:
+    rows = ran(case, [100.0 + i for i in range(len(losses))])
+    for seed, (row, loss) in enumerate(zip(rows, losses, strict=True)):
+        row.measurement.train_loss, row.run_seed = loss, seed
+    return [*rows]
+
+
+NEAR = (-3.0, -3.1, -2.9, -3.05)
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        ([x - 1e-4 * i for i, x in enumerate(NEAR)], "same"),
+        ([x + 0.3 + 0.01 * i for i, x in enumerate(NEAR)], "higher"),
+        ([x - 0.3 - 0.01 * i for i, x in enumerate(NEAR)], "lower"),
+    ],
+)
+def test_differences_are_judged_in_the_direction_of_the_loss(
+    losses: list[float], verdict: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """Lower is better below zero too, where the ratio of two losses is the other way round."""
+    write_sweep(tmp_path / "s", [*learnt(FP32, NEAR), *learnt(BF16, losses)])  # type: ignore[list-item]
+    asked = ["--axis", "precision", "fp32", "bf16-amp", "--metric", "train_loss"]
+    assert compare([str(tmp_path / "s"), *asked, "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (found,) = told["metrics"]["train_loss"]
+    apart = sum(b - a for a, b in zip(NEAR, losses, strict=True)) / len(NEAR)
+    assert found["difference"] == pytest.approx(apart)
+    assert found["verdict"] == verdict
+    assert found["low"] <= found["difference"] <= found["high"]
+    assert report([str(tmp_path / "s"), "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    loss = told["effects"][0]["metrics"]["train_loss"]
+    assert loss["difference"] == pytest.approx(apart)
+    assert loss["verdict"] == verdict
+
+
+@given(
+    st.lists(st.floats(-50, 50), min_size=3, max_size=6, unique=True),
+    st.floats(-5, 5),
+    st.floats(0.5, 20),
+)
+def test_a_difference_does_not_depend_on_where_the_losses_are(
+    losses: list[float], shift: float, down: float
+) -> None:
+    """Losses that are all moved by as much have the same difference, wherever zero is."""
+    a = {seed: loss - max(losses) - down for seed, loss in enumerate(losses)}
+    b = {seed: loss + shift + 1e-3 * seed for seed, loss in a.items()}
+    ends = [
+        compare_seeds([({s: [v + c] for s, v in a.items()}, {s: [v + c] for s, v in b.items()})])[0]
+        for c in (0.0, -10.0)
+    ]
+    values = [ratio.difference for ratio in ends]
+    assert values[0] is not None
+    assert values[1] is not None
+    assert values[0] == pytest.approx(values[1], rel=1e-6, abs=1e-9)
+    mean = sum(b[s] - a[s] for s in a) / len(a)
+    assert values[0][0] == pytest.approx(mean, rel=1e-6, abs=1e-9)
+
+
+def test_equivalence_below_zero_has_a_margin_of_the_mean() -> None:
+    a = dict(enumerate(NEAR))
+    for factor, claim in ((1.001, Claim.EQUIVALENT), (0.9, Claim.WORSE), (1.1, Claim.BETTER)):
+        b = {seed: factor * loss + 1e-3 * (seed % 2) for seed, loss in a.items()}
+        found = judge_equivalence(a, b, 0.02)
+        assert found.verdict is claim, found.sentence()
+        assert "difference" in found.sentence()
+
+
+def test_what_is_no_number_is_the_only_thing_left_out(tmp_path: Path, capsys: Capture) -> None:
+    """A figure that cannot be is kept as it was read; bench.validate says so."""
+    (row,) = ran(FP32, (10.0,), peak_device_bytes=-5, sm_clock_mhz=-1.0, test_loss=math.inf)
+    write_sweep(tmp_path / "s", [(row, [Step(0, 8, -math.inf, 1, 0.1), Step(1, 8, -1.0, 1, -0.5)])])
+    frame = read_records(tmp_path / "s")
+    assert frame["peak_device_bytes"].tolist() == [-5]
+    assert frame["sm_clock_mhz"].tolist() == [-1]
+    assert frame["missing"].tolist() == ["test_loss: read as inf"]
+    with (tmp_path / "s" / "steps.csv").open(newline="") as file:
+        kept = [(one["loss"], one["time_s"]) for one in csv.DictReader(file)]
+    assert kept == [("", "0.1"), ("-1", "-0.5")]
+    assert report([str(tmp_path / "s")]) == 0
+    assert validate([str(tmp_path / "s"), "--full"]) == 1
+    said = capsys.readouterr().out
+    assert "peak_device_bytes is -5" in said
