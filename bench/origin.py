@@ -14,14 +14,12 @@ class Kind:
     place: str
     about: str = ""  # what it does, for the help of --executor
     here: bool = True  # its lanes are on this machine: they are known before it starts, and a run
-    # can be asked after each epoch whether to go on; else --address says where they are
+    # can be asked after each epoch whether to go on; else it finds a place for each case itself
 
 
 EXECUTORS: dict[str, Kind] = {
     "subprocess": Kind("bench.executors.subprocess:SubprocessExecutor", "on this machine"),
-    "ray": Kind(
-        "bench.executors.ray.executor:RayExecutor", "on the nodes of a Ray cluster", here=False
-    ),
+    "ray": Kind("bench.executors.ray:RayExecutor", "on the nodes of a Ray cluster", here=False),
 }
 
 Origin = Literal["measured", "published", "unknown"]

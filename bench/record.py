@@ -483,12 +483,21 @@ class RankRow:
     peak_process_bytes: int | None = column("peak of the process", None)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a case ran, if its executor chose: machine and GPU as the row's ``lane``, and if they
+    could be examined their environment, and why rates are missing from it."""
+
+    lane: str
+    environment: Environment | None = None
+    unrated: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass
 class Outcome:
     """The result of running a case: a status with its one-line reason, and what was measured.
 
-    ``preempted``: the case is lost because its machine was taken away as agreed. ``awaited``: the
-    lanes that it needs are gone, and waiting for them was in vain.
+    ``preempted``: the case is lost because its machine was taken away as agreed.
     """
 
     status: Status
@@ -501,7 +510,7 @@ class Outcome:
     retries: int = 0
     log: str = ""
     preempted: bool = False
-    awaited: bool = False
+    place: Place | None = None
 
 
 @dataclass(kw_only=True)

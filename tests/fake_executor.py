@@ -105,7 +105,6 @@ class FakeExecutor(Executor):
         self._memory = PLAIN if told is None else Memory.parse(told)
         self._chance = random.Random(self._memory.seed)
         self._cards = _parse_lanes(os.environ.get(LANES, ""))
-        self._lost: list[Lane] = []
 
     def open_lanes(self, device: str, wanted: int | None = None) -> Sequence[Lane]:
         if wanted in (None, 1):
@@ -116,10 +115,6 @@ class FakeExecutor(Executor):
         if wanted > len(lanes):
             raise UsageError(f"--lanes {wanted}: {LANES} has {len(lanes)}; give at most that many")
         return lanes[: wanted or len(lanes)]
-
-    def join_lanes(self) -> Sequence[Lane]:
-        lanes, self._lost = self._lost, []
-        return lanes
 
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         if size == 1 or not self._cards:
@@ -156,8 +151,6 @@ class FakeExecutor(Executor):
             return Outcome(Status.INTERRUPTED, "the sweep was stopped")
         rules = (answer for axis, value, answer in self._rules if getattr(job.case, axis) == value)
         status, m = next(rules, Status.OK), Measurement()
-        if status is Status.LOST:
-            self._lost.append(job.lane)
         if self._chance.random() < self._memory.fail:
             silent = (Status.ERROR, Status.TIMEOUT, Status.KILLED)
             return Outcome(self._chance.choice(silent), "at random, as the fake was told")

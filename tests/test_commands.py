@@ -15,7 +15,6 @@ from bench.origin import EXECUTORS
 
 ROOT = Path(__file__).parents[1]
 INTERNAL = {
-    "executors.ray.caretaker",
     "worker",
     "environment",
     "training.yardstick",

@@ -1,33 +1,29 @@
-"""Several lanes: what runs where and beside what, GPUs of several kinds, lost lanes."""
+"""Several lanes: what runs where and beside what, GPUs of several kinds, lost cases."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import fake_executor as fake
 import psutil
 import pytest
 from fake_executor import FakeExecutor
 from pytest_for_tests import Capture, Patch
-from test_sweep import FAKE, FP32, rows, run
+from test_sweep import FAKE, rows, run
 from workers_for_tests import find_workers
 
 from bench import executors, fit
 from bench.case import Case
 from bench.environment.asking import ProcessAnswer
 from bench.errors import StoreError, UnsupportedError, UsageError
-from bench.executors import ALL, Job, Lane, Settings, ShortageError
+from bench.executors import ALL, Job, Lane, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
 from bench.flags import join_flags
@@ -39,7 +35,7 @@ from bench.store.reader import read_records
 from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
-from bench.sweep import crew, execution, preview, schedule
+from bench.sweep import crew, preview, schedule
 from bench.sweep.options import parse_arguments
 
 Watch = Callable[[Callable[[Job], Outcome | None]], None]
@@ -75,15 +71,6 @@ def crews(monkeypatch: Patch) -> list[crew.Crew]:
     seen: list[crew.Crew] = []
     enter = crew.Crew.__enter__
     monkeypatch.setattr(crew.Crew, "__enter__", lambda self: seen.append(self) or enter(self))
-    return seen
-
-
-@pytest.fixture
-def admitted(monkeypatch: Patch) -> list[Lane]:
-    """Lanes that came and were not known."""
-    seen: list[Lane] = []
-    admit = execution.admit_lane
-    monkeypatch.setattr(execution, "admit_lane", lambda *a: seen.append(a[-1]) or admit(*a))
     return seen
 
 
@@ -219,8 +206,7 @@ def test_gpus_of_several_kinds_are_refused(
     assert command([*asked, *flags, "all"]) == 2
     assert capsys.readouterr().err == (
         "error: lane H100-0: its gpu is H100, where the first lane's is A100; a sweep needs lanes "
-        "of one kind: choose GPUs with CUDA_VISIBLE_DEVICES, and give all machines the same code, "
-        "packages and images\n"
+        "of one kind: choose GPUs with CUDA_VISIBLE_DEVICES\n"
     )
     assert not out.exists()
 
@@ -245,34 +231,7 @@ def test_cards_of_one_name_with_other_memory_are_of_several_kinds(
     )
 
 
-@pytest.mark.parametrize("name", ["code", "dataset_fingerprint"])
-def test_a_lane_that_would_train_something_else_is_refused(
-    out: Path, monkeypatch: Patch, capsys: Capture, name: str
-) -> None:
-    examine, prepare = FakeExecutor.examine, FakeExecutor.prepare
-    lanes = [Lane("near"), Lane("far", host="elsewhere")]
-
-    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> ProcessAnswer:
-        answer = examine(self, lane, *rest)
-        assert answer.host is not None
-        if lane.host and name == "code":
-            return replace(answer, host=replace(answer.host, code="f00d"))
-        return answer
-
-    def decode(self: FakeExecutor, lane: Lane, images: Any) -> Any:
-        info = prepare(self, lane, images)
-        return replace(info, fingerprint="f00d") if lane.host and name != "code" else info
-
-    monkeypatch.setattr(FakeExecutor, "open_lanes", lambda *_: lanes)
-    monkeypatch.setattr(FakeExecutor, "examine", look)
-    monkeypatch.setattr(FakeExecutor, "prepare", decode)
-    run(out, "8", "--lanes", "2", rc=2)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: lane far: its {name} is f00d, where the first lane's is ")
-    assert not out.exists()
-
-
-# ------------------------------------------------------------------------- lost, late, stopped
+# ------------------------------------------------------------------------------- lost, stopped
 
 
 def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture) -> None:
@@ -282,7 +241,6 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture)
         left[job.case.seed] -= 1
         if left[job.case.seed] < 0:
             return Outcome(Status.OK)
-        self._lost.append(job.lane)
         return Outcome(Status.LOST, "the node went away")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -301,31 +259,6 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture)
     assert rows(again[len(frame) :], "seed", "attempt", "status") == [(1, 4, "ok")]
 
 
-def test_a_row_has_the_most_lanes_that_were_ever_beside_it(
-    out: Path, monkeypatch: Patch, crews: list[crew.Crew]
-) -> None:
-    """Of three lanes one is lost, and what it ran goes on beside one other."""
-    together, again = threading.Barrier(3, timeout=60), threading.Event()
-    tries = Counter[int]()
-
-    def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
-        tries[seed := job.case.seed] += 1
-        if tries[1] == 2 and seed == 1:
-            again.set()
-            return Outcome(Status.OK)
-        together.wait()
-        if seed == 0:
-            assert again.wait(60)
-        while seed == 2 and not crews[0]._lost:
-            time.sleep(0.01)
-        return Outcome(Status.LOST if seed == 1 else Status.OK, "the node went away")
-
-    monkeypatch.setattr(FakeExecutor, "run", answer)
-    frame = run(out, "8", "--seed", "0", "1", "2", "--lanes", "3")
-    found = frame.groupby("seed")["lanes_beside"].agg(list)
-    assert found.tolist() == [[2], [2, 1], [2]]
-
-
 def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
     out: Path, monkeypatch: Patch
 ) -> None:
@@ -335,7 +268,6 @@ def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
         if job.case in seen:
             return answer(self, job, *rest)
         seen.add(job.case)
-        self._lost.append(job.lane)
         return Outcome(Status.LOST, "the node went away")
 
     monkeypatch.setattr(FakeExecutor, "run", lose_once)
@@ -354,297 +286,12 @@ def test_preemption_is_not_counted(out: Path, monkeypatch: Patch) -> None:
         tries += 1
         if tries > 5:
             return Outcome(Status.OK)
-        self._lost.append(job.lane)
         return Outcome(Status.LOST, "the machine was taken back", preempted=True)
 
     monkeypatch.setattr(FakeExecutor, "run", answer)
     frame = run(out, "8")
     assert frame["status"].tolist() == ["lost"] * 5 + ["ok"]
     assert frame["attempt"].tolist() == [1, 2, 3, 4, 5, 6]
-
-
-def test_without_any_lane_the_sweep_ends_and_says_so(
-    out: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
-    monkeypatch.setattr(crew, "WAIT_S", 0.2)
-    frame = run(out, "4", "8", "16", rc=1, answers="batch_size=8:lost")
-    assert frame["status"].tolist() == ["ok", "lost"]
-    said = capsys.readouterr().err
-    assert "warning: no lane is left" in said
-    command = ["python", "-m", "bench.sweep", *FP32, "4", "8", "16", "--out", str(out)]
-    assert said.endswith(
-        f"\nnot finished: 1 run done, 2 runs left; to continue: {shlex.join(command)}\n"
-    )
-    monkeypatch.undo()
-    again = run(out, "4", "8", "16")[2:]
-    assert rows(again, "batch_size", "status") == [(8, "ok"), (16, "ok")]
-
-
-def test_a_search_without_any_lane_says_how_to_go_on(
-    out: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.setenv(fake.ANSWERS, "precision=fp32:lost")
-    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: ())
-    monkeypatch.setattr(crew, "WAIT_S", 0.2)
-    flags = [*FAKE, "--precision", "fp32", "--memory-limit", "1GiB", "--out", str(out)]
-    assert fit.main(flags) == 1
-    said = capsys.readouterr().err
-    assert f"not finished; to continue: python -m bench.fit {shlex.join(flags)}" in said
-    assert sweep.main([*flags, "--batch-size", "auto"]) == 1
-    assert "not finished: 0 runs done, the search for 1 largest batch left; to continue: " in (
-        capsys.readouterr().err
-    )
-
-
-WIDE = ["--parallel", "ddp", "--world-size", "1", "2", "--repeats", "1"]
-
-
-def test_a_wide_case_whose_lane_is_lost_while_it_waits_runs_on_another(
-    out: Path, monkeypatch: Patch, watch: Watch
-) -> None:
-    begun, gone = threading.Event(), threading.Event()
-
-    def lose(self: FakeExecutor) -> Sequence[Lane]:
-        if not begun.is_set() or gone.is_set():
-            return ()
-        gone.set()
-        return [Lane("A100-1", ("GPU-A100-1",))]
-
-    def look(job: Job) -> None:
-        if job.case.world_size == 1:
-            begun.set()
-            assert gone.wait(60)
-
-    monkeypatch.setattr(FakeExecutor, "lose_lanes", lose)
-    watch(look)
-    frame = run(out, "8", *WIDE, "--lanes", "2", cards="A100:2")
-    assert rows(frame, "world_size", "status") == [(1, "ok"), (2, "ok")]
-
-
-@pytest.mark.parametrize("back", [True, False])
-def test_what_a_case_takes_is_waited_for_before_the_case_is_lost(
-    out: Path, monkeypatch: Patch, back: bool
-) -> None:
-    """Never is it `unsupported`, which is not tried again."""
-    monkeypatch.setattr(crew, "WAIT_S", 60.0 if back else 0.2)
-    gather, asked = FakeExecutor.gather, 0
-
-    def lack(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
-        nonlocal asked
-        asked += size > 1
-        # the first time it is asked whether there ever were so many
-        if asked < 2 or (back and asked > 4):
-            return gather(self, lane, device, size)
-        if size == 1:
-            return lane
-        raise ShortageError("one of two went away")
-
-    monkeypatch.setattr(FakeExecutor, "gather", lack)
-    flags = ["8", "--seed", "0", "1", *WIDE, "--lanes", "2"]
-    frame = run(out, *flags, cards="A100:2")
-    wide = frame[frame["world_size"] == 2]
-    assert Counter(frame[frame["world_size"] == 1]["status"]) == {"ok": 2}
-    if back:
-        assert rows(wide, "attempt", "status") == [(1, "ok"), (1, "ok")]
-        return
-    lost = (1, "lost", "one of two went away")
-    assert rows(wide, "attempt", "status", "reason") == [lost, lost], "once each"
-    monkeypatch.setattr(FakeExecutor, "gather", gather)
-    assert rows(run(out, *flags, cards="A100:2")[4:], "attempt", "status") == [(2, "ok"), (2, "ok")]
-
-
-@pytest.mark.parametrize("back", [True, False])
-def test_a_shortage_that_nobody_knew_of_is_waited_for_once_by_all_that_it_concerns(
-    out: Path, monkeypatch: Patch, back: bool
-) -> None:
-    """It is found as a case begins, long after a lane came or went."""
-    asked, later_s = Counter[str](), 0.0
-    gather = FakeExecutor.gather
-
-    def sleep(seconds: float) -> None:
-        nonlocal later_s
-        later_s += crew.WAIT_S / 3
-        asked["wait"] += 1
-
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s, sleep=sleep)
-    monkeypatch.setattr(crew, "time", clock)
-
-    def lack(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
-        nonlocal later_s
-        asked["gather"] += size > 1
-        # the first time it is asked whether there ever were so many
-        lacks = asked["gather"] in (2, 4) if back else asked["gather"] > 1
-        if size == 1 or not lacks:
-            return gather(self, lane, device, size)
-        if back or asked["gather"] == 2:
-            later_s += 10 * crew.WAIT_S
-        raise ShortageError("its station does not answer")
-
-    monkeypatch.setattr(FakeExecutor, "gather", lack)
-    frame = run(out, "8", "--seed", "0", "1", *WIDE, "--lanes", "2", cards="A100:2")
-    wide = frame[frame["world_size"] == 2]
-    assert rows(wide, "attempt", "status") == [(1, "ok" if back else "lost")] * 2
-    assert asked["wait"] == (2 if back else 3)
-
-
-def test_a_lane_whose_machine_fails_to_say_what_there_is_has_an_error(
-    out: Path, monkeypatch: Patch
-) -> None:
-    """A fault of the harness there is nothing to wait for."""
-    gather, asked = FakeExecutor.gather, 0
-
-    def fail(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
-        nonlocal asked
-        asked += size > 1
-        if asked > 1 and size > 1:
-            raise UsageError("lane A100-0: KeyError(0)")
-        return gather(self, lane, device, size)
-
-    monkeypatch.setattr(FakeExecutor, "gather", fail)
-    frame = run(out, "8", *WIDE, "--lanes", "2", cards="A100:2")
-    ends = rows(frame, "world_size", "status", "reason")
-    assert sorted(ends) == [(1, "ok", ""), (2, "error", "lane A100-0: KeyError(0)")]
-
-
-def test_a_sweep_goes_on_where_the_machine_that_had_the_gpus_is_down(
-    out: Path, monkeypatch: Patch
-) -> None:
-    """What it alone can run is `lost`, and runs once it is back; the rest runs now."""
-    monkeypatch.setattr(crew, "WAIT_S", 0.2)
-    flags = ["--parallel", "ddp", "--world-size", "1", "2", "--lanes", "all"]
-    answers = "world_size=1:interrupted world_size=2:lost"
-    run(out, "8", *flags, rc=1, cards="A100:2", answers=answers)
-    for cards, ends in (("A100:1", ["ok", "lost"]), ("A100:2", ["ok", "ok"])):
-        frame = run(out, "8", *flags, cards=cards)
-        assert [*frame.groupby("world_size")["status"].last()] == ends
-
-
-def test_a_lane_that_is_back_before_its_loss_is_known_is_one_lane(
-    out: Path, monkeypatch: Patch, admitted: list[Lane]
-) -> None:
-    back = threading.Event()
-
-    def join(self: FakeExecutor) -> Sequence[Lane]:
-        lanes, self._lost = self._lost, []
-        if lanes:
-            back.set()
-        return lanes
-
-    def answer(self: FakeExecutor, job: Job, *_: Any) -> Outcome:
-        if back.is_set():
-            return Outcome(Status.OK)
-        self._lost.append(job.lane)
-        assert back.wait(60)
-        time.sleep(0.05)  # a look or two later
-        return Outcome(Status.LOST, "the node went away")
-
-    monkeypatch.setattr(FakeExecutor, "join_lanes", join)
-    monkeypatch.setattr(FakeExecutor, "run", answer)
-    frame = run(out, "8", "16")
-    assert frame["status"].tolist() == ["lost", "ok", "ok"]
-    assert not admitted, "it was never another"
-
-
-X = Lane()
-
-
-@pytest.mark.parametrize(
-    "looks",
-    [[([X], [X])], [([X], []), ([], [X])], [([X], [X]), ([X], []), ([], [X])]],
-    ids=["before it is heard of", "after", "before, and lost again"],
-)
-def test_a_lane_that_is_lost_once_its_case_has_ended_is_one_lane(
-    out: Path,
-    monkeypatch: Patch,
-    crews: list[crew.Crew],
-    admitted: list[Lane],
-    looks: list[tuple[list[Lane], list[Lane]]],
-) -> None:
-    """What comes back is no second lane, whose case would have the figures of another."""
-    lost = max(number for number, (gone, _) in enumerate(looks) if gone)
-    ended, back = threading.Event(), []
-    train = FakeExecutor.run
-
-    def lose(self: FakeExecutor) -> Sequence[Lane]:
-        number = len(back)
-        if not (crews[0]._running or number) or number >= len(looks):
-            return ()
-        if number == lost:
-            ended.set()
-            while not crews[0]._said.qsize():
-                time.sleep(0.01)
-        gone, came = looks[number]
-        back.append(came)
-        self._lost += came
-        return gone
-
-    def answer(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
-        assert ended.wait(60)
-        outcome = train(self, job, *rest)
-        outcome.measurement.epoch_time_s = 1000.0 + job.case.seed
-        return outcome
-
-    monkeypatch.setattr(FakeExecutor, "lose_lanes", lose)
-    monkeypatch.setattr(FakeExecutor, "run", answer)
-    frame = run(out, "8", *SEEDS)
-    assert len(back) == len(looks)
-    assert sorted(rows(frame, "seed", "attempt", "status", "epoch_time_s")) == [
-        (seed, 1, "ok", 1000.0 + seed) for seed in range(6)
-    ]
-    assert not admitted, "it was never another"
-    assert [*crews[0]._idle] == [X]
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_a_wide_case_that_is_lost_takes_along_the_lane_that_was_lost_and_no_other(
-    out: Path, monkeypatch: Patch, crews: list[crew.Crew], admitted: list[Lane], known: bool
-) -> None:
-    """It ran by the station of another lane, which is back before the case is heard of."""
-    lanes = [Lane(f"A100-{i}", (f"GPU-A100-{i}",)) for i in range(2)]
-    gather, train = FakeExecutor.gather, FakeExecutor.run
-    gone, back = list[Lane](), threading.Event()
-
-    def lend(self: FakeExecutor, lane: Lane, device: str, size: int) -> Lane:
-        found = gather(self, lane, device, size)
-        other = next(other for other in lanes if other != lane)
-        return found if size == 1 else replace(found, name=other.name)
-
-    def answer(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
-        if job.case.world_size == 1 or back.is_set():
-            return train(self, job, *rest)
-        gone.append(next(lane for lane in lanes if lane.name == job.lane.name))
-        assert back.wait(60)
-        return Outcome(Status.LOST, "the node went away")
-
-    def lose(self: FakeExecutor) -> Sequence[Lane]:
-        return gone if known and not back.is_set() else ()
-
-    def join(self: FakeExecutor) -> Sequence[Lane]:
-        if not gone or back.is_set():
-            return ()
-        back.set()
-        while not crews[0]._said.qsize():
-            time.sleep(0.01)
-        return gone
-
-    stand_ins = {"gather": lend, "run": answer, "lose_lanes": lose, "join_lanes": join}
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(FakeExecutor, name, stand_in)
-    frame = run(out, "8", *WIDE, "--lanes", "2", cards="A100:2")
-    wide = frame[frame["world_size"] == 2]
-    assert rows(wide, "attempt", "status") == [(1, "lost"), (2, "ok")]
-    assert not admitted
-    there = sorted(lane.name for lane in crews[0]._idle)
-    assert there == ["A100-0", "A100-1"], "both are there in the end"
-
-
-def test_no_lane_is_entered_twice() -> None:
-    there = crew.Crew(Mock(), [], lambda: 0)
-    there._running["busy"] = Mock()
-    for name in ("free", "free", "busy"):
-        there.add(Lane(name))
-    assert [*there._idle] == [Lane("free")]
 
 
 def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(
@@ -656,33 +303,6 @@ def test_a_sentinel_runs_where_its_case_did_in_an_earlier_session(
     (out / RECORDS).write_text("".join(before).replace(",fake0,", ",fake1,"))
     ((sentinel, where),) = rows(run(out, *flags)[2:], "sentinel", "lane")
     assert (sentinel, where) == (True, "fake1")
-
-
-def test_a_lane_that_joins_late_works_with_the_others(
-    out: Path, monkeypatch: Patch, watch: Watch
-) -> None:
-    late = [[Lane("late")], [Lane("other", ("GPU-H100-0",))]]
-    examine = FakeExecutor.examine
-
-    def look(self: FakeExecutor, lane: Lane, *rest: Any) -> ProcessAnswer:
-        return examine(self, replace(lane, name="H100-0") if lane.gpus else lane, *rest)
-
-    monkeypatch.setattr(FakeExecutor, "examine", look)
-    monkeypatch.setattr(FakeExecutor, "join_lanes", lambda self: late.pop(0) if late else ())
-    both, done = threading.Event(), set[str]()
-
-    def wait(job: Job) -> None:
-        """The first lane's case goes on until the late one has had some."""
-        done.add(job.lane.name)
-        if "late" in done:
-            both.set()
-        assert both.wait(60)
-
-    watch(wait)
-    frame = run(out, "8", *SEEDS, "--lanes", "2")
-    assert {"late"} < set(frame["lane"])
-    assert "other" not in set(frame["lane"]), "it is another card"
-    assert len(frame) == 6
 
 
 def test_stopped_once_every_lane_ends_its_case_and_any_number_goes_on(

@@ -92,7 +92,6 @@ def test_every_case_becomes_a_row(out: Path, capsys: Capture) -> None:
     said = capsys.readouterr()
     assert "4 to run, into" in said.err
     assert "[4/4] fp32 · batch size 16" in said.err
-    assert "fake" in said.out, "the report says that nothing was measured"
 
 
 def test_the_resolved_configuration_stands_beside_the_records(out: Path) -> None:

@@ -23,11 +23,6 @@ from bench.record import EpochRow, KnownResults, Outcome
 from bench.worker.messages import PhaseEntered, StepTaken
 from bench.yardstick import Yardstick
 
-
-class ShortageError(Exception):
-    """A case's resources are missing but may become available; the message names them in a line."""
-
-
 Event = PhaseEntered | StepTaken
 """A progress report of a running case."""
 
@@ -52,12 +47,11 @@ class Settings:
 class Lane:
     """A place where one case runs at a time: the only one of a sweep, which has no ``name``, or one
     of several. ``gpus`` are UUIDs, ``cores`` the CPU cores that its workers are pinned to; if
-    empty, they may use those of this process. ``host`` is empty on this machine."""
+    empty, they may use those of this process."""
 
     name: str = ""
     gpus: tuple[str, ...] = ()
     cores: tuple[int, ...] = ()
-    host: str = ""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -134,26 +128,11 @@ class Executor:
             raise UsageError(f"--lanes {wanted}: this executor has one lane; leave it out")
         return (Lane(),)
 
-    def join_lanes(self) -> Sequence[Lane]:
-        """Return lanes that opened since the last call, on nodes that joined late or replace lost
-        ones. A lane whose case was `lost` is gone; it is listed here if it comes back."""
-        return ()
-
-    def lose_lanes(self) -> Sequence[Lane]:
-        """Return lanes that were lost since the last call while nothing ran on them; `join_lanes`
-        lists them if they come back."""
-        return ()
-
     def gather(self, lane: Lane, device: str, size: int) -> Lane:
         """Return a lane with ``size`` GPUs (on a CPU, shares of cores) for a case of ``lane``.
 
-        Its GPUs are in one machine and of the same kind as those of ``lane``. If its machine has
-        too few, the GPUs may be in another one, and the lane has the name of a lane there. It is
-        used only while nothing else runs.
-
-        Raises UnsupportedError: there never were that many; it says how many there are. Raises
-        ShortageError: some of them are gone or in use. Raises UsageError: the lane's machine failed
-        to answer; the case is an `error`.
+        Its GPUs are in one machine and of the same kind as those of ``lane``. It is used only while
+        nothing else runs. Raises UnsupportedError: there are not that many; it says how many.
         """
         if size > 1:
             raise UnsupportedError(f"world size {size}: this executor runs a case on one GPU")

@@ -17,8 +17,8 @@ from bench.sweep.preview import preview, print_registries
 def main(argv: Sequence[str]) -> int:
     """Run a sweep.
 
-    Returns 0; 1 if the disk is full, nothing could be measured or all lanes were lost; 2 for a
-    usage error; 130 or 143 if it was stopped.
+    Returns 0; 1 if the disk is full or nothing could be measured; 2 for a usage error; 130 or 143
+    if it was stopped.
     """
     options = parse_arguments(argv)
     if options.list:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from bench.case import Case, list_varying
+from bench.case import list_varying
 from bench.doctor.rates import choose_seconds
-from bench.errors import UsageError
-from bench.executors import Lane
 from bench.record import Status
 from bench.sweep.crew import Crew
 from bench.sweep.display import Display
 from bench.sweep.grid import Grid
 from bench.sweep.hardware import refuse_world_sizes
-from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan
 from bench.sweep.part import Part
-from bench.sweep.preflight import find_lane_inputs, refuse_searches
+from bench.sweep.preflight import refuse_searches
 from bench.sweep.probing import describe_wall, find_walls
 from bench.sweep.schedule import describe_repeats
 from bench.sweep.session import Session, start_session
@@ -46,9 +42,9 @@ def run_sweep(asked: Plan, options: Options) -> Conclusion:
     with start_session(options, asked.cases, asked.unsized) as session:
         asked = asked.settle(session.inputs.settle)
         refuse_searches(asked.searched, session.inputs)
-        refuse_world_sizes(session.executor, next(iter(session.lanes)), session.out, every, options)
+        refuse_world_sizes(session.executor, next(iter(session.lanes)), every, options)
         part = Part(session.open_loop(), asked)
-        with session.start_crew(partial(admit_lane, session, part.loop, every)) as crew:
+        with session.start_crew() as crew:
             grid = measure(crew, part)
     return conclude(session, part, grid)
 
@@ -70,18 +66,6 @@ def measure(crew: Crew, part: Part) -> Grid:
         grid = part.make_grid()
         crew.work(grid)
     return grid
-
-
-def admit_lane(session: Session, loop: Loop, cases: Sequence[Case], lane: Lane) -> bool:
-    """Return whether a lane that joined late is to work too, and tell the loop of it."""
-    try:
-        inputs = find_lane_inputs(session.inputs, cases, session.options, session.executor, lane)
-    except UsageError as error:
-        loop.display.say(f"warning: a lane that joined is left out: {error}")
-        return False
-    loop.lanes[lane.name] = inputs
-    loop.display.say(f"lane {lane.name} joined")
-    return True
 
 
 def conclude(session: Session, part: Part, grid: Grid) -> Conclusion:

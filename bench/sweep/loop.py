@@ -15,7 +15,7 @@ from bench.case import Case, count_probed, format_value, list_affecting, micro_b
 from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
 from bench.doctor.rates import choose_seconds, describe_rates, write_rate_warnings
 from bench.errors import StoreError, UnsupportedError, UsageError
-from bench.executors import Executor, Job, Lane, ShortageError
+from bench.executors import Executor, Job, Lane
 from bench.origin import find_origin
 from bench.precision import PRECISIONS
 from bench.record import (
@@ -145,8 +145,6 @@ class Loop:
     lanes: dict[str, Inputs]  # by name; at least one
     options: Options
     notes: list[str] = field(default_factory=list)  # lines that are shown once
-    # the most GPUs that a recorded case had: if they are missing now, they may come back
-    widest: int = 0
     planned: Sequence[Case] = ()  # what is to run, each case once
     display: Display = field(init=False)
     rated: set[tuple[str, str]] = field(default_factory=set)  # lane and device
@@ -180,8 +178,7 @@ class Loop:
         return f"{reason}; --precision {precision.name} measures it anyway" if reason else ""
 
     def begin(self, ticket: Ticket, lane: Lane) -> Job | Outcome:
-        """Return the job of a ticket, or its outcome if nothing need be run. Raises ShortageError:
-        GPUs that it needs are not available now."""
+        """Return the job of a ticket, or its outcome if nothing need be run."""
         case, repeat, sentinel = ticket.run
         self.display.begin(case, repeat, sentinel, lane.name)
         if ticket.smaller is not None:
@@ -191,12 +188,8 @@ class Loop:
         try:
             place = self.executor.gather(lane, case.device, case.world_size)
         except UnsupportedError as error:
-            if case.world_size <= self.widest:
-                raise ShortageError(str(error)) from error
             return Outcome(Status.UNSUPPORTED, str(error))
-        except UsageError as error:
-            return Outcome(Status.ERROR, str(error))
-        inputs = self._know(lane, place)
+        inputs = self.lanes[lane.name]
         seed = choose_seed(ticket.run, self.options.same_seed)
         job = Job(
             case if seed == case.seed else replace(case, seed=seed),
@@ -207,7 +200,8 @@ class Loop:
             lane=place,
             enough=ticket.enough,
         )
-        if ticket.attempt == 1:  # a retry finds everything itself
+        # a retry finds everything itself; and so does a case whose GPU is not known yet
+        if ticket.attempt == 1 and self.options.here:
             job = replace(job, known=self.recall(case, inputs.describe(case)))
         if case.checkpoint and not ticket.probe:
             kept = self._keep_run(ticket)
@@ -228,7 +222,9 @@ class Loop:
         """Write and show the record of a ticket that has ended. ``lane`` took the ticket, which ran
         on ``place``, possibly with more GPUs, while at most ``beside`` other lanes were busy."""
         case, repeat, sentinel = ticket.run
-        log, known = f"{LOGS}/{ticket.file_name}.log", self._know(lane, place)
+        log, known = f"{LOGS}/{ticket.file_name}.log", self.lanes[lane.name]
+        if at := outcome.place:
+            known = known.at(case.device, at)
         if unrated := known.unrated.get(case.device):
             m = outcome.measurement
             m.missing = write_missing(read_missing(m.missing or "") | unrated)
@@ -239,7 +235,7 @@ class Loop:
             run_seed=choose_seed(ticket.run, self.options.same_seed),
             sentinel=sentinel,
             probe=ticket.probe,
-            lane=(place or lane).name,
+            lane=at.lane if at else (place or lane).name,
             lanes_beside=beside,
             attempt=ticket.attempt,
             status=outcome.status,
@@ -305,19 +301,15 @@ class Loop:
                 _learn(found, case, cells, partial(list_work, rows))
         return found
 
-    def _know(self, lane: Lane, place: Lane | None) -> Inputs:
-        """Return the inputs of ``place`` if that is one of the lanes, else of ``lane``."""
-        name = lane.name if place is None or place.name not in self.lanes else place.name
-        return self.lanes[name]
-
     def rate(self, lane: Lane, device: str) -> None:
         """Measure the rates of a lane before its first case, unless its folder has them, and warn
-        of slow ones and of precisions that the device emulates."""
+        of slow ones and of precisions that the device emulates. On a cluster each node measures its
+        own."""
         if (lane.name, device) in self.rated:
             return
         first = all(device != other for _, other in self.rated)
         self.rated.add((lane.name, device))
-        if seconds := choose_seconds(device):
+        if self.options.here and (seconds := choose_seconds(device)):
             self._find_rates(lane, device, seconds)
         if first:
             cases = [c for c in self.planned if c.device == device and not self.refuse(c)]

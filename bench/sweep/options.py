@@ -76,6 +76,11 @@ class Options:
     def settings(self) -> Settings:
         return Settings(self.timeout_s, self.allow_shared, self.address, self.cold)
 
+    @property
+    def here(self) -> bool:
+        """Whether cases run on this machine."""
+        return EXECUTORS[self.executor].here
+
     def resume(self, out: Path) -> str:
         given = "--out" in self.given
         return self.command if given else f"{self.command} --out {shlex.quote(str(out))}"

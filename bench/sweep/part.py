@@ -14,7 +14,6 @@ from bench.store.plans import collect_times, leave_out_known, plan_runs
 from bench.store.runs import Run, read_history
 from bench.sweep.folder import read_past, refuse_other_part, refuse_other_seeds, write_config
 from bench.sweep.grid import Grid
-from bench.sweep.hardware import find_widest
 from bench.sweep.loop import Loop
 from bench.sweep.options import Options, Plan, plan_cases
 from bench.sweep.preflight import leave_out_batches
@@ -37,7 +36,6 @@ class Part:
         refuse_other_part(self.folder, loop.store.read_config(), self.options.shard)
         # rows that new ones can be compared with, and all rows
         self._comparable, frame = read_past(loop, [*asked.cases, *asked.unsized])
-        loop.widest = find_widest(frame)
         # the last attempt at each run, and the same of comparable rows alone
         self.before = self._done = read_history(frame)
         if len(self._comparable) < len(frame):

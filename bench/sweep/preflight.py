@@ -36,7 +36,7 @@ from bench.models import MODELS
 from bench.models.weights import hash_weights
 from bench.optimization import count_warmup_steps
 from bench.precision import FP8_INSTALL, PRECISIONS, find_torchao, refuse_fp8
-from bench.record import COMPARABLE, Environment
+from bench.record import COMPARABLE, Environment, Place
 from bench.sweep.options import Options, Plan
 from bench.text import GIB, count, name_first
 from bench.wall.records import name_family
@@ -114,6 +114,17 @@ class Inputs:
             unrated={**self.unrated, device: found.reasons},
         )
 
+    def at(self, device: str, place: Place) -> Inputs:
+        """Return a copy with the environment and rates of a place where a case ran."""
+        if place.environment is None:
+            return self
+        platform = replace(self.platforms[device], environment=place.environment)
+        return replace(
+            self,
+            platforms={**self.platforms, device: platform},
+            unrated={**self.unrated, device: dict(place.unrated)},
+        )
+
     def predict(self, case: Case) -> float | None:
         """Return a lower bound on a case's time, in s; None if its device or model was not
         measured."""
@@ -172,7 +183,7 @@ def find_inputs(
     platforms = {device: answer.platform(device) for device in devices}
     models = {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)}
     refuse_precisions(cases, platforms, options.axes)
-    _refuse_places(platforms, cases, options, lane)
+    _refuse_places(platforms, cases, options)
     _check_examined(cases, models, options.data_dir, options.axes)
     prepare = partial(executor.prepare, lane)
     datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
@@ -228,21 +239,13 @@ def gather_inputs(
 def find_lane_inputs(
     first: Inputs, cases: Sequence[Case], options: Options, executor: Executor, lane: Lane
 ) -> Inputs:
-    """Return the inputs of a lane other than the first: its device, and on another machine the
-    rest. Raises UsageError: as `find_inputs`; or its measurements would not be comparable with the
-    first lane's, because its machine has other hardware, code, networks or images."""
-    subjects = list(first.models) if lane.host and any(first.models.values()) else []
-    models = [asked for asked in list_examined(cases) if subjects]
-    answer = executor.examine(lane, list(first.platforms), models, options.timeout_s)
+    """Return the inputs of a lane other than the first, which has another device. Raises
+    UsageError: as `find_inputs`; or the device is of another kind, so that its measurements would
+    not be comparable with the first lane's."""
+    answer = executor.examine(lane, list(first.platforms), [], options.timeout_s)
     platforms = {device: answer.platform(device) for device in first.platforms}
-    _refuse_places(platforms, cases, options, lane)
+    _refuse_places(platforms, cases, options)
     found = replace(first, platforms=platforms)
-    if subjects:
-        found = replace(found, models={s: answer.fingerprint(s) for s in subjects})
-    if lane.host:
-        prepare = partial(executor.prepare, lane)
-        datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
-        found = replace(found, datasets=datasets)
     for case in list_described(cases):
         expected, there = first.describe(case), found.describe(case)
         for name in (*COMPARABLE, "gpu_memory_bytes"):
@@ -251,7 +254,7 @@ def find_lane_inputs(
                 raise UsageError(
                     f"lane {lane.name}: its {name} is {its or 'none'}, where the first lane's is "
                     f"{mine or 'none'}; a sweep needs lanes of one kind: choose GPUs with "
-                    "CUDA_VISIBLE_DEVICES, and give all machines the same code, packages and images"
+                    "CUDA_VISIBLE_DEVICES"
                 )
     return found
 
@@ -313,14 +316,14 @@ def warn_of_emulation(cases: Sequence[Case], platforms: Mapping[str, Platform]) 
 
 
 def _refuse_places(
-    platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options, lane: Lane
+    platforms: Mapping[str, Platform], cases: Sequence[Case], options: Options
 ) -> None:
     """Refuse memory limits above a device's memory, and cards of this machine that others use."""
     for case in cases:
         platforms[case.device].check_limit(case.memory_limit)
     for platform in platforms.values():
         uuid = platform.environment.gpu_uuid
-        if uuid and not options.allow_shared and not lane.host:
+        if uuid and not options.allow_shared and options.here:
             refuse_neighbours(uuid)
 
 

@@ -16,7 +16,6 @@ from bench.grid import MICRO_BATCH
 from bench.models import MODELS
 from bench.models.freezing import FREEZES
 from bench.optimization import OPTIMIZERS, SCHEDULES
-from bench.origin import EXECUTORS
 from bench.precision import FP8_RECIPES, OPT_LEVELS, POLICIES, PRECISIONS
 from bench.preset import load_preset, preset_names
 from bench.record import Environment
@@ -55,7 +54,7 @@ def preview(plan: Plan, options: Options) -> int:
         refuse_other_seeds(options.out, runs, _read_history(options), options.same_seed)
     cases = [*plan.cases, *plan.unsized]
     warnings = [*list_notes(cases, options.data_dir, beside)]
-    if EXECUTORS[options.executor].here:
+    if options.here:
         warnings += _warn_of_precisions(cases, options)
         warnings += warn_of_download(cases, options.data_dir)
     for line in [*describe_plan(plan, options), *warnings]:
@@ -84,12 +83,12 @@ def _warn_of_precisions(cases: Sequence[Case], options: Options) -> Iterator[str
 def try_lanes(plan: Plan, options: Options) -> int:
     """Check the requested lanes, and return their `count_beside`. Raises UsageError: as
     `open_lanes` and `refuse_world_sizes`, or a limit exceeds the memory."""
-    if not EXECUTORS[options.executor].here:  # a cluster is only known once it was joined
+    if not options.here:  # a cluster is only known once it was joined
         return 0
     cases = [*plan.cases, *plan.unsized]
     with closing(build_executor(options.executor, options.settings)) as executor:
         lanes = open_lanes(executor, cases, options)
-        refuse_world_sizes(executor, lanes[0], options.out, cases, options)
+        refuse_world_sizes(executor, lanes[0], cases, options)
     limits = dict.fromkeys((case.device, case.memory_limit) for case in cases)
     for device, limit in limits:
         if limit and (platform := _find_platform(device)):
@@ -129,8 +128,7 @@ def describe_plan(plan: Plan, options: Options) -> Iterator[str]:
     if plan.searched:
         yield "   ?: found first, by a search that tries about eight batch sizes"
     yield from _name_sources(plan, options) or ["all settings are at their defaults"]
-    here = EXECUTORS[options.executor].here
-    if here and any(case.device == "cuda" for case in cases) and not has_cuda():
+    if options.here and any(case.device == "cuda" for case in cases) and not has_cuda():
         yield (
             "warning: torch has no GPU here, so that a start on this machine is refused; use "
             "--device cpu, or start it where there is one"

@@ -124,8 +124,7 @@ def remaining_runs(
 
 
 class Losses:
-    """Number of losses with the machine, of each run; pre-emptions do not count. A run that waited
-    in vain for its lanes is not retried in the same sweep."""
+    """Number of losses with the machine, of each run; pre-emptions do not count."""
 
     def __init__(self) -> None:
         self._lost = Counter[Hashable]()
@@ -133,7 +132,7 @@ class Losses:
     def allow(self, what: Hashable, outcome: Outcome) -> bool:
         """Count a loss of ``what``, and return whether it is to run again."""
         self._lost[what] += not outcome.preempted
-        return not outcome.awaited and self._lost[what] < MOST_LOST
+        return self._lost[what] < MOST_LOST
 
 
 _list_others: Callable[[Case], tuple[Value, ...]] = attrgetter(*AXES.keys() - {"batch_size"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -75,11 +75,11 @@ class Session:
         return Loop(store, self.executor, lanes, self.options, notes)
 
     @contextmanager
-    def start_crew(self, admit: Callable[[Lane], bool] = lambda lane: False) -> Iterator[Crew]:
-        """Yield a crew of all lanes, until a signal. ``admit`` as in `Crew`."""
+    def start_crew(self) -> Iterator[Crew]:
+        """Yield a crew of all lanes, until a signal."""
         with (
             stop_signals(self.executor.kill) as stopped,
-            Crew(self.executor, self.lanes, stopped, admit) as crew,
+            Crew(self.executor, self.lanes, stopped) as crew,
         ):
             yield crew
         self.stopped = stopped()
