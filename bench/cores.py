@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.processes import read_cpu_time
@@ -18,23 +19,78 @@ def usable_cpus() -> Sequence[int]:
     return range(os.cpu_count() or 1)
 
 
-def spell_cpu(name: str, cores: int) -> str:
+@dataclass(frozen=True)
+class Quota:
+    """The CPU time that control groups allow, in cores, and the file that sets it."""
+
+    cores: float
+    file: str
+
+
+def read_quota(process: Path = Path("/proc/self")) -> Quota | None:
+    """Return the smallest quota of this process's control groups, of version 1 or 2, and of those
+    above them; None if there is none."""
+    found: list[Quota] = []
+    for folder, top in _list_groups(process):
+        for group in (folder, *folder.parents):
+            for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+                with suppress(OSError, ValueError, ZeroDivisionError):
+                    # "max 100000" without a quota in version 2, and -1 in version 1
+                    text = " ".join((group / name).read_text() for name in names)
+                    quota, period = map(int, text.split())
+                    if quota > 0:
+                        found.append(Quota(quota / period, str(group / names[0])))
+            if group == top:
+                break
+    return min(found, key=lambda quota: quota.cores, default=None)
+
+
+def _list_groups(process: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the folder of each control group that may hold a quota, and where its tree is
+    mounted."""
+    try:
+        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
+        mounts = (process / "mountinfo").read_text().splitlines()
+    except OSError:
+        return  # not Linux
+    for line in mounts:
+        (_, _, _, root, place, *_), (kind, _, options) = map(str.split, line.split(" - ", 1))
+        controllers = {"cgroup2": "", "cgroup": "cpu"}.get(kind)
+        if controllers is None or (controllers and controllers not in options.split(",")):
+            continue
+        for _, names, path in groups:
+            if controllers in names.split(","):
+                # a container may see its own group alone, mounted as the root
+                below = path.removeprefix(root) if path.startswith(root) else ""
+                yield Path(place, below.strip("/")), Path(place)
+
+
+def count_cores() -> float:
+    """Return how many cores this process may use: those that it is held to, or fewer by a quota."""
+    quota = read_quota()
+    cores = len(usable_cpus())
+    return cores if quota is None else min(cores, quota.cores)
+
+
+def spell_cpu(name: str, cores: float) -> str:
     """Format a CPU and how many of its cores may be used, as in records.
 
-    >>> spell_cpu("AMD EPYC", 2), spell_cpu("AMD EPYC", 1)
-    ('AMD EPYC, 2 cores', 'AMD EPYC, 1 core')
+    >>> spell_cpu("AMD EPYC", 2), spell_cpu("AMD EPYC", 1), spell_cpu("AMD EPYC", 0.3)
+    ('AMD EPYC, 2 cores', 'AMD EPYC, 1 core', 'AMD EPYC, 0.3 cores')
     """
-    return f"{name}, {cores} core{'s' if cores > 1 else ''}"
+    return f"{name}, {cores:g} core{'s' if cores != 1 else ''}"
 
 
-def parse_cpu(text: str) -> tuple[str, int | None]:
+def parse_cpu(text: str) -> tuple[str, float | None]:
     """Parse the output of `spell_cpu`; the number is None if it is missing.
 
-    >>> parse_cpu("AMD EPYC, 1 core"), parse_cpu("AMD EPYC")
-    (('AMD EPYC', 1), ('AMD EPYC', None))
+    >>> parse_cpu("AMD EPYC, 1 core"), parse_cpu("AMD EPYC, 0.3 cores"), parse_cpu("AMD EPYC")
+    (('AMD EPYC', 1), ('AMD EPYC', 0.3), ('AMD EPYC', None))
     """
-    found = re.fullmatch(r"(.*), ([0-9]+) cores?", text)
-    return (found[1], int(found[2])) if found else (text, None)
+    found = re.fullmatch(r"(.*), ([0-9]+)(\.[0-9]+)? cores?", text)
+    if not found:
+        return text, None
+    return found[1], float(found[2] + found[3]) if found[3] else int(found[2])
 
 
 def share_cores(cores: Sequence[int], size: int) -> list[tuple[int, ...]]:
@@ -87,7 +143,7 @@ class OtherWork:
         """Continue from these sums, in core seconds and wall seconds; ``stolen`` is a part of
         ``busy``. Process ``root``, by default this one, and its descendants are not others."""
         self.sums = busy, own, wall, stolen
-        self.on, self._root = usable_cpus(), root
+        self.on, self._root, self.quota = usable_cpus(), root, read_quota()
 
     @classmethod
     def add(cls, ranks: Sequence[OtherWork]) -> OtherWork:
@@ -118,9 +174,12 @@ class OtherWork:
         self.stop()
 
     def cores(self, guests: bool = True) -> float:
-        """Return the mean number of cores used by others, including other ``guests`` by default."""
+        """Return the mean number of cores used by others, including other ``guests`` by default.
+        Cores beyond a quota are theirs: what they compute there takes nothing from this process."""
         busy, own, wall, stolen = self.sums
-        return max(0.0, busy - own - (0.0 if guests else stolen)) / wall if wall else 0.0
+        used = max(0.0, busy - own - (0.0 if guests else stolen)) / wall if wall else 0.0
+        beyond = max(0.0, len(self.on) - self.quota.cores) if self.quota else 0.0
+        return max(0.0, used - beyond)
 
     def stolen(self) -> float:
         """Return the share of the cores that other guests of the hypervisor had."""

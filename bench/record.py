@@ -214,7 +214,8 @@ class Measurement:
     neighbours_drawing: int | None = quantity("of these, how many drive a display", since=2)
     neighbours_late: int | None = quantity("of these, how many came after the epoch", since=2)
     other_cores: float | None = quantity(
-        "CPU cores that other processes used on average during an epoch on a CPU", since=2)
+        "CPU cores that other processes used on average in an epoch on a CPU, without those that "
+        "a quota leaves them", since=2)
 
     apex: str | None = quantity("what of NVIDIA apex trained: its version and interface", since=3)
     fp8_layers: str | None = quantity(

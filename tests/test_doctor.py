@@ -24,7 +24,7 @@ from test_gpu import CALLS, GPU, MIG, FakeNvml, error
 
 from bench import cores
 from bench.apex import Apex, Interface, find_apex
-from bench.cores import OtherWork
+from bench.cores import OtherWork, Quota
 from bench.doctor import __main__ as doctor
 from bench.doctor.__main__ import main, write_findings, write_json
 from bench.doctor.judgement import MOST_LINES, Level, Remark, judge, write_warnings
@@ -137,6 +137,19 @@ def test_a_desktop_is_noted_beside_a_neighbour() -> None:
 def test_how_busy_is_too_busy(healthy: Machine, others: float, steal: float, level: Level) -> None:
     busy = replace(healthy, cpu=replace(healthy.cpu, others=others, steal=steal))
     assert max(f.level for f in judge(busy) if f.topic == "CPU") is level
+
+
+def test_a_quota_is_what_limits(healthy: Machine) -> None:
+    quota = Quota(0.3, "/sys/fs/cgroup/cpu.max")
+    told = matter(replace(healthy, cpu=replace(healthy.cpu, cores=2, quota=quota)))["CPU quota"]
+    assert told.level is NOTE
+    assert told.what.startswith("/sys/fs/cgroup/cpu.max allows 0.3 of 2 cores")
+    assert "docker run --cpus" in told.fix
+    enough = replace(healthy.cpu, cores=2, quota=replace(quota, cores=4.0))
+    assert "CPU quota" not in matter(replace(healthy, cpu=enough))
+    busy = replace(healthy.cpu, cores=2, quota=quota, others=0.2)
+    told = matter(replace(healthy, cpu=busy))["CPU"]
+    assert (told.level, "0.2 of 0.3 cores" in told.what) == (UNBELIEVABLE, True)
 
 
 REFUSED = "device cuda: torch 2.13.0+cpu is a CPU build; install a CUDA build"

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tomllib
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -281,6 +283,76 @@ def test_help_imports_nothing_heavy(module: str) -> None:
     assert out.stdout.startswith("usage: ")
     loaded = set(json.loads(out.stdout.splitlines()[-1]))
     assert not loaded & {"torch", "pandas", "seaborn", "matplotlib", "scipy", "pyarrow", "numpy"}
+
+
+@pytest.fixture
+def grouped(tmp_path: Path) -> Callable[..., cores.Quota | None]:
+    """The quota of a process in these groups, of which the tree holds these files."""
+
+    def read(groups: str, mounts: list[str], files: dict[str, str]) -> cores.Quota | None:
+        (tmp_path / "cgroup").write_text(groups)
+        lines = [f"31 23 0:28 {mount.replace('TOP', str(tmp_path))}\n" for mount in mounts]
+        (tmp_path / "mountinfo").write_text("".join(lines))
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return cores.read_quota(tmp_path)
+
+    return read
+
+
+V1 = ["/ TOP rw shared:1 - tmpfs tmpfs rw,mode=755", "/ TOP/mem rw - cgroup cgroup rw,memory"]
+V2 = ["/ TOP/unified rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "quota"),
+    [
+        ("0::/", V2, {"unified/cpu.max": "30000 100000\n"}, 0.3),
+        ("0::/a/b", V2, {"unified/a/b/cpu.max": "max 1000", "unified/a/cpu.max": "150 1000"}, 0.15),
+        ("0::/a", V2, {"unified/a/cpu.max": "500 1000", "unified/cpu.max": "2000 1000"}, 0.5),
+        ("0::/a", V2, {"unified/a/cpu.max": "max 100000"}, None),
+        ("0::/a", V2, {"unified/a/cpu.max": "nonsense"}, None),
+        ("0::/a", V2, {}, None),
+        (
+            "4:cpu,cpuacct:/x\n3:memory:/y\n0::/",
+            [*V1, *V2, "/ TOP/cpu rw - cgroup cgroup rw,cpu,cpuacct"],
+            {"cpu/x/cpu.cfs_quota_us": "150000", "cpu/x/cpu.cfs_period_us": "100000"}, 1.5,
+        ),
+        (
+            "1:cpu:/docker/1f", ["/docker/1f TOP/cpu rw - cgroup cgroup rw,cpu"],
+            {"cpu/cpu.cfs_quota_us": "20000", "cpu/cpu.cfs_period_us": "100000"}, 0.2,
+        ),
+        (
+            "1:cpu:/docker/1f", ["/ TOP/cpu rw - cgroup cgroup rw,cpu"],
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None,
+        ),
+    ],
+)  # fmt: skip
+def test_a_quota_of_control_groups_is_found(
+    groups: str, mounts: list[str], files: dict[str, str], quota: float | None, grouped: Any
+) -> None:
+    found = grouped(groups, mounts, files)
+    assert (found and found.cores) == quota
+    assert found is None or Path(found.file).exists()
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
+    assert cores.read_quota(tmp_path) is None
+
+
+def test_a_quota_is_the_number_of_cores(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(cores, "usable_cpus", lambda: [0, 1])
+    for quota, number in ((None, "2 cores"), (0.3, "0.3 cores"), (1.0, "1 core"), (8.0, "2 cores")):
+        told = quota and cores.Quota(quota, "cpu.max")
+        monkeypatch.setattr(cores, "read_quota", lambda told=told: told)
+        assert (describe_host().cpu or "").endswith(f", {number}")
+    # others compute on one core of two, and take nothing from a third of one
+    busy = cores.OtherWork(busy=13.0, own=3.0, wall=10.0)
+    busy.on, busy.quota = [0, 1], cores.Quota(0.3, "cpu.max")
+    assert busy.cores() == 0
+    busy.sums = 20.0, 1.0, 10.0, 0.0
+    assert busy.cores() == pytest.approx(0.2), "of 1.9 cores, 1.7 are beyond the quota"
 
 
 def test_the_cores_were_busy_for_what_is_neither_idle_nor_a_guest_s(monkeypatch: Patch) -> None:

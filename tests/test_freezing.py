@@ -399,7 +399,7 @@ def test_frozen_random_weights_are_noted(tmp_path: Path) -> None:
 
 
 def test_workers_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "usable_cpus", lambda: range(8))
+    monkeypatch.setattr(preflight, "count_cores", lambda: 8)
     case = Case(device="cpu", loader="torch", workers=4, parallel="ddp", world_size=2)
     assert preflight.warn_of_workers([case]) == []
     (note,) = preflight.warn_of_workers([replace(case, world_size=4)])
@@ -409,3 +409,7 @@ def test_workers_of_all_processes_are_counted(monkeypatch: pytest.MonkeyPatch) -
     (note,) = preflight.warn_of_workers([alone], beside=2)
     assert note.startswith("note: 12 workers share 8 CPU cores")
     assert note.endswith("lower --workers or --lanes")
+    monkeypatch.setattr(preflight, "count_cores", lambda: 1.5)
+    assert preflight.warn_of_workers([replace(alone, workers=2)]) == []
+    (note,) = preflight.warn_of_workers([alone])
+    assert note.startswith("note: 4 workers share 1.5 CPU cores, and load no faster than 2;")

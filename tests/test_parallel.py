@@ -124,7 +124,7 @@ def test_epochs_of_processes_are_one_epoch() -> None:
 def test_processes_that_train_together_are_no_others_to_each_other() -> None:
     def work(on: list[int], busy: float, own: float) -> OtherWork:
         one = OtherWork(busy, own, 10.0)
-        one.on = on
+        one.on, one.quota = on, None
         return one
 
     # 5 s of two cores for 10 s are somebody else's

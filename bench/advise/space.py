@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.advise.standing import strip
 from bench.axis import Value
 from bench.case import AXES, FOLLOWS, Case
-from bench.cores import usable_cpus
+from bench.cores import count_cores
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.precision import PRECISIONS
@@ -91,9 +91,8 @@ def list_levers(
     smaller = [now.batch_size >> n for n in range(1, 8) if now.batch_size >> n >= least]
     tried["batch_size"] = [*sizes, *smaller]
     if "workers" in name_levers(now):
-        tried["workers"] = sorted(
-            {0, 1, 2, 4, 8, len(usable_cpus())} & {*range(len(usable_cpus()) + 1)}
-        )
+        cores = math.ceil(count_cores())
+        tried["workers"] = sorted({0, 1, 2, 4, 8, cores} & {*range(cores + 1)})
     tried |= given
     return {
         name: list(dict.fromkeys([getattr(now, name), *values])) for name, values in tried.items()

@@ -251,8 +251,17 @@ STEAL_NOTED, STEAL_HEAVY = 0.01, 0.05
 
 def _judge_cpu(m: Machine) -> Iterator[Remark]:
     cpu = m.cpu
-    used = f"other processes used {cpu.others:.2g} of {count(cpu.cores, 'core')}"
-    share = cpu.others / cpu.cores
+    of, cores = count(cpu.cores, "core"), float(cpu.cores)
+    if cpu.quota is not None and cpu.quota.cores < cpu.cores:
+        yield _note(
+            "CPU quota",
+            f"{cpu.quota.file} allows {cpu.quota.cores:.3g} of {of}: that is what is measured",
+            "raise it: docker run --cpus, limits.cpu of a pod, or CPUQuota of a systemd unit",
+        )
+        cores = cpu.quota.cores
+        of = f"{cores:.3g} cores"
+    used = f"other processes used {cpu.others:.2g} of {of}"
+    share = cpu.others / cores
     if share > OTHERS_NOTED:
         remark = _wrong if share > OTHERS_HEAVY else _note
         what = f"{used} in {cpu.watched_s:.2g} s"

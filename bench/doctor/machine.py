@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.apex import Apex, find_apex
 from bench.case import DEVICES
-from bench.cores import OtherWork, read_governor, usable_cpus
+from bench.cores import OtherWork, Quota, read_governor, usable_cpus
 from bench.data import find_layout
 from bench.doctor.earlier import describe_slowdown, read_earlier
 from bench.doctor.rates import choose_seconds, measure_rates
@@ -58,7 +58,8 @@ class Gpu:
 @dataclass(frozen=True)
 class Cpu:
     """The CPU. ``others`` is the mean number of cores that other processes used, ``steal`` the
-    fraction of all cores' time that the hypervisor gave to other machines."""
+    fraction of all cores' time that the hypervisor gave to other machines. A ``quota`` allows less
+    than the time of these ``cores``."""
 
     name: str
     cores: int
@@ -66,6 +67,7 @@ class Cpu:
     others: float = 0.0
     steal: float = 0.0
     watched_s: float = 0.0
+    quota: Quota | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def examine_machine(
             split_subject(subject)[0]: found if isinstance(found, str) else ""
             for subject, found in answer.models.items()
         },
-        cpu=Cpu(cpu, len(usable_cpus()), read_governor(), *used),
+        cpu=Cpu(cpu, len(usable_cpus()), read_governor(), *used, load.quota),
         results=str(place),
         results_free_bytes=_free_bytes(place),
         shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,

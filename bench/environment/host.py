@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.cores import read_governor, spell_cpu, usable_cpus
+from bench.cores import count_cores, read_governor, spell_cpu
 from bench.environment.packages import find_version
 from bench.environment.source import hash_code, read_commit
 from bench.environment.variables import find_variables
@@ -38,7 +38,7 @@ def describe_host() -> Environment:
     cpu = _look_up_cpu("model name")
     cpu = platform.processor() if cpu is None else cpu or platform.machine()
     return Environment(
-        cpu=spell_cpu(cpu, len(usable_cpus())),
+        cpu=spell_cpu(cpu, count_cores()),
         python=platform.python_version(),
         os=platform.platform(),
         host=socket.gethostname(),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.apex import Apex, find_apex, refuse_apex
 from bench.case import Case, format_value, list_varying
-from bench.cores import usable_cpus
+from bench.cores import count_cores
 from bench.data import (
     SYNTHETIC,
     DatasetInfo,
@@ -345,11 +345,13 @@ def warn_of_workers(cases: Sequence[Case], beside: int = 0) -> list[str]:
     """Return a note if DataLoaders have more workers than there are cores. ``beside`` is how many
     other lanes of this machine run a case at the same time."""
     most = max(c.workers * (c.world_size if c.world_size > 1 else 1 + beside) for c in cases)
-    cores = len(usable_cpus())
-    if most <= cores:
+    cores = count_cores()
+    enough = math.ceil(cores)
+    if most <= enough:
         return []
+    of = count(enough, "CPU core") if cores == enough else f"{cores:g} CPU cores"
     return [
-        f"note: {most} workers share {count(cores, 'CPU core')}, and load no faster than {cores}; "
+        f"note: {most} workers share {of}, and load no faster than {enough}; "
         f"lower --workers{' or --lanes' if beside else ''}"
     ]
 
