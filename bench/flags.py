@@ -22,6 +22,7 @@ from bench.case import AXES, axis_flag, list_affecting
 from bench.data import SYNTHETIC
 from bench.errors import StoreError, UsageError, nearest
 from bench.grid import parse_values
+from bench.processes import provide_home
 from bench.text import capitalize, clean
 from bench.workloads import IMAGES
 
@@ -276,6 +277,7 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         often = gc.get_threshold()
         # at Python's default threshold, garbage collection took a tenth of a report's time
         gc.set_threshold(200_000)
+        provide_home()
         try:
             code = run(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()  # here, where a closed pipe is caught, not at exit

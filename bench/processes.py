@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -87,6 +88,18 @@ def hold_to(cores: Collection[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def provide_home() -> None:
+    """Give a user without a home, as a container's numeric one without HOME and an entry in passwd,
+    a temporary one: MLflow, W&B and others ask for it where they are imported, and fail."""
+    try:
+        Path.home()
+    except RuntimeError:
+        home = Path(tempfile.gettempdir(), f"gpu-precision-bench-{os.getuid()}")
+        with suppress(OSError):
+            home.mkdir(mode=0o700, exist_ok=True)
+            os.environ["HOME"] = str(home)
 
 
 def run_module(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -95,9 +96,8 @@ def prepare(
 
     ``data_dir`` (``./data`` when None) or one of its sub-folders holds the images; if it has none
     of the layouts, the canonical archive is downloaded into it from ``url`` or the canonical
-    address. ``cache_dir`` is ``$XDG_CACHE_HOME/gpu-precision-bench`` when None (``~/.cache`` if the
-    variable is not set). ``input``, such as ``3x224x224``, and ``classes`` describe synthetic
-    images; the defaults are CIFAR-10's.
+    address. ``cache_dir`` is `find_cache` when None. ``input``, such as ``3x224x224``, and
+    ``classes`` describe synthetic images; the defaults are CIFAR-10's.
 
     Cache entries are keyed by the path, size and modification time of every file read, and appear
     atomically, so that two sweeps may prepare the same dataset at once. A truncated or modified
@@ -223,8 +223,17 @@ def refuse_file(data_dir: Path) -> None:
 
 
 def find_cache() -> Path:
-    """Return the user's cache folder, for decoded images and measured device capabilities."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-precision-bench"
+    """Return the user's cache folder, for decoded images. A user without a home folder that can be
+    written to, as a container's numeric one, has a temporary one."""
+    name = "gpu-precision-bench"
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen) / name
+    with suppress(RuntimeError):  # neither HOME nor an entry in passwd
+        place = Path.home() / ".cache" / name
+        there = next(folder for folder in (place, *place.parents) if folder.exists())
+        if there == place or (there.is_dir() and os.access(there, os.W_OK)):
+            return place
+    return Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
 
 
 def _key(source: Source) -> str:

@@ -35,7 +35,10 @@ def parse_start(text: str) -> str | None:
         return None
     if not text.strip() or not text.isprintable():
         raise ValueError("give a file of weights, or 'none'")
-    return str(Path(text).expanduser())
+    try:
+        return str(Path(text).expanduser())
+    except RuntimeError:
+        raise ValueError("~ stands for no folder, as this user has no home; write it out") from None
 
 
 def hash_weights(path: str) -> str:

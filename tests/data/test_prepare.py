@@ -1,8 +1,10 @@
 """The cache: decoded once, found again, whole or absent, shared by sweeps that run at once."""
 
 import os
+import pwd
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,11 @@ import pytest
 
 import bench
 from bench import data
-from bench.data import DATASETS, load, prepare
+from bench.data import DATASETS, find_cache, load, prepare
 from bench.data.progress import progress_bar
 from bench.errors import UsageError
+from bench.models.weights import parse_start
+from bench.processes import provide_home
 
 ROOT = Path(bench.__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "cifar10"
@@ -206,6 +210,23 @@ def test_where_the_cache_is(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     info = prepare("cifar10", data_dir=folder)
     assert Path(info.folder).parent == tmp_path / "home" / ".cache" / "gpu-precision-bench"
+
+
+def test_a_user_without_a_home_has_a_temporary_cache(tmp_path, monkeypatch):
+    """As a container's numeric one: without HOME and an entry in passwd, or with one of others."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"gpu-precision-bench-{os.getuid()}"
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert find_cache() == own
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert find_cache() == own
+    with pytest.raises(ValueError, match="~ stands for no folder"):
+        parse_start("~/weights.pt")
+    provide_home()
+    assert find_cache() == own / ".cache" / "gpu-precision-bench"
+    assert parse_start("~/weights.pt") == f"{own}/weights.pt"
 
 
 def test_default_data_dir(folder, tmp_path, monkeypatch):
