@@ -36,7 +36,7 @@ def read_quota(process: Path = Path("/proc/self")) -> Quota | None:
             for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
                 with suppress(OSError, ValueError, ZeroDivisionError):
                     # "max 100000" without a quota in version 2, and -1 in version 1
-                    text = " ".join((group / name).read_text() for name in names)
+                    text = " ".join((group / name).read_text("ascii") for name in names)
                     quota, period = map(int, text.split())
                     if quota > 0:
                         found.append(Quota(quota / period, str(group / names[0])))
@@ -49,8 +49,10 @@ def _list_groups(process: Path) -> Iterator[tuple[Path, Path]]:
     """Yield the folder of each control group that may hold a quota, and where its tree is
     mounted."""
     try:
-        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
-        mounts = (process / "mountinfo").read_text().splitlines()
+        groups, mounts = (
+            os.fsdecode((process / name).read_bytes()).splitlines()
+            for name in ("cgroup", "mountinfo")
+        )
     except OSError:
         return  # not Linux
     for line in mounts:
@@ -58,7 +60,7 @@ def _list_groups(process: Path) -> Iterator[tuple[Path, Path]]:
         controllers = {"cgroup2": "", "cgroup": "cpu"}.get(kind)
         if controllers is None or (controllers and controllers not in options.split(",")):
             continue
-        for _, names, path in groups:
+        for _, names, path in (line.split(":", 2) for line in groups):
             if controllers in names.split(","):
                 # a container may see its own group alone, mounted as the root
                 below = path.removeprefix(root) if path.startswith(root) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import math
 import os
 import re
@@ -23,7 +24,7 @@ from bench.data import SYNTHETIC
 from bench.errors import StoreError, UsageError, nearest
 from bench.grid import parse_values
 from bench.processes import provide_home
-from bench.text import capitalize, clean
+from bench.text import PLAIN, capitalize, clean
 from bench.workloads import IMAGES
 
 _ALL = "--help-all"
@@ -269,8 +270,9 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Make the `main` of a command from a function of its arguments.
 
     A `UsageError` becomes one line on standard error and return code 2, a `StoreError` return code
-    1. If the reader of standard output has gone, as with ``| head``, the command ends without a
-    traceback and with the return code that a shell gives for SIGPIPE.
+    1. What the output cannot encode is written plainly. If the reader of standard output has gone,
+    as with ``| head``, the command ends without a traceback and with the return code that a shell
+    gives for SIGPIPE.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
@@ -278,6 +280,9 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         # at Python's default threshold, garbage collection took a tenth of a report's time
         gc.set_threshold(200_000)
         provide_home()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors=PLAIN)
         try:
             code = run(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()  # here, where a closed pipe is caught, not at exit

@@ -160,7 +160,7 @@ def read_held_memory(pid: int) -> int:
         import psutil
 
         return int(psutil.Process(pid).memory_info().rss)
-    status = Path(f"/proc/{pid}/status").read_text()
+    status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")  # it has a name
     return 1024 * sum(map(int, _HELD.findall(status) or _RESIDENT.findall(status)))
 
 

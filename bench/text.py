@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import os
 import re
@@ -19,6 +20,23 @@ ESTIMATE = "≈"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _FORMULA = tuple("=+-@＝＋－＠")  # full-width ones too: some spreadsheets treat them alike
 
+
+_LIKE = {
+    **{"×": "x", "≈": "~", "·": "|", "–": "-", "−": "-", "─": "-", "µ": "u", "²": "2", "³": "3"},
+    **{"→": "->", "±": "+-", "…": "...", "√": "sqrt ", "°": " deg ", "σ": "sigma", "▼": "v"},
+}
+
+
+def _spell_plainly(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    cannot = error.object[error.start : error.end]
+    return "".join(_LIKE.get(character, "?") for character in cannot), error.end
+
+
+PLAIN = "bench.plain"
+"""The error handler of outputs in latin-1 or ASCII: × is written as x, ≈ as ~, and what has no such
+likeness as a question mark."""
+codecs.register_error(PLAIN, _spell_plainly)
 
 GIB = 2**30
 

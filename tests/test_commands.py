@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -169,3 +172,59 @@ def test_a_pipe_closed_early_leaves_no_traceback(command: str) -> None:
     piped = f"{{ {sys.executable} -um {command}; echo rc $? >&2; }} | true"
     done = subprocess.run(piped, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr in ("rc 141\n", "rc 0\n")  # 0 if the reader was slower
+
+
+# --------------------------------------------------------------------------- what an output encodes
+
+
+CARD = str(ROOT / "results" / "nvidia-h200-20261126-040407")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"report {CARD} --full",
+        f"report {CARD} --format json",
+        f"report {CARD} --format md",
+        f"compare {CARD} --axis precision fp32 bf16-amp",
+        f"cards {CARD}",
+        f"why {CARD}",
+        "sweep --dry-run --device cpu --dataset synthetic",
+        "sweep --help-all",
+        "sweep --batch-size ×",
+    ],
+    ids=lambda words: words.replace(CARD, "CARD"),
+)
+def test_what_an_output_cannot_encode_is_replaced(
+    words: str, encoding: str, monkeypatch: Patch
+) -> None:
+    name, *arguments = words.split()
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
+    monkeypatch.setattr("sys.stdout", streams[0])
+    monkeypatch.setattr("sys.stderr", streams[1])
+    with suppress(SystemExit):  # of --help
+        import_module(f"bench.{name}.__main__").main(arguments)
+    for stream in streams:
+        stream.flush()
+    said = b"".join(stream.buffer.getvalue() for stream in streams).decode(encoding)
+    assert len(said) > 100
+    if encoding == "ascii" and name == "report" and "--full" in words:
+        assert "fp16-amp ~3.52 times" in said
+        assert "dpn92 | cifar10" in said
+
+
+def test_a_sweep_ends_well_where_the_locale_has_ascii_alone(tmp_path: Path) -> None:
+    """Its table has ≈ and ─, its log the words of the workload."""
+    flags = (
+        "--workload models_for_tests:Rows --device cpu --precision fp32 --batch-size 16 --lr 0.1"
+    )
+    command = [sys.executable, "-m", "bench.sweep", *flags.split(), "--out", str(tmp_path / "out")]
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = {**os.environ, **plain, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    said = (done.stdout + done.stderr).decode("ascii")
+    assert done.returncode == 0, said
+    assert "Traceback" not in said
+    assert " ok" in said

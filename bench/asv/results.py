@@ -131,7 +131,7 @@ def _name_grid(folder: Path, cases: Sequence[Case]) -> str:
     site must not join figures of different questions."""
     own = folder.resolve().name
     try:
-        asked = json.loads((folder / CONFIG).read_text())["preset"]
+        asked = json.loads((folder / CONFIG).read_text("utf-8"))["preset"]
         preset = load_preset_file(Path(asked)) if asked.endswith(".toml") else load_preset(asked)
         return Path(preset.name).stem if set(cases) <= set(expand(preset)) else own
     except (OSError, ValueError, KeyError, UsageError):

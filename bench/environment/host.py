@@ -65,7 +65,7 @@ def read_cpu_flags(file: Path = _CPU) -> frozenset[str]:
 def _look_up_cpu(*names: str, file: Path = _CPU) -> str | None:
     """Return the first CPU's value under one of these names; empty if none, None without Linux."""
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text("utf-8", "replace").splitlines()
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
@@ -79,7 +79,7 @@ def has_cuda() -> bool:
         return False
     built = True
     with suppress(OSError):
-        text = Path(spec.origin).with_name("version.py").read_text()
+        text = Path(spec.origin).with_name("version.py").read_text("utf-8")
         # cuda: Optional[str] = '13.0', with another annotation in other versions
         built = re.search(r"^cuda\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
     return built and bool(find_cards()[0])

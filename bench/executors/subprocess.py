@@ -120,7 +120,8 @@ class SubprocessExecutor(Executor):
             try:
                 outcome, again = self._attempt(job, on_event, stopping, tries == _ATTEMPTS - 1)
             except Exception as error:  # a fault of the machine; the sweep goes on
-                with suppress(OSError), (job.log or Path(os.devnull)).open("a") as log:
+                place = job.log or Path(os.devnull)
+                with suppress(OSError), place.open("a", encoding="utf-8") as log:
                     log.write(traceback.format_exc())
                 fault = classify(list_kinds(error), str(error))
                 outcome, again = Outcome(fault.status, fault.reason), fault.transient

@@ -35,7 +35,7 @@ def publish(results: Path, out: Path) -> Path:
     references = [report(f, out, f.stem) for f in files if f.name != RECORDS]
     readable = [page.source for page in (*sweeps, *references) if page.file]
     cards = bool(readable) and _write_page("cards", readable, out / CARDS) == ""
-    template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text())
+    template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text("utf-8"))
     page = template.render(
         commits=commits, cards=CARDS if cards else None, sweeps=sweeps, references=references
     )
