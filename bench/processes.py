@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from bench.text import last_line
 
@@ -100,6 +100,18 @@ def provide_home() -> None:
         with suppress(OSError):
             home.mkdir(mode=0o700, exist_ok=True)
             os.environ["HOME"] = str(home)
+
+
+def take_input() -> TextIO:
+    """Return this process's standard input, and leave an empty one in its place: a user's code that
+    asks a question there gets EOFError, and neither waits nor reads what is meant for the harness.
+    """
+    own = os.fdopen(os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = os.fdopen(0, closefd=False)
+    return own
 
 
 def run_module(

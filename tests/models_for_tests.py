@@ -229,6 +229,16 @@ def hangs_once() -> nn.Module:
     return Tiny(behave)
 
 
+def asks() -> nn.Module:
+    """Asks whoever sits at the terminal, and reads what its parent says to it."""
+
+    def behave(logits: Tensor) -> Tensor:
+        input("go on? ")
+        return logits
+
+    return Tiny(behave)
+
+
 def speaks_out_of_turn() -> nn.Module:
     """Writes into whatever its parent reads."""
 

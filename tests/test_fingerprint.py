@@ -69,6 +69,7 @@ def odd_leave(): return Odd(leaves)
 def odd_crash(): return Odd(crashes)
 def odd_sleep(): return Odd(sleeps)
 constant = 3
+def asks(): return input("Do you trust this repository? ") and build()
 """
 
 BROKEN = {
@@ -82,6 +83,7 @@ BROKEN = {
     "mynet:exits": "ends its process with return code 9 when it is built and run once",
     "mynet:crashes": "ends its process by SIGSEGV",
     "mynet:leaves": "cannot be built: SystemExit: bye (mynet.py, line 20)",
+    "mynet:asks": "cannot be built: EOFError: EOF when reading a line (mynet.py, line 41)",
     "mynet:number": "model 'mynet:number' returned int; a factory returns a torch.nn.Module",
     "mynet:bare": "model 'mynet:bare' has no parameters; there is nothing to train",
     "mynet:conv": "gives (2, 4, 30, 30) for 2 images; forward returns logits of shape (2, classes)",

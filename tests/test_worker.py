@@ -594,13 +594,12 @@ def test_each_epoch_and_its_evaluation_is_a_phase_that_waits_for_the_parent(
     """At each boundary the worker says where it is and waits for a line before going on."""
     read, write = os.pipe()
     answers_read, answers_write = os.pipe()
-    with open(answers_read) as stdin, pytest.MonkeyPatch.context() as patch:  # noqa: PTH123
-        patch.setattr("sys.stdin", stdin)
+    with open(answers_read) as orders:  # noqa: PTH123
         os.write(answers_write, b"\n" * 5)
         os.close(answers_write)
         case = replace(THREE, epochs=2)
-        measure(Assignment(case, few.folder, time.monotonic()), Channel(write))
-        assert stdin.read() == ""  # five phases, five lines
+        measure(Assignment(case, few.folder, time.monotonic()), Channel(write, orders=orders))
+        assert orders.read() == ""  # five phases, five lines
     with open(read, "rb") as events:  # noqa: PTH123
         os.set_blocking(read, False)
         said = [decode(line) for line in events.read().splitlines()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -83,9 +82,9 @@ def _use_card(environment: dict[str, Any]) -> str:
     return ""
 
 
-def respond(names: Sequence[str], answers: TextIO) -> None:
-    """Answer in one line, and hold the devices until standard input ends. Models are examined in
-    forks of this process, which has imported torch."""
+def respond(names: Sequence[str], answers: TextIO, asker: TextIO) -> None:
+    """Answer in one line, and hold the devices until ``asker`` ends, unless it is a terminal.
+    Models are examined in forks of this process, which has imported torch."""
     devices = [name for name in names if name in DEVICES]
     models = [name for name in names if name not in devices]
     if len(models) > 1:  # else each fork imports them, which takes as long as torch itself
@@ -98,5 +97,5 @@ def respond(names: Sequence[str], answers: TextIO) -> None:
         "host": asdict(describe_host()),
     }
     print(json.dumps(found), file=answers, flush=True)
-    if not sys.stdin.isatty():
-        sys.stdin.read()
+    if not asker.isatty():
+        asker.read()

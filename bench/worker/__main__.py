@@ -21,7 +21,7 @@ from bench.case import Case
 from bench.environment.response import respond
 from bench.errors import UnsupportedError, UsageError
 from bench.failure import Fault, classify, list_kinds
-from bench.processes import die_with_parent, leave
+from bench.processes import die_with_parent, leave, take_input
 from bench.record import Status
 from bench.worker import BEGAN
 from bench.worker.limit import lift_host_limit
@@ -89,14 +89,15 @@ def listen_for_stacks() -> None:
 
 def work(birth: WorkerStart) -> int:
     listen_for_stacks()
-    given = decode_order(sys.stdin.readline())
+    orders = take_input()
+    given = decode_order(orders.readline())
     if isinstance(given, list):
         with os.fdopen(birth.descriptor, "w") as answers:
-            respond(given, answers)
+            respond(given, answers, orders)
         return 0
     from bench.worker.measurement import measure  # imports torch
 
-    channel = Channel(birth.descriptor, given.judged)
+    channel = Channel(birth.descriptor, given.judged, orders)
     try:
         measure(given, channel, birth.began)
     except BaseException as error:

@@ -6,14 +6,14 @@ anything, so reading checks everything.
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from bench.case import Case
 from bench.errors import UsageError
@@ -193,12 +193,15 @@ def decode_order(line: str) -> Assignment | list[str]:
 
 
 class Channel:
-    """The worker's end of the channel to its parent. Without a parent nothing is sent. If
-    ``judged``, the parent is asked after each epoch whether to train another."""
+    """The worker's end of the channel to its parent, whose lines are ``orders``. Without a parent
+    nothing is sent. If ``judged``, the parent is asked after each epoch whether to train another.
+    """
 
-    def __init__(self, descriptor: int | None = None, judged: bool = False) -> None:
+    def __init__(
+        self, descriptor: int | None = None, judged: bool = False, orders: TextIO | None = None
+    ) -> None:
         self._out = None if descriptor is None else os.fdopen(descriptor, "wb", buffering=0)
-        self._judged = judged
+        self._judged, self._orders = judged, orders or io.StringIO()
 
     def send(self, message: Message) -> None:
         if self._out:
@@ -209,14 +212,14 @@ class Channel:
     def enter(self, phase: Phase, epoch: int = 0) -> None:
         if self._out:
             self.send(PhaseEntered(phase, epoch))
-            sys.stdin.readline()
+            self._orders.readline()
 
     def ask(self, row: EpochRow) -> bool:
         """Send an epoch's result; return whether to train another."""
         if not (self._out and self._judged):
             return True
         self.send(EpochEnded(row))
-        return sys.stdin.readline() != END.decode()
+        return self._orders.readline() != END.decode()
 
 
 class Reporter:

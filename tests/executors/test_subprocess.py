@@ -60,6 +60,7 @@ ENDS: dict[str, tuple[Status, str, list[str]]] = {
                 ["Segmentation fault", "models_for_tests.py"]),
     "allocates_tensors": (Status.OOM, "RuntimeError: [enforce fail at alloc_cpu.cpp", []),
     "allocates_bytes": (Status.OOM, "MemoryError", ["MemoryError"]),
+    "asks": (Status.ERROR, "EOFError: EOF when reading a line", ["go on? "]),
     "speaks_out_of_turn": (Status.ERROR, "dinner", ["Traceback"]),
     "babbles": (Status.OK, "", ["so many words, "]),
     "good": (Status.OK, "", []),
