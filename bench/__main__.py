@@ -18,7 +18,7 @@ COMMANDS = {
     "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),
     "Read the results": ("merge", "report", "compare", "why", "cards", "validate"),
     "Check the machine and the training": ("doctor", "check"),
-    "Publish": ("asv_import", "export", "publish"),
+    "Publish": ("export", "publish"),
 }
 """The user-facing commands, by purpose. To add one, add the name of its module."""
 

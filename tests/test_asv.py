@@ -27,7 +27,7 @@ import fake_executor as fake
 from asv.results import Results
 from asv_runner.discovery import disc_benchmarks
 
-from bench import asv_import
+from bench import export
 from bench.asv import host as asv_host
 from bench.asv import results
 from bench.asv.host import describe_grid, expand, lay_out, place
@@ -425,7 +425,7 @@ def add(project: Path, *changes: Callable[[dict[str, str]], dict[str, str]]) -> 
     out = project / "results" / "mine"
     if changes:
         edit(out, *changes)
-    return asv_import.main([str(out)])
+    return export.main([str(out), "--to", "asv"])
 
 
 def add_another(project: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> int:
@@ -433,7 +433,7 @@ def add_another(project: Path, change: Callable[[dict[str, str]], dict[str, str]
     other = shutil.copytree(project / "results" / "mine", project / "results" / "other")
     assert add(project) == 0
     edit(Path(other), change)
-    return asv_import.main([str(other)])
+    return export.main([str(other), "--to", "asv"])
 
 
 def imported(project: Path) -> list[Results]:
@@ -518,5 +518,5 @@ def test_importing_elsewhere_is_one_line(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert asv_import.main(["results/none"]) == 2
+    assert export.main(["results/none", "--to", "asv"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

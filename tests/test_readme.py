@@ -33,7 +33,7 @@ from bench.__main__ import COMMANDS as PROGRAMS
 from bench.card import STATE
 from bench.case import AXES, Case, axis_flag, format_value
 from bench.diagnosis.advice import CURES
-from bench.export.trackers import TRACKERS
+from bench.export import TRACKERS
 from bench.flags import join_flags
 from bench.precision import PRECISIONS
 from bench.record import Record, Status

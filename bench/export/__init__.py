@@ -1,1 +1,0 @@
-"""Records for experiment trackers: TensorBoard, Weights & Biases and MLflow."""
