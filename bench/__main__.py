@@ -16,7 +16,7 @@ from bench.processes import leave
 
 COMMANDS = {
     "Measure": ("advise", "sweep", "search", "fit", "scales", "card"),
-    "Read the results": ("merge", "report", "compare", "why", "cards", "validate"),
+    "Read the results": ("report", "compare", "why", "cards", "validate"),
     "Check the machine and the training": ("doctor", "check"),
     "Publish": ("export", "publish"),
 }

@@ -41,7 +41,7 @@ from bench.record import (
     Status,
 )
 from bench.report.terminal import follow
-from bench.store.reader import records_file
+from bench.store.reader import find_records
 from bench.store.runs import read_cases
 from bench.study.doubts import DOUBTS
 from bench.study.summaries import read
@@ -130,7 +130,7 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
     for text in records["record_id"]:
         if not _ID.fullmatch(text):
             raise UsageError(
-                f"{sweep.file}: record_id {clean(text)[:40]!r}: an id is letters, digits, - and _, "
+                f"{sweep.path}: record_id {clean(text)[:40]!r}: an id is letters, digits, - and _, "
                 "at most 64; correct it"
             )
     # read after the records: a sweep writes the steps first, so that these are complete
@@ -549,7 +549,7 @@ def main(argv: Sequence[str]) -> int:
             "and starts with a letter or a digit"
         )
     for path in given.sweeps:
-        records_file(path)
+        find_records(path)
     require(kind.packages, given.to)
     folder = given.out or OUT / given.to
     # two exports at once would write each record twice

@@ -439,9 +439,6 @@ def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     write_sweep(tmp_path / "made", rows)
     assert report([str(tmp_path / "made"), "--full"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "In fp8, of dpn92: 8 of 9 linear layers: a.*; 75.0 % of its FLOP." in text
-    assert "Not compiled: 1 of 3 runs. fp8 rarely pays without torch.compile" in text
-    assert "Use --compile on." in text
     assert "Emulated" not in text
     assert report([str(tmp_path / "made"), "--format", "csv"]) == 0
     table = {
@@ -462,12 +459,10 @@ def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[st
     flags += ["--steps", "3", "--out", out]
     assert sweep([*flags, "--precision", "fp8"]) == 0
     assert "Emulated" in capfd.readouterr().out
-    assert report([out, "--full"]) == 0
-    said = " ".join(capfd.readouterr().out.split())
-    assert "In fp8, of examples.transformer:tiny: 8 of 9 linear layers" in said
     with (tmp_path / "out" / "records.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (row["status"], row["arithmetic"]) == ("ok", "float8/bfloat16")
+    assert row["fp8_layers"].startswith("8 of 9 linear layers: ")
     assert (row["log"], "BENCH_EMULATE_FP8=1" in row["variables"]) == ("", True)
 
 

@@ -11,8 +11,8 @@ from textwrap import dedent
 
 import pytest
 
-from bench.store.plans import JOINED
 from bench.store.reader import read_records
+from bench.study.sweeps import read_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "gpus.md").read_text()
@@ -93,16 +93,14 @@ def test_the_array_has_as_many_tasks_as_shards() -> None:
 
 
 def test_the_array_makes_the_sweep(place: Path) -> None:
-    """Every task of the array, what is added on sbatch's command line, and the merge."""
+    """Every task of the array, what is added on sbatch's command line, all read as one."""
     for task in range(1, 5):
         synthetic = ["--dataset", "synthetic"]
         run(place, take_script("sbatch"), *synthetic, SLURM_ARRAY_TASK_ID=str(task))
-    found = re.search(r"```bash\n(python -m bench.merge .*?)```", PAGE, re.DOTALL)
-    assert found
-    run(place, found[1])  # which returns 1 where anything is missing
-    merged = read_records(place / "results" / "queued" / "merged")
-    assert len(merged) == CASES * REPEATS + 4, "and a sentinel for each shard"
-    assert set(merged["dataset"]) == {"synthetic"}
+    sweep = read_sweep(place / "results" / "queued")
+    assert len(sweep.records) == CASES * REPEATS + 4, "and a sentinel for each shard"
+    assert set(sweep.records["dataset"]) == {"synthetic"}
+    assert sweep.gaps == []
 
 
 def test_a_pod_makes_the_shard_of_its_index(place: Path) -> None:
@@ -115,7 +113,6 @@ def test_a_pod_makes_the_shard_of_its_index(place: Path) -> None:
 
 def test_machines_over_ssh_make_the_sweep(place: Path) -> None:
     script = take_script("ssh").replace("--repeats 3", "--dataset synthetic --repeats 3")
-    run(place, script)
-    merged = place / "results" / "queued" / "merged"
-    assert (merged / JOINED).exists()
-    assert len(read_records(merged)) == CASES * REPEATS + 3
+    run(place, f"({script}) > report.txt")
+    assert len(read_records(place / "results" / "queued")) == CASES * REPEATS + 3
+    assert "36 runs" in (place / "report.txt").read_text()

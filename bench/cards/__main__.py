@@ -55,9 +55,9 @@ def main(argv: Sequence[str]) -> int:
     if given.folders:
         sweeps = read_sweeps([*given.folders, *also])
     else:  # of all under results/, unreadable ones are left out
-        files = [file.resolve() for file in list_results(RESULTS)]
-        sweeps = read_sweeps([*files, *also], partial(print, "left out:", file=sys.stderr))
-        if not {sweep.file for sweep in sweeps} & {*files}:
+        paths = [path.resolve() for path in list_results(RESULTS)]
+        sweeps = read_sweeps([*paths, *also], partial(print, "left out:", file=sys.stderr))
+        if not {sweep.path for sweep in sweeps} & {*paths}:
             raise UsageError(f"no sweeps under {RESULTS}/; name their folders")
     machines = [name for s in sweeps for name in (*s.records["gpu"], *s.records["cpu"]) if name]
     prices = read_prices(given.price, machines) if given.price else None

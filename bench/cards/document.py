@@ -31,7 +31,6 @@ from bench.render.cells import mark_part, remarks, write_ends, write_ratio
 from bench.render.model import Answer, Level, NextStep, Notice
 from bench.render.section import Section, quantity_cell
 from bench.report.document import Report
-from bench.store.cells import RECORDS
 from bench.study.quantities import QUANTITIES
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first
@@ -115,8 +114,7 @@ class Cards(Report):
 
 
 def _find_faults(sweep: Sweep) -> Faults:
-    folder = sweep.file.parent if sweep.file.name == RECORDS else sweep.file
-    checks = validate(folder, sweep)["checks"]
+    checks = validate(sweep.path, sweep)["checks"]
     new, known = (
         tuple(check["name"] for check in checks if check["result"] == result)
         for result in (FAULT, KNOWN)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
-from bench.store.cells import RECORDS
 from bench.study.sweeps import list_results
 from bench.text import count, last_line, name_first
 
@@ -30,9 +29,9 @@ def publish(results: Path, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(out / SWEEPS, ignore_errors=True)  # a sweep may have been removed since
     commits = publish_commits(out / "asv")
-    files = list_results(results)
-    sweeps = [report(f, out, f.parent.name) for f in files if f.name == RECORDS]
-    references = [report(f, out, f.stem) for f in files if f.name != RECORDS]
+    paths = list_results(results)
+    sweeps = [report(path, out) for path in paths if path.is_dir()]
+    references = [report(path, out) for path in paths if path.is_file()]
     readable = [page.source for page in (*sweeps, *references) if page.file]
     cards = bool(readable) and _write_page("cards", readable, out / CARDS) == ""
     template = jinja2.Environment(autoescape=True).from_string(INDEX.read_text("utf-8"))
@@ -79,16 +78,16 @@ class Page:
     note: str
 
 
-def report(records: Path, out: Path, name: str) -> Page:
+def report(source: Path, out: Path) -> Page:
     """Write the HTML report of one sweep into ``out``; a sweep without a report is not an error."""
+    name = source.name.removesuffix(".csv")
     file = Path(SWEEPS) / f"{name}.html"
     (out / file).parent.mkdir(exist_ok=True)
-    source = records.parent if records.name == RECORDS else records
     if failed := _write_page("report", [source], out / file):
         return Page(source, name, None, f"no report: {failed}")
     from bench.store.reader import read_records
 
-    frame = read_records(records)
+    frame = read_records(source)
     devices = ", ".join(gpu or "CPU" for gpu in dict.fromkeys(frame["gpu"]))
     return Page(source, name, file.as_posix(), f"{devices}; {count(len(frame), 'record')}")
 

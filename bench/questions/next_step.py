@@ -44,7 +44,7 @@ def _suggest(
         )
     for sweep in sweeps:
         mine = cases[cases["sweep"] == sweep.name]
-        gaps = sweep.gaps and not (sweep.plan and sweep.plan.shard)
+        gaps = sweep.gaps and not any(plan.shard for plan in sweep.plans)
         if gaps or mine["status"].isin(list(REPEATED)).any():
             yield NextStep("run the same command again, which runs what is missing")
         if asked := list_asked(list_failed(mine)):
@@ -74,6 +74,5 @@ def _suggest(
 
 def name_folder(sweep: Sweep) -> str:
     """Return the folder or file of a sweep, relative to the working directory if it lies in it."""
-    path = sweep.file.parent if sweep.command or sweep.plan else sweep.file
-    near = os.path.relpath(path)
-    return str(path.resolve()) if near.startswith(os.pardir) else near
+    near = os.path.relpath(sweep.path)
+    return str(sweep.path.resolve()) if near.startswith(os.pardir) else near

@@ -119,7 +119,7 @@ class ReportData:
     @cached_property
     def scale_maps(self) -> tuple[ScaleMap, ...]:
         """The maps that `bench.scales` stored in the folders of the sweeps."""
-        return tuple(filter(None, (read_scale_map(sweep.file.parent) for sweep in self.sweeps)))
+        return tuple(filter(None, (read_scale_map(sweep.path) for sweep in self.sweeps)))
 
 
 M = TypeVar("M", bound=ReportData)

@@ -23,6 +23,7 @@ from bench.render.units import count_in, find_units
 from bench.report.document import Report
 from bench.report.figures.panels import draw_figures, inline, tabulate
 from bench.report.figures.sketches import CHANGES, list_sketches
+from bench.store.reader import find_records
 from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
 from bench.text import clean
@@ -69,7 +70,11 @@ def render(report: Report) -> str:
             for scales in report.scale_maps
         ],
         constants=_constants(report.records),
-        links=[(sweep.name, _link(sweep.file, report.home)) for sweep in report.sweeps],
+        links=[
+            (sweep.name, _link(file, report.home))
+            for sweep in report.sweeps
+            for file in find_records(sweep.path)
+        ],
         colours=COLOURS,
         glossary=[q for q in QUANTITIES.values() if q.help != q.label],
     )

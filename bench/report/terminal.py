@@ -41,11 +41,11 @@ def show(report: Report, full: bool = False) -> None:
 def follow(paths: Sequence[Path]) -> Iterator[None]:
     """Yield at once, and again whenever a records file has changed. Raises UsageError: there are no
     records, or they are gone."""
-    from bench.store.reader import records_file
+    from bench.store.reader import find_records
 
     seen = None
     while True:
-        files = [records_file(path).stat() for path in paths]
+        files = [file.stat() for path in paths for file in find_records(path)]
         stamps = [(file.st_mtime_ns, file.st_size) for file in files]
         if stamps != seen:
             seen = stamps

@@ -1,17 +1,11 @@
-"""Plans of the sweeps in a folder, of which the rows may not all be there yet.
-
-A folder's configuration holds the plan of its own sweep. A folder into which others were joined
-also keeps the plan of each.
-"""
+"""The plan of the sweep in a folder, of which the rows may not all be there yet, and shards."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from statistics import variance
 from typing import Any
 
@@ -21,13 +15,6 @@ from bench.interval import find_half_width
 from bench.plain import read_value
 from bench.record import Status
 from bench.store.runs import LatestAttempt, Run, parse_cases
-from bench.text import replace_file
-
-JOINED = "merged.json"
-"""The file that marks a folder of `bench.merge`, with the plans of what was joined there."""
-
-MERGED = "merged"
-"""The key that marks a configuration of `bench.merge`, whose cases no sweep planned together."""
 
 _MOST_RUNS = 10_000_000  # a plan with more is refused
 
@@ -158,31 +145,3 @@ def _read_plan(told: object) -> Plan:
     if not all(cases) or not 1 <= plan.repeats <= _MOST_RUNS // max(1, len(cases)):
         raise ValueError(f"{plan.repeats} repeats of {len(cases)} cases")
     return plan
-
-
-def read_plans(folder: Path) -> dict[str, Plan]:
-    """Return the plans of the folders that were joined in ``folder``, by their paths; empty for
-    none. Raises UsageError: the file that has them was edited."""
-    file = folder / JOINED
-    try:
-        text = file.read_text(encoding="utf-8")
-        return {name: _read_plan(told) for name, told in json.loads(text)["folders"].items()}
-    except OSError:
-        return {}
-    except (ValueError, TypeError, KeyError, AttributeError, UsageError):
-        raise UsageError(
-            f"{file}: it is not as bench.merge wrote it; restore it, or merge into a new folder"
-        ) from None
-
-
-def write_plans(folder: Path, plans: Mapping[str, Plan]) -> None:
-    """Write what `read_plans` reads."""
-    told = {name: asdict(plan) for name, plan in sorted(plans.items())}
-    replace_file(folder / JOINED, json.dumps({"folders": told}) + "\n")
-
-
-def read_own_plan(folder: Path, config: Mapping[str, Any]) -> Plan | None:
-    """Return the plan of the folder's own sweep; None if others were only joined there."""
-    if config.get(MERGED) or (not config and (folder / JOINED).exists()):
-        return None
-    return Plan.of(config)

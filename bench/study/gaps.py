@@ -18,29 +18,24 @@ _NAMED = 4  # missing runs or shards named in a message
 
 
 def describe_gaps(
-    name: str, rows: pd.DataFrame, plan: Plan | None, plans: Sequence[Plan]
+    name: str, rows: pd.DataFrame, plans: Sequence[Plan]
 ) -> Iterator[tuple[str, str]]:
-    """Describe missing shards of a joined folder, and planned runs without a row. Each gap is a
-    sentence on what is missing and one on how to fix it.
+    """Describe missing shards of a sweep, and planned runs without a row. Each gap is a sentence on
+    what is missing and one on how to fix it.
 
     A row of any environment counts; only the sweep itself reruns those of another environment.
-    ``rows`` are the records of the sweep, ``plan`` its own plan and ``plans`` those that it joined.
+    ``rows`` are the records of the sweep, ``plans`` its plan or those of its shards.
     """
-    if plan is None:
-        shards = [parse_shard(one.shard) for one in plans if one.shard]
-        if lost := list_lost_shards(shards):
-            it = "it" if len(lost) == 1 else "them"
-            names = name_first([f"shard {shard}" for shard in lost], _NAMED, "; ")
-            yield f"{name} is without {names}.", f"Run {names}, and merge {it} with bench.merge."
-    elif plan.shard:
-        yield f"{name} is shard {plan.shard} of a sweep.", "Join all with bench.merge."
-    own = (plan and plan.list_runs()) or []
-    joined = [run for one in plans for run in one.list_runs() or ()]
-    if plan:  # a sweep in the joined folder ends with its own sentinel
-        joined = [run for run in joined if not run[2]]
-    if not own and not joined:
+    shards = [parse_shard(plan.shard) for plan in plans if plan.shard]
+    if lost := list_lost_shards(shards):
+        names = name_first([f"shard {shard}" for shard in lost], _NAMED, "; ")
+        yield (
+            f"{name} is without {names}.",
+            "Run what is missing with --out beside the others, and give the folder that holds all.",
+        )
+    planned = dict.fromkeys(run for plan in plans for run in plan.list_runs() or ())
+    if not planned:
         return
-    planned = dict.fromkeys([*own, *joined])
     if any(case.until for case, _, _ in planned):
         planned = dict.fromkeys(leave_out_known(planned, read_history(rows)))
     # the notice "No result" reports other runs that did not end
@@ -57,15 +52,10 @@ def describe_gaps(
         list(dict.fromkeys(_name_run(run, axes, known) for run in left)), _NAMED, "; "
     )
     runs = f"{len(left):,} of the {count(len(planned), 'run')}"
-    who, mend = (
-        ("its last command", "Run the last command of the sweep again, unless it still runs.")
-        if {*left} <= {*own}
-        else ("its folders", "Run the commands of its folders, unless they still grow, and merge.")
-    )
     yield (
-        f"{name} has no row of {runs if len(planned) > 1 else 'the only run'} that {who} "
-        f"planned ({names}).",
-        mend,
+        f"{name} has no row of {runs if len(planned) > 1 else 'the only run'} that its last "
+        f"command planned ({names}).",
+        "Run the last command of the sweep again, unless it still runs.",
     )
 
 

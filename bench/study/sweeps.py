@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
 from bench.limits import find_ends
 from bench.record import STEP_COLUMNS
 from bench.store.cells import RECORDS, STEPS
-from bench.store.plans import Plan, read_own_plan, read_plans
+from bench.store.plans import SHARD, Plan
 from bench.store.reader import (
+    find_records,
     read_config,
     read_epochs,
     read_ranks,
     read_records,
     read_steps,
     read_work,
-    records_file,
 )
 from bench.study.gaps import describe_gaps
 from bench.wall.records import read_goal
@@ -44,50 +45,48 @@ class Sweep:
         step: resolution, in images, of the search for the largest batch; None if not known.
         margin: share of memory that the recommended batch should leave free.
         halving: the search for the best settings, if its runs are trials of one.
-        plan: the plan of the sweep's last command; None for a folder that was only joined, and for
-            a records file by itself.
-        joined: the plans of the sweeps that were joined in its folder, where known.
+        path: its folder, a folder of its shards, or a records file by itself.
+        plans: the plan of its last command, or of each of its shards.
     """
 
     name: str
-    file: Path
+    path: Path
     records: pd.DataFrame
     command: str = ""
     step: int | None = None
     margin: float = MARGIN
     halving: Halving | None = None
-    plan: Plan | None = None
-    joined: Sequence[Plan] = ()
+    plans: Sequence[Plan] = ()
 
     def read_steps(self, most_bytes: float = math.inf) -> pd.DataFrame:
         """Read the steps of its records (`STEP_COLUMNS`); no rows if the file is larger."""
-        file = self.file.with_name(STEPS)
-        if file.is_file() and file.stat().st_size > most_bytes:
+        files = [file.with_name(STEPS) for file in find_records(self.path)]
+        if sum(file.stat().st_size for file in files if file.is_file()) > most_bytes:
             import pandas as pd
 
             return pd.DataFrame({name: [] for name in STEP_COLUMNS})
-        return read_steps(self.file)
+        return read_steps(self.path)
 
     def read_epochs(self) -> pd.DataFrame:
         """Read the epochs of its records that have several (`EPOCH_COLUMNS`)."""
-        return read_epochs(self.file)
+        return read_epochs(self.path)
 
     @cached_property
     def gaps(self) -> list[tuple[str, str]]:
         """Sentences on planned runs without a row, each with a fix; computed once."""
-        return [*describe_gaps(self.name, self.records, self.plan, self.joined)]
+        return [*describe_gaps(self.name, self.records, self.plans)]
 
     @cached_property
     def work(self) -> pd.DataFrame:
         """The work of a step of its records (`WORK_COLUMNS`); read once."""
-        return read_work(self.file)
+        return read_work(self.path)
 
     def read_stragglers(self) -> dict[str, float]:
         """Return by record the share by which the slowest process exceeds the others' median."""
         found: dict[str, float] = {}
         if not (self.records["world_size"] > 1).any():  # only these have any
             return found
-        ranks = read_ranks(self.file).dropna(subset=["work_s"])
+        ranks = read_ranks(self.path).dropna(subset=["work_s"])
         for record, work in ranks.groupby("record_id")["work_s"]:
             *others, slowest = sorted(work)
             if others and median(others) > 0:
@@ -124,39 +123,33 @@ def mend_ends(records: pd.DataFrame, file: Path) -> pd.DataFrame:
 
 
 def read_sweep(path: Path, name: str = "") -> Sweep:
-    """Read a sweep from its folder, or from a records file. Raises UsageError: there are no
-    records, or they cannot be read."""
-    file = records_file(path)
-    records, config = read_records(file), read_config(file.parent)
-    records = mend_ends(records, file)
-    command = config.get("command")
+    """Read a sweep from its folder, from those of its shards, or from a records file. Raises
+    UsageError: there are no records, or they cannot be read."""
+    files = find_records(path)
+    configs = [read_config(file.parent) if file.name == RECORDS else {} for file in files]
+    command = configs[0].get("command")
     return Sweep(
         name or _name(path),
-        file,
-        records,
+        path.parent if path.name == RECORDS else path,
+        mend_ends(read_records(path), files[0]),
         command if isinstance(command, str) else "",
-        *read_goal(config.get("search")),
-        read_halving(config.get("halving")),
-        *_recall_plans(file, config),
+        *read_goal(configs[0].get("search")),
+        read_halving(configs[0].get("halving")),
+        [*map(Plan.of, configs)],
     )
-
-
-def _recall_plans(file: Path, config: Mapping[str, Any]) -> tuple[Plan | None, tuple[Plan, ...]]:
-    if file.name != RECORDS:
-        return None, ()
-    own = read_own_plan(file.parent, config)
-    try:
-        return own, tuple(read_plans(file.parent).values())
-    except UsageError:  # edited by hand, which bench.merge refuses
-        return own, ()
 
 
 def read_sweeps(
     paths: Sequence[Path], leave_out: Callable[[UsageError], object] | None = None
 ) -> list[Sweep]:
-    """Read several sweeps; those with equal folder names get their parents' names too. Errors go to
-    ``leave_out``, if given, and their sweeps are skipped. Raises UsageError: as `read_sweep`."""
-    paths = list(dict.fromkeys(path.resolve() for path in paths))
+    """Read several sweeps; those with equal folder names get their parents' names too. Several
+    shards in a folder are read as one sweep, with all that are there. Errors go to ``leave_out``,
+    if given, and their sweeps are skipped. Raises UsageError: as `read_sweep`."""
+    paths = [path.resolve() for path in paths]
+    shards = {path for path in paths if SHARD in read_config(path)}
+    held = Counter(path.parent for path in shards if not (path.parent / RECORDS).is_file())
+    paths = [path.parent if held[path.parent] > 1 else path for path in paths]
+    paths = list(dict.fromkeys(paths))
     names = [_name(path) for path in paths]
     sweeps = []
     for path, name in zip(paths, names, strict=True):
@@ -171,8 +164,14 @@ def read_sweeps(
 
 
 def list_results(folder: Path) -> list[Path]:
-    """Return the records files of a folder of sweeps, newest first, then of its ``reference``."""
-    sweeps = sorted(folder.glob(f"*/{RECORDS}"), key=lambda file: -file.stat().st_mtime)
+    """Return the folders of the sweeps in a folder, newest first, then the records files of its
+    ``reference``."""
+    found: dict[Path, float] = {}
+    for path in folder.glob("*/"):
+        shards = (file for file in path.glob(f"*/{RECORDS}") if SHARD in read_config(file.parent))
+        if files := [*path.glob(RECORDS)] or [*shards]:
+            found[path] = max(file.stat().st_mtime for file in files)
+    sweeps = sorted(found, key=lambda path: -found[path])
     reference = sorted((folder / "reference").glob("*.csv"))
     # a curve belongs to the file that it is named after, and is no sweep
     return [*sweeps, *(file for file in reference if not file.stem.endswith("-curve"))]

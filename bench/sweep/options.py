@@ -132,7 +132,9 @@ def build_parser() -> Parser:
         "--trace",
         AdvancedHelp("profile, and keep each trace in the folder's traces/, for ui.perfetto.dev"),
     )
-    part = AdvancedHelp("run only part K of N, for job arrays; bench.merge joins the folders")
+    part = AdvancedHelp(
+        "run only part K of N, for job arrays; a folder that holds all parts is read as one sweep"
+    )
     how.add_argument("--shard", metavar="K/N", type=parse_shard, help=part)
     none = AdvancedHelp("print no report when all is measured")
     how.add_argument("--no-report", dest="report", action="store_false", help=none)

@@ -14,7 +14,7 @@ from typing import Any
 from bench.errors import choose
 from bench.flags import Parser, command
 from bench.processes import leave
-from bench.store.reader import records_file
+from bench.store.reader import find_records
 from bench.text import count
 from bench.validate.evidence import KNOWN_FAULTS
 from bench.validate.judgement import FAULT, KNOWN, NOTHING, validate
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().parse(argv)
     write = choose("--format", given.format, FORMATS)
     for folder in given.folders:
-        records_file(folder)
+        find_records(folder)
     results = [validate(folder) for folder in given.folders]
     print(write(results, given.full))
     return int(any(check["result"] == FAULT for found in results for check in found["checks"]))

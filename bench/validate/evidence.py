@@ -14,8 +14,7 @@ from bench.errors import UsageError
 from bench.origin import EXECUTORS
 from bench.record import MEASURED
 from bench.store.cells import RECORDS
-from bench.store.plans import read_plans
-from bench.store.reader import read_ranks
+from bench.store.reader import find_records, read_ranks
 from bench.store.runs import read_cases
 from bench.study.sweeps import Sweep, read_sweep
 from bench.text import name_first
@@ -105,13 +104,12 @@ def read_evidence(folder: Path, sweep: Sweep | None = None) -> Evidence:
     a file is not as it was written; gives the wrong line and column."""
     sweep = sweep or read_sweep(folder)
     if not len(sweep.records):
-        raise UsageError(f"{sweep.file} has no rows")
-    read_plans(sweep.file.parent)  # validates the plans: a report ignores edited ones
+        raise UsageError(f"{sweep.path} has no rows")
     beside = {
         "steps": sweep.read_steps(),
         "work": sweep.work,
         "epochs": sweep.read_epochs(),
-        "ranks": read_ranks(sweep.file),
+        "ranks": read_ranks(sweep.path),
     }
     return Evidence(sweep, beside)
 
@@ -149,8 +147,8 @@ def list_disclosed(folder: Path, records: pd.DataFrame) -> Iterator[str]:
     ):
         if found := sorted({*records[column]} - {""}):
             yield f"{what} {name_first(found, _MOST)}"
-    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-    for file in files:
+    folders = [file.parent for file in find_records(folder)] if folder.is_dir() else []
+    for file in sorted(file for place in folders for file in place.iterdir()) or [folder]:
         if file.suffix not in (".json", ".txt", ".log", ".html") and file.name != RECORDS:
             continue
         found = _PATH.findall(file.read_text(encoding="utf-8", errors="replace"))

@@ -1,1 +1,0 @@
-"""Joining folders of a sweep's shards, lanes or machines into one."""

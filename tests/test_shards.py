@@ -1,0 +1,262 @@
+"""Shards of a sweep, and the folder that holds them: together they are read as the whole sweep."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fake_executor as fake
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_for_tests import Capture, Patch
+
+from bench.case import Case
+from bench.compare.__main__ import main as compare
+from bench.errors import UsageError
+from bench.grid import grid
+from bench.record import EpochRow, RankRow, Step, WorkRow
+from bench.report.__main__ import main as report
+from bench.store.plans import Shard, parse_shard
+from bench.store.reader import read_epochs, read_ranks, read_records, read_work
+from bench.store.writer import Store
+from bench.study.sweeps import list_results, read_sweep
+from bench.sweep import __main__ as sweep
+from bench.sweep.options import parse_arguments, plan_cases
+from bench.sweep.shards import choose_part
+from bench.validate.__main__ import main as validate
+from tests.planted.records import make_run
+
+FAKE = ["--executor", "fake", "--device", "cpu", "--dataset", "synthetic", "--model", "dpn-small"]
+GRID = [*FAKE, "--precision", "fp32", "bf16", "bf16-amp", "--batch-size", "32..128"]
+TWICE = [*GRID, "--repeats", "2"]
+COMPARED = ["precision", "batch_size", "repeat", "run_seed", "status", "reason", "inferred"]
+COMPARED += ["attempt", "epoch_time_s", "peak_device_bytes"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: Patch) -> None:
+    """The report of a sweep is most of its time."""
+    monkeypatch.setattr(sweep, "print_report", lambda out: None)
+    monkeypatch.delenv(fake.ANSWERS, raising=False)
+    monkeypatch.delenv(fake.MEMORY, raising=False)
+
+
+def run(out: Path, flags: Sequence[str], rc: int = 0) -> Path:
+    assert sweep.main([*flags, "--out", str(out)]) == rc
+    return out
+
+
+def run_shards(folder: Path, flags: Sequence[str], of: int) -> list[Path]:
+    shards = [Shard(number, of) for number in range(1, of + 1)]
+    return [run(folder / s.folder, [*flags, "--shard", str(s)]) for s in shards]
+
+
+def measured(folder: Path) -> list[tuple[Any, ...]]:
+    """What a sweep's runs came to, in an order of their own; sentinels are one for each shard."""
+    rows = read_records(folder)
+    rows = rows[~rows["sentinel"]].fillna(-1).sort_values(COMPARED)
+    return list(rows[COMPARED].itertuples(index=False, name=None))
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != ".lock")
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@given(
+    axes=st.fixed_dictionaries(
+        {
+            "precision": st.lists(
+                st.sampled_from(["fp32", "bf16", "fp16", "bf16-amp"]), min_size=1, unique=True
+            ),
+            "batch_size": st.lists(st.integers(1, 4096), min_size=1, max_size=5, unique=True),
+            "seed": st.lists(st.integers(0, 3), min_size=1, unique=True),
+            "steps": st.lists(st.sampled_from([None, 4, 300]), min_size=1, unique=True),
+        }
+    ),
+    of=st.integers(1, 9),
+)
+def test_shards_are_the_whole_sweep_and_split_no_family(axes: dict[str, Any], of: int) -> None:
+    cases = grid(axes)
+    families = {(c.precision, c.seed, c.steps) for c in cases}
+    if of > len(families):
+        with pytest.raises(UsageError, match=f"give at most {len(families)} shards"):
+            choose_part(Shard(1, of), lambda find: cases)
+        return
+    shards = []
+    for number in range(1, of + 1):
+        is_mine = choose_part(Shard(number, of), lambda find: cases)
+        shards.append([case for case in cases if is_mine(case)])
+    assert all(shards)
+    assert sorted(cases, key=repr) == sorted((c for part in shards for c in part), key=repr)
+    homes = [{(c.precision, c.seed, c.steps) for c in part} for part in shards]
+    assert sum(map(len, homes)) == len(families)
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "1/0", "-1/4", "1/4/2", "a/b", "", "1 / 4"])
+def test_what_is_no_shard_is_refused(text: str, capsys: Capture) -> None:
+    assert sweep.main([*GRID, f"--shard={text}"]) == 2
+    assert "give K/N with K from 1 to N" in capsys.readouterr().err
+
+
+@given(st.integers(1, 999), st.integers(0, 999))
+def test_a_shard_is_read_as_it_is_written(number: int, more: int) -> None:
+    shard = Shard(number, number + more)
+    assert parse_shard(str(shard)) == shard
+
+
+def test_a_shard_has_a_folder_that_its_number_tells() -> None:
+    """The same each time, so that a job that is started again goes on."""
+    options = parse_arguments(["--preset", "precision", "--shard", "2/8"])
+    assert options.out == Path("results/precision/shard-2-of-8")
+    assert parse_arguments(["--shard", "2/8", "--out", "mine"]).out == Path("mine")
+
+
+def test_a_shard_asks_for_no_more_than_its_own() -> None:
+    flags = [*FAKE, "--precision", "fp32", "bf16", "--seed", "0", "1", "--memory-limit", "2GiB"]
+    flags += ["--batch-size", "32", "32..auto"]
+    whole = plan_cases(parse_arguments(flags), {})
+    parts = [plan_cases(parse_arguments([*flags, "--shard", f"{k}/2"]), {}) for k in (1, 2)]
+    assert sorted(map(repr, whole.cases)) == sorted(repr(c) for p in parts for c in p.cases)
+    assert sorted(map(repr, whole.families)) == sorted(repr(f) for p in parts for f in p.families)
+    # one search serves both seeds, and the batch size that is given: they are not torn apart
+    for part in parts:
+        assert len({case.precision for case in [*part.cases, *part.families]}) == 1
+        assert {case.seed for case in part.cases} == {0, 1}
+
+
+def test_a_folder_holds_one_shard(tmp_path: Path, capsys: Capture) -> None:
+    out = run(tmp_path / "a", [*GRID, "--shard", "1/3"])
+    before = read_files(out)
+    for flags, held in (
+        (["--shard", "2/3"], "shard 1/3; choose a folder for each shard"),
+        ([], "shard 1/3; choose another folder"),
+    ):
+        run(out, [*GRID, *flags], rc=2)
+        assert held in capsys.readouterr().err
+    assert read_files(out) == before
+    run(out, [*GRID, "--shard", "1/3"])
+    assert len(read_records(out)) == 3
+
+
+def test_shards_are_read_as_the_sweep(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    """With a family that runs out of memory, and repeats; each shard has a sentinel of its own."""
+    monkeypatch.setenv(fake.MEMORY, "fixed=100MiB image=4MiB low=0.5 capacity=500MiB")
+    whole, parts = run(tmp_path / "whole", TWICE), tmp_path / "parts"
+    shards = run_shards(parts, TWICE, 3)
+    assert measured(parts) == measured(whole)
+    assert len(measured(whole)) == 18
+    assert {"ok", "oom"} == set(read_records(parts)["status"])
+    assert read_records(parts)["sentinel"].sum() == 3
+    for command in (
+        ["report", "--format", "json"],
+        ["compare", str(whole)],
+        ["validate"],
+    ):
+        name, *flags = command
+        capsys.readouterr()
+        main = {"report": report, "compare": compare, "validate": validate}[name]
+        assert main([str(parts), *flags]) in (0, 1)
+        said = capsys.readouterr().out
+        if name == "report":
+            document = json.loads(said)
+            assert len(document["cases"]) == 9
+            assert not [w for w in document["warnings"] if "without shard" in str(w)]
+            # the folders of its shards are the folder that holds them
+            assert report([*map(str, shards), *flags]) == 0
+            assert capsys.readouterr().out == said
+        elif name == "compare":
+            assert "9 cases in both" in said
+        else:
+            assert "21 rows" in said
+    assert parts in list_results(tmp_path)
+    assert not {*shards} & {*list_results(tmp_path)}
+
+
+def test_searches_of_shards_are_those_of_the_sweep(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv(fake.MEMORY, "fixed=200MiB image=4MiB low=0.5")
+    flags = [*FAKE, "--precision", "fp32", "bf16", "--memory-limit", "2GiB"]
+    flags += ["--batch-size", "64..auto"]
+    whole, parts = run(tmp_path / "whole", flags), tmp_path / "parts"
+    run_shards(parts, flags, 2)
+    assert measured(parts) == measured(whole)
+    assert read_records(parts)["probe"].sum() == read_records(whole)["probe"].sum() > 4
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    def warn(folder: Path) -> str:
+        capsys.readouterr()
+        assert report([str(folder), "--full"]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    first, second = (tmp_path / "all" / name for name in ("first", "second"))
+    run(first, [*GRID, "--shard", "1/3"])
+    assert "first is without shard 2/3; shard 3/3. Run what is missing" in warn(first)
+    monkeypatch.setenv(fake.ANSWERS, "batch_size=64:interrupted")
+    run(second, [*GRID, "--shard", "2/3"])
+    assert "all is without shard 3/3." in warn(tmp_path / "all")
+    records = second / "records.csv"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:-1]))
+    assert "all has no row of 1 of the 6 runs that its last command planned" in warn(first.parent)
+    monkeypatch.delenv(fake.ANSWERS)
+    run(second, [*GRID, "--shard", "2/3"])
+    run(tmp_path / "all" / "third", [*GRID, "--shard", "3/3", "--data-dir", "elsewhere"])
+    assert "without shard" not in warn(tmp_path / "all")
+    assert "has no row" not in warn(tmp_path / "all")
+    # a shard whose configuration was edited may be of any sweep
+    config = second / "config.json"
+    config.write_text(config.read_text().replace('"shard": "2/3"', '"shard": 2'))
+    assert "all is without shard 2/3." in warn(tmp_path / "all")
+
+
+def test_shards_of_several_sweeps_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    first = run(tmp_path / "a", [*GRID, "--shard", "1/2"])
+    shutil.copytree(first, tmp_path / "again")
+    assert report([str(tmp_path)]) == 2
+    assert f"{tmp_path}: a and again are shard 1/2" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "again")
+    run(tmp_path / "b", [*GRID, "--seed", "3", "--shard", "2/2"])
+    assert report([str(tmp_path)]) == 2
+    assert f"{tmp_path}: a, b are of several sweeps" in capsys.readouterr().err
+    run(tmp_path, GRID, rc=2)
+
+
+def test_a_sweep_is_not_made_in_a_folder_of_shards(tmp_path: Path, capsys: Capture) -> None:
+    run(tmp_path / "a", [*GRID, "--shard", "1/2"])
+    run(tmp_path, GRID, rc=2)
+    assert f"--out {tmp_path}: holds a; choose another folder" in capsys.readouterr().err
+
+
+def write_folder(folder: Path, record_id: str, seed: int) -> None:
+    """The folder of a shard with one record, and rows of it in every other table."""
+    record = make_run(Case(seed=seed), record_id=record_id, epoch_time_s=1.0)
+    mark = float(seed + 1)
+    with Store(folder) as store:
+        store.append(
+            record,
+            [Step(0, 8, mark, 4, 0.1), Step(1, 8, mark / 2, 5, 0.1)],
+            [EpochRow(0, mark, 1.0, 0.5)],
+            [WorkRow("convolution", "3×3", "float32", seed + 1, 1e9, 1e6)],
+            [RankRow(n, None, mark, mark / 2, 8, None, None) for n in (0, 1)],
+        )
+        shard = f"{seed + 1}/2"
+        store.write_config({"command": f"bench.sweep --shard {shard}", "shard": shard})
+
+
+def test_tables_beside_the_records_are_read_from_all(tmp_path: Path) -> None:
+    write_folder(tmp_path / "b", "aaaa", 0)
+    write_folder(tmp_path / "a", "bbbb", 1)
+    assert read_records(tmp_path)["record_id"].tolist() == ["aaaa", "bbbb"], "by their numbers"
+    steps = read_sweep(tmp_path).read_steps()
+    assert steps["record_id"].tolist() == ["aaaa", "aaaa", "bbbb", "bbbb"]
+    assert steps["loss"].tolist() == [1.0, 0.5, 2.0, 1.0]
+    for read, column, found in (
+        (read_epochs, "time_s", [1.0, 2.0]),
+        (read_work, "calls", [1, 2]),
+        (read_ranks, "epoch_time_s", [1.0, 1.0, 2.0, 2.0]),
+    ):
+        assert read(tmp_path)[column].tolist() == found
