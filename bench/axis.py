@@ -80,7 +80,6 @@ class Axis:
     default: Any
     parse: Callable[[str], Value]  # for flags, presets and CSV; its ValueError says what is right
     help: str
-    since: int = 1  # the records schema that introduced it
     quiet: bool = False  # not part of a case's name at its default
     switch: bool = False  # "off" is a value and "on" is accepted; implied by a default of False
     common: bool = False  # ``--help`` shows its flag; else only ``--help-all`` does

@@ -104,16 +104,16 @@ _WHOLE_EPOCHS = {"search": "trials train whole epochs"}
 _HOW_MUCH = {"advise": "it decides how much is measured"}
 _OUR_IMAGES = "its images are of 3x32x32 or a --workload's, unlike those of bench.sweep"
 
-_later = partial(describe_axis, since=4, quiet=True)
+_later = partial(describe_axis, quiet=True)
 _learning = partial(_later, affects=(LEARNING, RATE), absent=_FEW_STEPS)
 _part = partial(describe_axis, measuring=True, affects=(PART,),
     absent=_FEW_STEPS | _HOW_MUCH | _WHOLE_EPOCHS)
 _measuring = partial(describe_axis, measuring=True, affects=(), absent=_FEW_STEPS | _HOW_MUCH)
-_synthetic = partial(describe_axis, since=4,
+_synthetic = partial(describe_axis,
     affects=(LEARNING, DATA, FIT, PROOF, WORK, FLOP, FIRST),
     applies=(_IS_OURS, _IS_SYNTHETIC), absent=dict.fromkeys(("check", "scales"), _OUR_IMAGES))
 _loading = partial(_later, follows="loader", applies=(_LOADS,), affects=(FIT,), absent=_FEW_STEPS)
-_parallel = partial(_later, since=5, follows="parallel", applies=(_TRAINS_TOGETHER, _IS_DDP),
+_parallel = partial(_later, follows="parallel", applies=(_TRAINS_TOGETHER, _IS_DDP),
     absent={"search": "each trial trains on one GPU",
     "advise": "it advises on training on one GPU"})
 # fmt: on
@@ -142,7 +142,7 @@ class Case:
         fill=lambda case: PRECISIONS[case.precision].default_loss_scale, order=order_scale)
     opt_level: str | None = describe_axis(None, parse_opt_level,
         "opt level of apex.amp, O0 to O3, for fp16-apex (default: none, its FP16_Optimizer)",
-        since=3, follows="precision", applies=(_need("apex", "is trained by apex"),), order=str)
+        follows="precision", applies=(_need("apex", "is trained by apex"),), order=str)
     fp8_recipe: str = _later("tensorwise", one_of(FP8_RECIPES),
         "how torchao scales tensors in fp8; bench.sweep --list describes them",
         follows="precision", applies=(_need("float8", "rounds to fp8"),),
@@ -160,7 +160,7 @@ class Case:
         absent=_FEW_STEPS)
     memory_limit: str | None = describe_axis(None, parse_memory_limit,
         "memory that the process may use, such as 21GiB, as on a smaller GPU (default: none)",
-        since=4, affects=(FIT, PROOF, RECIPE), baseline=True,
+        affects=(FIT, PROOF, RECIPE), baseline=True,
         order=lambda text: parse_bytes(text) if text else math.inf,
         beside={"parallel": ("dp",)}, absent=_FEW_STEPS)
     lr: float = describe_axis(OPTIMIZERS["sgd"].lr, parse_number("a learning rate", 0),
@@ -192,12 +192,12 @@ class Case:
     fraction: float = _part(1.0, parse_number("a fraction", 0, 1),
         "part of the epoch to measure; the rest is extrapolated", common=True)
     steps: int | None = _part(None, parse_steps,
-        "measure this many steps at most, after one of each batch shape", since=4, common=True,
+        "measure this many steps at most, after one of each batch shape", common=True,
         order=lambda text: int(text) if text else math.inf)
     until: float | None = _part(None, parse_until,
         "end a case once its epoch time is known within this share, such as 1%: the 95 % interval "
         "of its steps, drift included (default: measure all that --fraction and --steps allow)",
-        since=7, beside={"parallel": ("ddp",)})
+        beside={"parallel": ("ddp",)})
     evaluate: bool = _measuring(False, parse_switch,
         "measure loss and accuracy on the test images too")
     checkpoint: bool = _later(False, parse_switch,
@@ -206,7 +206,7 @@ class Case:
         beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,)},
         absent=_HOW_MUCH | {"search": "a trial that was interrupted begins anew"})
     profile: bool = _measuring(False, parse_switch,
-        "run a few more steps under torch's profiler, to see where their time goes", since=4,
+        "run a few more steps under torch's profiler, to see where their time goes",
         quiet=True, common=True,
         beside={"parallel": ("ddp", "dp"), "cuda_graphs": (True,)},
         absent=_FEW_STEPS | _HOW_MUCH
@@ -218,7 +218,7 @@ class Case:
         switch=True, common=True, affects=(FIT, PROOF, KERNELS), order=list(COMPILES).index,
         prepares="compiling", beside={"parallel": ("dp",)})
     cuda_graphs: bool = describe_axis(False, parse_switch,
-        "capture a whole training step as a CUDA graph during warm-up, and replay it", since=8,
+        "capture a whole training step as a CUDA graph during warm-up, and replay it",
         affects=(FIT, PROOF, WORK, KERNELS), prepares="capturing",
         absent=_FEW_STEPS, beside={"compile": OWN_GRAPHS,
             "precision": tuple(p.name for p in PRECISIONS.values() if p.apex or p.float8)},

@@ -16,30 +16,12 @@ from bench.case import AXES, Case, list_affecting
 from bench.text import Explained, count
 from bench.work import Kind
 
-# History of the schema. Readers migrate older files and refuse newer ones.
-#   1  2026-11  the first
-#   2  2026-11  the seed of each run; the grounds of the report's doubts, in columns instead of
-#               sentences (others on the card or the CPU, trends within the epoch); intervals of
-#               extrapolated times; gradients in the proof; the model and more of its environment
-#   3  2026-11  NVIDIA apex: its opt level and which of its interfaces ran; the loss scale of each
-#               step, in steps.csv; memory of the process before the first step
-#   4  2026-11  memory limits, accumulation, optimizers, learning rates that change, several
-#               epochs (in epochs.csv), probes of the largest batch, workloads, fine-tuning,
-#               checkpoints, and the work of a step (in work.csv), profiled or counted
-#   5  2026-11  lanes; training on several GPUs, the processes of a case in ranks.csv; cases that a
-#               search ended before their last epoch
-#   6  2026-11  the error of exposed communication
-#   7  2026-11  in work.csv, the exclusive time of kernels, which kernels ran, and the work of one
-#               more item; how the rates of a device were measured, and rates of convolutions on a
-#               CPU; cases that end once their epoch time is known; both ends of an epoch by the
-#               medians of their steps; memory on a CPU without the pages of mapped files; the parts
-#               of the time outside training; the sources of a row's proof and of its count of FLOP
-#               and bytes
-#   8  2026-11  the mode in which a network is compiled; steps captured as CUDA graphs
-#   9  2026-11  the versions of HIP and MIOpen, of an AMD GPU
-#  10  2026-11  how many classes the images have
-#  11  2026-11  which share of a step's FLOP ran in the number format of the label
 SCHEMA = 11
+"""The version of the tables. A new column needs no new one: a file without it is read as empty, or
+with the axis's default. 11, of 2026-11, is without the columns and axes that nobody used."""
+
+OLDEST, READER = 10, "8645d459"
+"""The oldest schema that is read, and the commit that reads all before it."""
 
 
 class Status(Explained):
@@ -77,8 +59,8 @@ A loss that became inf or NaN takes as much time and memory as any other, but ca
 
 
 def column(help: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """Describe one column by its meaning; ``since`` is the schema that introduced it. Its name
-    gives the unit, its annotation the type and whether it may be empty."""
+    """Describe one column by its meaning. Its name gives the unit, its annotation the type and
+    whether it may be empty."""
     return field(default=default, metadata={"help": help, **metadata})
 
 
@@ -88,7 +70,7 @@ def quantity(help: str, **metadata: Any) -> Any:
 
 
 def beside(label: str, help: str) -> Any:
-    return quantity(help, since=7, beside=label)
+    return quantity(help, beside=label)
 
 
 @dataclass
@@ -117,17 +99,17 @@ class Measurement:
         "other", "what lies between all these, such as resetting the weights after warm-up")
     warmup_time_s: float | None = quantity("warm-up steps of each batch shape that is measured")
     first_steps_time_s: float | None = quantity(
-        "first warm-up step of each batch shape: autotuning, compilation, allocation", since=2)
+        "first warm-up step of each batch shape: autotuning, compilation, allocation")
     warmup_steps: int | None = quantity("steps of the warm-up")
     warmup_steady: bool | None = quantity("step times were steady when warm-up ended")
     epoch_time_s: float | None = quantity(
         "one warm epoch, the mean of several; extrapolated where fewer steps were measured")
     epoch_time_low_s: float | None = quantity(
         "lower end of the 95 % interval of an extrapolated epoch, within this run; with --until, "
-        "also if its steps drift, and as wide as it asked", since=2)
-    epoch_time_high_s: float | None = quantity("upper end of that interval", since=2)
+        "also if its steps drift, and as wide as it asked")
+    epoch_time_high_s: float | None = quantity("upper end of that interval")
     epoch_time_error: float | None = quantity(
-        "how far that interval reaches from epoch_time_s, as a share of it", since=7)
+        "how far that interval reaches from epoch_time_s, as a share of it")
     measured_time_s: float | None = quantity("wall time of the measured steps, of all epochs")
     measured_steps: int | None = quantity("steps measured, of all epochs")
     measured_images: int | None = quantity("images in the measured steps")
@@ -139,19 +121,18 @@ class Measurement:
     step_time_max_s: float | None = quantity("slowest step")
     step_time_max_index: int | None = quantity("index of the slowest step, from 0")
     step_time_first_s: float | None = quantity(
-        "median of the full steps' first quarter, after the first tenth of them", since=2)
-    step_time_last_s: float | None = quantity("median of the last quarter", since=2)
+        "median of the full steps' first quarter, after the first tenth of them")
+    step_time_last_s: float | None = quantity("median of the last quarter")
     eval_time_s: float | None = quantity("last evaluation on the test images")
     truncated_after: int | None = quantity(
-        "epochs after which a search ended the case, whose axis has more; empty for a whole one",
-        since=5)
+        "epochs after which a search ended the case, whose axis has more; empty for a whole one")
     loader_first_batch_s: float | None = quantity(
-        "start of the first epoch to its first batch, the start of --workers included", since=4)
+        "start of the first epoch to its first batch, the start of --workers included")
     loader_samples_per_s: float | None = quantity(
-        "items that --loader torch supplies without training, its start left out", since=4)
+        "items that --loader torch supplies without training, its start left out")
 
     setup_process_bytes: int | None = quantity(
-        "peak of the process before the first warm-up step (NVML; on a CPU what it holds)", since=3)
+        "peak of the process before the first warm-up step (NVML; on a CPU what it holds)")
     warmup_allocated_bytes: int | None = quantity("peak of tensors, warm-up")
     warmup_reserved_bytes: int | None = quantity("peak of torch's allocator, warm-up")
     warmup_process_bytes: int | None = quantity("peak of the process, warm-up (NVML)")
@@ -165,10 +146,9 @@ class Measurement:
     baseline_device_bytes: int | None = quantity(
         "device memory in use before the worker started (NVML, raw)")
     context_bytes: int | None = quantity(
-        "memory of the process outside torch's allocator, which a memory limit on a GPU counts in",
-        since=4)
+        "memory of the process outside torch's allocator, which a memory limit on a GPU counts in")
     warmup_alloc_retries: int | None = quantity(
-        "allocations retried after freeing the cache, before the epoch", since=4)
+        "allocations retried after freeing the cache, before the epoch")
     alloc_retries: int | None = quantity("allocations retried after freeing the cache")
     alloc_ooms: int | None = quantity("allocations refused")
 
@@ -180,15 +160,14 @@ class Measurement:
         "mean cross-entropy over the test images, after the last epoch")
     test_accuracy: float | None = quantity(
         "accuracy on the test images, after the last epoch, as a fraction")
-    peak_lr: float | None = quantity("highest learning rate of a measured step", since=4)
+    peak_lr: float | None = quantity("highest learning rate of a measured step")
     first_bad_step: int | None = quantity(
         "first step whose loss was inf or NaN, from 0, counted over all epochs")
     overflow_steps: int | None = quantity("steps with inf or NaN in the scaled gradients")
     final_loss_scale: float | None = quantity("loss scale after the last step")
 
     resumed_epochs: int | None = quantity(
-        "epochs that an earlier process, which was interrupted, had trained: they are in the row",
-        since=4)
+        "epochs that an earlier process, which was interrupted, had trained: they are in the row")
 
     energy_j: float | None = quantity("energy of the measured steps")
     energy_source: str | None = quantity("counter, or integrated from power readings")
@@ -196,13 +175,13 @@ class Measurement:
     power_limit_w: float | None = quantity("enforced power limit")
     sm_clock_mhz: float | None = quantity("median SM clock during the epoch")
     sm_clock_first_mhz: float | None = quantity(
-        "median SM clock in the first quarter of the epoch", since=2)
-    sm_clock_last_mhz: float | None = quantity("median SM clock in the last quarter", since=2)
+        "median SM clock in the first quarter of the epoch")
+    sm_clock_last_mhz: float | None = quantity("median SM clock in the last quarter")
     memory_clock_mhz: float | None = quantity("median memory clock")
     temperature_c: float | None = quantity("highest temperature during the epoch")
     temperature_first_c: float | None = quantity(
-        "median temperature in the first quarter of the epoch", since=2)
-    temperature_last_c: float | None = quantity("median temperature in the last quarter", since=2)
+        "median temperature in the first quarter of the epoch")
+    temperature_last_c: float | None = quantity("median temperature in the last quarter")
     throttle_before: str | None = quantity("throttle reasons when the worker started")
     throttle_during: str | None = quantity("throttle reasons seen during the epoch")
     throttle_after: str | None = quantity(
@@ -210,68 +189,67 @@ class Measurement:
         "before it ended, such as counting and profiling")
     neighbours: str | None = quantity("other processes seen on the card: pid and bytes")
     neighbours_computing: int | None = quantity(
-        "of these, how many computed before the epoch ended", since=2)
-    neighbours_drawing: int | None = quantity("of these, how many drive a display", since=2)
-    neighbours_late: int | None = quantity("of these, how many came after the epoch", since=2)
+        "of these, how many computed before the epoch ended")
+    neighbours_drawing: int | None = quantity("of these, how many drive a display")
+    neighbours_late: int | None = quantity("of these, how many came after the epoch")
     other_cores: float | None = quantity(
         "CPU cores that other processes used on average in an epoch on a CPU, without those that "
-        "a quota leaves them", since=2)
+        "a quota leaves them")
 
-    apex: str | None = quantity("what of NVIDIA apex trained: its version and interface", since=3)
+    apex: str | None = quantity("what of NVIDIA apex trained: its version and interface")
     fp8_layers: str | None = quantity(
-        "the linear layers that ran in fp8: how many of how many, and which", since=4)
+        "the linear layers that ran in fp8: how many of how many, and which")
     fp8_flop_share: float | None = quantity(
-        "share of the network's FLOP, forward and backward, that these layers are", since=4)
+        "share of the network's FLOP, forward and backward, that these layers are")
     flags: str | None = quantity("arithmetic and cuDNN flags as read back in the worker")
     arithmetic: str | None = quantity(
         "what the numeric probe found inputs rounded to, the most expensive layer's first")
-    proof_layer: str | None = quantity("the layers of the network that were probed", since=2)
+    proof_layer: str | None = quantity("the layers of the network that were probed")
     conv_error: float | None = quantity("relative error of a convolution against float64")
-    input_grad_error: float | None = quantity("relative error of its input gradient", since=2)
-    weight_grad_error: float | None = quantity("relative error of its weight gradient", since=2)
+    input_grad_error: float | None = quantity("relative error of its input gradient")
+    weight_grad_error: float | None = quantity("relative error of its weight gradient")
     matmul_error: float | None = quantity("relative error of a matmul against float64")
     labelled_flop_share: float | None = quantity(
         "share of the FLOP of a step that ran in the number format of the precision, as counted; "
-        "the rest ran in another, which the network chose itself", since=11)
+        "the rest ran in another, which the network chose itself")
     flop_per_image: float | None = quantity(
         "forward and backward, a grouped convolution's weight gradient counted as grouped")
     step_bytes: int | None = quantity(
         "least memory traffic of a step: what each of its operations, not compiled, reads and "
-        "writes", since=4)
+        "writes")
 
-    profiled_steps: int | None = quantity("steps under the profiler", since=4)
-    profiled_step_s: float | None = quantity("a step under the profiler", since=4)
+    profiled_steps: int | None = quantity("steps under the profiler")
+    profiled_step_s: float | None = quantity("a step under the profiler")
     busy_s: float | None = quantity(
-        "time of a profiled step in which kernels ran, any of them; on a CPU, operators", since=4)
+        "time of a profiled step in which kernels ran, any of them; on a CPU, operators")
     input_wait_s: float | None = quantity(
-        "time of a profiled step in which none ran, because a batch was missing", since=4)
+        "time of a profiled step in which none ran, because a batch was missing")
     sync_wait_s: float | None = quantity(
-        "time of a profiled step in which none ran, since the program had waited for the GPU",
-        since=4)
+        "time of a profiled step in which none ran, since the program had waited for the GPU")
 
     comm_backend: str | None = quantity(
-        "what exchanges gradients between processes, and its version", since=5)
-    links: str | None = quantity("how each pair of the GPUs is connected: '0-1 NV18, …'", since=5)
+        "what exchanges gradients between processes, and its version")
+    links: str | None = quantity("how each pair of the GPUs is connected: '0-1 NV18, …'")
     wire_bytes: int | None = quantity(
-        "gradients that each process hands over to be averaged, of a step", since=5)
-    buckets: int | None = quantity("parts that the gradients are exchanged in", since=5)
+        "gradients that each process hands over to be averaged, of a step")
+    buckets: int | None = quantity("parts that the gradients are exchanged in")
     sync_step_s: float | None = quantity(
-        "median step of blocks after the epoch, gradients exchanged", since=5)
+        "median step of blocks after the epoch, gradients exchanged")
     no_sync_step_s: float | None = quantity(
-        "median step of blocks after the epoch, nothing exchanged", since=5)
+        "median step of blocks after the epoch, nothing exchanged")
     exposed_error_s: float | None = quantity(
-        "half of the 95 % interval of the difference of these two, in this run", since=6)
+        "half of the 95 % interval of the difference of these two, in this run")
     slowest_rank: int | None = quantity(
-        "the process that worked longest before gradients were first exchanged", since=5)
+        "the process that worked longest before gradients were first exchanged")
 
     missing: str | None = quantity("why columns are empty: 'column: reason; …'")
     notes: str | None = quantity("what a reader should know before using the row")
     proof_notes: str | None = quantity(
-        "what a reader should know of the arithmetic that was found", since=7)
+        "what a reader should know of the arithmetic that was found")
     shared: str | None = quantity(
         "what was not found anew, but is that of an earlier row of the folder, and whose: 'proof: "
         "record_id; flop: …; work: …' (arithmetic and errors; FLOP per image; bytes and work of a "
-        "step)", since=7)
+        "step)")
     # fmt: on
 
 
@@ -321,50 +299,49 @@ class Environment:
     code: str | None = quantity("hash of the harness's own source", comparable="device")
     dataset_fingerprint: str | None = quantity("hash of pixels and labels", comparable="dataset")
     model_parameters: str | None = quantity(
-        "hash of the model's parameter names, shapes and dtypes", comparable="model", since=2)
+        "hash of the model's parameter names, shapes and dtypes", comparable="model")
     model_structure: str | None = quantity(
-        "hash of the printed module", comparable="model", since=2)
+        "hash of the printed module", comparable="model")
     model_source: str | None = quantity(
-        "hash of the source files that build the model", comparable="model", since=2)
+        "hash of the source files that build the model", comparable="model")
     start_fingerprint: str | None = quantity(
-        "hash of the file of --start", comparable="start", since=4)
+        "hash of the file of --start", comparable="start")
     variables: str | None = quantity(
-        "environment variables that change results, those that are set", comparable="device",
-        since=2)
-    torch_threads: int | None = quantity("threads of one torch operation on a CPU", since=2)
+        "environment variables that change results, those that are set", comparable="device")
+    torch_threads: int | None = quantity("threads of one torch operation on a CPU")
     torch_interop_threads: int | None = quantity(
-        "torch operations that may run side by side on a CPU", since=2)
-    cpu_governor: str | None = quantity("frequency governor of the CPU", since=2)
-    persistence_mode: str | None = quantity("NVIDIA persistence mode: on or off", since=2)
-    ecc: str | None = quantity("error correction of GPU memory: on or off", since=2)
-    mig: str | None = quantity("MIG mode of the GPU: on or off", since=2)
-    pcie: str | None = quantity("PCIe link: generation and width in use, and at most", since=2)
+        "torch operations that may run side by side on a CPU")
+    cpu_governor: str | None = quantity("frequency governor of the CPU")
+    persistence_mode: str | None = quantity("NVIDIA persistence mode: on or off")
+    ecc: str | None = quantity("error correction of GPU memory: on or off")
+    mig: str | None = quantity("MIG mode of the GPU: on or off")
+    pcie: str | None = quantity("PCIe link: generation and width in use, and at most")
     dataset_source: str | None = quantity("layout the images came from")
     train_images: int | None = quantity("training images in the dataset, or units")
     test_images: int | None = quantity("test images in the dataset, or units")
     dataset_classes: int | None = quantity(
-        "classes of the images; empty for a workload, whose loss may be any", since=10)
+        "classes of the images; empty for a workload, whose loss may be any")
     rate_float32: float | None = quantity(
-        "FLOP/s of a large matrix product in float32, measured before the case", since=4)
-    rate_tfloat32: float | None = quantity("the same in TF32", since=4)
-    rate_float16: float | None = quantity("the same in float16", since=4)
-    rate_bfloat16: float | None = quantity("the same in bfloat16", since=4)
-    rate_float8: float | None = quantity("the same in float8", since=4)
+        "FLOP/s of a large matrix product in float32, measured before the case")
+    rate_tfloat32: float | None = quantity("the same in TF32")
+    rate_float16: float | None = quantity("the same in float16")
+    rate_bfloat16: float | None = quantity("the same in bfloat16")
+    rate_float8: float | None = quantity("the same in float8")
     rate_conv_float32: float | None = quantity(
-        "the same of convolutions, forward and backward, in float32 on a CPU", since=7)
-    rate_conv_float16: float | None = quantity("that of convolutions in float16 on a CPU", since=7)
+        "the same of convolutions, forward and backward, in float32 on a CPU")
+    rate_conv_float16: float | None = quantity("that of convolutions in float16 on a CPU")
     rate_conv_bfloat16: float | None = quantity(
-        "that of convolutions in bfloat16 on a CPU", since=7)
+        "that of convolutions in bfloat16 on a CPU")
     rate_copy: float | None = quantity(
-        "bytes read and written by a large copy, a second, measured before the case", since=4)
+        "bytes read and written by a large copy, a second, measured before the case")
     call_time_s: float | None = quantity(
-        "the smallest operation, of many one after the other", since=4)
+        "the smallest operation, of many one after the other")
     rate_tries: str | None = quantity(
         "of how many tries each of these is the best, more where it was measured again; on a GPU "
-        "with the SM clock and the power during that try", since=7)
-    rates_at: str | None = quantity("when these rates were measured, UTC", since=7)
+        "with the SM clock and the power during that try")
+    rates_at: str | None = quantity("when these rates were measured, UTC")
     unit: str | None = quantity(
-        "what a workload counts: 'images' in this table are these; empty for images", since=4)
+        "what a workload counts: 'images' in this table are these; empty for images")
     # fmt: on
 
 
@@ -377,8 +354,8 @@ class Step:
     loss: float | None = column("mean cross-entropy; empty if not finite")
     correct: int | None = column("how many of them were predicted right")
     time_s: float | None = column("duration of the step")
-    loss_scale: float | None = column("what the loss was multiplied by", None, since=3)
-    lr: float | None = column("learning rate of the step", None, since=4)
+    loss_scale: float | None = column("what the loss was multiplied by", None)
+    lr: float | None = column("learning rate of the step", None)
 
 
 @dataclass
@@ -443,14 +420,13 @@ class WorkRow:
     bytes: float | None = column("least memory traffic of a step, not fused")
     time_s: float | None = column("time of a step, with --profile", None)
     exclusive_s: float | None = column(
-        "that time, each instant divided among the kernels that run in it", None, since=7)
+        "that time, each instant divided among the kernels that run in it", None)
     kernels: str = column(
         "the kernels that make nearly all of time_s on a GPU, each with its part of it in s, the "
-        "longest first, and how many others there were", "", since=7, optional=True)
+        "longest first, and how many others there were", "", optional=True)
     flop_per_item: float | None = column(
-        "what another item in each micro-batch adds to flop; empty where that is not known", None,
-        since=7)
-    bytes_per_item: float | None = column("the same of bytes", None, since=7)
+        "what another item in each micro-batch adds to flop; empty where that is not known", None)
+    bytes_per_item: float | None = column("the same of bytes", None)
     # fmt: on
 
 
@@ -521,11 +497,11 @@ class Record:
     record_id: str = column("joins a row to its steps")
     case: Case
     repeat: int = column("1 for the first run of a case, 2 for the second, …")
-    run_seed: int = column("the seed of this run: repeats differ in it, see --same-seed", since=2)
+    run_seed: int = column("the seed of this run: repeats differ in it, see --same-seed")
     sentinel: bool = column("the first case run again at the end, to show drift")
-    probe: bool = column("run to find the largest batch that fits", since=4)
-    lane: str = column("the lane that it ran on; empty where there was one", since=5)
-    lanes_beside: int | None = column("other lanes that ran a case meanwhile, at most", since=5)
+    probe: bool = column("run to find the largest batch that fits")
+    lane: str = column("the lane that it ran on; empty where there was one")
+    lanes_beside: int | None = column("other lanes that ran a case meanwhile, at most")
     attempt: int = column("1, or more where an earlier attempt failed")
     status: Status = column("; ".join(f"{s}: {s.meaning}" for s in Status))  # noqa: RUF009
     reason: str = column("one line on the status")
@@ -545,14 +521,13 @@ class Column:
     type: type
     help: str
     optional: bool = False
-    since: int = 1  # the schema that introduced it; older files lack it
 
 
 def make_axis_column(axis: Axis) -> Column:
     """Describe the column that an axis has in a records file."""
     # an axis that may be empty is text: a loss scale is a number, the name of a rule or nothing
     kind = str if axis.default is None else type(axis.default)
-    return Column(axis.name, kind, axis.help, since=axis.since)
+    return Column(axis.name, kind, axis.help)
 
 
 def _columns(kind: type) -> Iterator[Column]:
@@ -561,7 +536,7 @@ def _columns(kind: type) -> Iterator[Column]:
             name, empty, _ = str(f.type).partition(" | None")
             type_ = {"bool": bool, "float": float, "int": int}.get(name, str)
             optional = bool(empty) or f.metadata.get("optional", False)
-            yield Column(f.name, type_, text, optional, f.metadata.get("since", 1))
+            yield Column(f.name, type_, text, optional)
 
 
 def _by_name(*columns: Column) -> dict[str, Column]:

@@ -186,13 +186,13 @@ FAKE = f"bench.sweep {FAKED} out"
 
 ROUNDING = """
     rounding: str = describe_axis("even", one_of(("odd", "even", "up")), "how halves are rounded",
-        since=3, affects=(LEARNING, FIT, FLOP, FIRST), follows="precision", applies=(_SCALES,),
+        affects=(LEARNING, FIT, FLOP, FIRST), follows="precision", applies=(_SCALES,),
         baseline=True, order=("odd", "even", "up").index,
         beside={"checkpoint": (True,)}, absent={"check": "its bounds are of one rounding"},
         conflicts=(Conflict(lambda case: case.rounding == "up" and case.epochs > 9,
             "--rounding {case.rounding} drifts over {case.epochs} epochs"),))"""
 WARM = """
-    warm: bool = describe_axis(False, parse_switch, "fill caches first", since=3,
+    warm: bool = describe_axis(False, parse_switch, "fill caches first",
         affects=(KERNELS, RECIPE), prepares="warming")"""
 PLANT = f"""
 import sys
@@ -253,7 +253,7 @@ def main(argv):
 
 def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     """All that is said at its field holds everywhere: it is named in no other place."""
-    about = '0.9, parse_number("a momentum", 0), "SGD momentum", since=3'
+    about = '0.9, parse_number("a momentum", 0), "SGD momentum"'
     add_axis(copy, f"    momentum: float = describe_axis({about}, affects=(LEARNING,))")
     add_axis(copy, ROUNDING)
     add_axis(copy, WARM)

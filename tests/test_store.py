@@ -29,6 +29,7 @@ from bench.errors import StoreError, UsageError
 from bench.record import (
     COLUMNS,
     EPOCH_COLUMNS,
+    OLDEST,
     SCHEMA,
     STEP_COLUMNS,
     WORK_COLUMNS,
@@ -511,7 +512,7 @@ def declare(monkeypatch: Patch, column: Column, after: str) -> None:
 def test_an_older_file_is_read_without_touching_it(tmp_path: Path, monkeypatch: Patch) -> None:
     file = write(tmp_path, make_run(epoch_time_s=3.5))
     before = file.read_bytes()
-    declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
+    declare(monkeypatch, Column("fan_speed", float, "fan", True), "seed")
     frame = read_records(tmp_path)
     assert math.isnan(frame["fan_speed"][0])
     assert frame["epoch_time_s"].tolist() == [3.5]
@@ -525,7 +526,7 @@ def test_files_of_an_older_schema_are_written_anew_before_anything_runs(
     """And not by opening them: a command that is refused leaves them as they are."""
     file = write(tmp_path, make_run(epoch_time_s=3.5))
     before = file.read_bytes()
-    declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
+    declare(monkeypatch, Column("fan_speed", float, "fan", True), "seed")
     with Store(tmp_path):
         pass
     assert file.read_bytes() == before
@@ -539,7 +540,7 @@ def test_a_new_column_never_shifts_old_ones(tmp_path: Path, monkeypatch: Patch) 
     """A file of an older schema that is written on."""
     old = make_run(Case(lr=0.25), epoch_time_s=3.5, reason="=1+1", gpu="'quoted'")
     write(tmp_path, old)
-    declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "batch_size")
+    declare(monkeypatch, Column("fan_speed", float, "fan", True), "batch_size")
     plain = writer.flatten
 
     def flatten_anew(item: Any) -> dict[str, Any]:
@@ -559,9 +560,9 @@ def test_a_new_column_never_shifts_old_ones(tmp_path: Path, monkeypatch: Patch) 
     assert not list(tmp_path.glob(".records*"))
 
 
-def test_a_new_axis_takes_its_default_in_older_files(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_new_axis_has_its_default_in_files_without_it(tmp_path: Path, monkeypatch: Patch) -> None:
     write(tmp_path, make_run())
-    axis = Axis(1.5, parse_number("a momentum", 0), "momentum", since=NEXT, name="momentum")
+    axis = Axis(1.5, parse_number("a momentum", 0), "momentum", name="momentum")
     monkeypatch.setitem(AXES, "momentum", axis)
     monkeypatch.setattr(Case, "momentum", 1.5, raising=False)
     declare(monkeypatch, record.make_axis_column(axis), "lr")
@@ -570,20 +571,40 @@ def test_a_new_axis_takes_its_default_in_older_files(tmp_path: Path, monkeypatch
     assert list(frame.columns).index("momentum") == list(frame.columns).index("lr") + 1
 
 
-def test_a_column_that_an_old_file_should_have_is_missed(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_column_that_no_file_may_lack_is_missed(tmp_path: Path) -> None:
     file = write(tmp_path, make_run())
-    declare(monkeypatch, Column("fan_speed", float, "fan", True, since=NEXT), "seed")
-    edit(file, lambda rows: rows[0].update(schema=str(NEXT)))
-    expect(tmp_path, ":1: column 'fan_speed' is missing")
+    edit(file, lambda rows: [row.pop("status") for row in rows])
+    expect(tmp_path, ":1: column 'status' is missing; restore it")
 
 
-def test_what_brought_a_column_is_said_where_it_is_described() -> None:
-    since = {f.metadata.get("since", 1) for f in fields(Measurement)}
-    assert since <= set(range(1, SCHEMA + 1))
-    axis = Axis(1, int, "x", since=NEXT, name="x")
-    assert record.make_axis_column(axis).since == NEXT
+def write_schema_10(folder: Path, **columns: str) -> Path:
+    """A row as schema 10 had it, with columns that are gone."""
+    file = write(folder, make_run(epoch_time_s=3.5))
+    edit(file, lambda rows: rows[0].update(schema=str(OLDEST), **columns))
+    return file
+
+
+def test_columns_that_are_gone_are_left_out_and_kept(tmp_path: Path) -> None:
+    """Also once the file is written on: what was there stays beside it."""
+    file = write_schema_10(tmp_path, pin_memory="off", prefetch="2", checkpoint_save_s="0.5")
+    before = file.read_bytes()
+    assert read_records(tmp_path)["epoch_time_s"].tolist() == [3.5]
+    with Store(tmp_path) as opened:
+        opened.migrate()
+        opened.append(make_run(repeat=2))
+    assert read_records(tmp_path)["schema"].tolist() == [SCHEMA, SCHEMA]
+    assert (tmp_path / f"{RECORDS}.before-{SCHEMA}").read_bytes() == before
+
+
+def test_a_case_of_an_axis_that_is_gone_is_not_read_as_another(tmp_path: Path) -> None:
+    write_schema_10(tmp_path, pin_memory="on")
+    expect(tmp_path, "pin_memory 'on' is not measured any more; commit 8645d459 of this project")
+
+
+def test_an_older_schema_is_refused_with_what_reads_it(tmp_path: Path) -> None:
+    file = write(tmp_path, make_run())
+    edit(file, lambda rows: rows[0].update(schema=str(OLDEST - 1)))
+    expect(tmp_path, f"schema {OLDEST - 1} is older than the {OLDEST}", "commit 8645d459 of this")
 
 
 def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -14,13 +14,12 @@ from bench.compare.conditions import CONDITIONS, DOUBTED, Condition
 from bench.errors import UsageError
 from bench.record import COMPARABLE, RELIABLE, REPEATED, Status
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
-from bench.store.reader import find_records, read_records
+from bench.store.reader import read_records
 from bench.store.runs import read_cases
 from bench.study.columns import Columns
 from bench.study.doubts import DOUBTS
 from bench.study.metrics import METRICS, Metric
 from bench.study.summaries import find_busy, measure_part
-from bench.study.sweeps import mend_ends
 from bench.verdict.seeds import find_classes
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class Side:
 
 def read_side(name: str, path: Path) -> Side:
     """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
-    every = mend_ends(read_records(path), find_records(path)[0])
+    every = read_records(path)
     records = keep_cases(every)
     if len(every) and not len(records):
         raise UsageError(f"{path}: has only probes of bench.fit; compare sweeps")

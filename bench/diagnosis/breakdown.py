@@ -4,7 +4,7 @@ A profiler slows a step down, so a step's time is always taken without it; the p
 to divide that time. On a CPU, operators and the gaps between them are scaled alike. On a GPU,
 kernels keep their times, and the rest of the step is idle; it is divided among kinds of waits in
 proportion to the profile's gaps. Where kernels overlap, each instant is shared equally among those
-that ran in it, as the profile measured. A profile before schema 7 has only their total overlap:
+that ran in it, as the profile measured. An older profile has only their total overlap:
 this is subtracted from the kinds that can overlap, and the result is an estimate.
 """
 

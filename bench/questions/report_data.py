@@ -169,7 +169,7 @@ def gather(
 def _find_start(rows: pd.DataFrame) -> pd.DataFrame:
     """Return, by cell, the seconds of set-up and first steps: ``start_time_s`` with the first steps
     of the slowest repeat. The rest of the warm-up is left out: it goes on until steps are steady,
-    however long that takes. Records without first steps (before schema 2) have the whole warm-up
+    however long that takes. Records without first steps, as published ones, have the whole warm-up
     instead."""
     import pandas as pd
 

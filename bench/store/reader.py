@@ -100,10 +100,10 @@ def read_records(path: Path) -> pd.DataFrame:
 
     Numbers are float64 with NaN for empty (int64 for whole numbers if none is empty), text is str
     (object in fewer rows than `FEW`) with "" for empty, switches are bool with False for empty. The
-    columns are those of `COLUMNS`, whatever schema the file has. ``path`` is a sweep's folder, a
+    columns are those of `COLUMNS`, whether the file has all or not. ``path`` is a sweep's folder, a
     folder of shards, or a records file.
 
-    Raises UsageError: it is not a records file of this harness, is of a newer schema, or holds an
+    Raises UsageError: it is not a records file of this harness, is of another schema, or holds an
     invalid value; the message names file, line and column.
     """
     return _concatenate(_read_records(f, *_stamp(f)).copy(deep=False) for f in find_records(path))

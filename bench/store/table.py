@@ -1,4 +1,4 @@
-"""Tables of a folder as text, from any schema.
+"""Tables of a folder as text, with the columns of today.
 
 An incomplete last line, left by a power cut, is never parsed. Anything that `bench.sweep` would not
 write is refused with file, line and column.
@@ -15,15 +15,22 @@ from typing import TYPE_CHECKING, NoReturn
 
 from bench.case import AXES, Case, format_value
 from bench.errors import UsageError
-from bench.record import COLUMNS, SCHEMA, Column
+from bench.record import COLUMNS, OLDEST, READER, SCHEMA, Column
 from bench.store.cells import write_lines
-from bench.store.migration import CORRECTED, MIGRATIONS, RESPELLED
 from bench.text import clean
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _LONGEST_LINE = 1_000_000  # bytes; the longest real row is a few thousand
+_CONSTANT = {
+    "skip_overflow": "off",
+    "pin_memory": "off",
+    "persistent_workers": "off",
+    "prefetch": "2",
+    "bucket_mb": "25",
+}
+"""Axes that schema 10 had, and the value that every case has now."""
 _STRANGE = "not written by `bench.sweep`; give a sweep's folder or its records.csv"
 
 
@@ -34,8 +41,8 @@ def make_empty(columns: Iterable[str]) -> pa.Table:
 
 
 def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
-    """Read every cell as text, in the order of ``columns``; those of newer schemas are added, and
-    others that a file of an older schema has are left out."""
+    """Read every cell as text, in the order of ``columns``. A column that a file lacks is empty, or
+    has its axis's default; others that a file of an older schema has are left out."""
     import pyarrow as pa
 
     try:
@@ -59,33 +66,26 @@ def read_text(path: Path, columns: dict[str, Column]) -> pa.Table:
         if header.count(name) > 1:
             raise UsageError(f"{path}:1: column {clean(name)[:40]!r} appears twice; keep one")
     table = _parse_csv(path, data, header)
-    # steps do not name their schema: they may be of the first, and lack any later column
-    oldest = _check_schema(path, table) if "schema" in columns else 1
+    older = "schema" in columns and _check_schema(path, table) < SCHEMA
     for number, name in enumerate(header, 1):
-        if name not in columns and not ("schema" in columns and oldest < SCHEMA):
+        if name in columns:
+            continue
+        if not older:
             raise UsageError(
                 f"{path}:1: column {number}: unknown column {clean(name)[:40]!r}; remove it"
             )
+        if name in _CONSTANT and (other := {*table[name].to_pylist()} - {_CONSTANT[name], ""}):
+            raise UsageError(
+                f"{path}: {name} {clean(min(other))[:40]!r} is not measured any more; commit "
+                f"{READER} of this project reads it"
+            )
     for name, column in columns.items():
         if name not in header:
-            if column.since <= oldest:
+            if not (column.optional or is_axis(column)):
                 raise UsageError(f"{path}:1: column {name!r} is missing; restore it")
-            table = table.append_column(name, pa.array(_fill_in(column, table), pa.string()))
-        elif name in (*RESPELLED, *CORRECTED):
-            cells, correct = table[name].to_pylist(), CORRECTED.get(name, str)
-            now = {text: correct(text) for text in {*cells}} | RESPELLED.get(name, {})
-            cells = [now[text] for text in cells]
-            table = table.set_column(header.index(name), name, pa.array(cells, pa.string()))
+            default = format_value(getattr(Case, name)) if is_axis(column) else ""
+            table = table.append_column(name, pa.array([default] * len(table), pa.string()))
     return table.select(list(columns))
-
-
-def _fill_in(column: Column, table: pa.Table) -> list[str]:
-    """Return the cells of a column that a file lacks: migrated, the axis's default, or empty."""
-    if column.name in MIGRATIONS:
-        needs, fill = MIGRATIONS[column.name]
-        return list(map(fill, *(table[needed].to_pylist() for needed in needs)))
-    default = format_value(getattr(Case, column.name)) if is_axis(column) else ""
-    return [default] * len(table)
 
 
 def _check_bytes(path: Path, data: bytes) -> None:
@@ -177,6 +177,11 @@ def _check_schema(path: Path, table: pa.Table) -> int:
         if int(text) > SCHEMA:
             raise UsageError(
                 f"{path}: schema {text} is newer than the {SCHEMA} this harness reads; update it"
+            )
+        if int(text) < OLDEST:
+            raise UsageError(
+                f"{path}: schema {text} is older than the {OLDEST} this harness reads; commit "
+                f"{READER} of this project reads it"
             )
         oldest = min(oldest, int(text))
     return oldest

@@ -22,6 +22,7 @@ import csv
 import io
 import math
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +107,7 @@ class Store:
 
         self._lock = FileLock(folder / ".lock", thread_local=False)
         self._files: dict[str, io.FileIO] = {}
-        self._old: dict[str, pa.Table] = {}  # tables of an older schema, until `migrate`
+        self._old: dict[str, pa.Table] = {}  # tables with other columns, until `migrate`
         self._synced = -math.inf  # when all were last on the disk, by time.monotonic()
         self._late = set[str]()  # files whose last rows may not be on the disk
         try:
@@ -164,10 +165,11 @@ class Store:
             self._late.clear()
 
     def migrate(self) -> None:
-        """Rewrite files of an older schema in the current one, so that rows can be appended. Raises
-        StoreError: they cannot be written."""
+        """Rewrite files with other columns in the current ones, so that rows can be appended; what
+        was there is kept beside them. Raises StoreError: they cannot be written."""
         for name, table in self._old.items():
             try:
+                shutil.copy2(self.folder / name, self.folder / f"{name}.before-{SCHEMA}")
                 write_table(self.folder / name, table)
             except OSError as error:
                 raise StoreError(f"{self.folder / name}: {error.strerror}") from error

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
-from bench.limits import find_ends
 from bench.record import STEP_COLUMNS
 from bench.store.cells import RECORDS, STEPS
 from bench.store.plans import SHARD, Plan
@@ -97,30 +96,6 @@ class Sweep:
 MOST_STEP_BYTES = 100_000_000
 """Larger steps files are not read for a report: pandas would need ten times as much memory."""
 
-MEDIANS = 7
-"""Schema version from which the step times at both ends of an epoch are medians. Before, they were
-means, in which one slow step looked like a trend."""
-
-
-def mend_ends(records: pd.DataFrame, file: Path) -> pd.DataFrame:
-    """Recompute the step times at the ends of epochs in records of older schemas, as medians.
-
-    Args:
-        records: of `read_records`, from ``file``; the steps file is in the same folder.
-    """
-    ends, steps = ["step_time_first_s", "step_time_last_s"], file.with_name(STEPS)
-    old = records.loc[(records["schema"] < MEDIANS) & records[ends[0]].notna(), "record_id"]
-    if not (len(old) and steps.is_file() and steps.stat().st_size <= MOST_STEP_BYTES):
-        return records
-    every = read_steps(file).dropna(subset="time_s")
-    every = every[every["record_id"].isin(old)]
-    full = every[every["images"] == every.groupby("record_id")["images"].transform("max")]
-    times = full.groupby("record_id")["time_s"].apply(lambda part: find_ends(part.tolist()))
-    found = times.dropna().to_dict()
-    at, mended = records["record_id"].isin(found), records.copy()
-    mended.loc[at, ends] = [found[record] for record in records.loc[at, "record_id"]]
-    return mended
-
 
 def read_sweep(path: Path, name: str = "") -> Sweep:
     """Read a sweep from its folder, from those of its shards, or from a records file. Raises
@@ -131,7 +106,7 @@ def read_sweep(path: Path, name: str = "") -> Sweep:
     return Sweep(
         name or _name(path),
         path.parent if path.name == RECORDS else path,
-        mend_ends(read_records(path), files[0]),
+        read_records(path),
         command if isinstance(command, str) else "",
         *read_goal(configs[0].get("search")),
         read_halving(configs[0].get("halving")),

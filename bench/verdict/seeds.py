@@ -136,8 +136,7 @@ def find_classes(
 ) -> int | None:
     """Return how many classes the loss of a case distinguishes; None if that is not known, as of a
     workload with a loss of its own. ``given`` is the axis ``classes``; ``counted`` and ``source``
-    are the columns ``dataset_classes``, which rows before schema 10 lack, and ``dataset_source``;
-    each may be empty."""
+    are the columns ``dataset_classes`` and ``dataset_source``; each may be empty."""
     if counted and counted == counted:  # NaN is empty
         return int(counted)
     return given or (None if workload != IMAGES or source == FOLDERS else CLASSES)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bench.case import Case
 from bench.gpu.peaks import list_peaks
 from bench.questions.notices import warn
-from bench.record import COLUMNS, SCHEMA, Record, Status, Step
+from bench.record import COLUMNS, Record, Status
 from bench.report.document import build
 from bench.store.attempts import FEWEST, number_groups
 from bench.study import doubts, quantities, summaries
@@ -261,31 +261,13 @@ COMMITTED = [f for f in list_committed("records.csv") if f.name.startswith("nvid
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name[-6:])
 def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are(folder: Path) -> None:
-    """Steps as recorded: half precision at batch size 128 drifts, 43 → 56 ms; others have spikes.
-
-    These rows are of schema 6, whose ends of an epoch are means.
-    """
+    """As recorded: half precision at batch size 128 drifts, 43 → 56 ms; others have spikes."""
     frame = summaries.read([read_sweep(folder)])
     drifts = frame[frame["trend"]]
     assert not drifts.empty
     assert set(drifts["batch_size"]) == {128}
     assert set(drifts["precision"]) <= {"fp16", "bf16-amp"}
     assert "fp16" in set(drifts["precision"])
-
-
-def test_spikes_in_rows_of_an_older_schema_are_no_trend(tmp_path: Path) -> None:
-    """Their means are replaced by the medians of their steps, where these are beside them."""
-    spiked = [0.1] * 38 + [0.2] * 2
-    steps = [Step(i, 128, 2.0, 30, time_s) for i, time_s in enumerate(spiked)]
-    means = {"step_time_first_s": 0.1, "step_time_last_s": 0.12, "measured_steps": 40}
-    folder = write_sweep(tmp_path, [(ran(FP32, 10, **means), steps)])
-    file = folder / "records.csv"
-    head, row = file.read_text().splitlines()
-    for schema, trend in ((SCHEMA, True), (6, False)):
-        file.write_text(f"{head}\n{schema},{row.partition(',')[2]}\n")
-        assert bool(summaries.read([read_sweep(folder)])["trend"].iloc[0]) is trend
-    (folder / "steps.csv").unlink()
-    assert summaries.read([read_sweep(folder)])["trend"].iloc[0], "then the means are all there is"
 
 
 def test_what_noise_explains_of_a_trend_is_two_standard_errors(tmp_path: Path) -> None:
