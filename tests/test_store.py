@@ -114,15 +114,6 @@ def test_a_record_is_read_back_in_every_column(tmp_path: Path) -> None:
     assert read_cases(frame) == [wanted.case]
 
 
-def test_empty_cells_are_nan_and_empty_text(tmp_path: Path) -> None:
-    frame = read_records(write(tmp_path, make_run(), make_run(epoch_time_s=2.0)))
-    assert math.isnan(frame["epoch_time_s"][0])
-    assert frame["epoch_time_s"][1] == 2.0
-    assert frame["notes"].tolist() == ["", ""]
-    assert frame["warmup_steady"].tolist() == [False, False]
-    assert frame["batch_size"].dtype == "int64"
-
-
 @ONE_FOLDER
 @given(TEXT, TEXT, st.sampled_from(list("=+-@＝＋－＠'\t")))
 def test_any_text_is_read_back_and_is_no_formula(
@@ -202,22 +193,6 @@ def test_what_stands_beside_a_record_is_read_back(
             cell, text = getattr(found, name), columns[name].type is str
             taken = text or (value is not None and math.isfinite(value))
             assert cell == value if taken else math.isnan(cell)
-
-
-def test_epochs_have_a_file_only_where_a_case_trains_several(tmp_path: Path) -> None:
-    with Store(tmp_path) as opened:
-        opened.append(make_run(), [STEP])
-        assert not (tmp_path / EPOCHS).exists()
-        assert read_epochs(tmp_path).empty
-        opened.append(make_run(repeat=2), [STEP], [EPOCH])
-    write(tmp_path, make_run(repeat=3), epochs=[EpochRow(0, 1.5, None, 0.5)])
-    assert read_epochs(tmp_path)["time_s"].tolist() == [1.25, 1.5]
-
-
-def test_clean_text_stays_as_it_is() -> None:
-    assert clean("  a\x00b\r\nc\u2028d\x85 ") == "a b c d"
-    assert clean("\x1b[31m\x9b31m\u202etxt.exe") == "[31m 31m txt.exe"
-    assert clean("Tesla <V100> | 32_GB & é 漢") == "Tesla <V100> | 32_GB & é 漢"
 
 
 @given(TEXT)
@@ -390,14 +365,6 @@ def test_a_disk_that_cannot_even_cut_off_the_torn_line(
         assert read_records(tmp_path)["repeat"].tolist() == [1]
 
 
-def test_a_config_is_read_as_it_stands(tmp_path: Path) -> None:
-    with Store(tmp_path) as opened:
-        for command in ("a", "b"):
-            opened.write_config({"command": command})
-            opened.read_config()["command"] = "changed"
-            assert opened.read_config() == {"command": command}
-
-
 def test_a_config_that_cannot_be_written(tmp_path: Path) -> None:
     with Store(tmp_path) as opened:
         opened.write_config({"command": "a"})
@@ -405,12 +372,6 @@ def test_a_config_that_cannot_be_written(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=r"config\.json: Is a directory"):
             opened.write_config({"command": "b"})
     assert "a" in (tmp_path / "config.json").read_text()
-
-
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"--out .*file: cannot be written \("):
-        Store(tmp_path / "file")
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -475,19 +436,6 @@ def test_a_writer_that_could_not_open_holds_nothing(tmp_path: Path) -> None:
     Store(tmp_path).__exit__(None, None, None)
 
 
-def test_files_are_closed(tmp_path: Path) -> None:
-    descriptors = Path("/proc/self/fd")
-    if not descriptors.is_dir():
-        pytest.skip("needs /proc")
-    write(tmp_path, make_run())
-    before = len(list(descriptors.iterdir()))
-    for _ in range(20):
-        write(tmp_path, make_run())
-        with pytest.raises(UsageError):
-            Store(tmp_path / RECORDS)
-    assert len(list(descriptors.iterdir())) <= before
-
-
 # ----------------------------------------------------------------------------------------- schema
 
 
@@ -507,17 +455,6 @@ def declare(monkeypatch: Patch, column: Column, after: str) -> None:
         monkeypatch.setattr(module, "COLUMNS", columns)
     monkeypatch.setitem(writer.TABLES, RECORDS, columns)
     monkeypatch.setattr(record, "SCHEMA", NEXT)
-
-
-def test_an_older_file_is_read_without_touching_it(tmp_path: Path, monkeypatch: Patch) -> None:
-    file = write(tmp_path, make_run(epoch_time_s=3.5))
-    before = file.read_bytes()
-    declare(monkeypatch, Column("fan_speed", float, "fan", True), "seed")
-    frame = read_records(tmp_path)
-    assert math.isnan(frame["fan_speed"][0])
-    assert frame["epoch_time_s"].tolist() == [3.5]
-    assert frame["schema"].tolist() == [SCHEMA]
-    assert file.read_bytes() == before
 
 
 def test_files_of_an_older_schema_are_written_anew_before_anything_runs(
@@ -569,12 +506,6 @@ def test_a_new_axis_has_its_default_in_files_without_it(tmp_path: Path, monkeypa
     frame = read_records(tmp_path)
     assert frame["momentum"].tolist() == [1.5]
     assert list(frame.columns).index("momentum") == list(frame.columns).index("lr") + 1
-
-
-def test_a_column_that_no_file_may_lack_is_missed(tmp_path: Path) -> None:
-    file = write(tmp_path, make_run())
-    edit(file, lambda rows: [row.pop("status") for row in rows])
-    expect(tmp_path, ":1: column 'status' is missing; restore it")
 
 
 def write_schema_10(folder: Path, **columns: str) -> Path:
@@ -639,23 +570,14 @@ WRONG_CELLS = {
     ("peak_device_bytes", "a whole number"): "1.5",
     ("peak_device_bytes", "a finite number, or empty"): "- -1-",
     ("peak_device_bytes", "a whole number, at most"): "99999999999999999999",
-    ("attempt", "a finite number"): "",
-    ("repeat", "a finite number"): "first",
     ("status", "a status is one of ok, oom"): "fine",
-    ("status", "a status is one of"): "",
     ("inferred", "'on' or 'off'"): "maybe",
-    ("warmup_steady", "'on' or 'off'"): "1",
     ("batch_size", "at least 1"): "0",
-    ("batch_size", "whole number"): "",
-    ("batch_size", "a finite number"): "6_4",
     ("batch_size", "a whole number, at most"): "99999999999999999999",
     ("lr", "above 0"): "-1",
     ("lr", "a finite number"): "1_0",
-    ("fraction", "at most 1"): "2",
     ("precision", "did you mean 'fp16'?"): "fp61",
     ("loss_scale", "a loss scale is"): "nan",
-    ("model", "package.module:factory"): "../../etc/passwd",
-    ("dataset", "cifar10"): "",
     ("schema", "a schema version is a whole number"): "0 one -1",
 }
 
@@ -684,25 +606,17 @@ WRONG_FILES = [
     ("one CR", first_row(lambda r: r[:5] + b"\r" + r[5:]), ":2: character 6: a carriage return"),
     ("NUL", first_row(lambda r: r[:3] + b"\0" + r[3:]), ":2: character 4: a NUL byte"),
     ("Latin-1", first_row(lambda r: r[:3] + b"\xe9" + r[3:]), ":2: character 4: not UTF-8"),
-    ("UTF-16", lambda d: d.decode().encode("utf-16"), ":1"),
     ("a long line", lambda d: d + b"9" * 10_000_000 + b"\n", ":4: character", "10000000 bytes"),
-    ("a long header", lambda d: b"a" * 2_000_000 + d, ":1: character"),
-    ("one long line", lambda d: b"7" * 10_000_000, ":1: character", "10000000 bytes"),
     ("another tool", lambda d: b"name,mean,stddev\na,1,2\n", ":1: column 'schema' is missing"),
-    ("JSON", lambda d: b'{"a": 1}\n', ":1: column 'schema' is missing"),
     ("no line", lambda d: b"hello", ":1: column 1: not written by `bench.sweep`"),
-    ("a blank header", lambda d: b"\n" + d, ":1: column 'schema' is missing"),
     ("a blank line", lambda d: d + b"\n" + d.split(b"\n")[1] + b"\n", ":4: column 'schema'"),
     ("a short line", first_row(lambda r: r.rsplit(b",", 1)[0]), ":2: column", "cells where the"),
     ("a long row", first_row(lambda r: r + b",9"), ":2: column", "cells where the header has"),
-    ("a doubled column", lambda d: d.replace(b"reason", b"status", 1), "'status' appears twice"),
     ("an unknown column", lambda d: d.replace(b"reason", b"raisin", 1), "unknown column 'raisin'"),
     ("a missing column", lambda d: d.replace(b",notes,", b",gpu_x,", 1), ":1: column"),
     ("an open quote", first_row(lambda r: b'"' + r), ":2"),
     ("a broken cell", first_row(lambda r: r.replace(b",ok,", b',"o\nk",')), ":2", "line break"),
     ("a huge cell", lambda d: d + b"1," + b"9" * 200_000 + b"\n", ":4"),
-    ("a huge name", lambda d: b"9" * 200_000 + b"," + d, ":1: column 1: not CSV"),
-    ("a second header", lambda d: d + d.split(b"\n")[0] + b"\n", ":4: column 'schema': 'schema'"),
 ]  # fmt: skip
 
 
@@ -729,16 +643,6 @@ def test_steps_and_epochs_are_checked_alike(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"{name}:{part}"):
             read(tmp_path)
         file.write_bytes(good)
-
-
-def test_there_is_nothing(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UsageError, match="no records there; give a folder"):
-            read_records(path)
-    (tmp_path / RECORDS).write_bytes(b"")
-    assert read_records(tmp_path).empty
-    assert read_steps(tmp_path).empty
-    assert list(read_steps(tmp_path).columns) == list(STEP_COLUMNS)
 
 
 def test_a_long_file_is_checked_for_long_lines(tmp_path: Path) -> None:
