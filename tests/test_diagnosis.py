@@ -15,7 +15,6 @@ from bench.diagnosis.advice import (
     CURES,
     advise,
 )
-from bench.diagnosis.breakdown import divide
 from bench.diagnosis.causes import find_tensor_cores
 from bench.diagnosis.ceiling import Ceiling, find_violation
 from bench.diagnosis.explanation import (
@@ -86,10 +85,6 @@ def test_a_step_limited_by_several_things_lists_their_shares(step: Step, verdict
     breakdown = divided(step)
     assert breakdown.bound is None
     assert breakdown.verdict == verdict
-
-
-def test_without_a_profile_there_is_no_breakdown() -> None:
-    assert divide(Step(1.0, [TRAFFIC], RATES, "cuda")) is None
 
 
 @pytest.mark.parametrize(
@@ -242,25 +237,15 @@ def run_by(row: WorkRow, *kernels: str) -> WorkRow:
     [
         (TENSOR, True),
         ("void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_128x64>(Params)", True),
-        ("nvjet_hsh_256x128_64x4_2x1_v_bz_TNN", True),
-        ("turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nn", True),
         ("volta_h884cudnn_256x64_ldg8_relu_exp_small_nhwc_tn_v1", True),
         (DIRECT, False),
-        ("void wgrad2d_grouped_direct_kernel<float, float>(cudnnTensorStruct)", False),
-        ("ampere_sgemm_128x64_nn", False),
         ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3_ffma_kernel", False),
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>(Params)", False),
         ("void cudnn::ops::nchwToNhwcKernel<__half, __half, float>(int)", None),
     ],
 )
 def test_a_kernels_name_tells_whether_it_uses_tensor_cores(name: str, uses: bool | None) -> None:
     assert find_tensor_cores(run_by(CONV16, name)) is uses
     assert find_tensor_cores(CONV16) is None
-
-
-def test_most_of_the_time_of_an_operation_decides() -> None:
-    mixed = run_by(CONV16, DIRECT, DIRECT, TENSOR, "void cudnn::ops::nchwToNhwcKernel<__half>(int)")
-    assert find_tensor_cores(mixed) is False
 
 
 def test_what_changes_the_layout_of_a_convolution_is_no_slow_product() -> None:
@@ -299,19 +284,6 @@ def test_without_names_the_rate_decides_and_says_so() -> None:
     why = explain("precision", found.b, after, 128, found.speedup)
     lacking = next(one for one in why.reasons if one.cause is Cause.NO_TENSOR_CORES)
     assert (lacking.after_s, lacking.evidence) == (0, "")
-
-
-def test_a_slow_convolution_is_not_called_one_that_waits_for_its_start() -> None:
-    """Its work is less than a start takes; it runs for ten times that."""
-    tiny = replace(CONV16, time_s=0.5e-3, flop=1e9, bytes=1e7)
-    (timed,) = divided(make_step(0.5, [tiny])).rows
-    assert timed.bound is Bound.COMPUTE
-
-
-def test_another_operation_or_kernel_for_the_same_work_is_named_with_both_rates() -> None:
-    found, *_ = PLANTED["below copies"]
-    assert "native_batch_norm at 1 TB/s; copies reach 4 TB/s" in found.reasons[0].evidence
-    assert "compile" not in write(found)
 
 
 # ---------------------------------------------------------------------------------------- ceiling
@@ -447,15 +419,6 @@ def test_what_is_beyond_the_data_sheet_is_a_wrong_time_and_no_wrong_yardstick() 
 # ------------------------------------------------------------------------------------------ words
 
 
-def test_a_gpu_without_work_is_told_beside_the_speed_up() -> None:
-    found = compare([MM32], [MM16], idle=(0.5, 1.0))
-    assert describe(found)[0].endswith("fp16 keeps the GPU busy for only 1 of 2 ms.")
-    assert "fp32 keeps" not in write(found)
-    assert "busy" not in write(compare([MM32], [MM16], idle=(0.5, 0.1)))
-    cpu = compare([MM32], [MM32], idle=(0.5, 9.0), device="cpu", precisions=("fp32", "fp32"))
-    assert "busy" not in write(cpu)
-
-
 def test_tf32_in_the_baseline_is_told_and_its_rate_is_not_float32s() -> None:
     found = compare([replace(SMALL32, time_s=4e-3)], [SMALL16], arithmetic="tfloat32")
     assert "fp32 rounded its products to TF32" in write(found)
@@ -516,14 +479,6 @@ def test_a_gain_tells_what_remains_and_a_loss_what_it_lost_by() -> None:
     assert "within 2 %" in write(compare([MM16], [MM16], precisions=("fp16", "fp16")))
 
 
-def test_nothing_is_said_twice() -> None:
-    for found, *_ in PLANTED.values():
-        table = EXPLAINED.fill(tabulate_reasons("reasons", found))
-        said = [*table.words, *table.notes]
-        assert len(said) == len(set(said))
-        assert not any(one.evidence and one.evidence in write(found) for one in found.reasons)
-
-
 def test_fused_operations_are_memory_traffic_of_their_kind() -> None:
     """Compilation gives operations other names; one that is gone has no time left."""
     fused = make_row(Kind.ELEMENTWISE, "triton_poi_fused_add_relu", 3.0, flop=None, bytes=None)
@@ -546,34 +501,6 @@ def test_what_compilation_put_into_other_kernels_has_neither_rate_nor_ceiling() 
     before = make_side("fp32", make_step(18.0, [replace(gone, time_s=16e-3)]))
     found = explain("compile", before, make_side("fp32", step, case=case), 128, Ratio(3.0))
     assert (found.ceiling, found.violation) == (None, None)
-
-
-def test_operations_are_named_by_their_formats_or_once_in_two() -> None:
-    back = replace(CAST, format="float16→float32")
-    (evidence,) = (r.evidence for r in compare([MM32], [MM16, CAST, back]).reasons[:1])
-    assert evidence == "most in _to_copy float32→float16 5 ms, _to_copy float16→float32 5 ms."
-    # fp16 copies gradients to the masters and masters to the weights, by one operation
-    formats = ("float16→float32", "float32→float16")
-    copies = [make_row(Kind.LOSS_SCALING, "_foreach_copy", 2.0, format=f) for f in formats]
-    others = [make_row(Kind.LOSS_SCALING, name, 1.0) for name in ("mul", "ne", "abs")]
-    found = compare([MM32], [MM16, *copies, *others])
-    (evidence,) = (r.evidence for r in found.reasons if r.cause is Cause.ADDED)
-    assert evidence == "most in _foreach_copy 4 ms, mul 1 ms, ne 1 ms."
-
-
-def test_without_rates_there_is_no_bound_and_few_causes() -> None:
-    found = compare([MM32, CAST], [MM16, CAST], rates=Rates())
-    assert found.ceiling is None
-    assert found.unexplained_s == pytest.approx((12e-3, 1e-3))
-    assert [reason.cause for reason in found.reasons] == [Cause.ADDED]
-
-
-def test_operations_that_no_kind_names_are_not_explained() -> None:
-    strange = make_row(Kind.OTHER, "mystery", 4.0, flop=None, bytes=None, **FP16)
-    found = compare([MM32], [MM16, strange])
-    assert found.unexplained_s == pytest.approx((0, 4e-3))
-    rows = EXPLAINED.fill(tabulate_reasons("reasons", found)).rows
-    assert {row[0].text: row[-1].text for row in rows}["not explained"] == "80"
 
 
 # ------------------------------------------------------------------------------------- properties
