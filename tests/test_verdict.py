@@ -129,12 +129,6 @@ def test_too_few_repeats_give_a_ratio_and_no_verdict(
     assert ratio.explain(MARGIN) == f"needs {MIN_REPEATS} repeats a side, has {has}"
 
 
-def test_too_few_repeats_are_not_of_the_family() -> None:
-    full = ([1.00, 1.01, 0.99], [1.05, 1.06, 1.04])
-    alone, beside = compare([full])[0], compare([full, ([1.0], [2.0])])[0]
-    assert alone == beside
-
-
 @pytest.mark.parametrize(
     ("a", "b", "why"),
     [
@@ -174,11 +168,6 @@ def test_a_clock_without_spread_is_not_believed() -> None:
     assert ratio.value == pytest.approx(1.1)
     assert ratio.judge(MARGIN) is Verdict.NONE
     assert "not independent" in ratio.explain(MARGIN)
-
-
-def test_values_far_apart_do_not_overflow() -> None:
-    (ratio,) = compare([([1e-300, 2e-300, 1e-290], [1e300, 2e300, 1e299])])
-    assert math.isfinite(ratio.high)
 
 
 # ------------------------------------------------------------------------------------------ seeds
@@ -256,14 +245,6 @@ def test_a_seed_that_one_side_lacks_is_in_no_ratio() -> None:
     (few,) = compare_seeds([({0: [2.0], 1: [3.0], 2: [4.0]}, {0: [2.0], 5: [9.0], 6: [8.0]})])
     assert few.value == pytest.approx(1)
     assert few.lack == "one seed in A and B: equal, no verdict"
-
-
-def test_seeds_without_effect_are_no_pairs() -> None:
-    flat = ({s: [2.0] for s in range(5)}, {s: [2.1] for s in range(5)})
-    (ratio,) = compare_seeds([flat])
-    assert (ratio.judge(MARGIN), ratio.pairs) == (Verdict.NONE, 0)
-    assert "not independent" in ratio.lack
-    assert judge_equivalences([flat], MARGIN)[0].verdict is Claim.UNCLEAR
 
 
 # ------------------------------------------------------------------------------------ equivalence
@@ -448,8 +429,6 @@ UNLIKE = 0.05 * np.exp(np.random.default_rng(1).normal(0, 1, 24))
     [
         pytest.param(1, (0.2, 0.2), (5, 5), id="one case"),
         pytest.param(24, (0.2, 0.2), (5, 5), id="equal"),
-        pytest.param(24, (0.05, 0.2), (5, 5), id="B four times as noisy"),
-        pytest.param(24, (0.2, 0.2), (3, 10), id="unequal repeats"),
         pytest.param(24, (0.2, 0.05), (3, 10), id="unequal repeats, the few the noisier"),
         pytest.param(24, (0.02, 0.2), (3, 3), id="B ten times as noisy, three repeats"),
         pytest.param(24, (UNLIKE, UNLIKE), (5, 5), id="each case has its own"),
@@ -480,17 +459,13 @@ def test_repeats_of_a_seed_make_no_difference_of_seeds() -> None:
     assert wrong_rate(sweeps) <= 0.05 < wrong_rate(naive)
 
 
-def test_at_ordinary_noise_a_wrong_verdict_is_rarer_still() -> None:
-    assert wrong_rate(simulate((0.01, 0.01), (5, 5), [1.0] * 24)) <= 0.001
-
-
-@pytest.mark.parametrize("changed", [1.05, 1 / 1.05, 0.95])
 @pytest.mark.parametrize(
-    ("cases", "affected"),
+    ("changed", "cases", "affected"),
     [
-        pytest.param(1, 1, id="one case"),
-        pytest.param(24, 24, id="all of 24"),
-        pytest.param(24, 1, id="one of 24"),
+        pytest.param(1.05, 1, 1, id="one case"),
+        pytest.param(1 / 1.05, 24, 24, id="all of 24"),
+        pytest.param(0.95, 24, 1, id="one of 24"),
+        pytest.param(1.05, 24, 1, id="one of 24, higher"),
     ],
 )
 def test_five_percent_is_found(changed: float, cases: int, affected: int) -> None:
@@ -544,16 +519,18 @@ def chance(rate: float, trials: int) -> float:
     return rate + 3 * math.sqrt(rate * (1 - rate) / trials)
 
 
-@pytest.mark.parametrize("ratio", [1 + MARGIN, 1 / (1 + MARGIN)])
+WORST, BEST = 1 + MARGIN, 1 / (1 + MARGIN)
+
+
 @pytest.mark.parametrize(
-    ("noise", "seeds", "paired", "cases"),
+    ("ratio", "noise", "seeds", "paired", "cases"),
     [
-        pytest.param(0.002, 5, True, 1, id="five pairs"),
-        pytest.param(0.002, 3, True, 1, id="three pairs"),
-        pytest.param(0.004, 5, False, 1, id="five seeds a side"),
-        pytest.param(0.002, 5, True, 6, id="six cases"),
-        pytest.param(0.004, 10, False, 6, id="six cases, unpaired"),
-        pytest.param(0.03, 5, True, 1, id="very noisy"),
+        pytest.param(WORST, 0.002, 5, True, 1, id="five pairs"),
+        pytest.param(BEST, 0.002, 3, True, 1, id="three pairs"),
+        pytest.param(WORST, 0.004, 5, False, 1, id="five seeds a side"),
+        pytest.param(BEST, 0.002, 5, True, 6, id="six cases"),
+        pytest.param(WORST, 0.004, 10, False, 6, id="six cases, unpaired"),
+        pytest.param(BEST, 0.03, 5, True, 1, id="very noisy"),
     ],
 )
 def test_a_difference_of_the_margin_is_seldom_called_equivalent(
@@ -569,16 +546,6 @@ def test_a_difference_of_the_margin_is_seldom_called_equivalent(
 def test_no_difference_is_seldom_called_worse() -> None:
     found = simulate_equivalence(1.0, 0.05, 5, True, cases=6, trials=500)
     assert claim_rate(found, Claim.WORSE, Claim.BETTER) <= 0.03
-
-
-def test_pairs_show_what_seeds_apart_cannot() -> None:
-    pairs = simulate_equivalence(1.0, 0.004, 5, True, trials=500)
-    apart = [
-        judge_equivalence(dict(enumerate(a)), dict(enumerate(b, 9)), MARGIN)
-        for a, b in np.exp(0.02 * np.random.default_rng(5).standard_normal((500, 2, 5))).tolist()
-    ]
-    assert claim_rate(pairs, Claim.EQUIVALENT) >= 0.95
-    assert claim_rate([[found] for found in apart], Claim.EQUIVALENT) <= 0.2
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.2])
