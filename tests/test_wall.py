@@ -105,17 +105,6 @@ def test_a_line_with_noise_takes_at_most_ten_probes(
     assert probe_line(*line) <= 10
 
 
-def test_a_line_with_noise_takes_at_most_eight_probes_but_seldom() -> None:
-    """Of 100,000 lines, half of them with the most noise, 53 took nine or ten."""
-    draw = random.Random(1)
-
-    def probe() -> int:
-        line = 2 ** draw.uniform(5, 13), draw.uniform(0, 1.5), draw.uniform(0.3, 1)
-        return probe_line(*line, draw.uniform(0, 2), draw.getrandbits(32))
-
-    assert sum(probe() <= 8 for _ in range(1000)) >= 995
-
-
 @st.composite
 def models(draw: st.DrawFn) -> Callable[[int], float]:
     """Memory that grows with the batch, but is no line."""
@@ -143,17 +132,6 @@ def test_memory_that_is_no_line_is_bracketed_all_the_same(
     assert len(probes) <= BOUND
 
 
-def test_where_predictions_creep_halving_takes_over() -> None:
-    """Each line ends a little below the wall: by predictions alone it takes 40 probes."""
-
-    def memory(size: int) -> float:
-        return 2872 + size / 10 + 2123 * (size / 6109) ** 4
-
-    probes, found = search(remember(memory, 5816), Goal(SIZES, 5816))
-    check(found, largest(memory, 5816))
-    assert len(probes) <= 30
-
-
 @given(models(), st.floats(10, 60_000), st.floats(1, 100))
 def test_a_limit_that_is_not_kept_costs_no_more_probes(
     memory: Callable[[int], float], available: float, times: float
@@ -162,12 +140,6 @@ def test_a_limit_that_is_not_kept_costs_no_more_probes(
     probes, found = search(remember(memory, times * available), Goal(SIZES, available))
     check(found, largest(memory, times * available))
     assert len(probes) <= BOUND
-
-
-def test_beyond_a_limit_that_is_not_kept_batches_double() -> None:
-    probes, found = search(remember(float, math.inf), Goal(SIZES, 1024))
-    check(found, SIZES[-1])
-    assert len(probes) <= 24
 
 
 @given(models(), st.floats(10, 60_000))
@@ -229,15 +201,6 @@ def test_a_run_that_took_too_little_does_not_move_the_wall_of_a_line(
     assert len(probes) <= 24
 
 
-@given(models(), st.floats(10, 60_000), seeds)
-def test_nor_do_many_whatever_memory_is(
-    memory: Callable[[int], float], available: float, seed: int
-) -> None:
-    answer = take_less(memory, available, len(SIZES), seed)
-    _, found = search(answer, Goal(SIZES, available), most=2 * BOUND)
-    check(found, largest(memory, available))
-
-
 def test_memory_that_falls_as_the_batch_grows_is_read_again() -> None:
     """Such as 1.00 GiB at 624 images and then 0.89 at 632, where the limit was 1 GiB."""
     goal = Goal(SIZES, 2**30)
@@ -291,19 +254,6 @@ def test_a_suspected_oom_is_run_again_even_at_the_wall() -> None:
 
     _, found = search(answer, Goal(SIZES, 612 + 4))
     check(found, 512)
-
-
-def test_what_crashes_at_every_size_is_not_said_to_lack_memory() -> None:
-    """A network that crashes whatever the batch; with one certain refusal it is too large."""
-    crash = lambda ask: Probe(ask.batch_size, Status.OOM_SUSPECTED, long=ask.long)  # noqa: E731
-    probes, found = search(crash, Goal(SIZES, 1000))
-    assert found.ending is Ending.GAVE_UP
-    assert [p.batch_size for p in probes].count(SIZES[0]) == 3
-
-    def answer(ask: Ask) -> Probe:
-        return replace(crash(ask), status=Status.OOM) if ask.batch_size == SIZES[0] else crash(ask)
-
-    assert search(answer, Goal(SIZES, 1000))[1].ending is Ending.NOTHING_FITS
 
 
 def test_a_longer_run_that_fails_moves_the_wall_down() -> None:
@@ -382,19 +332,6 @@ def test_the_recommended_batch_is_below_where_the_allocator_retries() -> None:
     assert found.line.bytes_per_image == pytest.approx(1), "what is squeezed is on no line"
 
 
-def test_a_prediction_that_was_far_too_high_costs_few_probes() -> None:
-    """Steps downwards double; 50 of 8 images would each take a process."""
-
-    def memory(size: int) -> float:
-        return 100 + size + max(0, size - 1500)
-
-    probes, found = search(remember(memory, 2900, setup=90), Goal(SIZES, 2900))
-    check(found, largest(memory, 2900))
-    assert found.predicted is not None
-    assert found.off == found.predicted - (found.largest or 0) > 50 * 8
-    assert len(probes) <= 19
-
-
 def test_sizes_leave_no_batch_of_one_image() -> None:
     assert list_sizes(Case(), 65) == (24, 40, 48, 56), "65 = 8 * 8 + 1 = 4 * 16 + 1 = 2 * 32 + 1"
     assert list_sizes(Case(accumulate=4), 64) == tuple(range(8, 65, 8))
@@ -446,17 +383,6 @@ def test_the_wall_is_read_from_the_records_alone(tmp_path: Path) -> None:
     assert (family, wall) == (FAMILY, found)
     assert wall.largest == 360
     assert wall.line == MemoryLine(pytest.approx(300 * MIB), pytest.approx(2 * MIB))
-
-
-def test_on_a_card_there_is_what_others_leave(tmp_path: Path) -> None:
-    write_search(
-        tmp_path,
-        [Probe(32, Status.OK, 64 * MIB, 0)],
-        gpu_memory_bytes=900 * MIB,
-        baseline_device_bytes=100 * MIB,
-    )
-    (trial,) = read_trials(read_records(tmp_path))
-    assert trial.available_bytes == 800 * MIB, "less than the limit of 1 GiB"
 
 
 CARD = name_family(Case(precision="bf16-amp", device="cuda"))
