@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,12 +16,9 @@ from bench.axis import Value
 from bench.case import AXES, SAME_QUESTION, Case, spell_value
 from bench.compare.__main__ import main
 from bench.compare.comparison import compare
-from bench.compare.gates import OUTCOME_FINDINGS
 from bench.compare.side import read_side
 from bench.compare.values import explain_unmatched, parse_axis, take_values
-from bench.errors import UsageError
-from bench.flags import parse_percent
-from bench.record import COLUMNS, Record, Status
+from bench.record import Record, Status
 from bench.study.metrics import METRICS
 from bench.verdict.ratio import Verdict
 from tests.planted.comparisons import (
@@ -75,18 +71,6 @@ def machine(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
 def verdicts(document: Any, metric: str = "epoch_time_s") -> list[str]:
     return [finding["verdict"] for finding in document["metrics"][metric]]
-
-
-def test_metrics_are_columns_of_a_record() -> None:
-    assert {metric.column for metric in METRICS.values()} <= set(COLUMNS)
-    assert all(name == metric.name for name, metric in METRICS.items())
-
-
-def test_the_margin_decides(write: Write, machine: Callable[..., Any]) -> None:
-    a, b = write("a", runs(CASE, BASE)), write("b", runs(CASE, SLOWER))
-    assert verdicts(machine(a, b, "--margin", "20%")) == ["same"]
-    assert verdicts(machine(a, b, "--margin", "8%")) == ["ambiguous"]
-    assert verdicts(machine(a, b, "--margin", "0.5%")) == ["slower"]
 
 
 def test_evidence_is_adjusted_over_the_cases_of_a_metric(
@@ -345,11 +329,6 @@ def test_what_cannot_be_compared_says_what_can(
     assert message in err
 
 
-def test_the_second_sweep_may_follow_a_flag(write: Write, machine: Callable[..., Any]) -> None:
-    a, b = write("a", runs(CASE, BASE)), write("b", runs(CASE, SLOWER))
-    assert verdicts(machine(a, "--margin", "20%", b)) == ["same"]
-
-
 # ------------------------------------------------------------------------------------ return codes
 
 
@@ -472,13 +451,6 @@ def test_sides_without_records_are_refused(
     assert "required: A" in capsys.readouterr().err
 
 
-def test_percentages() -> None:
-    assert {parse_percent("", text) for text in ("2%", " 2% ", "2.0%", "2 %")} == {0.02}
-    for text in ("", "%", "2", "0.02", "inf%", "1e4%", "２%", "5%%", "2%x"):
-        with pytest.raises(UsageError):
-            parse_percent("--margin", text)
-
-
 # --------------------------------------------------------------------------------------- documents
 
 
@@ -498,24 +470,6 @@ def test_a_comparison_fits_the_width(
     assert max(map(len, lines)) <= 100
     assert "no verdict" in lines[1]
     assert "--repeats 3" in out
-
-
-def test_tables_fit_the_terminal(
-    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = at(CASE, model="a_package.of_networks:build_the_large_one")
-    cases = [at(c, compile=mode) for c in (CASE, long) for mode in ("off", "default")]
-    a = write("a", [r for case in cases for r in measured_on(case, 0.5, BASE)])
-    b = write("b", [r for case in cases for r in measured_on(case, 0.5, SLOWER[:2])])
-    assert main([a, b, "--full"]) == 0
-    wide = capsys.readouterr().out
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([a, b, "--full"]) == 0
-    narrow = capsys.readouterr().out
-    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines()))
-    # nothing is left out: only breaks and gaps differ
-    kept = [sorted("".join(out.replace("─", "").split())) for out in (narrow, wide)]
-    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("columns", [60, 100])
@@ -561,29 +515,3 @@ def test_hostile_text_is_disarmed(write: Write, capsys: pytest.CaptureFixture[st
     assert "\\`" in row
     assert main([a, b, "--format", "json"]) == 0
     assert capsys.readouterr().out.isascii()
-
-
-def test_help_costs_no_heavy_import() -> None:
-    code = (
-        "import sys; from bench.compare.__main__ import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print(sorted({'torch', 'pandas', 'scipy', 'numpy', 'rich'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("[]\n")
-    assert all(word in done.stdout for word in OUTCOME_FINDINGS)
-
-
-def test_a_closed_pipe_is_no_fault(write: Write) -> None:
-    a = write("a", runs(CASE, BASE))
-    command = f"{sys.executable} -m bench.compare {a} {a} | true"
-    root = str(Path(__file__).parents[1])
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin"},
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
