@@ -22,11 +22,9 @@ from bench.compare.side import read_side
 from bench.data import prepare
 from bench.errors import UsageError
 from bench.flags import join_flags
-from bench.grid import grid, parse_values
+from bench.grid import parse_values
 from bench.questions.families import find_searches
 from bench.record import Outcome, Status
-from bench.render.model import Level
-from bench.report.document import build
 from bench.store.plans import Plan
 from bench.store.reader import read_config, read_records
 from bench.store.runs import read_history
@@ -107,11 +105,9 @@ def test_every_probe_is_a_record_and_the_table_says_what_they_show(
 @pytest.mark.parametrize(
     "model",
     [
-        "fixed=200MiB image=100000B square=1kB",
         "fixed=300MiB image=1MiB block=90MiB",
         "fixed=100MiB image=1MiB jump_at=600 jump=300MiB",
         "fixed=300MiB image=1MiB fail=0.25 seed=3",
-        "fixed=300MiB image=10MiB",
     ],
 )
 def test_the_wall_is_where_a_scan_has_it(
@@ -226,42 +222,11 @@ def test_the_report_and_a_later_sweep_keep_the_margin(
     assert found.wall.recommended == 512
 
 
-def test_the_report_of_probes_alone_says_what_they_found_and_how_to_time_it(
-    tmp_path: Path, memory: Callable[[str], None]
-) -> None:
-    memory(LINE)
-    run_fit(tmp_path, *LIMIT, "--margin", "20%")
-    report = build(read_sweeps([tmp_path]))
-    assert report.outcomes == (
-        "10 probes of 2 settings; the largest batch size is confirmed for 2. No case was timed."
-    )
-    (walls,) = report.opening
-    assert [row[3].text for row in walls.rows] == ["512", "864"], "what is recommended"
-    assert walls.level is Level.TABLE
-    assert "--batch-size auto times training" in report.next_step.why
-
-
-def test_a_search_that_has_not_ended_is_gone_on_with(
-    tmp_path: Path, memory: Callable[[str], None]
-) -> None:
-    memory(LINE)
-    run_fit(tmp_path, *LIMIT, "--precision", "fp32", "--probes", "2", rc=1)
-    report = build(read_sweeps([tmp_path]))
-    assert "the same command again, which continues the search" in report.next_step.why
-    said = " ".join(sentence for answer in report.answers for sentence in answer.sentences)
-    assert "Every batch size that was tried fits" in said
-    assert "and the search for the largest has not ended." in said
-    run_fit(tmp_path, *LIMIT, "--precision", "fp32")
-    ended = build(read_sweeps([tmp_path])).answers
-    assert "has not ended" not in " ".join(s for answer in ended for s in answer.sentences)
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ([], "--memory-limit 2GiB"),
         ([*LIMIT, "--step", "0"], "--step '0'"),
-        ([*LIMIT, "--margin", "5"], "such as 2%"),
         ([*LIMIT, "--margin", "100%"], "less than 100%"),
         (
             [*LIMIT, "--batch-size", "64"],
@@ -315,18 +280,6 @@ def test_a_sweep_finds_the_largest_batch_then_measures(
     assert len(run_sweep(tmp_path, *flags)) == len(frame), "all is there"
     cases = json.loads((tmp_path / "config.json").read_text())["cases"]
     assert len(cases) == len(measured)
-
-
-def test_a_range_begins_at_what_accumulate_allows(
-    tmp_path: Path, memory: Callable[[str], None]
-) -> None:
-    """Not after all probes: 32 images cannot be 64 micro-batches, nor 64 with BatchNorm."""
-    memory("fixed=300MiB image=1MiB")
-    flags = [*LIMIT, "--precision", "fp32", "--accumulate", "64", "--batch-size", "32..auto"]
-    measured = (frame := run_sweep(tmp_path, *flags))[~frame["probe"]]
-    sizes = measured["batch_size"].tolist()
-    assert sizes[:3] == [128, 256, 512]
-    assert min(frame["batch_size"]) >= 128
 
 
 @pytest.mark.parametrize("size", ["auto", "32..auto"])
@@ -422,21 +375,6 @@ def test_probes_are_no_runs_of_their_case(tmp_path: Path, memory: Callable[[str]
     ]
 
 
-def test_a_few_steps_are_repeated_and_their_probes_are_not(
-    tmp_path: Path, memory: Callable[[str], None]
-) -> None:
-    memory(LINE)
-    flags = [*LIMIT, "--precision", "fp32", "--steps", "4", "--batch-size", "auto"]
-    frame = run_sweep(tmp_path, *flags)
-    assert rows(frame[~frame["probe"]], "repeat", "sentinel") == [
-        *((repeat, False) for repeat in (1, 2, 3)),
-        (1, True),
-    ]
-    probes = frame[frame["probe"]]
-    assert set(probes["repeat"]) == {1}
-    assert not probes.duplicated(["batch_size", "steps"]).any()
-
-
 def test_probes_are_not_compared(tmp_path: Path, memory: Callable[[str], None]) -> None:
     """Four steps to see whether a batch fits say nothing of its speed."""
     memory(LINE)
@@ -477,9 +415,7 @@ def test_a_dry_run_shows_what_is_yet_to_be_found(capsys: Capture) -> None:
     ("text", "sizes"),
     [
         ("64", [64]),
-        ("32..32", [32]),
         ("32..1024", [32, 64, 128, 256, 512, 1024]),
-        ("32..1000", [32, 64, 128, 256, 512]),
         ("auto", ["auto"]),
         ("32..auto", ["32..auto"]),
     ],
@@ -494,19 +430,7 @@ def test_what_it_may_not_be(text: str) -> None:
         parse_values("batch_size", text, "--batch-size")
 
 
-def test_only_a_sweep_looks_for_the_largest_batch() -> None:
-    with pytest.raises(UsageError, match="looks for the largest batch"):
-        grid({"batch_size": ["auto"]})
-
-
 # ---------------------------------------------------------------------------------- --micro-batch
-
-
-def test_as_many_micro_batches_as_are_needed() -> None:
-    cases = grid({"batch_size": [32, 64, 65, 256], "micro_batch": [64]})
-    assert [(case.batch_size, case.accumulate) for case in cases] == [
-        *((32, 1), (64, 1), (65, 2), (256, 4)),
-    ]
 
 
 def test_micro_batch_is_a_flag_and_a_key(tmp_path: Path, memory: Callable[[str], None]) -> None:
@@ -530,7 +454,6 @@ def test_micro_batch_is_a_flag_and_a_key(tmp_path: Path, memory: Callable[[str],
         (["32", "--accumulate", "2"], "use one"),
         (["32", "--batch-size", "auto", *LIMIT], "give batch sizes as numbers"),
         (["0"], "at least 1"),
-        (["many"], "whole number"),
     ],
 )
 def test_what_does_not_go_with_it(flags: list[str], words: str, capsys: Capture) -> None:
@@ -539,17 +462,3 @@ def test_what_does_not_go_with_it(flags: list[str], words: str, capsys: Capture)
 
 
 # ------------------------------------------------------------------------------- the planted model
-
-
-@pytest.mark.parametrize("text", ["fixd=3", "fixed=many", "image"])
-def test_a_model_of_memory_is_checked(text: str) -> None:
-    with pytest.raises(UsageError, match=fake.MEMORY):
-        Memory.parse(text)
-
-
-def test_a_model_of_memory() -> None:
-    planted = Memory.parse("fixed=1kB image=3 square=2 block=100 jump=5 jump_at=20 low=0.5")
-    assert planted.take(Case(batch_size=10)) == 1300, "1000 + 30 + 200, in blocks of 100"
-    assert planted.take(Case(batch_size=10, precision="bf16")) == 1200
-    assert planted.take(Case(batch_size=20)) == 1905
-    assert planted.limit(Case(memory_limit="64MiB")) == 64 * 2**20
