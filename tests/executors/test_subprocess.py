@@ -27,7 +27,7 @@ from bench.executors import Event, Job, Settings, process
 from bench.executors import subprocess as room
 from bench.executors.server import Servers, lend_server
 from bench.executors.subprocess import SubprocessExecutor
-from bench.gpu.device import Host, Unreadable
+from bench.gpu.device import Unreadable
 from bench.gpu.monitor import Observation
 from bench.record import BESIDE, EpochRow, Measurement, Outcome, Status, read_missing
 from bench.store.reader import read_records
@@ -389,12 +389,6 @@ def test_stopped_between_tries(scripted: Scripted) -> None:
     assert (outcome.status, Script.started) == (Status.INTERRUPTED, 1)
 
 
-def test_a_worker_that_was_started_cold_says_so(scripted: Scripted, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Script, "note", "the worker was started cold, because of its server: 7")
-    notes = scripted(says(Status.OK, notes="mine")).measurement.notes
-    assert notes == "mine; the worker was started cold, because of its server: 7"
-
-
 PHASES: list[Any] = [("warmup", 0), ("epoch", 0), ("evaluation", 0), ("epoch", 1)]
 EPOCHS: list[Message] = [PhaseEntered(*phase) for phase in PHASES]
 
@@ -449,15 +443,6 @@ def test_each_epoch_has_the_time_limit_for_itself(scripted: Scripted, monkeypatc
     assert outcome.status is Status.TIMEOUT
     assert outcome.reason.startswith("epoch took longer than 3600 s")
     assert outcome.reason.endswith("; after 1 of 2 epochs")
-
-
-def test_a_card_that_nvml_cannot_open_for_the_moment(
-    scripted: Scripted, monkeypatch: Patch
-) -> None:
-    devices: list[Any] = [Unreadable("NVML: Unknown Error"), Host()]
-    monkeypatch.setattr(room, "open_device", lambda *_, **__: devices.pop(0))
-    outcome = scripted(says(Status.OK))
-    assert (outcome.status, outcome.retries, Script.started) == (Status.OK, 1, 1)
 
 
 def test_a_card_that_nvml_never_opens_is_measured_without_readings(
@@ -560,17 +545,6 @@ def test_a_short_log_is_whole_and_silence_leaves_none(tmp_path: Path) -> None:
     assert (tmp_path / "short").read_bytes() == b"ab\nthe next try\n"
     keep(tmp_path / "silent")
     assert not (tmp_path / "silent").exists()
-
-
-def test_a_long_log_of_short_words(tmp_path: Path) -> None:
-    keep(tmp_path / "long", b"first\n", *[b"%07d\n" % i for i in range(600_000)], b"last\n")
-    log = (tmp_path / "long").read_bytes()
-    assert log.startswith(b"first\n0000000\n")
-    assert log.endswith(b"0599999\nlast\n")
-    assert 1_900_000 < len(log) < 2_200_000
-    dropped = int(log.partition(b"\n[")[2].partition(b" bytes left out]")[0])
-    note = len(b"\n[%d bytes left out]\n" % dropped)
-    assert len(log) - note + dropped == 11 + 8 * 600_000
 
 
 def test_a_compiled_case_has_a_cache_of_its_own(monkeypatch: Patch, tmp_path: Path) -> None:
