@@ -22,21 +22,19 @@ from workers_for_tests import find_workers
 from bench import executors, fit
 from bench.case import Case
 from bench.environment.asking import ProcessAnswer
-from bench.errors import StoreError, UnsupportedError, UsageError
+from bench.errors import UnsupportedError, UsageError
 from bench.executors import ALL, Job, Lane, Settings
 from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor, name_lanes
 from bench.flags import join_flags
 from bench.gpu.cards import Card
-from bench.record import SCHEMA, Outcome, Status
+from bench.record import Outcome, Status
 from bench.search import __main__ as search
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records
 from bench.store.runs import read_cases
-from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
 from bench.sweep import crew, preview, schedule
-from bench.sweep.options import parse_arguments
 
 Watch = Callable[[Callable[[Job], Outcome | None]], None]
 
@@ -121,13 +119,6 @@ def test_as_many_cases_run_at_once_as_there_are_lanes(out: Path, watch: Watch) -
     assert set(frame["lanes_beside"]) == {2}
     assert Counter(frame["lane"]) == {"fake0": 2, "fake1": 2, "fake2": 2}
     assert [len(own) for own in threads.values()] == [1, 1, 1], "a lane keeps its thread"
-
-
-def test_progress_names_the_lane(out: Path, capsys: Capture) -> None:
-    run(out, "8", "16", "--lanes", "2")
-    said = capsys.readouterr().err
-    assert "[2/2] fake" in said
-    assert " · fp32 · batch size 16: " in said
 
 
 def test_a_case_of_several_gpus_runs_alone(out: Path, watch: Watch) -> None:
@@ -259,25 +250,6 @@ def test_a_lost_case_is_tried_again_as_a_new_attempt(out: Path, capsys: Capture)
     assert rows(again[len(frame) :], "seed", "attempt", "status") == [(1, 4, "ok")]
 
 
-def test_each_probe_of_a_search_may_be_lost_as_often_as_a_case(
-    out: Path, monkeypatch: Patch
-) -> None:
-    answer, seen = FakeExecutor.run, set[Case]()
-
-    def lose_once(self: FakeExecutor, job: Job, *rest: Any) -> Outcome:
-        if job.case in seen:
-            return answer(self, job, *rest)
-        seen.add(job.case)
-        return Outcome(Status.LOST, "the node went away")
-
-    monkeypatch.setattr(FakeExecutor, "run", lose_once)
-    frame = run(out, "auto", "--memory-limit", "1GiB", memory="fixed=100MiB image=1MiB")
-    probes = frame[frame["probe"]]
-    lost = probes[probes["status"] == "lost"]
-    assert len(lost) > schedule.MOST_LOST
-    assert frame[~frame["probe"]]["status"].tolist() == ["lost", "ok"]
-
-
 def test_preemption_is_not_counted(out: Path, monkeypatch: Patch) -> None:
     tries = 0
 
@@ -351,33 +323,7 @@ def test_what_fails_in_a_lane_ends_the_sweep_and_the_other_lanes(
     assert killed.is_set()
 
 
-def test_what_has_ended_is_written_where_another_row_could_not_be(
-    out: Path, monkeypatch: Patch, capsys: Capture, crews: list[crew.Crew]
-) -> None:
-    """Two outcomes wait for the main thread; only the first of them cannot be written."""
-    append = Store.append
-
-    def fail_once(self: Store, *rest: Any) -> None:
-        monkeypatch.setattr(Store, "append", append)
-        while not crews[0]._said.qsize():
-            time.sleep(0.01)
-        raise StoreError("the disk is full")
-
-    monkeypatch.setattr(Store, "append", fail_once)
-    frame = run(out, "8", "16", "--lanes", "2", rc=1)
-    (size,) = frame["batch_size"]
-    said = capsys.readouterr().err
-    assert f"not written: {{'schema': {SCHEMA}" in said
-    assert f"'batch_size': {24 - size}" in said
-
-
 # ---------------------------------------------------------------------------- the command line
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "²", ""])
-def test_what_is_no_number_of_lanes(text: str) -> None:
-    with pytest.raises(UsageError, match="give a whole number of at least 1, or all"):
-        parse_arguments([*FAKE, f"--lanes={text}"])
 
 
 CARDS = [
@@ -391,11 +337,6 @@ CARDS = [
 def cards(monkeypatch: Patch) -> None:
     monkeypatch.setattr(room, "find_cards", lambda: (CARDS, ""))
     monkeypatch.setattr(room, "usable_cpus", lambda: [2, 3, 4, 5, 6])
-
-
-def test_instances_of_one_gpu_are_lanes_of_their_own_names() -> None:
-    cards = [Card(f"MIG-{i}", "A100 MIG", number) for i, number in enumerate((0, 0, 1))]
-    assert [lane.name for lane in name_lanes(cards)] == ["gpu0.0", "gpu0.1", "gpu1"]
 
 
 @pytest.mark.usefixtures("cards")
