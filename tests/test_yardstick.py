@@ -18,17 +18,15 @@ from pytest_for_tests import Capture, Patch
 from test_gpu import GPU, FakeNvml
 
 from bench.case import Case
-from bench.compare.__main__ import main as compare
-from bench.diagnosis.rates import CALL, find_losses, write_losses, write_rate
+from bench.diagnosis.rates import CALL, find_losses, write_losses
 from bench.diagnosis.rates import RATES as RATE_NAMES
 from bench.doctor.__main__ import write_json
 from bench.doctor.earlier import describe_slowdown, read_earlier, read_rates
 from bench.doctor.judgement import Level, judge
-from bench.doctor.machine import Machine, measure_machine
-from bench.doctor.rates import SECONDS, check_rates, choose_seconds, describe_rates, measure_rates
+from bench.doctor.machine import measure_machine
+from bench.doctor.rates import SECONDS, check_rates, describe_rates, measure_rates
 from bench.environment.asking import DeviceAnswer, ProcessAnswer
 from bench.environment.device import Platform
-from bench.errors import UsageError
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint
 from bench.gpu.device import Depth, Reading, Unreadable
@@ -49,7 +47,6 @@ from bench.training.yardstick import (
     list_arithmetics,
     make_call,
     make_convolution,
-    make_copy,
     make_product,
     measure,
     time_task,
@@ -74,18 +71,6 @@ def test_tasks_are_of_the_flop_they_are_said_to_be(arithmetic: Arithmetic) -> No
         assert {label.format for label in counter.work} == {arithmetic}
         assert sum(work.flop for work in counter.work.values()) == task.amount
     assert make_product(arithmetic, CPU, 64).amount == 2 * 64**3
-
-
-def test_a_copy_reads_and_writes_and_a_call_is_one(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("bench.training.yardstick.COPIED_BYTES", {"cpu": 4096})
-    works = []
-    for task in (make_copy(CPU), make_call(CPU)):
-        with Counter() as counter:
-            task.action()
-        works += [(work, task.amount) for work in counter.work.values()]
-    (copied, moved), (called, calls) = works
-    assert copied.bytes == moved == 2 * 4096
-    assert called.calls == calls == 1
 
 
 def test_what_fails_is_named_and_the_rest_is_measured(monkeypatch: Patch) -> None:
@@ -151,16 +136,6 @@ def test_a_card_is_read_while_it_computes() -> None:
     _, reading = time_task(make_call(CPU), CPU, 1, card)
     assert (reading.sm_clock_mhz, reading.power_w) == (1980, 76.5)
     card.close()
-
-
-def test_how_long_is_a_variable(monkeypatch: Patch) -> None:
-    for text, seconds in (("", 0.1), ("0", 0.0), ("3.5", 3.5)):
-        monkeypatch.setenv(SECONDS, text)
-        assert choose_seconds("cpu") == seconds
-    for text in ("soon", "-1", "61", "nan"):
-        monkeypatch.setenv(SECONDS, text)
-        with pytest.raises(UsageError, match="from 0 to 60"):
-            choose_seconds("cpu")
 
 
 def test_a_process_that_fails_gives_its_reason(monkeypatch: Patch) -> None:
@@ -300,11 +275,6 @@ def test_what_is_lost_is_named_with_its_share() -> None:
     assert find_losses(before, now) == {}
 
 
-def test_units_are_those_of_the_column() -> None:
-    found = {"rate_float16": 612.3e12, "rate_copy": 4.31e12, "call_time_s": 3.14e-6}
-    assert [write_rate(*one) for one in found.items()] == ["612 TFLOP/s", "4.31 TB/s", "3.1 µs"]
-
-
 FASTER: dict[str, Any] = {"rate_float32": 5e10, "rate_copy": 9e9, "call_time_s": 1e-6}
 SLOWER: dict[str, Any] = {"rate_float32": 3e10, "rate_copy": 8.9e9, "call_time_s": 1e-6}
 CODE = IMAGINARY["code"]
@@ -418,40 +388,7 @@ def test_two_lanes_are_not_one_device_at_two_times(lane: str, told: bool, tmp_pa
     assert bool(list_slower(tmp_path)) is told
 
 
-def test_compare_tells_rates_that_differ(sweeps: Path, capsys: Capture) -> None:
-    assert compare([str(sweeps / "faster"), str(sweeps / "slower"), "--full"]) == 0
-    out = capsys.readouterr().out
-    (line,) = [line for line in out.splitlines() if "rate of" in line]
-    assert line.split() == ["rate", "of", "float32", "products", "50", "GFLOP/s", "30", "GFLOP/s"]
-    # where one side did not measure them, nothing is told
-    write_row(sweeps / "unknown")
-    assert compare([str(sweeps / "unknown"), str(sweeps / "slower"), "--full"]) == 0
-    assert "rate of" not in capsys.readouterr().out
-
-
 # -------------------------------------------------------------------------------- by the doctor
-
-
-@pytest.fixture
-def rated() -> Machine:
-    """A recorded H200, with rates made by hand."""
-    machine = read_machine(RECORDINGS / "healthy.json")
-    rates = {"rate_float32": 5e13, "rate_float16": 7e14, "rate_copy": 4e12, "call_time_s": 4e-6}
-    yardsticks = {"cuda": Yardstick(rates, {"rate_float8": "no kernel"})}
-    return replace(machine, yardsticks=yardsticks)
-
-
-def test_the_doctor_tells_rates_beside_the_data_sheet(rated: Machine) -> None:
-    said = describe_rates(rated.yardsticks["cuda"], "NVIDIA H200")
-    assert said == (
-        "large products float32 50 TFLOP/s (75 % of the data sheet's), "
-        "float16 700 TFLOP/s (71 % of the data sheet's); "
-        "large copies 4 TB/s (83 % of the data sheet's); "
-        "the smallest operation 4 µs"
-    )
-    told = {f.what: f.level for f in judge(rated) if f.topic == "rates"}
-    assert told[f"measured now: {said}"] is Level.FINE
-    assert told["rate float8 could not be measured: no kernel"] is Level.NOTE
 
 
 def test_the_doctor_measures_anew_and_compares(tmp_path: Path, monkeypatch: Patch) -> None:
