@@ -17,8 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pytest_for_tests import Capture, Patch
 
 pytest.importorskip("asv", reason="asv is not installed (the 'asv' extra)")
@@ -35,7 +33,7 @@ from bench.case import Case
 from bench.errors import UsageError
 from bench.grid import grid
 from bench.preset import load_preset, parse_preset, preset_names
-from bench.record import BESIDE, Status
+from bench.record import Status
 from bench.sweep.__main__ import main as run_sweep
 from benchmarks.figures import ABSENT, FIGURES, MEASURED, PARTS, STATUSES
 from benchmarks.overhead import USUAL
@@ -78,20 +76,6 @@ def test_figures_of_a_measured_case() -> None:
     }
 
 
-def test_every_part_of_the_time_beside_training_is_tracked() -> None:
-    assert {*PARTS} == {*BESIDE}
-    old = {name: value for name, value in ROW.items() if name not in PARTS}
-    figures = {figure.name: figure.value(old) for figure in FIGURES}
-    assert math.isnan(figures["teardown"] or 0), "a commit from before has no such column"
-
-
-def test_memory_is_the_device_s_where_nvml_told() -> None:
-    assert track("peak_memory", peak_device_bytes=4e9) == 4e9
-    assert track("peak_memory", peak_process_bytes=NAN) == 2e9
-    none = dict.fromkeys(("peak_device_bytes", "peak_process_bytes", "peak_reserved_bytes"), NAN)
-    assert math.isnan(track("peak_memory", **none) or 0)
-
-
 def test_every_outcome_has_a_number_of_its_own() -> None:
     assert set(STATUSES) == {*map(str, Status), "died"}
     # the numbers stand in users' histories: append, never move
@@ -108,13 +92,6 @@ def test_only_what_was_measured_is_a_number() -> None:
             assert math.isnan(value)
         else:
             assert value is None  # asv's word for failed
-
-
-@given(st.sampled_from(FIGURES), st.sampled_from([math.inf, -math.inf, math.nan]))
-def test_nothing_infinite_reaches_asv(figure: Any, bad: float) -> None:
-    row = {name: bad if isinstance(value, float) else value for name, value in ROW.items()}
-    value = figure.value(row)
-    assert math.isnan(value) or figure.name == "status"
 
 
 # --------------------------------------------------------------------------------------- the grid
@@ -146,19 +123,6 @@ def test_weights_to_start_from_are_found_from_asv_s_folder() -> None:
     told = [case["axes"].get("start") for case in laid["cases"]]
     assert told == [str(Path.cwd() / "mine.pt"), "/there.pt", None]
     assert laid["params"][-1] == ["none", "/there.pt", "mine.pt"], "named as the preset has it"
-
-
-def test_the_2019_grid_as_asv_sees_it() -> None:
-    laid = lay_out(expand(load_preset("rtx-titan")))
-    # the optimizer too: results of the same cases by SGD are in no line with these
-    assert laid["names"] == ["precision", "loss_scale", "batch_size", "optimizer"]
-    assert laid["params"] == [
-        ["fp32", "fp16"],
-        ["none", "64", "128", "256"],
-        [128, 256, 512, 640],
-        ["adamw"],
-    ]
-    assert "optimizer" not in lay_out([Case(), Case(batch_size=512)])["names"]
 
 
 def test_an_axis_that_varies_is_a_parameter() -> None:
@@ -219,18 +183,6 @@ def cases(monkeypatch: Patch, tmp_path: Path) -> Any:
     yield importlib.reload(benchmarks.cases)
     monkeypatch.delenv("BENCH_ASV_GRID")
     importlib.reload(benchmarks.cases)
-
-
-def test_every_benchmark_says_what_it_is(cases: Any) -> None:
-    tracks = [getattr(cases, f"track_{figure.name}") for figure in FIGURES]
-    assert len(tracks) == 6 + len(PARTS)
-    for one in tracks:
-        assert one.version
-        assert one.unit
-        assert one.pretty_name
-        assert one.pretty_source
-        assert one.timeout > 4 * cases.GRID["phase_s"]
-        assert one.params == [["fp32", "bf16"], ["none"], [8, 16]]
 
 
 def test_a_case_is_trained_once_for_all_its_figures(cases: Any, monkeypatch: Patch) -> None:
@@ -314,23 +266,6 @@ def test_every_benchmark_runs(cases: Any, monkeypatch: Patch) -> None:
     assert untold == {"cases.track_energy", "cases.track_top1_error", *parts}
     assert figures["cases.track_status"] == STATUSES.index("ok")
     assert figures["cases.track_epoch_time"] == 10 + 1000 / 8  # the fake's
-
-
-def test_the_report_that_is_timed_is_the_commit_s(tmp_path: Path, monkeypatch: Patch) -> None:
-    """asv runs the benchmarks of the working tree, with a commit's harness on the path."""
-    from benchmarks.report_scale import measure
-
-    package = tmp_path / "commit" / "bench" / "report"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent):
-        (folder / "__init__.py").touch()
-    (package / "__main__.py").write_text(
-        "def main(words):\n    open(words[-1], 'w').write('the commit s')\n    return 0\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "commit"))
-    measure(tmp_path, "text")
-    assert (tmp_path / "report.text").read_text() == "the commit s"
 
 
 def test_a_model_beside_the_user_is_found_behind_the_commit_s_files(
@@ -492,12 +427,6 @@ def test_records_that_cannot_be_results_are_refused(
     assert imported(project) == []
 
 
-def test_flags_make_it_another_grid_than_the_preset_s(project: Path) -> None:
-    assert add(project, lambda row: {"fraction": "0.5"}) == 0
-    (result,) = imported(project)
-    assert result.params["preset"] == "mine"  # a line of its own, by the folder's name
-
-
 def test_another_grid_widens_what_asv_shows(project: Path) -> None:
     assert add_another(project, lambda row: {"batch_size": "32", "precision": "bf16"}) == 0
     benchmarks = json.loads((project / ".asv" / "results" / "benchmarks.json").read_text())
@@ -506,17 +435,3 @@ def test_another_grid_widens_what_asv_shows(project: Path) -> None:
         ["'none'"],
         ["32", "64", "128"],
     ]
-
-
-def test_a_grid_of_other_parameters_is_refused(project: Path, capsys: Capture) -> None:
-    lrs = {"64": "0.1", "128": "0.2"}
-    assert add_another(project, lambda row: {"lr": lrs[row["batch_size"]]}) == 2
-    assert "one site cannot show both" in capsys.readouterr().err
-
-
-def test_importing_elsewhere_is_one_line(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert export.main(["results/none", "--to", "asv"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
