@@ -35,7 +35,6 @@ from bench.executors import subprocess as room
 from bench.executors.subprocess import SubprocessExecutor
 from bench.failure import classify, list_kinds
 from bench.fingerprint import Fingerprint, name_subject
-from bench.grid import grid
 from bench.preset import load_preset
 from bench.processes import read_cpu_time
 from bench.record import Status
@@ -118,11 +117,6 @@ def test_images_that_come_several_times_are_those_of_the_device(
     assert_equal(ours.evaluation(9), theirs.evaluation(9))
 
 
-def test_another_seed_is_another_epoch() -> None:
-    one, two = (next(next(loaded(0, seed=seed).divide()).parts) for seed in (3, 4))
-    assert not torch.equal(one[0], two[0])
-
-
 def tiny() -> nn.Module:
     """Draws random numbers as it trains."""
     return nn.Sequential(
@@ -189,17 +183,6 @@ def pids() -> set[int | None]:
     return {process.pid for process in multiprocessing.active_children()}
 
 
-def test_workers_end_with_the_epoch() -> None:
-    batches = loaded(2)
-    seen = []
-    for epoch in range(2):
-        for divided in batches.divide(epoch):
-            for _ in divided.parts:
-                seen.append(pids())
-        assert pids() == set()
-    assert not seen[0] & seen[-1]
-
-
 def test_a_part_of_an_epoch_is_closed_and_then_gives_nothing() -> None:
     batches = loaded(2)
     divided, *_ = batches.divide(steps=1)
@@ -262,13 +245,6 @@ def test_what_processes_of_its_own_compute_is_no_work_of_others(monkeypatch: Pat
 
 
 # ------------------------------------------------------------------------------------- the axes
-
-
-def test_settings_of_a_loader_are_planned_only_where_they_apply() -> None:
-    cases = grid({"loader": ["device", "torch"], "workers": [0, 2]})
-    assert [(c.loader, c.workers) for c in cases] == [("device", 0), ("torch", 0), ("torch", 2)]
-    assert cases[2].label() == "fp32 · batch size 128"
-    assert cases[2].label(["loader", "workers"]) == "loader torch · workers 2"
 
 
 def test_workers_that_nothing_uses_are_refused() -> None:
