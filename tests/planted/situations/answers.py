@@ -63,33 +63,15 @@ ANSWERS = {
         "fp32 is at its best there, within 2 %: said once.",
         "answers", AT_BEST, AT_WORST, ran(SMALL, (147, 147.1, 146.9), 5),
     ),
-    "slow baseline doubted": plant(
-        "That fp32 time has a warning; the other has not.",
-        "answers",
-        AT_BEST, ran(at(256, FP32)[0], (148, 148.1, 147.9), 10, **SHARED),
-        ran(SMALL, (89, 89.1, 88.9), 5),
-    ),
-    "all baselines doubted": plant(
-        "No fp32 time is without a warning.",
-        "answers", AT_BEST, ran(at(256, FP32)[0], (148, 148.1, 147.9), 10, **SHARED),
-    ),
     "five doubted": plant(
         "Three are named, and two more cases counted.",
         "answers", *DOUBTED, ran(FP32, (60, 60.1, 59.9), 6),
-    ),
-    "four doubted": plant(
-        "A single one more is named.",
-        "answers", *DOUBTED[:4], ran(FP32, (60, 60.1, 59.9), 6),
     ),
     "overlap": plant(
         "Runs that overlap are not told apart.",
         "answers",
         CLOSE, ran(Case(precision="bf16"), (101, 103, 99.8), 6),
         ran(at(256, FP32)[0], (101, 102, 103), 6),
-    ),
-    "noisy rival": plant(
-        "What is noisy is no slower for certain.",
-        "answers", CLOSE, ran(Case(precision="tf32"), (103, 130, 90), 6),
     ),
     "outlier": plant(
         "One of three runs took ten times as long: tables have medians, by which nothing changed.",
@@ -98,20 +80,6 @@ ANSWERS = {
     "single rival": plant(
         "A single run is taken to have the spread of the fastest case: 101.5 s is within it.",
         "answers", ran(FP16, (100, 101, 98), 6), ran(Case(precision="bf16"), (101.5,), 6),
-    ),
-    "slower rival": plant(
-        "104 s is not.",
-        "answers", ran(FP16, (100, 101, 98), 6), ran(Case(precision="bf16"), (104,), 6),
-    ),
-    "unknown rival": plant(
-        "Runs that may be anything leave nothing uncertain.",
-        "answers", CLOSE, ran(Case(precision="bf16"), (101, 103, 99.8), 6, executor="x"),
-    ),
-    "unknown beside measured": plant(
-        "What is concluded of the card whose rows may be anything says so.",
-        "answers doubts",
-        *(ran(at(size, FP16)[0], (size,), 6, executor="x", gpu="Card") for size in (64, 128)),
-        *(ran(at(size, FP16)[0], (size,), 6) for size in (64, 128)),
     ),
     "not known to be measured": plant(
         "Rows of an executor that this version does not know may be anything.",
@@ -172,10 +140,6 @@ OVERVIEW = {
           for mode, last, part in (("off", False, 0.1), ("default", False, 0.2), ("off", True, 0.3),
                                    ("default", True, 1.0))),
     ),
-    "fractions": plant(
-        "Where nothing else tells rows apart, the fraction has a column.",
-        "overview", ran(FP32, (100,)), ran(replace(FP32, fraction=0.5), (99,)),
-    ),
     "speed-ups": plant(
         "fp16 is 2.50 times as fast as fp32 where they are of the same, and nothing where not.",
         "overview", SPED_UP,
@@ -193,12 +157,6 @@ OVERVIEW = {
         *([make_record(FP32, model_source=source, **{**measured(time, 5), "torch": "2.13"})]
           for source, time in (("821e784d0000", 10), ("d97f8d210000", 30))),
     ),
-    "two versions": plant(
-        "The same case on two versions of torch.",
-        "overview",
-        *([make_record(FP32, torch=torch, **measured(time, 5))]
-          for torch, time in (("2.12", 10), ("2.13", 30))),
-    ),
     "three runs": plant("A median stands with its range.", "overview notes", LOSSES_OF_THREE),
     "five runs": plant(
         "From five on the ends are an interval with its coverage.",
@@ -206,10 +164,6 @@ OVERVIEW = {
     ),
     "within a run": plant(
         "An interval within a run.", "overview notes", ran(PART, (30.5,), 6, **WITHIN),
-    ),
-    "within and between": plant(
-        "An interval within a run, and a range of two.",
-        "overview notes", ran(PART, (30.5,), 6, **WITHIN), ran(at(256, FP32)[0], (9, 10), 6),
     ),
     "memory saved": plant(
         "Of all memory and of the tensors: 40 % each.",

@@ -10,7 +10,7 @@ from bench.case import Case
 from bench.record import Record, Status
 from bench.workloads import OWN
 from tests.planted.records import GIB, make_record, measured
-from tests.planted.situations.situation import MIB, change, once, plant
+from tests.planted.situations.situation import MIB, once, plant
 from tests.planted.sweeps import (
     LINES,
     PROBES,
@@ -132,12 +132,6 @@ BATCHES = {
         line("shared", (64, 128, 256), baseline_device_bytes=3 * GIB),
         line("context", (64, 128, 256), context_bytes=GIB // 2),
     ),
-    "allocator": plant(
-        "Torch's allocator does not hold the context of CUDA: 23.5 GiB.",
-        "batch-memory",
-        [change([row], 0, peak_device_bytes=None, context_bytes=GIB // 2)[0]
-         for row in line("alone", (64, 128, 256))],
-    ),
     "same case": plant(
         "A probe of the very same case supersedes no run, and is no drift: 40.20 s in 3 runs.",
         "overview doubts",
@@ -178,9 +172,6 @@ BATCHES = {
     "near the largest": plant(
         "512 is 90 % of 568, and stands for it.", "walls largest", ends("a", OPEN), search(568),
     ),
-    "below the largest": plant(
-        "512 is less than 90 % of 576.", "walls matched largest", ends("a", OPEN), search(576),
-    ),
     "recommended": plant(
         "512 is what a margin of 10 % recommends, and stands for the largest.",
         "walls largest", ends("a", OPEN), search(576), search={"step": 8, "margin": 0.1},
@@ -210,7 +201,6 @@ BATCHES = {
         "largest", ends("a", KNOWN, fraction=0.1),
     ),
     "a few steps": plant("A few steps are an estimate.", "matched", HALVES),
-    "whole beside steps": plant("Whole epochs stand for them.", "matched", HALVES, AT_64),
     "losses of steps": plant(
         "At 256 both trained 20 steps; at 128 one of them trained the whole epoch.",
         "matched",
@@ -228,19 +218,9 @@ BATCHES = {
         "matched",
         [once(Case(precision=name, batch_size=size)) for name in PRECISIONS for size in (64, 128)],
     ),
-    "another baseline": plant(
-        "Over tf32 it has not.",
-        "matched",
-        [once(Case(precision=name, batch_size=size)) for name in ("tf32", "bf16")
-         for size in (64, 128)],
-    ),
     "one batch size": plant(
         "Nothing appears unless the batch size varies.",
         BY_BATCH, [once(Case(precision=name, batch_size=64)) for name in PRECISIONS],
-    ),
-    "two batch sizes": plant(
-        "Nor of two of one precision.",
-        BY_BATCH, [once(Case(batch_size=size)) for size in (64, 128)],
     ),
     "limits": plant(
         "A largest batch belongs to its limit.",
@@ -263,11 +243,5 @@ BATCHES = {
         "accumulation effects",
         [once(Case(batch_size=256, accumulate=parts, **TEXTS), 50.0 + parts, train_loss=2.0,
               unit="tokens") for parts in (1, 4)],
-    ),
-    "many batch sizes": plant(
-        "A table too long ends between batch sizes: 39 of 45 rows.",
-        "accumulation",
-        [once(Case(batch_size=128 * size, accumulate=parts)) for size in range(1, 16)
-         for parts in (1, 2, 4)],
     ),
 }  # fmt: skip

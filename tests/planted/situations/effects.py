@@ -65,13 +65,6 @@ EFFECTS = {
             COMPILED, *(replace(FP16, loss_scale=s) for s in ("dynamic", 256.0, 128.0)),
         )),
     ),
-    "next below": plant(
-        "One network at 64 and 256, the other at 128 and 512: two steps, a pair each.",
-        "effects",
-        *(ran(Case(model=model, batch_size=batch), (time,)) for model, batch, time in (
-            ("dpn92", 64, 100), ("dpn92", 256, 80), ("dpn26", 128, 100), ("dpn26", 512, 80),
-        )),
-    ),
     "failed": plant(
         "What failed is in no pair.",
         "effects",
@@ -112,10 +105,6 @@ EFFECTS = {
           for last, times in ((False, (100, 100.1, 99.9)),
                               (True, [factor * t for t in (100.05, 100.1, 99.9)]))),
     ),
-    "another torch": plant(
-        "Cases under another torch are no pair.",
-        "effects", ran(FP32, (100,)), ran(FP16, (50,), torch="2.12"),
-    ),
     "which machine": plant(
         "Where a card ran a case in two environments, it is open which is meant.",
         "effects",
@@ -126,12 +115,6 @@ EFFECTS = {
         "Published figures are in no mean with measured ones: 2.00×, of one pair.",
         "effects",
         ran(FP32, (100,)), ran(FP16, (50,)),
-        *(ran(case, (time,), executor="published", gpu="Old card")
-          for case, time in zip(at(256, FP32, FP16), (200, 150), strict=True)),
-    ),
-    "published alone": plant(
-        "By themselves they are compared with each other: 1.33×.",
-        "effects",
         *(ran(case, (time,), executor="published", gpu="Old card")
           for case, time in zip(at(256, FP32, FP16), (200, 150), strict=True)),
     ),
@@ -179,28 +162,6 @@ EFFECTS = {
         "fp16 at three batch sizes is slower in the mean than fp16-amp at one, and faster at that.",
         "answers effects", *ALL_TIMED, ran(at(256, AMP)[0], (31,)),
     ),
-    "batch sizes of one": plant(
-        "Where all ran the same, nothing has to be said of it: 2.68× over three.",
-        "effects", *ALL_TIMED,
-    ),
-    "nothing in common": plant(
-        "Precisions without a batch size in common are not ranked.",
-        "answers effects",
-        *(ran(case, (time,)) for case, time in zip(
-            (*at(128, FP32, FP16), *at(512, FP32, AMP)), (90, 30, 80, 20), strict=True)),
-    ),
-    "cut short": plant(
-        "Three repeats of fp16 at two batch sizes, of fp16-amp at one: both are judged at that.",
-        "effects",
-        ran(FP32, THREE), ran(at(256, FP32)[0], THREE), ran(FP16, HALF),
-        ran(at(256, FP16)[0], [t / 2 for t in HALF]), ran(AMP, HALF), ran(at(256, AMP)[0], (20,)),
-    ),
-    "ends of a number": plant(
-        "fp32 ends at 256, so that the last step is of fp16 alone.",
-        "effects",
-        *(ran(case, (100,))
-          for case in (*at(128, FP32, FP16), *at(256, FP32, FP16), *at(512, FP16))),
-    ),
     "doubts of a pair": plant(
         "At 128 all are noisy; precisions are compared at 256, and have no doubt.",
         "effects",
@@ -224,20 +185,10 @@ EFFECTS = {
         "overview effects matched notes",
         *(ran(replace(case, fraction=0.2), (100,), **LEARNT) for case in PARTS_OF_EPOCH),
     ),
-    "of whole epochs": plant(
-        "All of it is shown.",
-        "overview effects matched notes", *(ran(case, (100,), **LEARNT) for case in PARTS_OF_EPOCH),
-    ),
     "host-bound": plant(
         "The GPU runs kernels for 34 of 45 ms at batch size 128: said beside each speed-up.",
         "answers overview effects",
         ran(FP32, (100,), **BUSY), ran(FP16, (45,), **WAITS),
         ran(at(512, FP32)[0], (100,), **BUSY), ran(at(512, FP16)[0], (60,)),
-    ),
-    "host not profiled": plant(
-        "Without a profile nobody knows.",
-        "answers effects",
-        *(ran(case, (time,)) for case, time in zip(
-            (*at(128, FP32, FP16), *at(512, FP32, FP16)), (100, 45, 100, 60), strict=True)),
     ),
 }  # fmt: skip

@@ -42,12 +42,6 @@ EPOCHS = {
         "epochs notes",
         trained(TRAINED, [10, 10.1, 10.1]), trained(at(256, TRAINED)[0], [8, 8, 8]),
     ),
-    "many": plant(
-        "A table too long ends between cases: 30 of 45 rows.",
-        "epochs",
-        *(trained(replace(TRAINED, epochs=15, batch_size=size), [10] * 15)
-          for size in (64, 128, 256)),
-    ),
     "repeats": plant(
         "Repeats are shown by their median: 10.10, 10, 10; what diverged is not of them.",
         "epochs",
@@ -58,17 +52,9 @@ EPOCHS = {
         "Its columns are left out; what was not measured is a dash.",
         "epochs", forget(trained(TRAINED, [10, 10, 10])),
     ),
-    "one": plant(
-        "One epoch is in the overview alone.",
-        "overview epochs notes", [once(replace(TRAINED, epochs=1), 10)],
-    ),
     "short energy": plant(
         "Each epoch has two ends at which the sensor is read: 3 s in three epochs are short.",
         "doubts", trained(TRAINED, [1, 1, 1], energy_j=100.0, measured_time_s=3.0),
-    ),
-    "long energy": plant(
-        "6 s are not.",
-        "doubts", trained(TRAINED, [1, 1, 1], energy_j=100.0, measured_time_s=6.0),
     ),
 }  # fmt: skip
 
@@ -117,10 +103,6 @@ LOADING = {
             loaded(replace(BY_TORCH, workers=4, accumulate=parts), measured_steps=steps,
                    steps_per_epoch=100),
         )
-        for parts, steps, enough in ((1, 15, False), (1, 16, True), (2, 7, False), (2, 8, True))
+        for parts, steps, enough in ((1, 15, False), (2, 8, True))
     },
-    "all steps": plant(
-        "A whole epoch is what it is.",
-        "doubts", loaded(replace(BY_TORCH, workers=4), measured_steps=15, steps_per_epoch=15),
-    ),
 }  # fmt: skip

@@ -10,7 +10,6 @@ from bench.record import Status
 from tests.planted.situations.situation import plant
 from tests.planted.sweeps import (
     make_gpus_records,
-    time_step,
 )
 
 
@@ -51,10 +50,6 @@ GPUS = {
         "The slower is held against the other: 1.5 × 1.001, +50.1 %.",
         "scaling", run("fp32", 64, 2, late=0.5),
     ),
-    "single runs": plant(
-        "They have no interval.",
-        LINES_AND_TAX, *(run(name, 64, gpus, 1) for name in ("fp32", "fp16") for gpus in (1, 4)),
-    ),
     "uncertain tax": plant(
         "On two GPUs with a large batch all of the exchange is hidden behind the backward pass.",
         LINES_AND_TAX, *(run(name, 512, gpus) for name in ("fp32", "fp16") for gpus in (1, 2)),
@@ -62,10 +57,6 @@ GPUS = {
     "ddp on one": plant(
         "Without --parallel none, DDP on one GPU is the base.",
         "scaling", run("fp32", 64, 1, **DDP), run("fp32", 64, 4),
-    ),
-    "none before ddp": plant(
-        "With it, what DDP itself costs is seen.",
-        "scaling effects", run("fp32", 64, 1, **DDP), run("fp32", 64, 1), run("fp32", 64, 4),
     ),
     "a base beside others": plant(
         "A base that ran alone comes before one that did not.",
@@ -84,10 +75,6 @@ GPUS = {
     "no other base": plant(
         "A base that ran beside others is doubted.",
         "scaling doubts", beside(run("fp32", 64, 1)), run("fp32", 64, 2),
-    ),
-    "one beside others": plant(
-        "Lanes beside are a doubt, also where nothing runs on several.",
-        "scaling doubts", beside(run("fp32", 64, 1)),
     ),
     "noise of an exchange": plant(
         "4 ± 1 ms is above noise; 1 ± 4 ms and -1 ± 4 ms are not. One process exchanges nothing.",
@@ -110,19 +97,6 @@ GPUS = {
         )
         for repeats in (1, 3)
     },
-    "strong above twice one": plant(
-        "Each table explains its own remarks: here strong scaling alone.",
-        "scaling",
-        run("fp32", 512, 1), run("fp32", 512, 2),
-        slow(run("fp32", 256, 2),
-             0.4 * time_step("fp32", 512, 1)[0] / time_step("fp32", 256, 2)[0]),
-    ),
-    "ddp on one above one": plant(
-        "DDP on one GPU is not more GPUs.",
-        "scaling",
-        slow(run("fp32", 64, 1), 1.5), run("fp32", 64, 1, **DDP), run("fp32", 64, 4),
-    ),
-    "without one": plant("Without one GPU there is no speed-up.", "scaling", run("fp32", 64, 4)),
     "other lines": plant(
         "Another learning rate, compressed gradients, another way: each a line of its own.",
         "scaling",

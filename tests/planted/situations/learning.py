@@ -47,36 +47,15 @@ LEARNING = {
         "Equal losses of guessing show nothing.",
         "learning", *(learn(case, (2.309, 2.304, 2.311)) for case in (FP32, FP16)),
     ),
-    "guessing among two": plant(
-        "Of two class folders ln 2 is guessing, far below ln 10.",
-        "learning", *(learn(case, (0.693, 0.692, 0.694), dataset_classes=2)
-                      for case in (FP32, FP16)),
-    ),
     "a loss of any kind": plant(
         "A workload's 6.0 may be well learnt, as of a vocabulary.",
         "learning", *(learn(replace(case, workload="mine:made"), (6.0, 6.01, 5.99))
-                      for case in (FP32, FP16)),
-    ),
-    "the usual loss of a workload": plant(
-        "Its classes are known, and it guesses among them.",
-        "learning", *(learn(replace(case, workload="mine:made"), (2.309, 2.304, 2.311),
-                            dataset_classes=10) for case in (FP32, FP16)),
-    ),
-    "folders of an older version": plant(
-        "Their classes were not kept, and need not be ten.",
-        "learning", *(learn(case, (2.309, 2.304, 2.311), dataset_source="folders")
                       for case in (FP32, FP16)),
     ),
     "a few steps": plant(
         "After 5 % of an epoch.",
         "learning",
         *(learn(replace(case, steps=20), SEEDS, measured_steps=20, steps_per_epoch=400)
-          for case in (FP32, FP16)),
-    ),
-    "more steps than there are": plant(
-        "A whole epoch: no remark.",
-        "learning",
-        *(learn(replace(case, steps=500), SEEDS, measured_steps=400, steps_per_epoch=400)
           for case in (FP32, FP16)),
     ),
     "diverged": plant(

@@ -65,23 +65,13 @@ NOTICES = {
         "It equals the first run to the last digit; the other runs do not: nothing is steady.",
         "doubts", ran(FP32, (100, 88, 108)), close(100, 12),
     ),
-    "only run": plant("Of a single run nothing is known.", "doubts", ran(FP32, (100,)),
-                      close(100, 12)),
     "steady": plant(
         "Steady within 2 %.", "doubts", ran(FP32, (100, 100.3, 99.8, 100.1, 100)), close(100.2, 12),
     ),
     "fast first": plant("It drifted by 14 %.", "doubts", FAST_FIRST),
-    "fast first and more": plant(
-        "Drift is not forgotten when values are added to a sweep.",
-        "doubts", FAST_FIRST, ran(at(256, FP32)[0], (50,)), close(94.4, 14, 2),
-    ),
     "against the one before": plant(
         "Each is within 2 % of the runs, but the second is 3 % above the first.",
         "doubts", ran(FP32, CALM), close(98.5, 12), close(101.5, 14, 2),
-    ),
-    "spread of all": plant(
-        "A spread of more than all is not said in numbers.",
-        "doubts", ran(FP32, (31.9, 30.4, 78.7)), close(91.5, 12),
     ),
     "repeats of a seed": plant(
         "They are a check of determinism: the same to the last digit in one of two cases.",
@@ -90,7 +80,6 @@ NOTICES = {
           for case, losses in ((FP32, (2.05, 2.05, 2.05)),
                                (at(256, FP32)[0], (2.05, 2.05012, 2.05)))),
     ),
-    "three seeds": plant("Losses of three seeds are none.", "doubts", learn(FP32, [2.05] * 3)),
     "each doubt": plant(
         "Each network has the doubt of its name, or none.", "overview doubts", EACH_DOUBT,
     ),
