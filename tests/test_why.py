@@ -13,23 +13,20 @@ import pytest
 from pytest_for_tests import Capture
 
 from bench.case import Case, format_value
-from bench.compare.__main__ import main as compare
 from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Step
-from bench.questions.overview import PUBLISHED
 from bench.questions.profiles import explain_pairs, read_steps
 from bench.questions.reasons import PAIRS
 from bench.questions.report_data import label_machines
-from bench.questions.rivals import MATCHED
 from bench.report.document import build
 from bench.store.writer import Store
 from bench.study.axes import find_varying
 from bench.study.summaries import latest, read, summarize
-from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
+from bench.study.sweeps import read_sweeps
 from bench.sweep.__main__ import main as sweep_main
 from bench.why.__main__ import main
 from bench.work import Kind
-from tests.planted.records import ROOT, list_committed, make_run, write_sweep
+from tests.planted.records import list_committed, make_run, write_sweep
 from tests.planted.steps import make_profiled, make_row, make_step, write_profiled
 
 
@@ -144,20 +141,6 @@ def test_of_two_batch_sizes_the_first_is_scaled_to_as_many_items(
     assert launch["after_s"] - launch["before_s"] == pytest.approx(-2e-3, rel=0.01)
 
 
-def test_a_document_has_the_conditions_the_words_and_the_tables(
-    sweep: Path, tmp_path: Path
-) -> None:
-    """tests/golden/why has the text of others."""
-    file = tmp_path / "why.md"
-    assert main([str(sweep), "--where", "batch_size=128", "--format", "md", "-o", str(file)]) == 0
-    head, _, markdown = file.read_text().partition(
-        "\n### Why: fp32 → fp16 · dpn92 · batch size 128"
-    )
-    assert "NVIDIA Imaginary, driver 580.1, torch 2.13.0" in head
-    assert markdown.startswith("\n\nfp16 is 4.00×")
-    assert "| casts to another number format |" in markdown
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -213,8 +196,6 @@ def test_the_work_is_of_the_profile_in_the_middle_and_the_time_of_all_repeats(
 
 # --------------------------------------------------------------------------- what is committed
 
-CARD = ROOT / "results" / "nvidia-h100-80gb-hbm3-20261122-113040"
-
 
 @pytest.mark.parametrize("folder", list_committed("work.csv"), ids=lambda f: f.name)
 def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -> None:
@@ -242,25 +223,6 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
             assert float(str(cells["ceiling"])) >= float(str(cells["speedup"])), row
             held += 1
     assert held >= 4 or not any(one.step.profile for one in steps.values())
-
-
-def test_a_gpu_that_waits_is_told_beside_every_speed_up(capsys: Capture) -> None:
-    """fp16 at batch size 128 is, on the committed H100; fp32 and batch size 512 are not."""
-    made = build(read_sweeps([CARD]), read_sweep(REFERENCE))
-    for section, said in {
-        PAIRS: ["fp16 keeps the GPU busy", "bf16-amp keeps the GPU busy"],
-        MATCHED: ["fp16 host-bound", "bf16-amp host-bound"],
-        PUBLISHED: ["host-bound"],
-    }.items():
-        (table,) = section.tabulate(made)
-        assert table.heads[-1].name == "remarks"
-        told = [row for row in table.rows if row[-1].text]
-        assert [row[-1].text.partition(" for")[0] for row in told] == said
-        assert all(any("128" in cell.text for cell in row) for row in told)
-    assert compare([str(CARD), "--axis", "precision", "fp32", "fp16", "--full"]) == 0
-    said = capsys.readouterr().out
-    assert "host-bound: fp16 in 1 of 1 runs" in said
-    assert "do not rely on these times: host-bound" not in said
 
 
 # --------------------------------------------------------------------------------------- doubts

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from bench.case import Case
 from bench.questions.reasons import EXPLAINED, choose_pairs, tabulate_changes, tabulate_reasons
 from bench.render.model import Table
-from bench.report import jsonfile
 from bench.report.document import Report, build
 from bench.report.figures.frames import FLOOR
 from bench.report.figures.groups import view_report
-from bench.report.figures.panels import draw_figures, tabulate
 from bench.report.figures.sketches import SKETCHES
 from bench.store.cells import WORK as WORK_FILE
 from bench.study.sweeps import read_sweeps
 from tests.planted.sweeps import RATES, WORK, Folders
-
-Run = Callable[..., tuple[int, str, str]]
 
 BUSY_MS = {
     precision: sum(row[3 + half] for row in WORK.values())
@@ -112,14 +105,6 @@ def test_of_each_value_one_pair_is_explained_before_a_second(page: Report) -> No
     assert chosen == [("tf32", 2), ("tf32", 4), ("bf16", 2), ("fp16", 8)]
 
 
-def test_json_has_the_words_and_what_was_explained(page: Report) -> None:
-    document = json.loads(jsonfile.render(page))
-    tables = {table["name"]: table for table in document["tables"]}
-    assert "as fast as fp32" in tables["reasons-1"]["words"][0]
-    assert [pair["b"]["case"]["batch_size"] for pair in document["explanations"]] == [32, 512]
-    assert document["explanations"][1]["ceiling"]["speedup"] > 1
-
-
 # ----------------------------------------------------------------------------------------- figures
 
 
@@ -143,19 +128,3 @@ def test_the_waterfall_leads_from_one_step_to_the_other(page: Report) -> None:
     assert inner.loc["casts to another number format", "change (ms)"] == pytest.approx(7)
     assert "loss" not in inner.index, "what hardly changed is summed"
     assert inner.loc["all others", "before (ms)"] > 0
-
-
-def test_the_waterfall_is_drawn_with_names_and_numbers(
-    page: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Report, "figures", ("waterfall",))
-    (waterfall,) = draw_figures(page)
-    assert waterfall.in_rows
-    said = [
-        "".join(node.itertext())
-        for node in ElementTree.fromstring(waterfall.panels[1].svg).iter()
-        if node.tag.endswith("text")
-    ]
-    assert {"1×1 convolutions", "-166 ms", "+7 ms", "131 ms"} <= set(said)
-    assert "1×1 convolutions -165.5 ms" in waterfall.panels[1].alt
-    assert len(tabulate(waterfall, waterfall.panels[1]).rows) >= 8
