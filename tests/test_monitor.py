@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from readings_for_tests import Replay
 
 from bench.gpu.device import Depth, Host, Reading, Unreadable
 from bench.gpu.monitor import MONITORED, Monitor, integrate
-from bench.record import Measurement
 
 READINGS = Path(__file__).parent / "readings"
 GB = 10**9
@@ -53,10 +51,6 @@ def epoch_edit(change):
 
 def neighbour(**about):
     return [{"pid": 7, "bytes": 5, **about}]
-
-
-def test_every_column_is_a_field_of_a_measurement():
-    assert set(MONITORED) < {f.name for f in fields(Measurement)}
 
 
 def test_a_healthy_epoch():
@@ -135,13 +129,6 @@ def test_a_still_counter_without_power_is_no_energy(power):
     assert seen.missing.keys() == {"energy_j", "energy_source", "mean_power_w"}
 
 
-def test_a_driver_without_throttle_reasons():
-    seen = replay("old-driver")
-    throttle = [f"throttle_{when}" for when in ("before", "during", "after")]
-    assert seen.missing == dict.fromkeys(throttle, "NVML: Function Not Found")
-    assert not seen.verdict
-
-
 def test_process_memory_none_is_empty_with_its_reason():
     seen = replay("no-process-memory", reserved_bytes=5 * GB)
     reason = "the driver does not tell a process's memory"
@@ -196,12 +183,6 @@ def test_a_neighbour_is_counted_once_by_what_it_does_and_since_when(since_s, dis
     seen = replay("healthy", between(since_s, 99, others=neighbour(display=display)))
     counts = {name: seen.values[name] for name in MONITORED if name.startswith("neighbours_")}
     assert counts == {name: int(name == column) for name in counts}
-
-
-def test_neighbours_nobody_can_list_are_unknown():
-    seen = replay("healthy", between(0, 99, others=None))
-    assert seen.missing.keys() == {c for c in MONITORED if c.startswith("neighbours")}
-    assert set(seen.missing.values()) == {"not read during baseline"}
 
 
 def test_thermal_throttling_in_the_middle():
@@ -274,15 +255,6 @@ def test_an_epoch_that_did_not_end_has_a_peak_and_no_energy():
     assert go_through(broken_off, PHASES).close().missing["energy_j"] == "epoch did not end"
 
 
-def test_a_phase_is_entered_once():
-    with Monitor(Unreadable("no driver")) as monitor:
-        monitor.enter("warmup")
-        monitor.enter("epoch")
-        for phase in ("epoch", "warmup"):
-            with pytest.raises(ValueError, match="second time"):
-                monitor.enter(phase)
-
-
 def test_several_epochs_are_one_without_the_evaluations_between():
     seen = replay("two-epochs", phases=TWICE)
     assert seen.values["energy_j"] == 2500 + 2000
@@ -325,12 +297,6 @@ def test_a_card_that_warms_up_within_the_epoch_shows_in_its_quarters():
     assert seen.values["sm_clock_last_mhz"] == 1795
     assert seen.values["temperature_first_c"] == 56.25
     assert seen.values["temperature_last_c"] == 93.75
-
-
-def test_a_quarter_without_a_clock_is_missing_alone():
-    seen = replay("healthy", epoch_edit(lambda ns: {"sm_clock_mhz": None} if ns < 13e9 else {}))
-    assert seen.missing == {"sm_clock_first_mhz": "not read during epoch"}
-    assert seen.values["sm_clock_last_mhz"] == 1762.5
 
 
 def test_an_unseen_card_gives_its_reason_for_every_column():
@@ -384,17 +350,6 @@ def test_the_sampler_reads_fast_and_slow_and_edges_and_is_joined():
     assert sampled[:10] == [Depth.FAST] * 4 + [Depth.SLOW] + [Depth.FAST] * 4 + [Depth.SLOW]
     # the peak is the last reading of all, the baseline the first
     assert seen.values["peak_device_bytes"] == len(device.depths) - 1 - 1
-
-
-def test_memory_read_fast_counts_for_the_phase_it_fell_in():
-    device = Live()
-    monitor = Monitor(device, fast_s=0.001, slow_s=1000)
-    monitor.enter("warmup")
-    assert device.enough.wait(60)
-    monitor.enter("epoch")
-    at_edge = len(device.depths)
-    values = monitor.close().values
-    assert values["warmup_device_bytes"] <= at_edge - 1 <= values["peak_device_bytes"]
 
 
 def test_a_spike_seen_by_a_fast_reading_is_the_peak():
