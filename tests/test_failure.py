@@ -17,11 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_for_tests import Patch
 
-from bench import failure
 from bench.case import Case
 from bench.failure import (
     NEARLY_FULL,
-    RULES,
     Fault,
     classify,
     classify_death,
@@ -239,13 +237,6 @@ def test_out_of_memory_names_the_limit(error: BaseException) -> None:
     assert "needs more" not in unlimited.reason
 
 
-@pytest.mark.parametrize("error", [*ERRORS, *UNSUPPORTED], ids=str)
-def test_a_limit_explains_nothing_else(error: BaseException) -> None:
-    assert classify(list_kinds(error), str(error), None, LIMIT) == classify(
-        list_kinds(error), str(error)
-    )
-
-
 NO_ENGINE = "GET was unable to find an engine to execute this computation"
 
 
@@ -296,19 +287,6 @@ def test_memory_that_ran_out_in_a_library_of_peers_is_its_own() -> None:
     fault = classify(["DistBackendError"], "NCCL error: Cuda failure 2 'CUDA error: out of memory'")
     assert fault.status is Status.OOM
     assert not fault.peer
-
-
-def test_every_rule_has_its_exception() -> None:
-    """A rule that none of the exceptions above needs is one nobody has seen."""
-    loading = [RuntimeError(message) for message, _, _ in LOADING]
-    cases = [*OOM, *LIMITED, *SUSPECTED, *UNSUPPORTED, *TRANSIENT, *PEERS, *loading]
-    cases.append(RayOutOfMemory())
-    outcomes = [classify(list_kinds(e), str(e), FULL, LIMIT) for e in cases]
-    for rule in RULES:
-        rest = tuple(other for other in RULES if other is not rule)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(failure, "RULES", rest)
-            assert outcomes != [classify(list_kinds(e), str(e), FULL, LIMIT) for e in cases], rule
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
