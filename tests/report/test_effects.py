@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,6 @@ from bench.case import Case
 from bench.compare.__main__ import main as compare_main
 from bench.questions.effects import EFFECTS, Effect
 from bench.record import Record
-from bench.render.text import render
 from bench.report.__main__ import main
 from bench.report.document import Report, build
 from bench.study.sweeps import read_sweeps
@@ -230,19 +228,6 @@ def test_bad_choices_are_one_line_and_rc_2(
 @pytest.fixture(scope="module")
 def switches(planted: Folders) -> Report:
     return build(read_sweeps([planted["switches"]]))
-
-
-@pytest.mark.parametrize("columns", [80, 60, 120])
-def test_text_is_no_wider_than_asked(
-    switches: Report, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    out = render(switches, full=True)
-    assert max(map(len, out.splitlines())) <= columns
-    assert re.search(r"NVIDIA H200 · dpn92\n", out)
-    if columns >= 80:
-        assert "60.00 (59.88–60.12)" in out
-    assert ("Not shown at this width: " in out) is (columns < 120)
 
 
 # ------------------------------------------------------------------------------- what is no pair

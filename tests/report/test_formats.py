@@ -129,22 +129,6 @@ def test_csv_cells_are_inert(value: object) -> None:
     assert "nan" not in cell or isinstance(value, str)
 
 
-def test_every_csv_has_one_guard_against_formulas(tmp_path: Path, report: Run) -> None:
-    """The records, as the store writes them, and the report's CSV of the same texts."""
-    texts = ["=1+1", "＝1+1", "＋1", "－1", "＠a", " \x1b＝1+1", "'=1", "plain"]
-    about = {"status": Status.ERROR, "gpu": "A card", "torch": "2.13"}
-    rows = [make_record(Case(batch_size=i), reason=t, **about) for i, t in enumerate(texts, 1)]
-    folder = write_sweep(tmp_path / "s", rows)
-    _, printed, _ = report(folder, "--format", "csv")
-    stored = (folder / "records.csv").read_text(encoding="utf-8")
-    ours, theirs = (
-        [row["reason"] for row in csv.DictReader(io.StringIO(said))] for said in (stored, printed)
-    )
-    assert ours == theirs
-    assert len(ours) == len(texts)
-    assert not any(cell.startswith(tuple("=+-@＝＋－＠")) for cell in ours)
-
-
 KEY = ("precision", "loss_scale", "batch_size")
 
 
@@ -182,24 +166,3 @@ def test_files_hold_the_ends_as_numbers(tmp_path: Path, report: Run) -> None:
         assert float(values["images_per_s_low"]) == pytest.approx(50_000 / 90.4)
         assert (values["spread"], int(values["seeds"])) == ("range", 3)
     assert not row["coverage"]
-
-
-def test_without_a_reference_nothing_stands_beside(planted: Folders, report: Run) -> None:
-    assert " 212.3 " not in report(planted["made-up"], "--reference", "none", "--full")[1]
-
-
-def test_a_number_is_not_parted_from_its_percent_sign() -> None:
-    from rich.console import Console
-
-    from bench.render.model import Cell, Head, Table
-    from bench.render.text import draw_table
-
-    console = Console(width=20, file=io.StringIO())
-    heads = (Head("a", "a", number=False, wrap=True), Head("b", "b"))
-    cell = Cell("64 → 65: it is 23 % slower")
-    for width in range(14, 30):
-        console.width = width
-        draw_table(Table("t", "t", heads, ((cell, Cell("1")),), ()), console)
-    drawn = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "23 %" in drawn
-    assert not re.search(r"^ *%", drawn, re.MULTILINE)

@@ -17,31 +17,6 @@ from tests.planted.records import REFERENCE, ROOT, ran, write_sweep
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_help_loads_nothing_slow() -> None:
-    code = (
-        "import sys\n"
-        "from bench.report.__main__ import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "slow = {'pandas', 'numpy', 'matplotlib', 'seaborn', 'jinja2', 'rich', 'torch'}\n"
-        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    for format in FORMATS:
-        assert f"  {format} " in run.stdout
-
-
-def test_no_format_loads_torch() -> None:
-    code = (
-        "import sys\n"
-        "from bench.report.__main__ import main\n"
-        f"assert main([{str(REFERENCE)!r}, '--format', 'md']) == 0\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
