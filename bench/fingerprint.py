@@ -250,5 +250,6 @@ def check_outputs(name: str, found: Fingerprint, classes: int) -> None:
     if found.outputs not in (None, classes):
         raise UsageError(
             f"model {name!r} gives {(2, found.outputs)} for 2 images; it must give {(2, classes)}, "
-            "one logit for each class"
+            f"one logit for each class; bench.sweep --classes {found.outputs} has synthetic images "
+            "of as many"
         )

@@ -181,12 +181,27 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     axes: dict[str, list[Value]] = {}
     for name in given.axes:
         if (texts := getattr(given, name)) is not None:
-            flag = axis_flag(name)
-            axes[name] = [v for text in texts or ["on"] for v in parse_values(name, text, flag)]
+            axes[name] = _read_values(name, texts or ["on"])
     refuse_beside_workload(axes)
     if any(rule.decided == "dataset" for name in axes for rule in AXES[name].applies):
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
     return axes
+
+
+def _read_values(name: str, texts: Sequence[str]) -> list[Value]:
+    flag = axis_flag(name)
+    try:
+        return [value for text in texts for value in parse_values(name, text, flag)]
+    except UsageError as error:
+        words = " ".join(texts).replace(",", " ").split()
+        if words == [*texts] or not words:
+            raise
+        try:
+            _read_values(name, words)
+        except UsageError:
+            raise error from None
+        right = f"separate values by spaces: {flag} {' '.join(words)}"
+        raise UsageError(f"{flag} {shlex.join(texts)}: {right}") from None
 
 
 def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:

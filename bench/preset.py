@@ -15,6 +15,16 @@ from bench.grid import MICRO_BATCH, grid, parse_micro_batch, parse_values, refus
 
 _FOLDER = files("bench") / "presets"
 
+_REPLACED = {
+    MICRO_BATCH: "accumulate",
+    "accumulate": MICRO_BATCH,
+    "fraction": "steps",
+    "steps": "fraction",
+    "optimizer": "workload",
+}
+"""Axes of a preset that give way to another that is given as a flag: micro-batches by size or
+number, how much is measured, and the optimizer to a workload, which may bring its own."""
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -34,10 +44,7 @@ class Preset:
         Raises UsageError: settings do not go together, or an axis that is asked for applies to no
         case. A preset's own axis is not asked for if a flag decides whether it applies.
         """
-        # drop axes replaced by another flag: micro-batches by size or number, and the optimizer by
-        # a workload that may bring its own
-        pair = {MICRO_BATCH: "accumulate", "accumulate": MICRO_BATCH, "optimizer": "workload"}
-        own = [{n: v for n, v in block.items() if pair.get(n) not in flags} for block in self.grids]
+        own = [{n: v for n, v in b.items() if _REPLACED.get(n) not in flags} for b in self.grids]
         blocks = [{**defaults, **block, **flags} for block in own]
         asked = [
             name

@@ -70,11 +70,16 @@ def odd_crash(): return Odd(crashes)
 def odd_sleep(): return Odd(sleeps)
 constant = 3
 def asks(): return input("Do you trust this repository? ") and build()
+class GPT(nn.Linear):
+    def __init__(self): super().__init__(2, 2)
+    def forward(self, tokens): return nn.functional.embedding(tokens, self.weight)
+from bench.workloads import Workload
+class Work(Workload): pass
 """
 
 BROKEN = {
-    "mynte:build": "--model 'mynte:build': there is no module 'mynte'; it is looked for in the",
-    "no.such.thing:build": "there is no module 'no'",
+    "mynte:build": "--model 'mynte:build': there is no module 'mynte' in /",
+    "no.such.thing:build": "there is no module 'no' in /",
     "missing:build": "model 'missing:build' cannot be imported: No module named 'not_there'",
     "syntax:build": "model 'syntax:build' cannot be built: SyntaxError",
     "mynet:biuld": "module 'mynet' has no function 'biuld'; did you mean 'build'?",
@@ -89,6 +94,11 @@ BROKEN = {
     "mynet:conv": "gives (2, 4, 30, 30) for 2 images; forward returns logits of shape (2, classes)",
     "mynet:narrow": "model 'mynet:narrow' fails on (2, 3, 32, 32) images: RuntimeError: mat1",
     "mynet:pair": "returns tuple; forward returns a tensor of logits, (N, classes)",
+    "mynet:Odd": "--model 'mynet:Odd': missing a required argument: 'does'; write a function",
+    "mynet:GPT": "(mynet.py, line 44); give images that it takes by --input, or train it by a",
+    "mynet:Work": "model 'mynet:Work' returned a workload; give it as --workload mynet:Work",
+    "nets:CLASSIFY": "module 'nets' has no function 'CLASSIFY'; did you mean 'classify'?",
+    "nets:mynet": "module 'nets' has no function 'mynet'; right values: classify",
 }
 
 
@@ -99,6 +109,9 @@ def move_into(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("mynet.py").write_text(MYNET)
     Path("blocks.py").write_text(BLOCKS)
     Path("missing.py").write_text("import not_there")
+    Path("nets").mkdir()
+    Path("nets/__init__.py").write_text("from .blocks import classify\nimport mynet")
+    Path("nets/blocks.py").write_text(BLOCKS)
     Path("syntax.py").write_text("def build(: pass")
     return folder
 
@@ -240,8 +253,9 @@ def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
     [
         (["mynte:build"], "no module 'mynte'"),
         (["mynet:wide", "--dry-run"], "gives (2, 100) for 2 images; it must"),
+        (["mynet:wide"], "one logit for each class; bench.sweep --classes 100 has"),
     ],
-    ids=["run", "dry"],
+    ids=["run", "dry", "wide"],
 )
 def test_a_broken_model_is_refused_before_any_case(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]

@@ -18,6 +18,7 @@ from bench.errors import UsageError
 from bench.fingerprint import examine
 from bench.models import build_model, check_model, dpn, parse_model
 from bench.training.counting import count_flop
+from bench.workloads import parse_workload
 from bench.workloads.images import Images
 
 ROOT = Path(__file__).parents[1]
@@ -99,13 +100,28 @@ def test_a_missing_module_is_refused_before_it_is_needed() -> None:
     check_model("dpn92")
     check_model(f"{__name__}:linear")
     for name in ("no_such_package:thing", "no_such.package:thing"):
-        with pytest.raises(UsageError, match=r"--model 'no_such"):
+        with pytest.raises(UsageError, match=f"--model 'no_such.* in {Path.cwd()}, .*PYTHONPATH$"):
             check_model(name)
 
 
 def test_misspelt_model_is_told_the_right_one() -> None:
     with pytest.raises(ValueError, match="did you mean 'dpn92'"):
         parse_model("dpn29")
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("net.py:build", "give net:build"),
+        ("./nets/mlp.py:build", "give nets.mlp:build"),
+        ("nets/mlp:build", "give nets.mlp:build"),
+        ("net.py", "give net:FUNCTION, with the name of the function"),
+    ],
+)
+def test_a_file_is_told_its_module(given: str, right: str) -> None:
+    for parse in (parse_model, parse_workload):
+        with pytest.raises(ValueError, match=f"^{right}$"):
+            parse(given)
 
 
 MYNET = """

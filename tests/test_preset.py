@@ -75,6 +75,19 @@ def test_flags_override_grids_and_defaults_fill_in() -> None:
     ]
 
 
+def test_a_flag_replaces_the_other_limit_of_how_much_is_measured() -> None:
+    """20 steps are not cut to the two that a preset's fraction leaves."""
+
+    def parts(text: str, **flags: list[Value]) -> set[tuple[float, int | None]]:
+        preset = parse_preset(f"[[grid]]\n{text}".encode(), "mine")
+        return {(case.fraction, case.steps) for case in preset.cases(flags, CPU)}
+
+    assert parts("fraction = 0.02", steps=[20]) == {(1.0, 20)}
+    assert parts("steps = 20", fraction=[0.5]) == {(0.5, None)}
+    assert parts("steps = 20\nfraction = 0.02") == {(0.02, 20)}, "both, where none is given"
+    assert parts("fraction = 0.02", steps=[20], fraction=[0.5]) == {(0.5, 20)}
+
+
 def test_values_are_spelt_as_flags_spell_them() -> None:
     preset = parse_preset(
         b'[[grid]]\nevaluate = true\ncompile = "off"\nloss_scale = [128, "dynamic", "none"]\n'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +31,8 @@ def parse_model(text: str) -> str:
     of the form ``package.module:factory``."""
     if text in MODELS or is_factory(text) or is_timm(text):
         return text
-    raise ValueError(
-        f"{nearest(text, list(MODELS))} (or package.module:factory for your own, or timm:NAME)"
-    )
+    own = "(or package.module:factory for your own, or timm:NAME)"
+    raise ValueError(name_module(text) or f"{nearest(text, list(MODELS))} {own}")
 
 
 def is_timm(name: str) -> bool:
@@ -41,9 +41,24 @@ def is_timm(name: str) -> bool:
 
 def is_factory(text: str) -> bool:
     module, colon, factory = text.partition(":")
+    parts = module.split(".")
     return bool(
-        colon and factory.isidentifier() and all(p.isidentifier() for p in module.split("."))
+        colon and all(part.isidentifier() for part in [*parts, factory]) and parts[-1] != "py"
     )
+
+
+def name_module(text: str) -> str:
+    """Say what to give in place of a file; empty if ``text`` names none.
+
+    >>> name_module("./nets/mlp.py:build"), name_module("mlp.py"), name_module("res-net")
+    ('give nets.mlp:build', 'give mlp:FUNCTION, with the name of the function', '')
+    """
+    path, _, factory = text.partition(":")
+    parts = Path(path.removesuffix(".py")).parts
+    right = f"{'.'.join(parts)}:{factory or 'FUNCTION'}"
+    if parts == (path,) or not is_factory(right):
+        return ""
+    return f"give {right}" + ("" if factory else ", with the name of the function")
 
 
 def split_model(name: str) -> tuple[str, str]:
@@ -62,6 +77,8 @@ def check_model(name: str, flag: str = "--model") -> None:
     _add_current_folder()
     try:
         found = find_spec(module)
+    except ModuleNotFoundError as error:  # a package above it
+        raise UsageError(_no_module(name, error.name or module, flag)) from error
     except (ImportError, ValueError) as error:
         raise UsageError(f"{flag} {name!r}: {error}; give package.module:factory") from error
     if found is None:
@@ -121,8 +138,9 @@ def _build_timm(name: str, classes: int, shape: Shape) -> nn.Module:
 
 def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
     """Import the factory ``name``, given as ``flag``. Raises UsageError: the module cannot be
-    imported, or has no such function."""
+    imported, or has no such function, or it needs arguments."""
     from importlib import import_module
+    from inspect import signature
 
     module_name, factory_name = split_model(name)
     _add_current_folder()
@@ -136,15 +154,27 @@ def load_factory(name: str, flag: str = "--model") -> Callable[[], object]:
         raise UsageError(f"{flag[2:]} {name!r} cannot be imported: {error}") from error
     factory = getattr(module, factory_name, None)
     if not callable(factory):
+        package, _, _ = module_name.partition(".")  # which may import its functions from its files
         there = [
             key
             for key, value in vars(module).items()
-            if getattr(value, "__module__", "") == module_name and callable(value) and key[0] != "_"
+            if f"{getattr(value, '__module__', '')}.".startswith(f"{package}.")
+            and callable(value)
+            and key[0] != "_"
         ]
         raise UsageError(
             f"{flag} {name!r}: module {module_name!r} has no function {factory_name!r}; "
             + (nearest(factory_name, there) if there else "define it there")
         )
+    with suppress(ValueError):  # it does not say what it takes
+        takes = signature(factory)
+        try:
+            takes.bind()
+        except TypeError as error:
+            raise UsageError(
+                f"{flag} {name!r}: {error}; write a function without arguments that calls it, and "
+                "give that"
+            ) from None
     made: Callable[[], object] = factory
     return made
 
@@ -158,7 +188,10 @@ def _add_current_folder() -> None:
 
 
 def _no_module(name: str, module: str, flag: str) -> str:
+    installed = (sys.prefix, sys.base_prefix)
+    folders = [Path.cwd(), *(Path(place) for place in sys.path if not place.startswith(installed))]
+    there = ", ".join(dict.fromkeys(str(folder) for folder in folders if folder.is_absolute()))
     return (
-        f"{flag} {name!r}: there is no module {module!r}; it is looked for in the current folder "
-        "and on Python's path"
+        f"{flag} {name!r}: there is no module {module!r} in {there} or among what is installed; "
+        "run in its folder, or add that to PYTHONPATH"
     )

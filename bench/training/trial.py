@@ -29,6 +29,8 @@ _TRIED = 2
 
 _CPU = torch.device("cpu")
 
+_OTHERS = "train it by a --workload, which has data and a loss of its own"
+
 
 def attempt(what: str, action: Callable[[], Any]) -> Any:
     """Run ``action``, which runs the user's code. Raises UsageError: the action raised any error;
@@ -66,7 +68,7 @@ def is_library(file: Path) -> bool:
 def check_network(name: str, model: object) -> nn.Module:
     """Check the result of a user's model factory. Raises UsageError: it cannot be trained."""
     if isinstance(model, Workload):
-        raise UsageError(f"model {name!r} returned a workload; give it as --workload")
+        raise UsageError(f"model {name!r} returned a workload; give it as --workload {name}")
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"model {name!r} returned {type(model).__name__}; a factory returns a torch.nn.Module"
@@ -84,16 +86,19 @@ def count_outputs(name: str, model: nn.Module, shape: Shape) -> int:
     model.train()
     given = "" if shape == SHAPE else f", those of --input {'x'.join(map(str, shape))}"
     tried = f"model {name!r} fails on {tuple(images.shape)} images{given}"
-    logits = attempt(tried, lambda: model(images))
+    try:
+        logits = attempt(tried, lambda: model(images))
+    except UsageError as error:
+        raise UsageError(f"{error}; give images that it takes by --input, or {_OTHERS}") from error
     if not isinstance(logits, Tensor):
         raise UsageError(
             f"model {name!r} returns {type(logits).__name__}; forward returns a tensor of logits, "
-            "(N, classes)"
+            f"(N, classes), or {_OTHERS}"
         )
     if logits.ndim != 2 or len(logits) != _TRIED:
         raise UsageError(
             f"model {name!r} gives {tuple(logits.shape)} for {_TRIED} images; forward returns "
-            f"logits of shape ({_TRIED}, classes)"
+            f"logits of shape ({_TRIED}, classes), or {_OTHERS}"
         )
     return int(logits.shape[1])
 

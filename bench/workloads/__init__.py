@@ -16,7 +16,7 @@ from bench.data.batches import count_items as count_items
 from bench.data.loader import Dataset, LoadedBatches, load_items
 from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.errors import UsageError
-from bench.models import is_factory, load_factory
+from bench.models import is_factory, load_factory, name_module
 from bench.precision import is_affine_batchnorm
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def parse_workload(text: str) -> str:
     of the form ``package.module:factory``."""
     if text == IMAGES or is_factory(text):
         return text
-    raise ValueError(f"give package.module:factory of your own, or {IMAGES!r}")
+    raise ValueError(name_module(text) or f"give package.module:factory of your own, or {IMAGES!r}")
 
 
 def load_workload(name: str) -> Workload:
@@ -55,7 +55,7 @@ def check_workload(name: str, made: object) -> Workload:
     if not isinstance(made, Workload):
         raise UsageError(
             f"workload {name!r} returned {type(made).__name__}; its factory returns a "
-            "bench.workloads.Workload"
+            f"bench.workloads.Workload; a network for images is given as --model {name}"
         )
     return made
 
