@@ -78,10 +78,6 @@ network = Network
 network_of_small_gradients = partial(Network, 2.0**-10)
 
 
-def network_with_dropout() -> nn.Module:
-    return nn.Sequential(nn.Dropout(0.5), Network())
-
-
 def network_of_seven_classes() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.Flatten(), nn.Linear(4 * 8 * 8, 7))
 

@@ -35,10 +35,7 @@ from bench.questions.loss_scales import (
     SCALES,
     summarize_scale_map,
     tabulate_scale_map,
-    write_scale,
-    write_share,
 )
-from bench.questions.scale_drawing import draw_scale_map
 from bench.render.model import Table
 from bench.scale_map import (
     HEADROOM,
@@ -209,29 +206,6 @@ def test_which_weights_gradients_stay_in_fp32(
     assert list_kept(module, precision)[0] is kept
 
 
-def test_the_gradient_of_a_norm_s_output_is_rounded_behind_it() -> None:
-    """Under autocast the norm gives fp32, as here; the linear layer casts it and rounds on the way
-    back, so the gradient counts as rounded. What only the norm computes does not.
-    """
-    torch.manual_seed(0)
-    norm, head = nn.LayerNorm(8), nn.Linear(8, 4)
-    shift = nn.Parameter(torch.zeros(8))
-    normed = norm(torch.randn(16, 8) + shift)
-    normed.retain_grad()
-    with torch.autocast("cpu", torch.float16):
-        loss = head(normed).float().logsumexp(1).mean() * 1e-4
-    loss.backward()
-
-    def is_rounded(gradient: Tensor | None) -> bool:
-        assert gradient.dtype is torch.float32
-        return gradient.half().float().equal(gradient)
-
-    assert is_rounded(normed.grad)
-    assert is_rounded(head.weight.grad)
-    assert not is_rounded(shift.grad)
-    assert not is_rounded(norm.weight.grad)
-
-
 # ------------------------------------------------------------------------------------ planted nets
 
 
@@ -278,32 +252,6 @@ def test_what_a_workload_keeps_in_fp32_is_not_rounded() -> None:
         assert list_kept(model, "e4m3", keeps) == [True, False]
 
 
-def test_a_window_moves_with_its_gradients() -> None:
-    """All gradients times 2^-10, exactly: the whole map moves by ten powers of two."""
-    one = answer(ask_of("network"), dataset(1))
-    other = answer(ask_of("network_of_small_gradients"), dataset(1))
-    # the weights of the first step are the same; of later ones they are not
-    first = {(g.scale, g.layer, g.kind): g.tally for g in one.gradients if g.step == 1}
-    moved = {
-        (g.scale / 2**10, g.layer, g.kind): g.tally
-        for g in other.gradients
-        if g.step == 1 and g.scale >= 2**10
-    }
-    assert moved
-    assert {key: first[key] for key in moved} == moved
-    here, there = find_window(answer_at_once(one)), find_window(answer_at_once(other))
-    assert here.high is not None
-    assert there.high == here.high * 2**10
-    assert there.use == (here.use or 0) * 2**10
-
-
-def answer_at_once(case: ScaleCase) -> ScaleCase:
-    """The case as its first step alone shows it."""
-    gradients = tuple(g for g in case.gradients if g.step == 1)
-    overflows = {s: o for s, o in case.overflows.items() if o.step == 1}
-    return replace(case, gradients=gradients, overflows=overflows)
-
-
 def test_training_overflows_from_the_known_scale_on() -> None:
     session = Session(QUESTION, dataset())
     held, lost = session.train("fp16", f"{2.0**36}"), session.train("fp16", f"{2.0**37}")
@@ -321,14 +269,6 @@ def test_what_is_flushed_is_not_learnt() -> None:
     fp32, _ = session.observe(lambda text: None)
     small, large = (session.train("fp16", setting).losses[-1] for setting in ("0.001", "1000"))
     assert abs(small - fp32.losses[-1]) > 100 * abs(large - fp32.losses[-1])
-
-
-def test_every_training_draws_the_same_dropout() -> None:
-    session = Session(ask_of("network_with_dropout"), dataset(1))
-    fp32, _ = session.observe(lambda text: None)
-    torch.rand(3)
-    assert session.train("fp16", "1024").losses == pytest.approx(fp32.losses, rel=1e-4)
-    assert len(set(fp32.losses)) == QUESTION.steps
 
 
 def test_the_trace_of_a_dynamic_scale() -> None:
@@ -495,16 +435,6 @@ def test_a_precision_without_a_scale_needs_none() -> None:
     assert find_window(make_case((0, 0, 0), (), precision="e5m2")).needed
 
 
-def test_the_sentence_says_where_overflows_were_looked_for() -> None:
-    case = make_case((500, 0, 0, 0, 0), ())
-    assert "no overflow in 2 steps" in summarize_scale_map(make_map(case))
-    trained = replace(case, way=Way.TRAINED, steps=9, at=(1, 5))
-    assert "no overflow at steps 1 and 5." in summarize_scale_map(make_map(trained))
-    every = [ScaledTraining(f"{s:g}", (1.0,), (s,), (False,)) for s in case.scales]
-    whole = replace(trained, trainings=tuple(every))
-    assert "no overflow in 9 steps" in summarize_scale_map(make_map(whole))
-
-
 # ------------------------------------------------------------------------------------------ stored
 
 
@@ -541,14 +471,6 @@ def test_a_broken_map_is_refused_in_a_line(
     assert said.startswith("error: ")
     assert file in said
     assert len(said.splitlines()) == 1
-
-
-def test_the_figure_shows_each_case() -> None:
-    scales = make_map(make_case(), make_case(precision="bf16"))
-    svg = draw_scale_map(scales)
-    assert svg.count("layer, from input to output") == 2
-    assert "fp16, dpn-small, batch size 128, synthetic images: safe scales 4 to 8, use 4 (▼)" in svg
-    assert svg == draw_scale_map(scales), "the same picture every time"
 
 
 # ----------------------------------------------------------------------------------------- command
@@ -705,27 +627,6 @@ def test_where_each_scale_starves_a_layer_no_scale_is_safe() -> None:
     said = summarize_scale_map(make_map(case))
     assert "no scale is safe: at scale 1, layer head loses 100 %; try others with --scales" in said
     assert tabulate(make_map(case))
-
-
-def test_how_scales_and_shares_are_written() -> None:
-    written = [write_scale(s) for s in (1.0, 128.0, 512.0, 1024.0, 2.0**24, 3e5, 0.5, 2.0**-4)]
-    assert written == ["1", "128", "512", "2^10", "2^24", "300000", "0.5", "0.0625"]
-    shares = [write_share(s) for s in (0, 1, 1e-9, 0.00049, 0.031, 0.5, 0.9999999)]
-    assert shares == ["0 %", "100 %", "< 0.01 %", "0.05 %", "3.1 %", "50 %", "> 99.9 %"]
-    near = [(0.0104, 0.01), (0.010003, 0.01), (0.0504, 0.05), (0.0096, 0.01)]
-    assert [write_share(*s) for s in near] == ["1.04 %", "1.0003 %", "5.04 %", "0.96 %"]
-
-
-def test_gradients_lost_by_weights_alone_count() -> None:
-    kept = make_case((0, 0), ())
-    gradients = (
-        Gradients(1, 1.0, "conv", Kind.WEIGHT, Tally(flushed=500, normal=500)),
-        Gradients(1, 2.0, "conv", Kind.WEIGHT, Tally(normal=1000)),
-        *(g for g in kept.gradients if g.kind is Kind.OUTPUT),
-    )
-    case = replace(kept, gradients=gradients)
-    assert case.lost(1.0) == 0.5
-    assert find_window(case).low == 2.0
 
 
 # --------------------------------------------------------------------------------- fp32 diverges

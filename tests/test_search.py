@@ -32,12 +32,8 @@ from bench.grid import grid
 from bench.halving import METRICS, Halving, read_halving
 from bench.optimization import OPTIMIZERS
 from bench.questions.halving import (
-    RUNGS,
-    SEARCH,
     find_trials,
     spell_case,
-    tabulate_rungs,
-    tabulate_trials,
 )
 from bench.record import EpochRow, Outcome
 from bench.report.__main__ import main as report
@@ -204,13 +200,6 @@ def test_a_longer_search_begins_with_the_same_trials(one: int, other: int, seed:
     assert list(many.halving.trials)[: len(few.trials)] == list(few.halving.trials)
     assert len(set(many.trials)) == max(one, other)
     assert all(0.01 <= case.lr <= 1 for case in many.trials)
-
-
-def test_learning_rates_are_drawn_alike_on_a_log_scale() -> None:
-    rates = [case.lr for case in draw("--lr", "0.001..10", "--samples", "4000")]
-    for decade in (0.001, 0.01, 0.1, 1.0):
-        share = sum(decade <= rate < 10 * decade for rate in rates) / len(rates)
-        assert share == pytest.approx(1 / 4, abs=0.03)  # four standard deviations
 
 
 def test_without_a_learning_rate_each_optimizer_has_its_own_range() -> None:
@@ -455,29 +444,6 @@ def test_a_truncated_trial_is_in_no_table_of_whole_cases(searched: Path, tmp_pat
     assert len(tables["search"]["rows"]) == len(frame)
     assert len(tables["epochs"]["rows"]) % 9 == 0, "that of epochs has none of it either"
     assert not set(read_history(frame)) & {(case, 1, False) for case in read_cases(truncated)}
-
-
-def test_the_rungs_of_the_report_are_those_of_the_trials(searched: Path) -> None:
-    frame = read_records(searched)
-    halving, epochs = read_told(searched), read_epochs(searched)
-    (trials,) = SEARCH.lay_out(tabulate_trials(frame, epochs, halving))
-    (rungs,) = RUNGS.lay_out(tabulate_rungs(frame, epochs, halving))
-    assert trials.title.endswith("longest first, and of them the best by test accuracy (%)")
-    trained = frame["truncated_after"].fillna(9)
-    shown = [[cell.value for cell in row] for row in rungs.rows]
-    by_rung = {int(row[0]): row for row in shown}  # type: ignore[arg-type]
-    for rung in halving.rungs:
-        there, on = (trained >= rung).sum(), (trained > rung).sum()
-        assert by_rung[rung][1:3] == [there, on]
-        at = epochs[epochs["epoch"] == rung - 1].set_index("record_id")["test_accuracy"]
-        assert by_rung[rung][3] == at.max()
-        assert by_rung[rung][4] == at[frame["record_id"][trained > rung]].min()
-    assert [row[-1].text for row in trials.rows if row[1].text == ""] == []
-    spent = [row[3].value for row in trials.rows]
-    assert spent == sorted(spent, reverse=True)  # type: ignore[type-var]
-    whole = [row[-2].value for row in trials.rows if row[3].value == 9]
-    assert len(whole) > 1
-    assert whole == sorted(whole, reverse=True)  # type: ignore[type-var]
 
 
 def test_a_sweep_trains_a_truncated_case_whole(tmp_path: Path, monkeypatch: Patch) -> None:

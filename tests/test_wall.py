@@ -442,18 +442,6 @@ def test_a_refusal_beside_more_of_others_is_none(status: Status) -> None:
     assert conclude_trial(read_rows(CARD, *steady), 8).smallest_failing == 64, "as from the start"
 
 
-def test_failures_beside_others_are_told_from_failures() -> None:
-    """Where others computed and that is not allowed, a lack of memory is an error."""
-    failed = {"batch_size": 32, "status": Status.ERROR}
-    alone = read_rows(CARD, *(failed for _ in range(3)))
-    assert conclude_trial(alone, 8).ending is Ending.GAVE_UP
-    crowded = {**failed, "neighbours_computing": 1}
-    once = read_rows(CARD, crowded, failed, failed)
-    assert conclude_trial(once, 8).ending is Ending.GAVE_UP, "two failed without any others"
-    beside = read_rows(CARD, *(crowded for _ in range(3)))
-    assert conclude_trial(beside, 8).ending is Ending.CROWDED
-
-
 @pytest.mark.parametrize(
     ("limit", "columns", "used"),
     [
