@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.diagnosis.rates import find_bound, find_floor, find_rate, floor_step, take_rates
+from bench.diagnosis.rates import find_bound, find_floor, find_rate, floor_step
 from bench.diagnosis.step import Bound, Rates, Step
-from bench.record import Environment, WorkRow
+from bench.record import WorkRow
 
 RATES = Rates({"float32": 1e12, "tfloat32": 4e12, "float16": 10e12, "float8": 20e12}, 1e9, 1e-6)
 
@@ -59,10 +58,6 @@ def test_the_bound_of_a_row(work: WorkRow, bound: Bound) -> None:
     assert find_bound(work, RATES, "float32") is bound
 
 
-def test_where_calls_were_not_timed_nothing_is_bound_by_them() -> None:
-    assert find_bound(row(0, 5e6, 10**9), replace(RATES, call_s=None), "float32") is Bound.MEMORY
-
-
 @pytest.mark.parametrize(
     ("work", "rates"),
     [
@@ -93,15 +88,6 @@ def test_the_floor_of_a_step_is_that_of_its_rows() -> None:
     assert found == pytest.approx({Bound.COMPUTE: 2e-3, Bound.MEMORY: 4e-3})
     assert floor_step(step(row(None, None))) is None
     assert floor_step(step(row(2e9, 1e6), row(2e9, 1e6, format="bfloat16"))) is None
-
-
-def test_rates_are_read_from_a_record() -> None:
-    environment = Environment(
-        rate_float32=1e12, rate_bfloat16=2e12, rate_copy=3e9, call_time_s=4, rate_conv_bfloat16=3e12
-    )
-    rates = Rates({"float32": 1e12, "bfloat16": 2e12}, 3e9, 4, {"bfloat16": 3e12})
-    assert take_rates(vars(environment)) == rates
-    assert take_rates({"rate_float32": math.nan, "rate_copy": math.nan}) == Rates()
 
 
 @given(

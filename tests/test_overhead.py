@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from pytest_for_tests import Capture, Patch
 
 from benchmarks import overhead
@@ -30,18 +29,3 @@ def test_the_turns_alternate(monkeypatch: Patch, capsys: Capture) -> None:
         "tensors: harness / bare = 1.0000 (1.0000 to 1.0000, pairs: 3)",
         "seconds: harness / bare = 1.8000 (1.1250 to 3.0000, pairs: 3)",
     ]
-
-
-def test_sides_of_unlike_work_are_refused(monkeypatch: Patch) -> None:
-    told = {"seconds": 1.0, "images": 8, "tensors": None}
-    monkeypatch.setattr(overhead, "measure_bare", lambda case: told)
-    monkeypatch.setattr(overhead, "measure_harness", lambda case: told | {"images": 9})
-    with pytest.raises(RuntimeError, match="8 images by the loop, 9 by us"):
-        overhead.compare(overhead.read_case(["--device", "cpu"]))
-
-
-def test_a_side_that_fails_says_how() -> None:
-    with pytest.raises(RuntimeError, match="failed: ValueError: of the last line"):
-        overhead.run("-c", "print('first'); raise ValueError('of the last line')")
-    with pytest.raises(RuntimeError, match="failed: return code 3"):
-        overhead.run("-c", "raise SystemExit(3)")

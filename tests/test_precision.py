@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.precision import PRECISIONS, autocast, cast, read_flags, set_flags
-
-CPU = torch.device("cpu")
+from bench.precision import PRECISIONS, cast, read_flags, set_flags
 
 
 def network() -> nn.Sequential:
@@ -43,9 +41,3 @@ def test_the_older_flags_can_be_read(name: str) -> None:
     set_flags(PRECISIONS[name])
     assert torch.backends.cudnn.allow_tf32 is (name == "tf32")
     assert torch.backends.cuda.matmul.allow_tf32 is (name == "tf32")
-
-
-def test_autocast_is_on_only_where_the_precision_says() -> None:
-    for precision in PRECISIONS.values():
-        with autocast(precision, CPU):
-            assert torch.is_autocast_enabled("cpu") is (precision.autocast is not None)

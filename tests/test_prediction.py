@@ -12,7 +12,6 @@ from bench.diagnosis.prediction import WARMUP_STEPS, predict_seconds, predict_st
 from bench.diagnosis.step import Rates
 from bench.fingerprint import examine
 from bench.record import WorkRow
-from bench.training import timing
 from bench.training.building import build_training
 from bench.training.counting import Counter, count_flop, sketch_work
 from bench.work import Kind, sum_kinds
@@ -46,19 +45,6 @@ def test_a_case_by_hand() -> None:
     assert steps(replace(CASE, epochs=2, evaluate=True)) == WARMUP_STEPS + 2 * (11 + 1)
     assert steps(replace(CASE, freeze="backbone")) is None
     assert predict_seconds(CASE, (), RATES, 1050) is None
-
-
-def test_warm_up_has_that_many_steps() -> None:
-    count = 0
-
-    def step() -> None:
-        nonlocal count
-        count += 1
-
-    def clock() -> float:
-        return float(count)
-
-    assert timing.warm_up(step, torch.device("cpu"), 1, clock).steps == count == WARMUP_STEPS
 
 
 def test_work_is_counted_without_computing_it() -> None:

@@ -10,8 +10,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 
-from bench.axis import Trait
-from bench.case import AXES, SAME_QUESTION, Case, list_affecting
+from bench.case import Case
 from bench.flags import join_flags
 from bench.record import PROVEN, KnownResults, Record, Status, WorkRow, read_missing
 from bench.store.reader import list_work, read_records, read_work
@@ -126,15 +125,6 @@ def test_static_loss_scales_are_one_step(learn: Any) -> None:
     assert "work" not in ask(loop, replace(half, loss_scale="dynamic")).sources
 
 
-def test_an_axis_is_taken_to_matter_unless_it_is_known_not_to() -> None:
-    proof, work = map(list_affecting, (Trait.PROOF, Trait.WORK))
-    assert {*AXES} - {*proof} - {*work} == {
-        *("lr", "lr_scaling", "base_batch", "lr_warmup", "schedule", "epochs", "seed"),
-        *("checkpoint", *SAME_QUESTION, "batch_size"),
-        "workers",
-    }
-
-
 def test_which_layers_run_in_fp8_depends_on_every_batch(learn: Any) -> None:
     eight = replace(CASE, precision="fp8")
     loop = learn(found(eight))
@@ -144,10 +134,6 @@ def test_which_layers_run_in_fp8_depends_on_every_batch(learn: Any) -> None:
 
 def test_a_row_that_is_not_ok_is_no_source(learn: Any) -> None:
     assert ask(learn(*(found(status=s) for s in Status if s is not Status.OK))) == KnownResults()
-
-
-def test_neither_is_one_that_may_not_have_been_measured(learn: Any) -> None:
-    assert ask(learn(found(executor="unknown here"))) == KnownResults()
 
 
 def test_neither_is_what_a_row_has_from_another_nor_what_failed_there(learn: Any) -> None:
