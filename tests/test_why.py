@@ -19,11 +19,14 @@ from bench.questions.profiles import explain_pairs, read_steps
 from bench.questions.reasons import PAIRS
 from bench.questions.report_data import label_machines
 from bench.report.document import build
+from bench.store.reader import read_records, read_work
 from bench.store.writer import Store
 from bench.study.axes import find_varying
 from bench.study.summaries import latest, read, summarize
 from bench.study.sweeps import read_sweeps
 from bench.sweep.__main__ import main as sweep_main
+from bench.timeline import read_trace
+from bench.training.profiling import MOST
 from bench.why.__main__ import main
 from bench.work import Kind
 from tests.planted.records import list_committed, make_run, write_sweep
@@ -231,14 +234,24 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported")
 def test_a_real_profile_is_explained(tmp_path: Path, capsys: Capture) -> None:
-    """fp32 → bf16-amp on this CPU: what is left over of either step is within 5 %."""
+    """fp32 → bf16-amp on this CPU: what is left over of either step is within 5 %. Each trace is
+    kept, and its work stands beside the records."""
     out = tmp_path / "sweep"
     command = (
         "--model dpn-small --dataset synthetic --precision fp32 bf16-amp --batch-size 16 --steps 2 "
-        f"--repeats 1 --device cpu --profile --out {out}"
+        f"--repeats 1 --device cpu --trace --out {out}"
     )
     assert sweep_main(command.split()) == 0
-    capsys.readouterr()
+    said = capsys.readouterr().err
+    files = [*(out / "traces").iterdir()]
+    assert len(files) == 2
+    assert all(str(file) in said and read_trace(file).operators for file in files)
+    records, work = read_records(out), read_work(out)
+    assert records["profiled_steps"].between(1, MOST).all()
+    assert work["time_s"].sum() == pytest.approx(records["busy_s"].sum())
+    # on a CPU operators follow each other, and there are no kernels
+    assert work["exclusive_s"].tolist() == pytest.approx(work["time_s"].tolist(), nan_ok=True)
+    assert set(work["kernels"]) == {""}
     (found,) = explain(out, capsys=capsys)
     assert [found["a"]["name"], found["b"]["name"]] == ["fp32", "bf16-amp"]
     for side in (found["a"], found["b"]):

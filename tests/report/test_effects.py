@@ -26,7 +26,6 @@ from bench.study.sweeps import read_sweeps
 from bench.verdict.difference import adjust
 from bench.verdict.seeds import compare_seeds
 from tests.planted.records import ran, write_sweep
-from tests.planted.sweeps import Folders
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -220,14 +219,6 @@ def test_bad_choices_are_one_line_and_rc_2(
     code, out, err = report(folder, *flags)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
-
-
-# -------------------------------------------------------------------------------------- 80 columns
-
-
-@pytest.fixture(scope="module")
-def switches(planted: Folders) -> Report:
-    return build(read_sweeps([planted["switches"]]))
 
 
 # ------------------------------------------------------------------------------- what is no pair
