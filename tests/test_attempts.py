@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench.case import Case
 from bench.compare.side import read_side
 from bench.record import COLUMNS, Record, Status, flatten
-from bench.store.attempts import fill_unknown, find_mixed, keep_latest
+from bench.store.attempts import find_mixed, keep_latest
 from bench.store.reader import read_records
 from bench.store.runs import read_cases, read_history
 from bench.study import summaries
@@ -77,11 +77,6 @@ def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: 
         ]
 
 
-def test_the_last_attempt_counts_whatever_its_place_and_outcome() -> None:
-    first, second = make_run(CASE), make_run(CASE, status=Status.OOM, attempt=2)
-    assert keep_latest(frame_of(second, first))["record_id"].tolist() == ["row 0"]
-
-
 def test_another_environment_is_no_attempt_at_the_same_run() -> None:
     rows = [make_run(CASE, attempt=1), make_run(CASE, attempt=2, torch="2.14.0")]
     assert len(keep_latest(frame_of(*rows))) == 2
@@ -97,15 +92,6 @@ def test_what_a_run_did_not_get_to_know_is_no_environment(known_first: bool) -> 
     assert kept["status"].tolist() == ["killed" if known_first else "ok"]
     unread = make_run(CASE, attempt=1 + known_first, variables="X=1")  # knows all but the model
     assert len(keep_latest(frame_of(known, unread))) == 1
-
-
-def test_what_is_unknown_comes_from_the_next_row_else_from_the_last() -> None:
-    rows = frame_of(
-        make_run(CASE, gpu="X"), make_run(CASE, **UNKNOWN), make_run(CASE, gpu="Y"),
-        make_run(CASE, **UNKNOWN), make_run(replace(CASE, batch_size=8), **UNKNOWN),
-    )  # fmt: skip
-    group = pd.Series([0, 0, 0, 0, 1])
-    assert fill_unknown(rows, group)["gpu"].tolist() == ["X", "Y", "Y", "Y", ""]
 
 
 def test_mixed_is_what_differs_within_a_case() -> None:
