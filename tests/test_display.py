@@ -45,31 +45,6 @@ def test_plain_lines_where_there_is_no_terminal(capsys: Capture, monkeypatch: Pa
     ]
 
 
-def test_progress_says_which_of_several_epochs(capsys: Capture) -> None:
-    with Display(Path("x"), 1, 0) as display:
-        display.begin(replace(CASE, epochs=3), 1, False)
-        for phase, epoch in (("warmup", 0), ("epoch", 1), ("evaluation", 1)):
-            display.show(PhaseEntered(phase, epoch))
-            display._lanes[""].due = 0.0  # as if the time for a plain line had come
-            display.show(StepTaken(phase, step=3, total=20, loss=2.25, memory_bytes=0))
-    said = [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()[1:]]
-    phases = ["warmup", "epoch 2 of 3", "evaluation after epoch 2 of 3"]
-    assert [line.partition(" step ")[0] for line in said] == phases
-
-
-def test_the_curve_begins_anew_with_each_epoch() -> None:
-    steps = [Step(i, 10, float(i), 5, None) for i in range(8)]
-    assert write_curve(steps, 4, every=2) == [
-        "Epoch: 0",
-        "0 4 Loss: 0.000 | Acc: 50.000% (5/10)",
-        "2 4 Loss: 1.000 | Acc: 50.000% (15/30)",
-        "Epoch: 1",
-        "0 4 Loss: 4.000 | Acc: 50.000% (5/10)",
-        "2 4 Loss: 5.000 | Acc: 50.000% (15/30)",
-    ]
-    assert len(write_curve(steps[:4], 4, every=2)) == 2
-
-
 def test_lines_name_every_axis_that_varies(capsys: Capture) -> None:
     cases = [CASE, replace(CASE, compile="default"), replace(CASE, model="dpn-small", lr=0.1)]
     with Display(Path("x"), 3, 0, list_varying(cases)) as display:
@@ -98,13 +73,6 @@ def test_a_line_says_what_speaks_against_it(capsys: Capture) -> None:
     assert unsteady.endswith(", step times not steady")
     assert shared.endswith(", shared with others")
     assert fine.endswith("synthetic images")
-
-
-def test_what_went_wrong_is_said(capsys: Capture) -> None:
-    with Display(Path("x"), 1, 0) as display:
-        display.begin(CASE, 1, False)
-        display.end(record(Status.DIVERGED, "the loss was inf or NaN from step 3 of 20"))
-    assert "diverged: the loss was inf or NaN from step 3 of 20" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J\x1b[31mgone", "[bold]x[/bold]", "a\rb"])
