@@ -58,15 +58,6 @@ def test_one_cycle_is_its_formula(steps: int, lr: float) -> None:
     assert rates == pytest.approx([lr * one_cycle(i, steps) for i in range(steps)], rel=1e-9)
 
 
-def test_the_boundaries_of_one_cycle() -> None:
-    """At 0.3 of ten steps is its third; where 0.3 of them is no whole step none has the base."""
-    rates = learning_rates(Case(schedule="onecycle", lr=0.5), 10)
-    assert rates[0] == pytest.approx(0.02)
-    assert max(rates) == rates[2] == pytest.approx(0.5)
-    assert rates[-1] == pytest.approx(0.5 / 250_000)
-    assert max(learning_rates(Case(schedule="onecycle", lr=0.5), 9)) < 0.4999
-
-
 def test_the_base_is_scaled_by_the_batch() -> None:
     case = Case(lr=0.1, batch_size=512, base_batch=128)
     for rule, base in (("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)):

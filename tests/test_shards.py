@@ -20,7 +20,7 @@ from bench.errors import UsageError
 from bench.grid import grid
 from bench.record import EpochRow, RankRow, Step, WorkRow
 from bench.report.__main__ import main as report
-from bench.store.plans import Shard, parse_shard
+from bench.store.plans import Shard
 from bench.store.reader import read_epochs, read_ranks, read_records, read_work
 from bench.store.writer import Store
 from bench.study.sweeps import list_results, read_sweep
@@ -101,12 +101,6 @@ def test_shards_are_the_whole_sweep_and_split_no_family(axes: dict[str, Any], of
 def test_what_is_no_shard_is_refused(text: str, capsys: Capture) -> None:
     assert sweep.main([*GRID, f"--shard={text}"]) == 2
     assert "give K/N with K from 1 to N" in capsys.readouterr().err
-
-
-@given(st.integers(1, 999), st.integers(0, 999))
-def test_a_shard_is_read_as_it_is_written(number: int, more: int) -> None:
-    shard = Shard(number, number + more)
-    assert parse_shard(str(shard)) == shard
 
 
 def test_a_shard_has_a_folder_that_its_number_tells() -> None:

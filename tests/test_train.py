@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from pytest_for_tests import Patch
-from readings_for_tests import Replay
 from torch import Tensor, nn
 from training_for_tests import (
     CPU,
@@ -34,16 +33,14 @@ from training_for_tests import (
     step_bound,
     step_error,
     training,
-    watch_memory,
 )
 
 from bench.data import load, prepare
 from bench.data.batches import Batches
 from bench.models import build_model
 from bench.precision import POLICIES, PRECISIONS
-from bench.training.loop import Training, train_epoch
+from bench.training.loop import Training
 from bench.training.loss_scale import DynamicScale
-from bench.training.timing import StepClock
 
 
 def plain_epoch(steps: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[float]]:
@@ -205,17 +202,6 @@ def test_a_weight_without_a_gradient_is_left_alone() -> None:
     assert not torch.equal(after_one, torch.ones(10))
 
 
-def test_step_says_loss_and_hits() -> None:
-    ours = training()
-    x, y = batch(32)
-    with torch.no_grad():
-        logits = small()(x)
-    loss, correct, overflowed = ours.step((x, y))
-    assert float(loss) == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
-    assert int(correct) == int((logits.argmax(1) == y).sum())
-    assert not overflowed
-
-
 def test_evaluation_changes_nothing() -> None:
     ours = training()
     ours.step(batch())
@@ -237,17 +223,6 @@ def test_channels_last_trains_alike() -> None:
         a, b = plain.step(batch(seed=seed)), last.step(batch(seed=seed))
         assert float(a[0]) == pytest.approx(float(b[0]), rel=1e-4)
     assert next(last.model.parameters()).is_contiguous(memory_format=torch.channels_last)
-
-
-def test_epoch_hands_over_every_step() -> None:
-    seen: list[int] = []
-    clock = StepClock(CPU)
-    batches = [batch(8), batch(8, seed=2), batch(3, seed=3)]
-    fetch = train_epoch(training(), batches, clock, lambda step, loss: seen.append(step))
-    epoch = fetch()
-    assert seen == [0, 1, 2]
-    assert epoch.images == [8, 8, 3]
-    assert len(epoch.losses) == len(epoch.correct) == len(clock.read()) == 3
 
 
 def test_epoch_tells_the_scale_that_each_step_had() -> None:
@@ -282,41 +257,9 @@ def test_fp16_starts_from_rounded_weights_as_apex_did() -> None:
 # ------------------------------------- what tests/gpu/test_training.py checks on a card, on a CPU
 
 
-def test_half_bytes_in_batch_norm_are_seen() -> None:
-    """What torch 2.9 and 2.10 made on a card of a copy between lists of mixed dtype."""
-    ours = Training(small(), PRECISIONS["bf16"], CPU, lr=LR)
-    ours.masters = [m.detach().clone() for m in ours.masters]
-    spoil_batch_norm(ours)
-    assert differing_masters(ours) == ["1.weight"]
-    assert 0 < float(ours.parameters[2].detach().min()) < 0.01  # of weights that were 1
-
-
 @pytest.mark.parametrize("precision", [name for name in OURS if name != "tf32"])
 def test_a_step_is_within_the_bound_of_float64(precision: str) -> None:
     assert step_error(precision) < step_bound(precision)
-
-
-def test_the_bounds_tell_formats_apart(monkeypatch: Patch) -> None:
-    """bf16 and fp16 are not within fp32's bound, and a spoilt BatchNorm is within none."""
-    assert step_error("bf16-amp") > step_error("fp16-amp") > step_bound("fp32")
-    made = Training.step
-
-    def spoilt(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-        result = made(self, batch)
-        spoil_batch_norm(self)
-        return result
-
-    monkeypatch.setattr(Training, "step", spoilt)
-    assert step_error("bf16") > step_bound("bf16")
-
-
-def test_readings_see_what_the_epoch_holds() -> None:
-    """Replayed: the card's peak in the epoch, over its baseline, raised to nothing."""
-    recording = Path(__file__).parent / "readings" / "healthy.jsonl"
-    device = Replay(recording.read_text().splitlines())
-    held, seen = watch_memory(device, lambda: 9 * 10**9)
-    assert held > seen.values["peak_device_bytes"] == 6 * 10**9
-    assert seen.notes == []
 
 
 def test_curves_stay_inside_the_seed_spread() -> None:
