@@ -10,14 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 from training_for_tests import CPU, run_case
 
 from bench.case import Case
 from bench.data.batches import MadeBatches
 from bench.grid import grid
-from bench.models import build_model
 from bench.precision import PRECISIONS
 from bench.training.building import make_training
 from bench.training.counting import (
@@ -27,11 +24,10 @@ from bench.training.counting import (
     count_flop,
     count_step,
     join_work,
-    name_kind,
     read_work,
 )
 from bench.training.loop import Training
-from bench.work import Kind, Label, Work, base_name, sum_kinds
+from bench.work import Kind, Label, Work, sum_kinds
 from bench.workloads import Workload
 from bench.workloads.images import Images
 
@@ -151,28 +147,6 @@ def test_a_slice_gives_its_gradient_back_in_zeros() -> None:
     assert work.bytes == 4 * (N + 2 * gradient.numel())
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("sigmoid_backward", Kind.ELEMENTWISE),
-        ("_softmax", Kind.ELEMENTWISE),
-        ("native_layer_norm_backward", Kind.NORMALISATION),
-        ("avg_pool2d_backward", Kind.REDUCTION),
-        ("_scaled_dot_product_flash_attention_for_cpu_backward", Kind.ATTENTION),
-        ("_fused_adamw", Kind.OPTIMIZER),
-        ("_amp_update_scale", Kind.LOSS_SCALING),
-        ("nobody_knows_this", Kind.OTHER),
-    ],
-)
-def test_a_name_tells_its_kind(name: str, kind: Kind) -> None:
-    assert name_kind(name) is kind
-
-
-def test_names_are_told_apart_from_their_overloads() -> None:
-    names = ("aten.add_.Tensor", "aten::_to_copy", "aten._foreach_mul_.Scalar", "mylib::op")
-    assert [base_name(name) for name in names] == ["add", "_to_copy", "_foreach_mul", "op"]
-
-
 def case_of(precision: str = "fp32", batch_size: int = 64, accumulate: int = 1) -> Case:
     scale = PRECISIONS[precision].default_loss_scale
     return Case("dpn-small", "synthetic", precision, scale, batch_size=batch_size,
@@ -284,39 +258,6 @@ def test_flop_are_those_that_torch_counts_on_shapes(precision: str) -> None:
     assert sum(w.flop for w in work.values()) == 8 * count_flop(workload)
     assert Kind.OTHER not in work
     assert (Kind.CAST in work) is (precision != "fp32")
-
-
-class ShapesOnly(TorchDispatchMode):
-    """Convolutions compute nothing: in bf16 a CPU took a minute for those of dpn92."""
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if operation.name().startswith("aten::convolution"):
-            args = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), args)
-            made = operation(*args, **(kwargs or {}))
-            return tree_map_only(Tensor, lambda one: torch.zeros_like(one, device="cpu"), made)
-        return operation(*args, **(kwargs or {}))
-
-
-def test_dpn92_moves_what_was_computed_for_it() -> None:
-    """SPEED: 612 TFLOP an epoch and 184 GB a step at batch 512 in half precision, not compiled."""
-    case = Case("dpn92", "synthetic", "bf16", batch_size=512, device="cpu")
-    training = make_training(case, build_model("dpn92"), CPU)
-    batches = MadeBatches(
-        Workload().make_batch, 1000, batch_size=512, micro_batch=512, device=CPU, seed=0
-    )
-    with ShapesOnly():
-        work = sum_kinds(count_step(training, batches, case))
-    assert sum(w.flop for w in work.values()) / 512 * 50_000 == pytest.approx(612e12, rel=0.01)
-    assert sum(w.bytes for w in work.values()) == pytest.approx(184e9, rel=0.03)
-    for kind, flop, gigabytes in (
-        (Kind.CONVOLUTION_1X1, 588e12, 30.0),
-        (Kind.GROUPED, 23.9e12, 7.1),
-        (Kind.CONCATENATION, 0, 24.9 + 6.9),
-    ):
-        assert work[kind].flop / 512 * 50_000 == pytest.approx(flop, rel=0.01)
-        assert work[kind].bytes == pytest.approx(1e9 * gigabytes, rel=0.03)
 
 
 def test_a_row_has_the_traffic_of_its_step() -> None:
