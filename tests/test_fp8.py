@@ -6,8 +6,6 @@ A CPU emulates it, as the variable `EMULATE_FP8` permits.
 from __future__ import annotations
 
 import csv
-import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +14,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from training_for_tests import CPU, run_case
 
-from bench.case import Case, list_micro_batches, list_varying
+from bench.case import Case, list_varying
 from bench.data import DatasetInfo
 from bench.environment.device import Platform
 from bench.errors import UnsupportedError, UsageError
@@ -29,21 +26,17 @@ from bench.grid import grid
 from bench.precision import EMULATE_FP8, FP8_INSTALL, FP8_RECIPES, PRECISIONS, Arithmetic, set_flags
 from bench.preset import Preset
 from bench.record import Environment, Status
-from bench.report.__main__ import main as report
-from bench.scales.__main__ import main as scales
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.preflight import Inputs
-from bench.training import float8
 from bench.training.arithmetic import name_arithmetic
 from bench.training.building import make_training
 from bench.training.counting import count_flop
-from bench.training.float8 import Conversion, Product, convert, find_products
+from bench.training.float8 import convert, find_products
 from bench.training.loop import Training
 from bench.training.proof import Proof, Setting, prove
 from bench.worker.messages import Finished
 from bench.workloads import Workload
 from examples import transformer
-from tests.planted.records import make_record, measured, write_sweep
 
 pytest.importorskip("torchao")
 
@@ -209,13 +202,6 @@ def test_what_a_workload_keeps_in_fp32_is_left_alone() -> None:
     assert list(found) == ["blocks.0.qkv", "blocks.0.out"], "and not those in blocks.0.wide"
 
 
-def test_many_names_are_cut() -> None:
-    layers = [Product(f"{a}.{n}", nn.Linear(16, 16)) for a in "abcdefghijk" for n in range(2)]
-    assert str(Conversion(tuple(layers), 23, None, 3, emulated=False, padded=False)) == (
-        "22 of 23 linear layers: a.*, b.*, c.*, d.*, e.*, f.*, g.*, h.* and 3 more"
-    )
-
-
 @pytest.mark.parametrize(
     ("batch", "accumulate", "samples", "padded"),
     [(64, 1, 640, False), (64, 1, 650, True), (64, 4, 640, False), (64, 8, 640, True)],
@@ -235,26 +221,6 @@ def test_rows_that_are_no_multiple_of_16_are_padded(
     text = make_training(replace(case, batch_size=17, accumulate=1), transformer.Decoder(
         16, 32, 32, 2, 1), CPU, transformer.tiny()).conversion  # fmt: skip
     assert not text.padded, "32 rows an item are a multiple at any batch"
-
-
-def test_sizes_of_micro_batches() -> None:
-    assert list_micro_batches(Case(batch_size=64), 650) == [10, 64]
-    assert list_micro_batches(Case(batch_size=60, accumulate=4), 650) == [5, 15]
-
-
-class Peeking(Odd):
-    """Its Python depends on a value, which shapes alone do not have."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x * 2 if float(x.sum()) > 0 else x)
-
-
-def test_a_network_that_cannot_be_followed_is_converted_all_the_same() -> None:
-    found = convert(Peeking(), Images16(Peeking), "rowwise", CPU)
-    assert [product.name for product in found.products] == ["first", "frozen", "unused"]
-    assert found.flop_per_unit is None
-    assert found.padded
-    assert found.unknown.startswith("the network cannot be followed on shapes alone: ")
 
 
 # ------------------------------------------------------------------------------------- the proof
@@ -284,37 +250,6 @@ def prove_conversion(training: Training, layer: nn.Linear | None = None, **setti
     if layer is not None:
         conversion = replace(conversion, products=(replace(conversion.largest, layer=layer),))
     return prove(setting, lambda: training.compute_loss(batch), 2, conversion)
-
-
-class Products(TorchDispatchMode):
-    """Counts the matrix products of what runs."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        return func(*args, **(kwargs or {}))
-
-
-def test_gradients_of_frozen_layers(run: Callable[..., Finished]) -> None:
-    """Those that training does not need are not proven; that torchao computes them is said."""
-    frozen = run(precision="fp8", freeze="blocks")
-    m = frozen.measurement
-    assert frozen.status is Status.OK
-    training = train(frozen="blocks")
-    proof = prove_conversion(training, frozen=True)
-    assert proof.layers[0].weight_grad is None
-    assert proof.layers[0].input_grad is not None
-    batch = training.workload.make_batch(16, CPU, torch.Generator().manual_seed(1))
-    counts = []
-    for each in (training, train()):
-        with Products() as products:
-            each.step(batch)
-        counts.append(products.count)
-    assert counts == [27, 27], "torchao's layer now leaves out what is frozen: drop the note"
-    said = "of 8 layers in fp8 torchao computes a gradient that training does not need"
-    assert said in (m.notes or "")
-    assert said not in (run(precision="fp8").measurement.notes or "")
 
 
 def test_a_layer_that_was_not_converted_belies_the_label() -> None:
@@ -392,15 +327,6 @@ def test_a_network_without_products_is_unsupported(monkeypatch: pytest.MonkeyPat
         train(Images16(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 16))))
 
 
-def test_torchao_that_is_missing_or_broken_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(UnsupportedError, match=r"torchao \S+ cannot be imported beside torch "):
-        train()
-    monkeypatch.setattr(float8, "find_torchao", lambda: None)
-    with pytest.raises(UnsupportedError, match="fp8 needs the package torchao: pip install"):
-        train()
-
-
 def test_a_recipe_is_fp8_s_alone() -> None:
     asked: Any = {"precision": ["bf16-amp", "fp8"], "fp8_recipe": ["tensorwise", "rowwise"]}
     cases = grid(asked)
@@ -416,40 +342,7 @@ def test_a_recipe_is_fp8_s_alone() -> None:
         Preset("mine", "", ({},)).cases({"fp8_recipe": ["rowwise"]}, {"device": ["cpu"]})
 
 
-def test_a_map_of_loss_scales_has_none_to_look_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert scales(["--precision", "fp8"]) == 2
-    assert "torchao scales each tensor by itself" in capsys.readouterr().err
-
-
 # ------------------------------------------------------------------------------------ the report
-
-
-def test_what_a_report_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where: dict[str, Any] = {"gpu": "NVIDIA H200", "torch": "2.13"}
-    converted: dict[str, Any] = {"fp8_layers": "8 of 9 linear layers: a.*", "fp8_flop_share": 0.75}
-    rows = [
-        make_record(Case(precision="bf16-amp"), **measured(10, 2**30), **where, flop_per_image=1e9,
-                    arithmetic="bfloat16"),
-        make_record(Case(precision="fp8"), **measured(8, 2**30), **where, **converted,
-                    flop_per_image=1e9, arithmetic="float8/bfloat16"),
-        make_record(Case(precision="fp8", fp8_recipe="rowwise", compile="default"),
-                    **measured(5, 2**30), **where, **converted, flop_per_image=1e9,
-                    arithmetic="float8/bfloat16"),
-    ]  # fmt: skip
-    write_sweep(tmp_path / "made", rows)
-    assert report([str(tmp_path / "made"), "--full"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Emulated" not in text
-    assert report([str(tmp_path / "made"), "--format", "csv"]) == 0
-    table = {
-        (row["precision"], row["fp8_recipe"]): row
-        for row in csv.DictReader(capsys.readouterr().out.splitlines())
-    }
-    plain, fp8 = table["bf16-amp", "tensorwise"], table["fp8", "tensorwise"]
-    assert float(plain["peak_share"]) == pytest.approx(1e9 * 5000 / 989.5e12)
-    at_peak = 1e9 * 6250 * (0.75 / 1979e12 + 0.25 / 989.5e12)
-    assert float(fp8["peak_share"]) == pytest.approx(at_peak)
-    assert float(fp8["fp8_flop_share"]) == 0.75
 
 
 def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -464,9 +357,3 @@ def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert (row["status"], row["arithmetic"]) == ("ok", "float8/bfloat16")
     assert row["fp8_layers"].startswith("8 of 9 linear layers: ")
     assert (row["log"], "BENCH_EMULATE_FP8=1" in row["variables"]) == ("", True)
-
-
-def test_torchao_is_imported_for_fp8_alone() -> None:
-    """By no module as it is imported itself."""
-    files = (Path(__file__).parents[1] / "bench").rglob("*.py")
-    assert not [f for f in files if re.search(r"^(from|import) torchao", f.read_text(), re.M)]

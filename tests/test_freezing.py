@@ -20,18 +20,16 @@ from training_for_tests import (
     MOMENTUM,
     WEIGHT_DECAY,
     batch,
-    compile_lightly,
     in_parts,
     run_case,
     small,
     training,
 )
 
-from bench.case import Case, parse_value
+from bench.case import Case
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, examine
 from bench.grid import grid
-from bench.models import build_model
 from bench.models.freezing import freeze
 from bench.plain import read_value
 from bench.precision import PRECISIONS, find_formats, set_flags
@@ -45,7 +43,6 @@ from bench.training.proof import find_layers
 from bench.worker.epochs import evaluate
 from bench.worker.messages import Finished
 from bench.workloads import Workload, load_workload
-from bench.workloads.images import Images
 
 TWO, TRANSFORMER = "examples.two_losses:tiny", "examples.transformer:tiny"
 find_head = Workload().find_head
@@ -135,11 +132,8 @@ def test_batchnorm_without_weights_is_frozen_by_its_statistics() -> None:
     ("setting", "message"),
     [
         ("O", "no layer or weight of the network has such a name; its parts are 0, 1, 4"),
-        ("bn,5", "--freeze 5: no layer or weight"),
         ("backbon", "did you mean backbone?"),
-        ("1.wieght", "did you mean 1.weight"),
         ("*", "--freeze *: nothing is left to train; freeze less"),
-        ("*.running_mean", "no layer or weight of the network has such a name"),
     ],
 )
 def test_what_freezes_nothing_or_all_is_refused(setting: str, message: str) -> None:
@@ -156,13 +150,6 @@ def test_a_network_without_what_a_word_names_is_refused() -> None:
     own = load_workload(TWO).build_model()
     with pytest.raises(UsageError, match="what it names does not train anyway"):
         freeze(own, "backbone.*", find_head)  # which here is the name of a layer
-
-
-@pytest.mark.parametrize("text", ["none,bn", "", "a,", "a b", "a\nb"])
-def test_what_cannot_be_a_setting_is_refused_at_once(text: str) -> None:
-    with pytest.raises(UsageError, match="give none, backbone, bn or names of layers or weights"):
-        parse_value("freeze", text, "--freeze")
-    assert parse_value("freeze", "bn, 4.*", "--freeze") == "bn,4.*"
 
 
 def test_tied_weights_are_one() -> None:
@@ -293,24 +280,6 @@ def test_a_workload_that_freezes_by_itself_freezes_more() -> None:
     assert trained(ours.model) == ["what.weight", "what.bias", "where.weight", "where.bias"]
 
 
-def test_compiled_in_channels_last_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after an evaluation, whose end puts the network in training mode."""
-    compile_lightly(monkeypatch)
-    plain, compiled = (
-        training("fp32", frozen="bn", compile=mode, channels_last=mode != "off")
-        for mode in ("off", "default")
-    )
-    for ours in (plain, compiled):
-        for seed in range(2):
-            ours.step(batch(seed=seed))
-            ours.evaluate([batch(seed=seed)])
-    for (name, one), (_, other) in zip(
-        plain.model.named_parameters(), compiled.model.named_parameters(), strict=True
-    ):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6), name
-    assert torch.equal(compiled.model[1].running_mean, torch.zeros(8))  # type: ignore[index]
-
-
 # ----------------------------------------------------------------------------- FLOP and the proof
 
 
@@ -323,15 +292,6 @@ def test_flop_by_hand() -> None:
     assert count_flop(Fine(), "0,1") == every + second + 2 * head  # the first that trains: weights
     assert count_flop(Fine(), "3,4") == every + first + second + 2 * head
     assert count_flop(Fine(), "bn") == count_flop(Fine(), "none")
-
-
-def test_flop_of_a_dpn_whose_head_alone_trains() -> None:
-    """Forward, a third of all but the first convolution's missing input gradient; and the head."""
-    images = Images("dpn-small")
-    head = find_head(build_model("dpn-small"))
-    stem = 2 * 32 * 32 * 16 * 27
-    forward = (count_flop(images) + stem) / 3
-    assert count_flop(images, "backbone") == forward + 2 * head.in_features * head.out_features
 
 
 def layers_of(setting: str) -> list[tuple[int, bool, bool]]:
