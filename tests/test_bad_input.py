@@ -70,6 +70,7 @@ FLAGS = [
     (["--seed", "9" * 5000], "--seed", "from 0 to 2147483647"),
     (["--evaluate", "yes"], "--evaluate 'yes': a boolean value is 'on' or 'off'"),
     (["--device", "gpu"], "--device 'gpu': right values: cuda, cpu"),
+    (["--model", "dpn29"], "--model 'dpn29': did you mean 'dpn92'?"),
     (["--model", "a:b:c"], "--model 'a:b:c'", "package.module:factory"),
     (["--model", "=cmd|' /C calc'!A0"], "--model", "package.module:factory"),
     (["--model", "\x1b[31m\n\nred"], "--model '\\x1b[31m\\n\\nred'"),
