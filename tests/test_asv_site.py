@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
-import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,44 +198,7 @@ def test_a_commit_without_a_harness_does_not_stop_the_others(project: Project) -
     assert project.result("HEAD~2", "cases.track_status") is None
 
 
-def test_compare_sees_what_changed(project: Project) -> None:
-    table = project.run("asv", "compare", "HEAD~1", "HEAD").stdout
-    assert re.search(
-        r"\+ .*25\.6s .*30\.6s .*1\.20 .*track_epoch_time\('fp32', 'none', 64\)", table
-    )
-
-
-def test_the_machine_and_the_preset_are_parameters(project: Project) -> None:
-    from importlib.metadata import version
-
-    (file,) = (project.folder / ".asv" / "results").glob(
-        f"*/{project.git('rev-parse', '--short=8', 'HEAD')}-*.json"
-    )
-    parameters = json.loads(file.read_text())["params"]
-    assert parameters["preset"] == "grid"
-    assert parameters["torch"] == version("torch")
-    assert {"gpu", "driver", "machine", "python"} <= set(parameters)
-
-
 # --------------------------------------------------------------------------------------- the site
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """A server that says nothing."""
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture(scope="module")
-def address(site: Path) -> Iterator[str]:
-    """The site on loopback."""
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Quiet, directory=str(site))
-    ) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 class Reader:
@@ -303,15 +259,13 @@ class Reader:
         return found
 
 
-@pytest.fixture(params=["served", "from disk"])
-def reader(
-    request: pytest.FixtureRequest, site: Path, address: str
-) -> Iterator[tuple[Reader, str]]:
-    """A browser, and where the site is: on loopback, or opened as a file."""
+@pytest.fixture
+def reader(site: Path) -> Iterator[tuple[Reader, str]]:
+    """A browser, and where the site is: opened as a file, which forbids more than a server."""
     sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no chromium is installed")
-    base = address if request.param == "served" else site.as_uri()
+    base = site.as_uri()
     with sync.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
@@ -345,10 +299,6 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     }
     assert browser.ink("#main-graph") > 500
 
-    if base.startswith("http"):
-        assert browser.wrong == []
-        return  # the rest is the same script with the same data
-
     # precision, a string, on the x-axis: asv itself draws nothing here for two or more series
     page = browser.open(f"{base}/asv/index.html#cases.track_epoch_time?x-axis=precision")
     page.wait_for_selector("#main-graph canvas.flot-base")
@@ -377,25 +327,3 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     page.wait_for_selector("#regressions-body table")
 
     assert browser.wrong == []
-
-
-def test_preview_serves_the_mended_site(project: Project, site: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    where: dict[str, Any] = {"cwd": project.folder, "env": project.environment}
-    command = [sys.executable, "-m", "asv", "preview", "--port", str(port)]
-    preview = subprocess.Popen(command, **where, stdout=subprocess.DEVNULL)
-    try:
-        while True:
-            assert preview.poll() is None
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
-                    page = answer.read().decode()
-                break
-            except OSError:
-                time.sleep(0.1)
-        assert "vendor/jquery" in page
-    finally:
-        preview.terminate()
-        preview.wait()

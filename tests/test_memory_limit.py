@@ -30,7 +30,6 @@ from bench.processes import read_held_memory
 from bench.record import Environment, Outcome, Status
 from bench.sweep import __main__ as sweep
 from bench.sweep.preflight import Inputs
-from bench.sweep.schedule import OomSkips
 from bench.worker.limit import (
     GpuLimit,
     HostLimit,
@@ -278,14 +277,3 @@ def test_a_sweep_refuses_it_before_it_trains(
     error = capsys.readouterr().err
     assert "--memory-limit 900000GiB is above the" in error
     assert not (tmp_path / "out").exists()
-
-
-def test_a_batch_too_large_for_one_limit_says_nothing_of_another() -> None:
-    small, large = Case(memory_limit="8GiB"), Case(memory_limit="24GiB")
-    skips = OomSkips({})
-    skips.note(replace(small, batch_size=256), Status.OOM)
-    assert skips.blocks(replace(small, batch_size=512)) == 256
-    assert skips.blocks(replace(large, batch_size=512)) is None
-    assert skips.blocks(Case(batch_size=512)) is None
-    skips.note(replace(large, batch_size=256), Status.OOM_SUSPECTED)
-    assert skips.blocks(replace(large, batch_size=512)) is None

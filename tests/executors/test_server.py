@@ -27,7 +27,6 @@ from bench.executors.server import Process, Servers, lend_server
 from bench.executors.subprocess import SubprocessExecutor
 from bench.processes import LENT, find_lender
 from bench.record import BESIDE, Measurement, Status
-from bench.sweep.options import parse_arguments
 from bench.worker.messages import PhaseEntered, encode_names
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
@@ -137,11 +136,6 @@ def test_a_warm_worker_is_as_a_cold_one_whatever_was_run_before(
     assert pinned["cores"] == [core]
     assert pinned["threads"][0] == 1
     warm.close()
-
-
-def test_workers_are_warm_unless_a_sweep_is_asked_for_cold_ones() -> None:
-    for flags, cold in (([], False), (["--cold"], True)):
-        assert parse_arguments(flags).settings.cold is cold
 
 
 # ------------------------------------------------------------------------------------- the server
@@ -296,12 +290,6 @@ def test_nothing_that_the_server_imports_asks_anything_of_cuda() -> None:
     command = [sys.executable, "-c", ASKED]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
-
-
-def test_the_parent_imports_no_torch() -> None:
-    said = "import sys, bench.executors.subprocess; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 # ------------------------------------------------------------------------------------------- lent
