@@ -28,6 +28,7 @@ from bench.axis import (
     Value,
     describe_axis,
     one_of,
+    or_none,
     parse_batch_size,
     parse_classes,
     parse_compile,
@@ -187,6 +188,11 @@ class Case:
         "learning-rate schedule; bench.sweep --list describes them",
         conflicts=(Conflict(lambda case: case.schedule == "onecycle" and case.lr_warmup != "0",
             "--schedule onecycle has its own warm-up; leave out --lr-warmup"),))
+    clip_grad: float | None = _later(None, or_none(parse_number("a norm of gradients", 0)),
+        "scale the gradients of a step, unscaled by the loss scale, down to this norm where theirs "
+        "is larger (default: none)",
+        affects=(LEARNING, WORK), baseline=True, order=lambda text: float(text or math.inf),
+        absent={"check": "a clipped step would hide a summed loss, which it looks for"})
     epochs: int = _learning(1, parse_whole("a number of epochs"), "epochs to train, each measured",
         common=True, absent=_FEW_STEPS | _HOW_MUCH)
     fraction: float = _part(1.0, parse_number("a fraction", 0, 1),

@@ -165,6 +165,10 @@ class Measurement:
         "first step whose loss was inf or NaN, from 0, counted over all epochs")
     overflow_steps: int | None = quantity("steps with inf or NaN in the scaled gradients")
     final_loss_scale: float | None = quantity("loss scale after the last step")
+    clipped_steps: int | None = quantity(
+        "steps without overflow whose gradients were scaled down to --clip-grad")
+    grad_norm_median: float | None = quantity(
+        "median norm of the unscaled gradients of a step, before they were clipped")
 
     resumed_epochs: int | None = quantity(
         "epochs that an earlier process, which was interrupted, had trained: they are in the row")

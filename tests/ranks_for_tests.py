@@ -60,7 +60,7 @@ class Exact(Training):
         logits = self.model(x.double())
         return Loss(F.cross_entropy(logits, y), (logits.argmax(1) == y).sum())
 
-    def update(self) -> Tensor:
+    def update(self) -> tuple[Tensor, Tensor | None]:
         self.seen.append(torch.cat([p.grad.flatten() for p in self.parameters]))
         return super().update()
 
@@ -117,6 +117,18 @@ def gradients(group: Group) -> dict[str, Any]:
             "weights": [t.digest() for t in map(_hash, group.gather(_flatten(shared)))],
         }
     return found
+
+
+def clipped(group: Group) -> dict[str, Any]:
+    """Weights, and norms of the steps' gradients, clipped in all processes and in one."""
+    settings = {"clip_grad": 0.5}
+    case = replace(CASE, world_size=group.size, accumulate=2)
+    ours, alone = (train(21, case, one, **settings)[0] for one in (group, None))
+    return {
+        "weights": [t.digest() for t in map(_hash, group.gather(_flatten(ours)))],
+        "error": float((_flatten(ours) - _flatten(alone)).norm()),
+        "norms": [float(seen.norm()) for seen in alone.seen],
+    }
 
 
 def compressed(group: Group) -> dict[str, Any]:
@@ -279,6 +291,7 @@ SCENARIOS: dict[str, Callable[[Group], Any]] = {
     one.__name__: one
     for one in (
         gradients,
+        clipped,
         compressed,
         divided_first,
         overflow,

@@ -544,7 +544,7 @@ def test_a_loss_summed_behind_an_averaged_figure(data: DatasetInfo, monkeypatch:
     """What is reported is right, what is differentiated is not."""
     made = Training.step
 
-    def step(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self: Training, batch: Any) -> tuple[Tensor | None, ...]:
         scale = self.loss_scale.scale
         self.loss_scale.scale = lambda loss: scale(loss) * len(batch[0])  # type: ignore[method-assign]
         result = made(self, batch)
@@ -640,11 +640,11 @@ def test_a_kept_graph(
     """The classic: the loss that the loop collects is not detached. Or backward does not free what
     the graph has saved, either."""
 
-    def step(self: Training, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self: Training, batch: Any) -> tuple[Tensor | None, ...]:
         x, y = batch
         loss = F.cross_entropy(self.compute(x), y)
         self.loss_scale.scale(loss).backward(retain_graph=retain)
-        return loss, (y == 0).sum(), self.update()
+        return loss, (y == 0).sum(), *self.update()
 
     monkeypatch.setattr(Training, "step", step)
     assert failing(subject(data), *HELD) == caught
@@ -665,7 +665,7 @@ def test_nearly_the_same_again(data: DatasetInfo, monkeypatch: Patch) -> None:
     assert CHECKS["seed"].run(subject(data)).passed
     assert check_seed(subject(data), exact=False).value == 0
 
-    def waver(self: Training) -> Tensor:
+    def waver(self: Training) -> tuple[Tensor, Tensor | None]:
         for p in self.parameters:
             p.grad *= 1 + 1e-6 * torch.randn(p.shape, generator=noise)
         return update(self)
@@ -689,7 +689,7 @@ def test_random_numbers_that_no_seed_reaches_on_a_card(data: DatasetInfo, model:
 def test_a_training_that_stands_still_shows_nothing_of_a_seed(
     data: DatasetInfo, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(Training, "update", lambda self: torch.zeros((), dtype=torch.bool))
+    monkeypatch.setattr(Training, "update", lambda self: (torch.zeros((), dtype=torch.bool), None))
     assert not check_seed(subject(data), exact=False).passed
 
 

@@ -86,7 +86,7 @@ def trace(training: Training, batches: Iterator[Any]) -> dict[str, str]:
     training.set_lr(training.lr)
     for number, each in enumerate(batches, 1):
         found[f"loss scale of step {number}"] = _hash(training.current_scale())
-        loss, _, overflowed = training.step(each)
+        loss, _, overflowed, _ = training.step(each)
         found[f"loss of step {number}"] = _hash(loss)
         found[f"overflow of step {number}"] = _hash(overflowed)
     return found | {name: _hash(value) for name, value in _walk(training.state(), "")}

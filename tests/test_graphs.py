@@ -88,6 +88,13 @@ def test_what_overflows_is_counted() -> None:
     assert any(found.overflowed)
 
 
+def test_what_is_clipped_is_clipped_in_a_replay() -> None:
+    settings = {"precision": "fp16", "clip_grad": 0.5}
+    found = train(captured(Played(), 16, LAST, **settings))
+    assert found == train(training(**settings))  # type: ignore[arg-type]
+    assert [norm > 0.5 for norm in found.norms] == [True] * 4
+
+
 def test_a_replay_finds_all_where_it_was() -> None:
     """A graph writes to addresses: of rates, weights, optimizer, masters and their gradients."""
     seen: list[list[int]] = []
@@ -122,13 +129,15 @@ def test_a_batch_of_other_contents_is_a_step_of_its_own() -> None:
 
     recorder = Played()
     x, y = batch()
-    kept = graphs.Captured(lambda part: (part[0].sum(), None, part[1].any()), (x, y, 2), recorder)
+    kept = graphs.Captured(
+        lambda part: (part[0].sum(), None, part[1].any(), None), (x, y, 2), recorder
+    )
     assert kept.fits((x + 1, y, 2))
     assert not kept.fits((x, y, 3))
     assert not kept.fits((x.half(), y, 2))
     assert not kept.fits((x[:4], y[:4], 2))
     assert not kept.fits((x, y))
-    loss, correct, _ = kept.step((x + 1, y, 2))
+    loss, correct, *_ = kept.step((x + 1, y, 2))
     assert (loss, correct) == ((x + 1).sum(), None)
     kept.step((x, y, 2))
     assert loss == (x + 1).sum(), "a result is not written over"

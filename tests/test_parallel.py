@@ -212,7 +212,7 @@ def test_cores_are_divided() -> None:
 @pytest.fixture(scope="module")
 def found() -> dict[int, dict[str, Any]]:
     """What the scenarios of `ranks_for_tests` gave, by the number of processes."""
-    names = "compressed,divided_first,overflow,straggler,exposed,buckets,synchronized"
+    names = "clipped,compressed,divided_first,overflow,straggler,exposed,buckets,synchronized"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, RANKS, folder, f"2,gradients,{names}", "3,gradients"]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
@@ -237,6 +237,13 @@ def test_gradients_are_those_of_one_process(found: Found, size: int) -> None:
         mine, exact = run["images"]
         assert mine == exact, name
         assert len(set(run["weights"])) == 1, "all processes hold the same weights"
+
+
+def test_clipped_gradients_are_those_of_one_process(found: Found) -> None:
+    run = found[2]["clipped"]
+    assert run["error"] < 1e-14
+    assert len(set(run["weights"])) == 1
+    assert max(run["norms"]) > 0.5, "something was clipped"
 
 
 def test_compressed_gradients_are_rounded_once_or_twice(found: Found) -> None:

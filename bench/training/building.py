@@ -78,6 +78,7 @@ def make_training(
         frozen=case.freeze,
         fp8_recipe=case.fp8_recipe,
         cuda_graphs=case.cuda_graphs,
+        clip_grad=case.clip_grad,
         items=math.gcd(*list_micro_batches(case, workload.samples)) if workload else 1,
         workload=workload,
     )

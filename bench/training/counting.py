@@ -404,7 +404,7 @@ def _count_items(
         with counter, mark_parts(training, counter.inside):
             # the data in order, which needs no DataLoader workers
             few = Divided(items * parts, islice(batches.evaluation(items), parts))
-            *_, overflowed = training.step(next(mark_input([few], counter.inside)))
+            _, _, overflowed, _ = training.step(next(mark_input([few], counter.inside)))
     finally:
         training.forward, training.captured = compiled, captured
     return counter.work, bool(overflowed)

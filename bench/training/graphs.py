@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-Results = tuple[Tensor, Tensor | None, Tensor]
+Results = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 """The return type of `bench.training.loop.Training.step`."""
 
 WARMUP_STEPS = 3
@@ -79,10 +79,12 @@ class Captured:
                 kept.copy_(one, non_blocking=True)
         self._recorder.replay()
         # the next step overwrites them
-        loss, correct, overflowed = (None if one is None else one.clone() for one in self._results)
+        loss, correct, overflowed, norm = (
+            None if one is None else one.clone() for one in self._results
+        )
         assert loss is not None
         assert overflowed is not None
-        return loss, correct, overflowed
+        return loss, correct, overflowed, norm
 
 
 def _is_alike(one: Any, other: Any) -> bool:

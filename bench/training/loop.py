@@ -7,7 +7,7 @@ predictions and overflows stay on it until the epoch ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import chain
 from typing import Any
@@ -23,7 +23,7 @@ from bench.models.freezing import NONE, freeze
 from bench.precision import Precision, autocast, cast
 from bench.training.float8 import Conversion, convert
 from bench.training.graphs import Captured, CudaGraph, Results
-from bench.training.loss_scale import build_loss_scale
+from bench.training.loss_scale import build_loss_scale, clip
 from bench.training.optimizers import build_optimizer, clear_state
 from bench.training.timing import StepClock
 from bench.workloads import Loss, Network, Workload
@@ -85,6 +85,7 @@ class Training:
         fp8_recipe: str = Case.fp8_recipe,
         items: int = 1,
         cuda_graphs: bool = False,
+        clip_grad: float | None = None,
         workload: Workload | None = None,
     ) -> None:
         self.workload = workload or Workload()
@@ -96,7 +97,7 @@ class Training:
         self._opt_level, self._optimizer_name = opt_level, optimizer
         self._fp8_recipe, self._items, self._cuda_graphs = fp8_recipe, items, cuda_graphs
         self._own_graphs = compile in OWN_GRAPHS
-        self.lr, self.precision, self.device = lr, precision, device
+        self.lr, self.precision, self.device, self.clip_grad = lr, precision, device, clip_grad
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
@@ -217,8 +218,9 @@ class Training:
 
         If several processes share the batch, the gradients are those of the mean loss over all of
         it. Return the results of this process's part, which may be empty: mean loss (float32),
-        units predicted correctly (int64, or None if the workload does not say) and whether the
-        scaled gradients overflowed (bool), each of shape () and still on the device.
+        units predicted correctly (int64, or None if the workload does not say), whether the
+        scaled gradients overflowed (bool) and, if they are clipped, the norm that the unscaled ones
+        had before (float32), each of shape () and still on the device.
         """
         if self.captured is None:
             return self._step(batch)
@@ -241,8 +243,7 @@ class Training:
             found = self.exchange.run(self._compute_nothing, True)
             self.backward(found.loss)
             losses, hits = [found.loss.detach()], [found.correct]
-        overflowed = self.update()
-        return reduce(torch.add, losses), _sum(hits), overflowed
+        return reduce(torch.add, losses), _sum(hits), *self.update()
 
     def _compute_nothing(self) -> Loss:
         """Return a loss of 0 for no items, which gives each weight a gradient of 0."""
@@ -288,13 +289,17 @@ class Training:
         return tree_map_only(Tensor, lambda x: x.float() if x.is_floating_point() else x, outputs)
 
     @torch.no_grad()
-    def update(self) -> Tensor:
+    def update(self) -> tuple[Tensor, Tensor | None]:
         """Step the optimizer, through masters if there are any, and clear all gradients; return
-        whether the scaled gradients overflowed: bool, of shape ().
+        whether the scaled gradients overflowed, and the norm of the unscaled ones if they are
+        clipped, each of shape ().
 
         For each weight with a gradient, copy the gradient to its master in fp32, step the master,
         and round the master to the weight's dtype. A weight in fp32 is its own master and is not
         copied. A weight without a gradient stays unchanged, momentum included.
+
+        A workload's own optimizer finds unscaled gradients even where it is fused: its step may do
+        more with them than that of torch, such as clip them.
         """
         for master, weight in chain.from_iterable(self._copied):
             if weight.grad is None:
@@ -306,11 +311,19 @@ class Training:
             torch._foreach_copy_([m.grad for m, _ in pairs], [w.grad for _, w in pairs])  # type: ignore[misc]
             for _, weight in pairs:
                 weight.grad = None  # frees its memory before the optimizer steps
-        overflowed = self.loss_scale.step(self.optimizer, self.masters)
+        norm: Tensor | None = None
+
+        def look() -> None:
+            nonlocal norm
+            if self.clip_grad is not None:
+                norm = clip(self.masters, self.clip_grad)
+
+        watched = self.brings_optimizer or self.clip_grad is not None
+        overflowed = self.loss_scale.step(self.optimizer, self.masters, look if watched else None)
         for pairs in filter(None, moving):
             torch._foreach_copy_([w for _, w in pairs], [m for m, _ in pairs])
         self.model.zero_grad(set_to_none=True)
-        return overflowed
+        return overflowed, norm
 
     def resume(self) -> None:
         """Put the network back in training mode after an evaluation; frozen BatchNorm layers stay
@@ -359,13 +372,14 @@ def _sum(parts: list[Tensor | None]) -> Tensor | None:
 @dataclass(frozen=True)
 class Epoch:
     """Results of the steps of an epoch, one value per step. ``images`` counts the workload's units;
-    ``correct`` is empty if the workload does not say."""
+    ``correct`` is empty if the workload does not say, ``norms`` if no gradients are clipped."""
 
     images: list[int]
     losses: list[float]
     correct: list[int]
     overflowed: list[bool]
     loss_scales: list[float]
+    norms: list[float] = field(default_factory=list)
 
 
 def merge(parts: Sequence[Epoch]) -> Epoch:
@@ -385,6 +399,7 @@ def merge(parts: Sequence[Epoch]) -> Epoch:
         [sum(hits) for hits in zip(*(one.correct for one in parts), strict=True)] if told else [],
         first.overflowed,
         first.loss_scales,
+        first.norms,
     )
 
 
@@ -420,9 +435,9 @@ def train_epoch(
 
     def fetch() -> Epoch:
         columns = [[t for t in column if t is not None] for column in zip(*results, strict=True)]
-        losses, correct, overflowed, scales = (
+        losses, correct, overflowed, norms, scales = (
             torch.stack(column).tolist() if column else [] for column in columns
         )
-        return Epoch(images, losses, correct, overflowed, scales)
+        return Epoch(images, losses, correct, overflowed, scales, norms)
 
     return fetch

@@ -176,6 +176,14 @@ def describe_learning(
     if case.loss_scale is not None:
         m.overflow_steps = sum(sum(one.epoch.overflowed) for one in done)
         m.final_loss_scale = float(training.current_scale())
+    if case.clip_grad is not None:
+        steps = [s for one in done for s in zip(one.epoch.norms, one.epoch.overflowed, strict=True)]
+        norms = [norm for norm, overflowed in steps if math.isfinite(norm) and not overflowed]
+        m.clipped_steps = sum(norm > case.clip_grad for norm in norms)
+        if norms:
+            m.grad_norm_median = median(norms)
+        else:
+            found.leave_out("the gradients of all steps overflowed", "grad_norm_median")
     losses = chain.from_iterable(one.epoch.losses for one in done)
     m.first_bad_step = next((i for i, x in enumerate(losses) if not math.isfinite(x)), None)
     m.train_loss, m.train_accuracy = last.average()
