@@ -140,6 +140,13 @@ class Drawing(Net):
         return x + noise.to(x) if self.training else x
 
 
+class Standardising(Net):
+    """Divides each image by its own deviation: of a blank one, 0 by 0."""
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
+
+
 class Mixing(Net):
     def prepare(self, x: Tensor) -> Tensor:
         return x.view(3, len(x), 32, 32).permute(1, 0, 2, 3)  # x was (N, 3, 32, 32) already
@@ -442,6 +449,14 @@ def test_a_sound_workload_passes_what_it_has_the_data_for(
 def test_what_is_planted_in_a_workload_is_caught(workload: str, check: str) -> None:
     assert failing(own(workload), check) == {check}
     assert failing(own("Summing"), check) == set()
+
+
+def test_blank_images_that_become_nan_test_nothing(data: DatasetInfo) -> None:
+    checked = subject(data, "Standardising")
+    assert failing(checked, "first-steps") == set()
+    found = answer(CHECKS["baseline"], checked)
+    assert found.lacks == "blank inputs give the network no finite loss"
+    assert failing(subject(data, lr=1e30), "baseline") == {"baseline"}, "its own loss is NaN too"
 
 
 def test_what_only_whole_numbers_enter_cannot_be_followed() -> None:

@@ -277,6 +277,9 @@ def check_baseline(subject: Subject) -> Finding:
     """Measure how far the loss in the last third of the first steps is below that with blank
     inputs. Both see the same labels in the same order."""
     blind = subject.blind_losses
+    if not all(map(math.isfinite, blind)) and math.isfinite(subject.first_steps.losses[-1]):
+        # such as one that divides each image by its own deviation
+        raise InapplicableError("blank inputs give the network no finite loss")
     unit = f"lower than with blank {'images' if subject.images else 'inputs'}"
     return _find_gain(subject, blind, unit, blank_losses=blind)
 
