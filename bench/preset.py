@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from bench.axis import Value
-from bench.case import AXES, Case
+from bench.axis import Trait, Value
+from bench.case import AXES, Case, list_affecting
 from bench.errors import UsageError, nearest
 from bench.grid import MICRO_BATCH, grid, parse_micro_batch, parse_values, refuse_auto
 
@@ -32,6 +32,16 @@ class Preset:
     description: str
     grids: tuple[Mapping[str, Sequence[Value]], ...]
 
+    def override(self, flags: Mapping[str, Sequence[Value]]) -> list[dict[str, Sequence[Value]]]:
+        """Return the grids with ``flags`` in place of what they replace."""
+        dropped = {name for name, flag in _REPLACED.items() if flag in flags}
+        if any(isinstance(number, int) and number > 1 for number in flags.get("epochs", [])):
+            dropped |= {*list_affecting(Trait.PART)}  # several epochs are whole ones
+        return [
+            {name: values for name, values in block.items() if name not in dropped} | {**flags}
+            for block in self.grids
+        ]
+
     def cases(
         self,
         flags: Mapping[str, Sequence[Value]],
@@ -44,8 +54,7 @@ class Preset:
         Raises UsageError: settings do not go together, or an axis that is asked for applies to no
         case. A preset's own axis is not asked for if a flag decides whether it applies.
         """
-        own = [{n: v for n, v in b.items() if _REPLACED.get(n) not in flags} for b in self.grids]
-        blocks = [{**defaults, **block, **flags} for block in own]
+        blocks = [{**defaults, **block} for block in self.override(flags)]
         asked = [
             name
             for name, axis in AXES.items()

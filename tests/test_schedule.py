@@ -31,7 +31,10 @@ SMALL, MIDDLE, LARGE = CASES[:3]
 @pytest.mark.parametrize(
     ("command", "repeats"),
     [
-        ("--preset quick", 1),  # sets its own fraction, and has to be done in a minute
+        ("--preset quick", 3),  # sets its own fraction, and has to be done in a minute
+        ("--preset quick --model dpn92", 1),  # which takes longer
+        ("--preset quick --epochs 2", 1),  # whole ones
+        ("--preset quick --steps 200", 1),
         ("--preset precision", 1),
         ("--preset precision --fraction 0.1", 3),
         ("--preset precision --fraction 0.1 0.5", 1),  # the half epochs are not cheap
@@ -61,7 +64,7 @@ def test_other_precisions_than_a_preset_s_do_not_need_its_loss_scales() -> None:
 
 
 def test_several_epochs_are_whole_where_the_preset_measures_a_part() -> None:
-    for flags, fractions in (("--epochs 3", {1.0}), ("--epochs 1", {0.02})):
+    for flags, fractions in (("--epochs 3", {1.0}), ("--epochs 1", {0.01})):
         options = parse_arguments(["--preset", "quick", *flags.split(), "--device", "cpu"])
         assert {case.fraction for case in plan_cases(options).cases} == fractions
     with pytest.raises(UsageError, match="leave out --fraction"):

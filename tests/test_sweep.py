@@ -253,9 +253,9 @@ def test_a_dry_run_names_what_differs_and_what_set_it(tmp_path: Path, capsys: Ca
     quick = ["--preset", "quick", "--device", "cpu", "--executor", "fake", "--lr", "0.1"]
     assert sweep.main([*quick, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[5:7] == [
+    assert said[3:5] == [
         "from preset quick: --model dpn-small --dataset synthetic --precision fp32 bf16-amp "
-        "--batch-size 64 128 --fraction 0.02",
+        "--batch-size 64 --fraction 0.01",
         "from flags: --lr 0.1 --device cpu",
     ]
     mine = tmp_path / "mine.toml"

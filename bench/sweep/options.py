@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
-from bench.axis import Trait, Value
-from bench.case import AXES, Case, list_affecting
+from bench.axis import Value
+from bench.case import Case
 from bench.data import SYNTHETIC, find_layout
 from bench.environment.host import has_cuda
 from bench.errors import UsageError, choose, nearest
@@ -210,9 +210,9 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     name = given.preset or default_preset("cuda" if "cuda" in devices else "cpu")
     preset = load_config(given.config) if given.config else load_preset(name)
     given.repeats_given = given.repeats is not None
-    given.repeats = given.repeats or default_repeats(
-        axes.get("fraction", []), axes.get("steps", [])
-    )
+    # what a preset measures is cheap for its own settings, such as its network
+    changed = any(axes.keys() & block.keys() for block in preset.grids)
+    given.repeats = given.repeats or default_repeats([axes] if changed else preset.override(axes))
     if given.shard and given.out is None:
         given.out = default_folder(given.shard, preset.name)
     return read_running(given, axes, preset)
@@ -303,11 +303,8 @@ def plan_cases(
             return fill_auto(text, wall.largest, wall.recommended)
         return []
 
-    device, axes = "cuda" if has_cuda() else "cpu", options.axes
-    if any(isinstance(number, int) and number > 1 for number in axes.get("epochs", [])):
-        # several epochs are whole ones, even if the preset measures a part of one
-        axes = {n: [AXES[n].default] for n in list_affecting(Trait.PART)} | axes
-    expand = partial(options.preset.cases, axes, {"device": [device]})
+    device = "cuda" if has_cuda() else "cpu"
+    expand = partial(options.preset.cases, options.axes, {"device": [device]})
     is_mine = choose_part(options.shard, expand)
     plan.cases = list(dict.fromkeys(settle(case) for case in expand(find) if is_mine(case)))
     return plan

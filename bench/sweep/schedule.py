@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -29,20 +29,23 @@ REPEATS_S = 300.0
 CPU a hundredth of an epoch takes minutes."""
 
 
-def default_repeats(fractions: Sequence[Value], steps: Sequence[Value]) -> int:
-    """Return the repeats per case without ``--repeats``, from the flags ``--fraction`` and
-    ``--steps``.
+def default_repeats(grids: Iterable[Mapping[str, Sequence[Value]]]) -> int:
+    """Return the repeats per case without ``--repeats``, from ``fraction`` and ``steps`` of all
+    grids.
 
-    Values of a preset do not count: ``quick`` promises to be done in a minute. Part of an epoch
-    predicts a whole epoch of the same run only. The speed of a shared machine changes in blocks of
-    tens of seconds (72 and 119 ms a step, each steady within 3 %), so only repeats, spread over the
-    sweep, predict the next run. Three runs of a fifth are still cheaper than one whole epoch.
-    `Pace` leaves out those that take too long.
+    Part of an epoch predicts a whole epoch of the same run only. The speed of a shared machine
+    changes in blocks of tens of seconds (72 and 119 ms a step, each steady within 3 %), so only
+    repeats, spread over the sweep, predict the next run. Three runs of a fifth are still cheaper
+    than one whole epoch. `Pace` leaves out those that take too long.
     """
-    for values, most in ((fractions, CHEAP_FRACTION), (steps, CHEAP_STEPS)):
-        if values and all(isinstance(v, (int, float)) and v <= most for v in values):
-            return CHEAP_REPEATS
-    return 1
+
+    def is_cheap(axes: Mapping[str, Sequence[Value]]) -> bool:
+        return any(
+            axes.get(name) and all(isinstance(v, (int, float)) and v <= most for v in axes[name])
+            for name, most in (("fraction", CHEAP_FRACTION), ("steps", CHEAP_STEPS))
+        )
+
+    return CHEAP_REPEATS if all(map(is_cheap, grids)) else 1
 
 
 @dataclass

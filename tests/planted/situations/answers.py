@@ -21,6 +21,7 @@ from tests.planted.situations.situation import (
 FAST = {"slow": ran(FP32, (200, 201, 199), 10), "fast": ran(FP16, (100, 100.5, 99.5), 6)}
 AT_BEST = ran(Case(precision="bf16-amp", batch_size=256), (57, 57.1, 56.9), 8)
 AT_WORST = ran(at(256, FP32)[0], (148, 148.1, 147.9), 10)
+BF16 = Case(precision="bf16-amp")
 SMALL = at(64, FP32)[0]
 DOUBTED = [ran(Case(batch_size=64 + i), (50 + i,), 6, **SHARED) for i in range(5)]
 CLOSE = ran(FP16, (100, 100.5, 99), 6)
@@ -43,6 +44,11 @@ ANSWERS = {
     "no baseline": plant("There is no fp32 case to compare with.", "answers", FAST["fast"]),
     "single runs": plant(
         "Nothing is called the fastest.", "answers", ran(FP32, (200,), 10), ran(FP16, (100,), 6),
+    ),
+    "single runs on a busy cpu": plant(
+        "They may differ threefold by chance: no ratio.",
+        "answers", *(ran(replace(case, device="cpu"), (time,), 6, other_cores=cores)
+          for case, time, cores in ((FP32, 200, 1.0), (BF16, 66, 0.0))),
     ),
     "several loss scales": plant(
         "Which one is compared is said.",
