@@ -1,5 +1,5 @@
 # make sweep   build the environment and run the main job
-# make test    build the same environment; lint, type-check and run every test, in 12 minutes on two idle cores
+# make test    add to it what tests need; lint, type-check and run every test, in 12 minutes on two idle cores
 VENV   ?= .venv
 PYTHON ?= python3
 # the interpreter everything runs with: set BIN=python3 to use one that already has a GPU torch
@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: sweep test suite fuzz test-gpu card lint chaos oracle publish clean
 
-sweep: $(VENV)/ready
+sweep: $(VENV)/sweep
 	$(BIN) -m bench.sweep $(ARGS)
 
 # some: make test ARGS=tests/test_card.py; without the thirty slow ones: make test ARGS='-m "not slow"'
@@ -50,10 +50,14 @@ lint: $(VENV)/ready
 	$(BIN) -m ruff format --check .
 	$(BIN) -m mypy
 
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/sweep: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and "error: Python 3.11.4 or later is needed; set PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/ready: $(VENV)/sweep
 	$(PIP) -e '.[test,asv]'
 	touch $@
 

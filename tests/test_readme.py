@@ -355,6 +355,16 @@ def test_the_parts_of_a_card_name_its_folder(tmp_path: Path) -> None:
     assert "docs/published-dark.svg" in write_picture(None)
 
 
+def test_a_sweep_installs_no_more_than_it_needs(tmp_path: Path) -> None:
+    """And what tests need comes on top, in the same environment."""
+    installs = []
+    for target in ("sweep", "suite"):
+        command = ["make", "--dry-run", f"VENV={tmp_path / 'venv'}", target]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        installs.append(re.findall(r"pip install .* (-e .*)", done.stdout))
+    assert installs == [["-e ."], ["-e .", "-e '.[test,asv]'"]]
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory, cifar10: Path) -> Path:
     """A folder with the repository's files in it, real images in data/, and no results but ours."""
@@ -404,7 +414,7 @@ LINEAR = "your_package.your_module:factory"  # one layer, see `checkout`
 # command runs as it is written.
 STAND_INS = {
     "make sweep": (
-        "make -o .venv/ready sweep BIN=python "
+        "make -o .venv/sweep sweep BIN=python "
         f"ARGS='--preset quick --model {LINEAR} --precision fp32 --batch-size 64 --fraction 0.001 "
         "--repeats 1 --out results/one'"
     ),
