@@ -139,8 +139,9 @@ def examine(
         attempt,
         check_network,
         check_tuning,
-        count_outputs,
         is_library,
+        materialise_first,
+        try_images,
     )
 
     before = set(sys.modules)
@@ -162,11 +163,13 @@ def examine(
             trial.check_head(model)
         else:
             model = check_network(name, made)
+    if kind == "model" and name not in MODELS:
+        materialise_first(what, model, workload)
     still = check_tuning(what, model, workload, freezes, starts)
     if kind == "workload":
         facts = trial.run(model, freezes)
     elif name not in MODELS:
-        found_outputs = count_outputs(name, model, shape)
+        found_outputs = try_images(name, model, workload)
         # timm makes the head for the classes of the images
         outputs = None if is_timm(name) else found_outputs
     module, _ = split_model(name)

@@ -75,6 +75,29 @@ class GPT(nn.Linear):
     def forward(self, tokens): return nn.functional.embedding(tokens, self.weight)
 from bench.workloads import Workload
 class Work(Workload): pass
+def lazy():
+    return nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(10))
+class Extra(nn.Linear):
+    # keeps a number, and does with its state in a step what it is told
+    def __init__(self, does=lambda self: None):
+        super().__init__(3072, 10)
+        self.calls, self.does = 0, does
+        self.register_buffer("seen", torch.zeros(1))
+    def get_extra_state(self): return {"calls": self.calls}
+    def set_extra_state(self, state): self.calls = state["calls"]
+    def forward(self, x):
+        self.calls += 1
+        self.does(self)
+        return super().forward(x.flatten(1))
+def caches(): return Extra(lambda m: m.register_buffer("c", torch.ones(m.calls), persistent=False))
+def appears(): return Extra(lambda m: m.register_buffer("mask", torch.ones(2)))
+def grows(): return Extra(lambda m: setattr(m, "seen", torch.ones(1 + m.calls)))
+def replaces(): return Extra(lambda m: setattr(m, "bias", nn.Parameter(torch.ones(10))))
+def second_step(): return Extra(lambda m: m.calls > 1 and m.register_buffer("mask", torch.ones(2)))
+class Forgets(Extra):
+    set_extra_state = nn.Module.set_extra_state
+class InPlace(Extra):
+    def forward(self, x): return super().forward(x).exp().mul_(2).exp().mul_(2)
 """
 
 BROKEN = {
@@ -99,6 +122,12 @@ BROKEN = {
     "mynet:Work": "model 'mynet:Work' returned a workload; give it as --workload mynet:Work",
     "nets:CLASSIFY": "module 'nets' has no function 'CLASSIFY'; did you mean 'classify'?",
     "nets:mynet": "module 'nets' has no function 'mynet'; right values: classify",
+    "mynet:appears": "'mynet:appears': training turns mask (nothing) into (float32 (2,)), so no ep",
+    "mynet:grows": "training turns seen (float32 (1,)) into (float32 (2,)), so no epoch could",
+    "mynet:replaces": "training turns bias (float32 (10,), trained) into another, so no epoch",
+    "mynet:second_step": "training turns mask (nothing) into",
+    "mynet:Forgets": "model 'mynet:Forgets': a training in fp32 fails: RuntimeError: ",
+    "mynet:InPlace": "model 'mynet:InPlace': a training step in fp32 fails: RuntimeError: one of",
 }
 
 
@@ -122,6 +151,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 GOOD = ["mynet:build", "mynet:wide", "dpn92", "mynet:lambdas", "mynet:drawn", "blocks:classify"]
+GOOD += ["mynet:lazy", "mynet:Extra", "mynet:caches"]
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,10 @@ from bench.data import load, prepare
 from bench.data.batches import Batches
 from bench.models import build_model
 from bench.precision import POLICIES, PRECISIONS
+from bench.training.building import build_network, seed_all
 from bench.training.loop import Training
 from bench.training.loss_scale import DynamicScale
+from bench.workloads import Workload
 
 
 def plain_epoch(steps: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[float]]:
@@ -187,6 +189,61 @@ def test_reset_restores_every_master() -> None:
     for seed in range(2):
         assert fresh.step(batch(seed=seed))[0] == ours.step(batch(seed=seed))[0]
     assert all(map(torch.equal, fresh.masters, ours.masters))
+
+
+class Keeps(nn.Module):
+    """Adds to each loss what it counted: in an object of its own, and in a buffer that its
+    state_dict leaves out. It also has a cache, which comes with the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.own = small(), {"calls": 0}
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return self.own
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.own = state
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.own["calls"] += 1
+        self.calls += 1
+        self.register_buffer("cache", x[0].clone(), persistent=False)
+        out: Tensor = self.body(x) * (self.own["calls"] + 10 * self.calls)
+        return out
+
+
+def test_reset_restores_what_a_network_keeps_beside_its_weights() -> None:
+    ours = training(build=lambda seed: Keeps())
+    first = [ours.step(batch(seed=s))[0] for s in range(3)]
+    for _ in range(2):
+        ours.reset()
+        assert [ours.step(batch(seed=s))[0] for s in range(3)] == first
+
+
+def test_a_lazy_network_trains_as_one_that_knew_its_shapes() -> None:
+    def build(lazy: bool) -> nn.Module:
+        conv = nn.LazyConv2d(4, 3, 4) if lazy else nn.Conv2d(3, 4, 3, 4)
+        norm = nn.LazyBatchNorm2d() if lazy else nn.BatchNorm2d(4)
+        head = nn.LazyLinear(10) if lazy else nn.Linear(256, 10)
+        return nn.Sequential(conv, norm, nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), head)
+
+    seed_all(0)
+    eager = build(lazy=False)
+    seed_all(0)
+    workload = Workload()
+    workload.build_model = lambda: build(lazy=True)  # type: ignore[method-assign]
+    seed_all(0)
+    found = build_network(workload)
+    assert found.state_dict().keys() == eager.state_dict().keys()
+    shapes = [(t.shape, t.dtype) for t in eager.state_dict().values()]
+    assert [(t.shape, t.dtype) for t in found.state_dict().values()] == shapes
+    for name, buffer in eager.named_buffers():  # no batch has been seen
+        assert buffer.equal(found.get_buffer(name))
+    found.load_state_dict(eager.state_dict())
+    one, other = (training("fp16", build=lambda seed, m=m: m) for m in (eager, found))  # type: ignore[misc]
+    assert all(one.step(batch(seed=s))[0] == other.step(batch(seed=s))[0] for s in range(2))
 
 
 def test_a_weight_without_a_gradient_is_left_alone() -> None:

@@ -28,7 +28,7 @@ from bench.data.batches import PADDING, Batches, count_items, stream
 from bench.precision import LEAST_LABELLED, list_formats
 from bench.training.counting import count_step
 from bench.training.labels import judge_formats
-from bench.training.loop import Training
+from bench.training.loop import Training, copy_state
 from bench.work import share_formats
 
 
@@ -338,9 +338,14 @@ def _train(subject: Subject, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
     """Take three steps without overflow. Return losses, the network's state and masters, flat."""
     batches, training = subject.start()
     losses = take_steps(training, stream(batches, epoch), _AGAIN)
-    held = [t for t in training.model.state_dict().values() if t.is_floating_point()]
+    held = [t for t in _list_tensors(training.model).values() if t.is_floating_point()]
     flat = [torch.cat([t.detach().double().flatten() for t in s]) for s in (held, training.masters)]
     return losses, flat[0], flat[1]
+
+
+def _list_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a network's state, without its modules' extra state."""
+    return {n: t for n, t in model.state_dict().items() if isinstance(t, Tensor)}
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
@@ -443,7 +448,7 @@ def check_evaluation(subject: Subject) -> Finding:
     """Check that evaluation keeps no graph, does not train, and leaves the training as it was."""
     batches, training = subject.start(compiled=False)
     training.step(subject.batch)
-    before = {name: t.clone() for name, t in training.model.state_dict().items()}
+    before = copy_state(_list_tensors(training.model))
     seen: list[tuple[bool, bool]] = []
 
     def look(model: nn.Module, _: Any, out: Any) -> None:
@@ -452,7 +457,7 @@ def check_evaluation(subject: Subject) -> Finding:
 
     with training.model.register_forward_hook(look):
         training.evaluate(islice(batches.evaluation(), 2))
-    after = training.model.state_dict()
+    after = _list_tensors(training.model)
     faults = {
         "its outputs carry a graph": any(graph for graph, _ in seen),
         "the network is in training mode within it": any(trains for _, trains in seen),

@@ -40,8 +40,8 @@ from bench.scales.gradients import (
     list_kept,
 )
 from bench.scales.options import RECOMMENDED, Question
-from bench.training.building import build_training, seed_all
-from bench.training.loop import Training
+from bench.training.building import build_network, build_training, seed_all
+from bench.training.loop import Training, copy_state
 from bench.training.loss_scale import build_loss_scale
 from bench.worker.preparation import open_supply
 from bench.workloads import IMAGES, load_workload
@@ -88,7 +88,7 @@ class Session:
         own = case.workload != IMAGES
         self._workload = load_workload(case.workload) if own else Images(case.model, data)
         seed_all(case.seed)
-        self._start = self._workload.build_model()
+        self._start = build_network(self._workload)
         self.layers = tuple(find_layers(self._start))
         self._batches = open_supply(case, self._workload, self.device)
 
@@ -119,7 +119,7 @@ class Session:
             counter.step = step
             weights = None
             if probes and step in q.at:
-                weights = {n: v.clone() for n, v in training.model.state_dict().items()}
+                weights = copy_state(training.model.state_dict())
             seen = [probe.comparison.remember for probe in probes.values() if weights]
             ends = [attach(training.model, remember) for remember in seen]
             set_flags(training.precision)  # building and running probes sets theirs
@@ -223,7 +223,7 @@ class Probe:
         self.comparison = Comparison(len(session.layers), passes, format, session.device)
         attach(self.training.model, self.comparison.look)
 
-    def look(self, weights: dict[str, Tensor], step: int, batch: Any) -> None:
+    def look(self, weights: dict[str, Any], step: int, batch: Any) -> None:
         """Make one pass for each scale over the batch that the fp32 pass has seen."""
         q = self._session.question
         set_flags(PRECISIONS[self.precision])

@@ -213,7 +213,7 @@ class ApexTraining(Training):
 
     @torch.no_grad()
     def reset(self) -> None:
-        self.model.load_state_dict(self._start)
+        self._reset_model()
         self.model.zero_grad(set_to_none=True)
         self._recipe.restart()
         self.masters = self._recipe.masters

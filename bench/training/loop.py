@@ -6,7 +6,8 @@ predictions and overflows stay on it until the epoch ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import chain
@@ -92,7 +93,8 @@ class Training:
         self.exchange = Exchange()
         self._still = freeze(model, frozen, self.workload.find_head)
         # kept on the CPU, so that the initial state takes no device memory
-        self._start = {name: value.clone() for name, value in model.state_dict().items()}
+        self._start = copy_state(model.state_dict())
+        self._start_unsaved = copy_state(list_unsaved(model))
         self._loss_scale_setting = loss_scale
         self._opt_level, self._optimizer_name = opt_level, optimizer
         self._fp8_recipe, self._items, self._cuda_graphs = fp8_recipe, items, cuda_graphs
@@ -153,7 +155,7 @@ class Training:
     def reset(self) -> None:
         """Restore the initial weights, BatchNorm statistics, optimizer, lr and loss scale.
         Warm-up steps train the model; without a reset, the next epoch would not be from scratch."""
-        self.model.load_state_dict(self._start)
+        self._reset_model()
         if self.precision.masters:
             named = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
             for master, (name, weight) in zip(self.masters, named, strict=True):
@@ -169,12 +171,24 @@ class Training:
         if self.captured is None:  # a captured step holds it too, and a static scale is constant
             self.loss_scale = build_loss_scale(self._loss_scale_setting, self.device)
 
+    def _reset_model(self) -> None:
+        self._load(self._start, self._start_unsaved)
+
+    def _load(self, state: Mapping[str, Any], unsaved: Mapping[str, Tensor]) -> None:
+        # a module may keep, and change, the extra state that it is given
+        self.model.load_state_dict(copy_state(state, tensors=False))
+        for name, buffer in list_unsaved(self.model).items():
+            # one that appears or grows while it trains is a cache
+            if name in unsaved and unsaved[name].shape == buffer.shape:
+                buffer.copy_(unsaved[name])
+
     def state(self) -> dict[str, Any]:
         """Return everything that steps change, as device tensors in plain containers, not copied.
         Masters that are the weights themselves are not repeated. Raises UsageError: the training
         keeps state that cannot be read."""
         return {
             "model": self.model.state_dict(),
+            "unsaved": list_unsaved(self.model),
             "masters": [master.detach() for master, _ in chain.from_iterable(self._copied)],
             "optimizer": self.optimizer.state_dict(),
             "loss_scale": self.loss_scale.state(),
@@ -184,7 +198,7 @@ class Training:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from the `state` of a training with the same settings; the optimizer may keep
         its tensors and write to them."""
-        self.model.load_state_dict(state["model"])
+        self._load(state["model"], state.get("unsaved", {}))
         apart = [master for master, _ in chain.from_iterable(self._copied)]
         for master, kept in zip(apart, state["masters"], strict=True):
             master.copy_(kept)
@@ -349,6 +363,23 @@ class Training:
             float(torch.stack(losses).sum()) / items,
             None if correct is None else int(correct) / self.workload.count_units(items),
         )
+
+
+def copy_state(state: Mapping[str, Any], tensors: bool = True) -> dict[str, Any]:
+    """Copy a state_dict, whose extra state (`get_extra_state`) may be of any type; with ``tensors``
+    False share its tensors."""
+    return {
+        name: (value.clone() if tensors else value)
+        if isinstance(value, Tensor)
+        else deepcopy(value)
+        for name, value in state.items()
+    }
+
+
+def list_unsaved(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that a network leaves out of its state_dict: those not persistent."""
+    saved = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
 
 
 def _join(batch: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from torch.utils.data import IterableDataset
 
 from bench.data.batches import count_items
 from bench.data.loader import load_items
-from bench.data.sources import SHAPE, Shape
+from bench.data.sources import SHAPE
 from bench.errors import UsageError
 from bench.models.freezing import NONE, freeze, normalises_batches
 from bench.models.weights import fit_weights
 from bench.precision import PRECISIONS
+from bench.text import name_first
+from bench.training.building import materialise
 from bench.training.loop import Training
 from bench.workloads import Loss, Workload, WorkloadFacts, count_classes
 
@@ -78,11 +81,13 @@ def check_network(name: str, model: object) -> nn.Module:
     return model
 
 
-def count_outputs(name: str, model: nn.Module, shape: Shape) -> int:
+def try_images(name: str, model: nn.Module, workload: Workload) -> int:
     """Run a forward pass in training mode on two images, float32 (2, *shape), on the network's own
-    device; return the number of classes. Raises UsageError: the network does not support such
-    images."""
-    images = torch.zeros(_TRIED, *shape, device=next(model.parameters()).device)
+    device, then train a step in fp32 as a case does; return the number of classes. Raises
+    UsageError: the network does not support such images, or as `try_step`."""
+    shape, device, what = workload.shape, next(model.parameters()).device, f"model {name!r}"
+    images = torch.zeros(_TRIED, *shape, device=device)
+    built = _list_state(model)
     model.train()
     given = "" if shape == SHAPE else f", those of --input {'x'.join(map(str, shape))}"
     tried = f"model {name!r} fails on {tuple(images.shape)} images{given}"
@@ -100,7 +105,62 @@ def count_outputs(name: str, model: nn.Module, shape: Shape) -> int:
             f"model {name!r} gives {tuple(logits.shape)} for {_TRIED} images; forward returns "
             f"logits of shape ({_TRIED}, classes), or {_OTHERS}"
         )
-    return int(logits.shape[1])
+    _refuse_changes(what, built, model)
+    workload.classes = logits.shape[1]
+    make = partial(Training, model, PRECISIONS["fp32"], device, lr=1e-3, workload=workload)
+    training = attempt(f"{what}: a training in fp32 fails", make)
+    labels = torch.zeros(_TRIED, dtype=torch.int64, device=device)
+    try_step(what, training, (images, labels), "fp32")
+    return workload.classes
+
+
+def try_step(what: str, training: Training, batch: Any, where: str) -> None:
+    """Train a step on ``batch``, and reset. Raises UsageError: the step fails, or changes what a
+    reset cannot bring back; the message begins with ``what``."""
+    before = _list_state(training.model)
+    attempt(f"{what}: a training step in {where} fails", partial(training.step, batch))
+    _refuse_changes(what, before, training.model)
+    attempt(f"{what}: the state that it was built with cannot be loaded again", training.reset)
+
+
+def _refuse_changes(what: str, before: Mapping[str, _Kept], model: nn.Module) -> None:
+    after, none = _list_state(model), _Kept("(nothing)")
+    told = []
+    for name in dict.fromkeys([*before, *after]):
+        was, now = before.get(name, none), after.get(name, none)
+        if was != now:
+            told.append(f"{name} {was.kind} into {'another' if was.kind == now.kind else now.kind}")
+    if told:
+        raise UsageError(
+            f"{what}: training turns {name_first(told, 3)}, so no epoch could start from the same "
+            "state again; make all weights and buffers where the network is built (torch's lazy "
+            "layers may get their shapes later), and a cache with persistent=False"
+        )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a network keeps under a name; ``identity`` is that of the tensor that is trained."""
+
+    kind: str
+    identity: int = 0
+
+
+def _list_state(model: nn.Module) -> dict[str, _Kept]:
+    trained = {name: id(p) for name, p in model.named_parameters() if p.requires_grad}
+    return {
+        name: _Kept(
+            f"({_name_kinds([t])}{', trained' if name in trained else ''})", trained.get(name, 0)
+        )
+        for name, t in model.state_dict().items()
+        if isinstance(t, Tensor)
+    }
+
+
+def materialise_first(what: str, model: nn.Module, workload: Workload) -> None:
+    """Give lazy layers their weights. Raises UsageError: the pass through the network fails."""
+    passed = f"{what}: a first pass, which gives its lazy layers their shapes, fails"
+    attempt(passed, partial(materialise, model, workload))
 
 
 def check_tuning(
@@ -149,6 +209,7 @@ class Trial:
             )
         if not any(p.requires_grad for p in model.parameters()):
             raise self._refuse("its network has no parameters that require gradients")
+        materialise_first(f"workload {self.name!r}", model, self.workload)
         return model
 
     def check_head(self, model: nn.Module) -> None:
@@ -323,7 +384,7 @@ class Trial:
             about: dict[str, Any] = {"lr": 1e-3, "frozen": frozen, "workload": self.workload}
             make = partial(Training, self.build_network(), PRECISIONS[precision], _CPU, **about)
             training = self._attempt(f"a training in {where}", make)
-            self._attempt(f"a training step in {where}", partial(training.step, batch))
+            try_step(f"workload {self.name!r}", training, batch, where)
 
 
 def _list_tensors(batch: Any) -> list[Tensor]:
