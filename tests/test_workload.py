@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -107,6 +108,58 @@ def test_what_keeps_the_protocol_is_known() -> None:
         look(broken(build_model=lambda self, network=network: network))
     assert not examine(f"{__name__}:Right", "workload").batchnorm
     assert examine(f"{__name__}:normalised", "workload").batchnorm
+
+
+@dataclass
+class Part:
+    values: Any
+
+
+BESIDE: dict[str, Callable[[], Any]] = {
+    "nan": lambda: torch.full((2, 3), torch.nan),
+    "minus zero": lambda: -torch.zeros(2),
+    "bool": lambda: torch.tensor([True, False]),
+    "complex": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+    "float8": lambda: torch.full((2,), torch.nan).to(torch.float8_e5m2),
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    "empty": lambda: torch.empty(2, 0),
+    "nested": lambda: [{"a": (torch.ones(2), None, "text", float("nan"))}, Part(torch.ones(1))],
+    "array": lambda: np.full(2, np.nan),
+    "object": object,
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_batches_of_one_seed_are_compared_by_their_bits(kind: str) -> None:
+    def make_batch(self: Right, *making: Any) -> Any:
+        return {**Right.make_batch(self, *making), "z": BESIDE[kind]()}
+
+    look(broken(make_batch=make_batch))
+
+
+@pytest.mark.parametrize(
+    "first_and_second",
+    [
+        (torch.zeros(2), -torch.zeros(2)),
+        (torch.ones(2), torch.ones(2, dtype=torch.int64)),
+        (Part(torch.ones(2)), Part(torch.zeros(2))),
+        (np.ones(2), np.zeros(2)),
+        (torch.ones(2), [torch.ones(2)] * 2),
+        (1.0, 2.0),
+    ],
+    ids=["sign", "dtype", "dataclass", "array", "number of tensors", "number"],
+)
+def test_batches_of_one_seed_that_differ_in_a_bit_are_refused(
+    first_and_second: tuple[Any, Any],
+) -> None:
+    made = iter(first_and_second)
+
+    def make_batch(self: Right, *making: Any) -> Any:
+        return {**Right.make_batch(self, *making), "z": next(made)}
+
+    with pytest.raises(UsageError, match="made two different batches from one seed"):
+        look(broken(make_batch=make_batch))
 
 
 BROKEN: dict[str, tuple[Workload, str]] = {

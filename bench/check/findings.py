@@ -29,6 +29,7 @@ from bench.precision import LEAST_LABELLED, list_formats
 from bench.training.counting import count_step
 from bench.training.labels import judge_formats
 from bench.training.loop import Training, copy_state
+from bench.training.trial import read_bits
 from bench.work import share_formats
 
 
@@ -462,7 +463,10 @@ def check_evaluation(subject: Subject) -> Finding:
         "its outputs carry a graph": any(graph for graph, _ in seen),
         "the network is in training mode within it": any(trains for _, trains in seen),
         "it leaves the network in evaluation mode": not training.model.training,
-        **{f"it changes {name}": not t.equal(after[name]) for name, t in before.items()},
+        **{
+            f"it changes {name}": read_bits(t) != read_bits(after[name])
+            for name, t in before.items()
+        },
     }
     wrong = [fault for fault, found in faults.items() if found]
     return _find_faults(wrong, f"faults in {len(seen)} batches")

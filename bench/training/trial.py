@@ -5,11 +5,13 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -227,7 +229,8 @@ class Trial:
         units = self._check_numbers()
         batch, again = (self._attempt("make_batch", self._make_batch) for _ in range(2))
         tensors = self._check_batch("make_batch", batch)
-        if not all(map(torch.equal, tensors, self._check_batch("make_batch", again))):
+        self._check_batch("make_batch", again)
+        if _list_bits(batch) != _list_bits(again):
             raise self._refuse(
                 "make_batch made two different batches from one seed; draw random numbers only "
                 "from the generator that it is given"
@@ -389,6 +392,29 @@ class Trial:
 
 def _list_tensors(batch: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def _list_bits(batch: Any) -> list[object]:
+    """Return all that a batch holds, in a form that is equal for equal bits only, as NaN and -0.0
+    are not for torch; of objects that may have any form, their kind."""
+    found: list[object] = []
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            found.append(read_bits(leaf))
+        elif is_dataclass(leaf):
+            found.append(_list_bits([getattr(leaf, field.name) for field in fields(leaf)]))
+        elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            found.append((leaf.dtype, leaf.shape, leaf.tobytes()))
+        else:
+            plain = isinstance(leaf, str | bytes | int | float | complex | None)
+            found.append(repr(leaf) if plain else type(leaf))
+    return found
+
+
+def read_bits(tensor: Tensor) -> bytes:
+    """Return the exact content of a tensor of any dtype and layout, as torch saves it."""
+    torch.save(tensor.detach().clone(), file := BytesIO())
+    return file.getvalue()
 
 
 def _name_kinds(tensors: list[Tensor]) -> str:
