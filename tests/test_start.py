@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,17 @@ class Trap:
         lambda state: {"state_dict": state, "epoch": 3, "optimizer": {"lr": 0.1}},
         lambda state: {"model": state, "best": 0.9},
         lambda state: {"model_state_dict": state},
+        lambda state: {"net": state, "acc": 91.2, "epoch": 3},
+        lambda state: {
+            "state_dict": {f"model.{name}": value for name, value in state.items()},
+            "hyper_parameters": {"args": Namespace(lr=0.1, data=Path("cifar"))},
+        },
+        lambda state: {**state, "_extra_state": {"calls": 3}},
         lambda state: {f"module.{name}": value for name, value in state.items()},
         lambda state: {f"_orig_mod.module.{name}": value for name, value in state.items()},
         lambda state: {name: value.half().float() for name, value in state.items()},
     ],
-    ids=["plain", "state_dict", "model", "model_state_dict", "parallel", "compiled", "older"],
+    ids="plain sd model msd net lightning extra parallel compiled older".split(),  # noqa: SIM905
 )
 def test_the_usual_files_are_read(wrap: Any, tmp_path: Path) -> None:
     state = {name: v.half().float() for name, v in small(1).state_dict().items()}
@@ -81,7 +88,7 @@ def test_a_prefix_stays_where_not_all_have_it(tmp_path: Path) -> None:
     assert list(read_weights(save(tmp_path / "w.pt", state))) == list(state)
 
 
-@pytest.mark.parametrize("around", ["module", "_orig_mod"])
+@pytest.mark.parametrize("around", ["module", "_orig_mod", "model", "net"])
 def test_a_prefix_stays_where_the_network_has_it_itself(around: str, tmp_path: Path) -> None:
     model = nn.Sequential(OrderedDict([(around, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))]))
     own = list(model.state_dict())
@@ -109,6 +116,10 @@ def test_safetensors_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         (lambda p: p.write_bytes(pickle.dumps(Trap(p.with_name("m")))), "is no file of weights"),
         (lambda p: save(p, {"a": Trap(p.with_name("m"))}), "holds posix.system, which loading"),
+        (
+            lambda p: save(p, {"args": Namespace(a=Trap(p.with_name("m")))}),
+            "holds posix.system, which loading",
+        ),
         (lambda p: save(p, small()), r"holds torch\S+, which loading would execute"),
         (lambda p: p.write_text("hello"), "is no file of weights, or it is damaged"),
         (lambda p: p.write_bytes(b""), "is no file of weights, or it is damaged"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Callable, Container, Mapping
 from hashlib import file_digest
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
@@ -14,14 +15,26 @@ from bench.text import name_first
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_WRAPPERS = ("state_dict", "model_state_dict", "model")
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which checkpoints store the weights, beside the optimizer's state and others."""
 
 _TRAINING = "training"
 """Key under which a checkpoint of a sweep stores `Training.state`: weights and optimizer."""
 
-_PREFIXES = ("module.", "_orig_mod.")
-"""Prefixes that DistributedDataParallel and torch.compile add to each name."""
+_PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
+"""Prefixes that DistributedDataParallel and torch.compile add to each name, and those of the
+network's place in another module, as in Lightning's."""
+
+_EXTRA = "_extra_state"
+"""The end of names under which modules keep what is no weight; a network keeps its own."""
+
+_HARMLESS: list[Any] = [
+    Namespace,
+    (PosixPath, "pathlib.PosixPath"),
+    (PosixPath, "pathlib._local.PosixPath"),  # Python 3.13
+]
+"""What scripts often save beside weights, the arguments that they were called with; making these
+objects executes nothing."""
 
 _SHOWN = 3  # tensors named in an error
 
@@ -67,7 +80,8 @@ def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:
 
             found: Any = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals(_HARMLESS):
+                found = torch.load(path, map_location="cpu", weights_only=True)
     except ImportError as error:
         raise UsageError(
             f"--start {path}: the package safetensors is not installed; pip install safetensors"
@@ -82,6 +96,7 @@ def read_weights(path: str, own: Container[str] = ()) -> dict[str, Tensor]:
         whole = kept if isinstance(kept, Mapping) else found
         inner = (whole[key] for key in _WRAPPERS if isinstance(whole.get(key), Mapping))
         found = next(inner, found)
+        found = {n: v for n, v in found.items() if not (isinstance(n, str) and n.endswith(_EXTRA))}
     if not isinstance(found, Mapping) or not found:
         raise UsageError(f"--start {path}: holds {_name_kind(found)}, and no weights; {_SAVE}")
     for name, value in found.items():
