@@ -320,6 +320,17 @@ def test_what_a_process_of_ours_uses_is_not_called_others(lent: bool, monkeypatc
         ours.wait()
 
 
+def test_images_that_are_not_whole_are_told(tmp_path: Path) -> None:
+    (tmp_path / "train-00000-of-00002.parquet").write_bytes(bytes(300))
+    ask = answering(GPU, os.getpid())
+    machine, _ = examine_machine(
+        ("cuda",), data_dir=tmp_path, watch_s=0.0, nvml=FakeNvml(), ask=ask
+    )
+    (told,) = [remark for remark in judge(machine) if remark.topic == "images"]
+    assert (told.level, told.fix) == (Level.NOTE, "download them too")
+    assert told.what == f"{tmp_path} lacks train-00001 of 2 Parquet files"
+
+
 def test_a_card_is_read_while_our_own_process_holds_it() -> None:
     nvml = FakeNvml()
     nvml.compute = [(1, 5_000)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
+from bench.text import name_first
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -88,7 +90,22 @@ class Source:
 def detect(folder: Path, archive: Archive = CIFAR10) -> Source | None:
     """Find a dataset in ``folder`` or one of its sub-folders, in the order of ``LAYOUTS``; return
     None if there is none. Class folders in a sub-folder must be below ``train/``, since otherwise
-    any folder of pictures would be taken for a class."""
+    any folder of pictures would be taken for a class. Raises UsageError: a part of it is missing,
+    or cannot be read."""
+    source = _detect(folder, archive)
+    for path in source.files if source else ():
+        with _reading(path, "make it readable, or download it again"):
+            small = path.stat().st_size < 200
+            pointer = small and path.read_bytes().startswith(_POINTER)
+        if pointer:
+            raise UsageError(f"{path} is git-lfs's pointer to a file; run git lfs pull beside it")
+    return source
+
+
+_POINTER = b"version https://git-lfs"
+
+
+def _detect(folder: Path, archive: Archive) -> Source | None:
     places = [folder, *_folders(folder)]
     for place in places:
         if any((place / name).is_file() for name in [*archive.train, *archive.test]):
@@ -195,10 +212,27 @@ def _read(folder: Path, archive: Archive, split: str) -> Iterator[Chunk]:
 
 
 def _parquet(train: list[Path], test: list[Path]) -> Source:
+    for files in (train, test):
+        _refuse_lacking(files)
+
     def read(split: str, scratch: Path) -> Iterator[Chunk]:
         return _decode(row for path in (train if split == "train" else test) for row in _rows(path))
 
     return Source("parquet", (*train, *test), CLASSES, read)
+
+
+def _refuse_lacking(files: list[Path]) -> None:
+    """Refuse some of the shards of a split, which are named train-00000-of-00002.parquet."""
+    found: dict[tuple[str, int], set[int]] = {}
+    for path in files:
+        if named := re.search(r"^(.*)-(\d+)-of-(\d+)", path.name):
+            found.setdefault((named[1], int(named[3])), set()).add(int(named[2]))
+    for (split, of), shards in found.items():
+        if lacking := [f"{split}-{n:05}" for n in range(of) if n not in shards]:
+            raise UsageError(
+                f"{files[0].parent} lacks {name_first(lacking, 3)} of {of} Parquet files; "
+                "download them too"
+            )
 
 
 def _rows(path: Path) -> Iterator[Encoded]:

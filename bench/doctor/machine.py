@@ -28,6 +28,7 @@ from bench.environment.device import Platform
 from bench.environment.host import describe_host
 from bench.environment.packages import find_missing, find_version
 from bench.environment.variables import find_variables
+from bench.errors import UsageError
 from bench.fingerprint import split_subject
 from bench.gpu.cards import Card, find_card, find_cards
 from bench.gpu.device import READINGS, Depth, Process
@@ -76,7 +77,7 @@ class Machine:
 
     ``missing`` lists the packages of `bench.environment.packages.PACKAGES` that are not installed.
     ``yardsticks`` holds the measured rates of devices, and ``slower`` how much they are below those
-    of an earlier sweep.
+    of an earlier sweep. ``data_fault`` says what is wrong with the images in ``data_dir``.
     """
 
     host: str
@@ -104,6 +105,7 @@ class Machine:
     torchao: str | None = None
     yardsticks: dict[str, Yardstick] = field(default_factory=dict)
     slower: str = ""
+    data_fault: str = ""
 
     @property
     def device(self) -> str | None:
@@ -178,7 +180,7 @@ def examine_machine(
     time.sleep(max(0.0, begun + watch_s - time.monotonic()))
     load.stop()
     used = round(load.cores(guests=False), 2), round(load.stolen(), 3), round(load.sums[2], 2)
-    cpu = host.result().cpu or ""
+    cpu, fault = host.result().cpu or "", layout.exception()
     return Machine(
         host=socket.gethostname(),
         os=platform.platform(),
@@ -200,7 +202,8 @@ def examine_machine(
         shm_free_bytes=_free_bytes(Path("/dev/shm")) if Path("/dev/shm").exists() else None,
         data_dir=str(folder),
         # None for a folder that this user may not read
-        data_layout=None if isinstance(layout.exception(), OSError) else layout.result(),
+        data_layout=None if isinstance(fault, OSError | UsageError) else layout.result(),
+        data_fault=str(fault) if isinstance(fault, UsageError) else "",
         apex=find_apex(),
         nvidia_ml_py=find_version("nvidia-ml-py"),
         pynvml=find_version("pynvml"),

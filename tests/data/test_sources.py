@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.data import load, prepare, sources
+from bench.data import find_layout, load, prepare, sources
+from bench.data.sources import CIFAR10
 from bench.errors import UsageError
 
 
@@ -190,6 +191,30 @@ def test_parquet_shards_in_order_of_names(tmp_path, parts, draw, write_parquet, 
         dataset = read(tmp_path, data_dir)
         assert same(dataset, train, test)
         assert dataset.info.source == "parquet"
+
+
+def test_half_of_the_shards_is_refused(tmp_path, write_parquet, draw):
+    write_parquet(tmp_path / "data/train-00001-of-00002.parquet", draw(3))
+    with pytest.raises(UsageError, match=r"data lacks train-00000 of 2 Parquet files; download"):
+        find_layout(tmp_path / "data")
+    write_parquet(tmp_path / "data/train-00000-of-00002.parquet", draw(3))
+    write_parquet(tmp_path / "data/test-00000-of-00003-0a1b.parquet", draw(3))
+    refused(tmp_path, tmp_path / "data", "data lacks test-00001, test-00002 of 3 Parquet files")
+
+
+@pytest.mark.parametrize(
+    "name", ["train-00000-of-00001.parquet", "data_batch_2", "train/cat/1.png", CIFAR10.name]
+)
+def test_what_git_lfs_has_not_fetched_is_refused(tmp_path, name):
+    path = tmp_path / "data" / name
+    path.parent.mkdir(parents=True)
+    for other in CIFAR10.train if name in CIFAR10.train else ():
+        path.with_name(other).write_bytes(bytes(300))
+    oid = "oid sha256:" + 64 * "0"
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\n{oid}\nsize 119705255\n")
+    said = f"{path} is git-lfs's pointer to a file; run git lfs pull beside it"
+    with pytest.raises(UsageError, match=said):
+        find_layout(tmp_path / "data")
 
 
 def test_parquet_of_jpegs_is_close(tmp_path, write_parquet, draw):
