@@ -238,6 +238,13 @@ def _steady(r: Columns) -> str:
     return f"Close other programs, or use {_repeat(r)}{waiting}."
 
 
+def _use_setting(r: Columns) -> str:
+    return (
+        f"{' and '.join(r.unaffected.distinct)} changed no loss: see whether the network, its loss "
+        "and its optimizer use it; that of a --workload is given the lr in build_optimizer."
+    )
+
+
 def _list_unknown(r: Columns) -> str:
     return " and ".join(name for name in r.executor.distinct if find_origin(name) == "unknown")
 
@@ -383,6 +390,10 @@ _ALL = (
           "gradients overflowed, so that less was learnt",
           _measure_longer("Use a smaller static --loss-scale, or", ": a dynamic scale settles."),
           _is_skipping, fatal=False),
+    Doubt("without_effect", "no effect",
+          "With another value of a setting, and the same seed, all losses were the same to the "
+          "last digit, so it had no effect",
+          _use_setting, lambda r: r.unaffected != "", fatal=False, detail=_quote("unaffected")),
     Doubt("straggling", "straggler",
           f"One of the processes worked more than {100 * STRAGGLES:.0f} % longer than the "
           "median of the others, and all waited for it",

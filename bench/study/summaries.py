@@ -47,8 +47,8 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
     (`find_origin`), ``environment`` (numbers rows that agree on `COMPARABLE`), ``part`` (share of
     an epoch that was measured; the rest is extrapolated), ``busy_step_s`` (`find_busy`),
-    ``straggle`` (see `Sweep.read_stragglers`), ``asked`` (a number for its case),
-    ``memory_measure``, each of `STORED` and each of `DOUBTS`.
+    ``straggle`` (see `Sweep.read_stragglers`), ``unaffected`` (see `Sweep.read_unaffected`),
+    ``asked`` (a number for its case), ``memory_measure``, each of `STORED` and each of `DOUBTS`.
     """
     import numpy as np
     import pandas as pd
@@ -58,6 +58,7 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
         [
             sweep.records.assign(
                 sweep=sweep.name,
+                unaffected=_look_up(sweep.records["record_id"], sweep.read_unaffected()),
                 straggle=sweep.records["record_id"].map(sweep.read_stragglers()).astype(float),
             )
             for sweep in sweeps
@@ -91,6 +92,10 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
             records[name] = values
     every = pd.concat([records, pd.DataFrame(added)], axis=1)
     return join_texts(every) if len(every) < FEW else every
+
+
+def _look_up(records: pd.Series, found: Mapping[str, str]) -> list[str]:
+    return [found.get(record, "") for record in records]
 
 
 def join_texts(frame: pd.DataFrame) -> pd.DataFrame:

@@ -11,9 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from bench.axis import Trait
+from bench.case import AXES, axis_flag, free_axes
 from bench.errors import UsageError
 from bench.halving import Halving, read_halving
+from bench.precision import PRECISIONS
 from bench.record import STEP_COLUMNS
+from bench.store.attempts import number_groups
 from bench.store.cells import RECORDS, STEPS
 from bench.store.plans import SHARD, Plan
 from bench.store.reader import (
@@ -92,6 +96,46 @@ class Sweep:
                 found[str(record)] = slowest / median(others) - 1
         return found
 
+    def read_unaffected(self) -> dict[str, str]:
+        """Return by record the axis that had no effect on its training: with another value of it,
+        and the same seed, all losses were the same to the last digit."""
+        same = ["run_seed", "measured_steps", "train_loss"]
+        rows = self.records.dropna(subset=same)
+        rows = rows[rows.duplicated(same, keep=False)]
+        # bf16 and bf16-amp computed the same on an H100 and an H200
+        arithmetic = [PRECISIONS[name].arithmetic for name in rows["precision"]]
+        rows = rows.assign(precision=arithmetic)
+        suspects: list[tuple[str, pd.DataFrame]] = []
+        for axis in _EFFECTIVE if len(rows) else ():
+            if rows[axis].nunique() > 1:
+                equal = [*same, *(name for name in AXES if name not in free_axes(axis))]
+                alike = rows.groupby(number_groups(rows, equal))
+                suspects += [(axis, part) for _, part in alike if part[axis].nunique() > 1]
+        if not suspects:
+            return {}
+        steps = self.read_steps(MOST_STEP_BYTES)
+        losses = steps.groupby("record_id", sort=False)["loss"].agg(tuple).to_dict()
+        found: dict[str, str] = {}
+        for axis, part in suspects:
+            curves = part["record_id"].map(losses.get)
+            for curve, those in part.groupby(curves):
+                # a loss that stays the same is not learned
+                if len({*curve}) >= _LEAST_ALIKE and those[axis].nunique() > 1:
+                    found |= dict.fromkeys(those["record_id"], axis_flag(axis))
+        return found
+
+
+_EFFECTIVE = tuple(
+    name
+    for name, axis in AXES.items()
+    if (Trait.LEARNING in axis.affects or name == "precision")
+    # a scale is divided out again, and the others may leave the rates of a few steps as they are
+    and name not in ("loss_scale", "lr_scaling", "base_batch", "lr_warmup")
+)
+"""The axes of which another value cannot lead to the same losses, if it is used at all."""
+
+_LEAST_ALIKE = 4
+"""Different losses that two trainings need to share: the first is that of an untrained network."""
 
 MOST_STEP_BYTES = 100_000_000
 """Larger steps files are not read for a report: pandas would need ten times as much memory."""

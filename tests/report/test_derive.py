@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_for_tests import Capture
 
 from bench.case import Case
 from bench.gpu.peaks import list_peaks
 from bench.questions.notices import warn
-from bench.record import COLUMNS, Record, Status
+from bench.record import COLUMNS, Record, Status, Step
+from bench.report.__main__ import main as report
 from bench.report.document import build
 from bench.store.attempts import FEWEST, number_groups
 from bench.study import doubts, quantities, summaries
@@ -245,6 +247,48 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
 
 def test_no_doubt_hides_a_column_of_records() -> None:
     assert not {*doubts.DOUBTS} & {*COLUMNS}
+
+
+FALLING = (2.3, 2.2, 2.1, 2.05, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "other", "axis"),
+    [
+        (FALLING, {"lr": 1.0}, "--lr"),
+        (FALLING, {"precision": "bf16"}, "--precision"),
+        (FALLING, {"optimizer": "adamw", "lr": 3e-4}, "--optimizer"),
+        (FALLING, {"compile": "default"}, ""),  # computes the same
+        (FALLING, {"precision": "fp16", "loss_scale": 128.0, "lr": 1.0}, ""),  # differs in two
+        (FALLING[:3], {"lr": 1.0}, ""),  # too few to tell
+        ((2.0,) * 5, {"lr": 1.0}, ""),  # learns nothing anyway
+    ],
+)
+def test_a_setting_without_effect_is_named(
+    losses: tuple[float, ...], other: dict[str, Any], axis: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """As the lr that a workload's own optimizer ignores."""
+
+    def train(case: Case, losses: Sequence[float], seed: int) -> tuple[Record, list[Step]]:
+        values = {"train_loss": sum(losses) / len(losses), "measured_steps": len(losses)}
+        row = ran(case, 10, repeat=seed + 1, run_seed=seed, **values)
+        return row, [Step(i, 64, loss, None, 0.1) for i, loss in enumerate(losses)]
+
+    steady = [train(replace(FP32, **other), losses[::-1], 1), train(FP32, losses[::-1], 2)]
+    for at, rows in enumerate((steady, [*steady, train(FP32, losses, 0)])):
+        last = [train(replace(FP32, **other), losses, 0)] if at else []
+        folder = write_sweep(tmp_path / str(at), [*rows, *last])
+        frame = summaries.read(read_sweeps([folder]))
+        assert frame["without_effect"].sum() == (2 if at and axis else 0)
+        assert report([str(folder)]) == 0
+        assert (f"{axis} changed no loss" in capsys.readouterr().out) == bool(at and axis)
+
+
+def test_settings_of_committed_sweeps_have_effects() -> None:
+    """On an H100 and an H200 bf16 and bf16-amp were the same arithmetic, to the last digit."""
+    found = [read_sweep(path).read_unaffected() for path in list_committed("steps.csv")]
+    assert found == [{}] * len(found)
+    assert len(found) > 3
 
 
 def test_a_fatal_doubt_is_not_trusted(tmp_path: Path) -> None:
