@@ -1,4 +1,4 @@
-"""`python -m bench`: list the commands, each with one line.
+"""`python -m bench`: list the commands, each with one line, or run one of them.
 
 A line is the first line of the command's own docstring, read without importing the command.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from bench.errors import UsageError, nearest
 from bench.flags import command
@@ -43,7 +45,7 @@ def read_line(command: str) -> str:
 
 
 def write_list() -> Iterator[str]:
-    yield "usage: python -m bench.COMMAND [--help]"
+    yield "usage: python -m bench.COMMAND [--help], or precision-bench COMMAND [--help]"
     width = max(len(name) for names in COMMANDS.values() for name in names)
     for purpose, names in COMMANDS.items():
         yield f"\n{purpose}:"
@@ -53,16 +55,25 @@ def write_list() -> Iterator[str]:
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """List the commands. Returns 0, or 2 for an argument that it does not have."""
+    """List the commands, or run the one that is named. Returns 0, 2 for an unknown one, or what
+    the command returns."""
     if argv and argv[0] not in ("-h", "--help"):
         names = [name for names in COMMANDS.values() for name in names]
         name = argv[0].removeprefix("bench.")
-        if name in names:
-            raise UsageError(f"{argv[0]!r}: write it with a dot: python -m bench.{name}")
-        raise UsageError(f"unknown command {argv[0]!r}; {nearest(name, names)}")
+        if name not in names:
+            raise UsageError(f"unknown command {argv[0]!r}; {nearest(name, names)}")
+        module = import_module(f"bench.{name}")
+        if hasattr(module, "__path__"):
+            module = import_module(f"bench.{name}.__main__")
+        return int(module.main(argv[1:]))
     print("\n".join(write_list()))
     return 0
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Run as a program: that of ``python -m bench``, and precision-bench, which pip installs."""
     leave(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import tomllib
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -123,17 +124,30 @@ def test_a_command_without_its_line_is_named(tmp_path: Path, monkeypatch: Patch)
     assert listing.read_line("thing") == "do things"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["sweep"], "'sweep': write it with a dot: python -m bench.sweep"),
-        (["bench.sweep"], "write it with a dot: python -m bench.sweep"),
-        (["swep"], "unknown command 'swep'; did you mean 'sweep'?"),
-    ],
-)
-def test_a_command_given_as_a_word(words: list[str], said: str, capsys: Capture) -> None:
-    assert listing.main(words) == 2
-    assert said in capsys.readouterr().err
+@pytest.mark.parametrize("words", ["sweep --list", "bench.sweep --list", "validate x", "fit --lr"])
+def test_a_command_given_as_a_word(words: str, capsys: Capture) -> None:
+    """A package, one with its dot, its return code, and a module."""
+    name, flag = words.removeprefix("bench.").split()
+    module = import_module("bench.fit" if name == "fit" else f"bench.{name}.__main__")
+    expected = module.main([flag]), capsys.readouterr()
+    assert (listing.main(words.split()), capsys.readouterr()) == expected
+    assert expected[0] == (0 if flag == "--list" else 2)
+
+
+def test_a_misspelt_command_is_told_the_right_one(capsys: Capture) -> None:
+    assert listing.main(["swep"]) == 2
+    assert "unknown command 'swep'; did you mean 'sweep'?" in capsys.readouterr().err
+
+
+def test_the_program_that_is_installed_runs_commands() -> None:
+    """As the script that pip writes does."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, function = about["scripts"]["precision-bench"].split(":")
+    code = f"import sys; from {module} import {function}; sys.exit({function}())"
+    command = [sys.executable, "-c", code, "report", "no-such-folder"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no-such-folder: no records there" in done.stderr
 
 
 def test_the_list_imports_no_heavy_package() -> None:
