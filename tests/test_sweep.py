@@ -42,7 +42,7 @@ from bench.store.reader import read_records
 from bench.store.runs import read_cases
 from bench.store.writer import Store
 from bench.sweep import __main__ as sweep
-from bench.sweep import crew, loop, preflight, preview
+from bench.sweep import crew, loop, preflight, preview, threads
 from tests.planted.records import ROOT
 
 HERE = Path(__file__).parent
@@ -859,3 +859,38 @@ def test_two_thousand_cases(
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
+
+
+# ------------------------------------------------------------------------------ threads on a CPU
+
+
+def test_a_folder_s_cases_take_the_threads_of_free_cores(
+    out: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """They are those of the row, a resume takes the same, and the user's number holds."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(threads, "_WATCHED_S", 0.0)
+    monkeypatch.setattr(threads, "usable_cpus", lambda: range(4))
+    monkeypatch.setattr(threads, "count_cores", lambda: 4.0)
+    busy = [0.0]
+    monkeypatch.setattr(threads.OtherWork, "cores", lambda self: busy[0])
+    flags = ["--model", "tests.models_for_tests:wide", "--device", "cpu", "--precision", "fp32"]
+    flags += ["--dataset", "synthetic", "--batch-size", "64", "--steps", "2", "--no-report"]
+    said = []
+    for busy[0], repeats in ((1.3, 1), (0.0, 2)):
+        assert sweep.main([*flags, "--repeats", str(repeats), "--out", str(out)]) == 0
+        said.append(capsys.readouterr().err.splitlines())
+    assert said[0][0] == (
+        "note: other programs use 1.3 of 4 cores, so an operation takes 2 threads; OMP_NUM_THREADS "
+        "sets another number"
+    )
+    assert said[1][0].startswith(f"note: the rows in {out} are of OMP_NUM_THREADS=2, so an ")
+    assert not any("is set and changes results" in line for line in said[0] + said[1])
+    assert {*read_records(out)["torch_threads"]} == {2}
+    assert "OMP_NUM_THREADS" not in os.environ
+    for busy[0], given in ((0.1, None), (4.0, "3")):
+        if given:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        with threads.hold_threads(None):
+            assert os.environ.get("OMP_NUM_THREADS") == given
+    assert capsys.readouterr().err == ""

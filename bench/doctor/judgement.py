@@ -13,7 +13,7 @@ from bench.doctor.machine import Gpu, Machine
 from bench.doctor.rates import check_rates, describe_rates
 from bench.environment.asking import DeviceAnswer
 from bench.environment.packages import describe_install
-from bench.environment.variables import VARIABLES
+from bench.environment.variables import THREADS, VARIABLES
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.nvml import EFFECTS, NvmlProblem
@@ -364,11 +364,12 @@ def _judge_apex(apex: Apex | None) -> Iterator[Remark]:
 
 
 def _judge_variables(m: Machine) -> Iterator[Remark]:
-    for name, value in m.variables.items():
+    changing = {name: value for name, value in m.variables.items() if name not in THREADS}
+    for name, value in changing.items():
         does = next((text for known, text in VARIABLES.items() if fnmatchcase(name, known)), "")
         what = f"{name}={value} is set and changes results ({does})"
         yield _note("variables", what, f"unset {name}")
-    if not m.variables:
+    if not changing:
         yield _fine("variables", "no variable that changes results is set")
 
 

@@ -58,6 +58,9 @@ Sources: torch's notes on CUDA environment variables and on threading, `torch/_i
 the CUDA Programming Guide, the reference of cuBLAS and of cuDNN, ROCm environment variables.
 """
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Those that set how many threads an operation takes on a CPU: a choice, and no mistake."""
+
 # Exceptions: folders, caches, logs and the compiler's own processes, which change no result.
 _HARMLESS = re.compile(
     r"CACHE_DIR|(GRAPH|REMOTE|AUTOGRAD|AUTOTUNE)\w*_CACHE|CACHE_DEFAULT|LOG|DEBUG|DUMP|VERBOSE|PRINT"

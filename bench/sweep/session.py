@@ -21,6 +21,7 @@ from bench.sweep.hardware import examine_lanes, open_lanes
 from bench.sweep.loop import Loop, Source
 from bench.sweep.options import Options
 from bench.sweep.preflight import Inputs
+from bench.sweep.threads import hold_threads
 
 
 @contextmanager
@@ -35,6 +36,9 @@ def start_session(
     refuse_unwritable(options.out)
     refuse_missing(name for name in PACKAGES if name != "nvidia-ml-py")  # only noted if missing
     with ExitStack() as held:
+        alone = options.here and options.lanes in (None, 1)
+        if alone and all(c.device == "cpu" and c.world_size == 1 for c in [*cases, *families]):
+            held.enter_context(hold_threads(options.out))
         executor = build_executor(options.executor, options.settings)
         held.enter_context(closing(executor))
         lanes = open_lanes(executor, [*cases, *families], options)
