@@ -11,6 +11,11 @@ STEADY = 0.02
 """Times that differ by at most this share count as equal: the steps at the end of warm-up, and
 repeats and the sentinel against the median of their case."""
 
+NEAR = 0.1
+"""An epoch within this share of the lowest time is near enough, and the smallest such batch is
+recommended. On an H200 twice the batch saved 4 % of the time, took 1.7 times the memory and learnt
+less in an epoch."""
+
 LEAST_END = 5
 """Minimum steps at each end of an epoch to judge a trend by; a quarter of them if more."""
 

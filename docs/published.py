@@ -21,12 +21,13 @@ from bench.record import Status
 from bench.store.attempts import keep_cases
 from bench.store.cells import RECORDS
 from bench.store.reader import read_records, read_steps
+from bench.study.doubts import SHORT_ENERGY_S
 from bench.text import write_range
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
 GIB = 2**30
-PRECISIONS = ("fp32", "tf32", "bf16-amp", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "bf16-amp", "fp16-amp", "fp16")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ SOURCES = (
         "rtx-titan-2019.csv",
         "TITAN RTX, 2019",
         "the first of a process, autotuning included; one run each",
-        (256, 512),
+        (128, 256, 512, 640),
         False,
         "peak_device_bytes",
         "of the whole card, as published",
@@ -114,7 +115,10 @@ class Bar:
     epoch_s: float | None
     images_per_s: float | None
     speedup: float | None  # over fp32 at the same batch size
+    over_tf32: float | None
+    rough_tf32: bool  # whether tf32's time was measured on a part of an epoch
     memory_bytes: float | None
+    energy_j: float | None  # of the epoch; None if it was measured for a few seconds only
     test_accuracy: float | None  # as a fraction, after the epoch
     estimated: bool
     fp32: bool
@@ -123,8 +127,12 @@ class Bar:
 def read_bars(source: Source) -> list[Bar]:
     """The cases of a source: by batch size, the slowest first."""
     rows = source.read()
-    fp32 = {
-        row.batch_size: row.epoch_time_s for row in rows.itertuples() if row.precision == "fp32"
+    fp32, tf32 = (
+        {row.batch_size: row.epoch_time_s for row in rows.itertuples() if row.precision == name}
+        for name in ("fp32", "tf32")
+    )
+    parts = {
+        row.batch_size for row in rows.itertuples() if row.precision == "tf32" and row.fraction < 1
     }
     bars = [
         Bar(
@@ -134,7 +142,12 @@ def read_bars(source: Source) -> list[Bar]:
             _known(row.epoch_time_s),
             _known(row.images_per_s),
             _known(fp32.get(row.batch_size, float("nan")) / row.epoch_time_s),
+            _known(tf32.get(row.batch_size, float("nan")) / row.epoch_time_s),
+            row.batch_size in parts,
             _known(getattr(row, source.memory_column)),
+            _known(row.energy_j * row.train_images / row.measured_images)
+            if row.measured_time_s > SHORT_ENERGY_S
+            else None,
             _known(row.test_accuracy),
             row.fraction < 1,
             row.precision == "fp32",
@@ -175,7 +188,7 @@ def find_source(card: Card) -> Source:
         card.folder,
         f"{card.identity['gpu'].removeprefix('NVIDIA ')}, {card.started_at[:4]}",
         "after warm-up; one run each; cudnn.benchmark off, not compiled unless a row says so",
-        (256, 512),
+        (128, 256, 512, 640),
         False,
         "peak_device_bytes",
         "of the card, over its baseline",
@@ -191,10 +204,12 @@ def write_table(sources: Sequence[Source] = SOURCES) -> str:
     """The table, in Markdown, with what each GPU's figures are below it."""
     heads = [*HEADS]
     bars = [bar for source in sources for bar in read_bars(source)]
-    if not any(bar.test_accuracy for bar in bars):
-        del heads[-1]  # until a whole epoch was evaluated
-    lines = [f"| {' | '.join(heads)} |", f"|:---|---:|:---|{'---:|' * (len(heads) - 3)}"]
-    lines += [f"| {' | '.join([*_cells(bar)][: len(heads)])} |" for bar in bars]
+    cells = [[*_cells(bar)] for bar in bars]
+    # no column of what no source has, as accuracy until a whole epoch was evaluated
+    kept = [i for i in range(len(heads)) if any(row[i] != "–" for row in cells)]
+    lines = [" | ".join(["", *(heads[i] for i in kept), ""]).strip()]
+    lines.append(f"|:---|---:|:---|{'---:|' * (len(kept) - 3)}")
+    lines += [" | ".join(["", *(row[i] for i in kept), ""]).strip() for row in cells]
     lines.append("")
     lines += [f"- {source.describe(source.read())}; memory {source.memory}." for source in sources]
     return "\n".join(lines) + "\n"
@@ -202,7 +217,7 @@ def write_table(sources: Sequence[Source] = SOURCES) -> str:
 
 HEADS = (
     *("GPU", "batch size", "precision", "one epoch", "images/s"),
-    *("speed-up over IEEE fp32", "memory", "test accuracy after it"),
+    *("over IEEE fp32", "over TF32", "memory", "energy", "test accuracy after it"),
 )
 
 
@@ -212,7 +227,10 @@ def _cells(bar: Bar) -> Iterator[str]:
     yield "out of memory" if bar.epoch_s is None else f"{about}{bar.epoch_s:.1f} s"
     yield "–" if bar.images_per_s is None else f"{about}{bar.images_per_s:,.0f}"
     yield "–" if bar.speedup is None or bar.fp32 else f"{about}{bar.speedup:.2f}×"
+    own = bar.over_tf32 is None or bar.fp32 or bar.label == "tf32"
+    yield "–" if own else f"{'≈' if bar.rough_tf32 else about}{bar.over_tf32:.2f}×"
     yield "–" if bar.memory_bytes is None else f"{bar.memory_bytes / GIB:.1f} GiB"
+    yield "–" if bar.energy_j is None else f"{about}{bar.energy_j / 1000:.1f} kJ"
     told = bar.test_accuracy is not None and not bar.estimated
     yield f"{100 * bar.test_accuracy:.1f} %" if told else "–"
 

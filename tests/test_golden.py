@@ -19,9 +19,9 @@ from pytest_for_tests import Capture, Patch
 from rich.cells import cell_len
 
 from bench.compare.__main__ import main as compare_sweeps
-from bench.questions.answers import answer
 from bench.questions.notes import describe_constants, write_notes
 from bench.questions.notices import warn
+from bench.questions.recommendation import recommend
 from bench.questions.report_data import ReportData, gather
 from bench.render import latex, markdown
 from bench.render.model import Table
@@ -95,7 +95,7 @@ def tell(found: ReportData, situation: Situation) -> Iterator[str]:
         "",
         tuple(describe_constants(found.cases, found.varying)) if "constants" in parts else (),
         (),
-        tuple(answer(found)) if "answers" in parts else (),
+        tuple(recommend(found)) if "answers" in parts else (),
         (),
         tuple(take_tables(found, situation)),
         tuple(write_notes(found.cases, found.varying)) if "notes" in parts else (),
@@ -291,7 +291,7 @@ def test_report(name: str, reports: Callable[[str], Report]) -> None:
 def test_a_screen_lays_out_no_more_than_it_shows() -> None:
     report = build([read_sweep(REFERENCE)])
     render(report)
-    assert [table.name for table in report.opening] == ["overview"]
+    assert [table.name for table in report.opening] == ["times", "costs"]
     assert not {"tables", "notes", "environments"} & {*vars(report)}
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from bench.limits import MIN_REPEATS
+from bench.limits import MIN_REPEATS, NEAR
 from bench.questions.families import Bounds, Family, list_keys, note_first
 from bench.questions.report_data import ReportData
 from bench.record import RELIABLE
@@ -26,7 +26,6 @@ from bench.wall.search import STEP, MemoryLine, fit_line
 LEAST_SIZES = 3
 """Fewest batch sizes for a knee or a line: any two points lie on a line."""
 
-NEAR = 0.05  # images/s within this share of the best count as equal to it
 DROP = 0.10  # a larger relative drop of images/s from one batch size to the next is a cliff
 ROUGH = 0.05  # largest relative deviation from the line at which memory counts as linear
 FARTHEST = 2  # memory is predicted up to this many times the largest batch that ran
@@ -83,7 +82,7 @@ def find_knee(speeds: Sequence[Speed]) -> Knee | None:
     if len(speeds) < LEAST_SIZES:
         return None
     best = max(speeds, key=lambda speed: speed.images_per_s)
-    enough = (1 - NEAR) * best.images_per_s
+    enough = best.images_per_s / (1 + NEAR)
     first = next(speed for speed in speeds if speed.images_per_s >= enough)
     half = best.batch_size / 2
     if best is speeds[-1] and first.batch_size > half and _interpolate(speeds, half) < enough:

@@ -49,7 +49,7 @@ class LearningEffect(NamedTuple):
     remarks: Sequence[str]
 
 
-def _judge_learning(found: ReportData) -> Iterator[LearningEffect]:
+def judge_learning(found: ReportData) -> Iterator[LearningEffect]:
     losses, cells = found.losses, found.by_cell
     told = {c: tuple(getattr(row, name) for name in SAME_LOSS) for c, row in cells.items()}
     for metric in LEARNT:
@@ -126,7 +126,7 @@ def _tabulate_learning(found: ReportData) -> Iterator[Sheet]:
         "better: the difference is beyond it. Holm over all rows of a metric. Losses are compared "
         "seed by seed, each the mean over all pairs of the change."
     )
-    rows = [one for one in _judge_learning(found) if one.found.seeds > 1]
+    rows = [one for one in judge_learning(found) if one.found.seeds > 1]
     title = f"Does it learn as well? Equivalence within {100 * MARGIN:.0f} %"
     yield Sheet(title, columns, rows, [note])
 

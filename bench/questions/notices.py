@@ -6,7 +6,7 @@ Each notice says what was found, in how many runs, and which flag or command hel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bench.diagnosis.rates import (
@@ -37,16 +37,20 @@ def warn(
     everything: pd.DataFrame | None = None,
     sweeps: Sequence[Sweep] = (),
     across: bool = True,
+    spoken: Mapping[bool, Collection[int]] | None = None,
 ) -> list[Notice]:
     """Return all warnings, most serious first: on ``records`` of `read` and their ``cases``, on
     drift in ``everything``, all records of their sweeps (``records`` by default), on what
-    ``sweeps`` lack, and if ``across``, on what differs between the sweeps."""
+    ``sweeps`` lack, and if ``across``, on what differs between the sweeps. A first screen has
+    the doubts of the cells ``spoken``, by whether these are fatal; all if None."""
     rows = latest(records)
     below = list_below(cases)
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
     for doubt in DOUBTS.values():
         if rows[doubt.name].any():  # few doubts apply, and a row has 250 columns
-            doubted[doubt.fatal].append(_describe_doubt(doubt, rows, doubt.name in below))
+            told = rows if spoken is None else rows[rows["cell"].isin(spoken[doubt.fatal])]
+            silent = doubt.name in below or not told[doubt.name].any()
+            doubted[doubt.fatal].append(_describe_doubt(doubt, rows, silent))
     drifts = find_drifts(records if everything is None else everything)
     quieter = f"Close other programs, or use {name_repeats(cases['repeats'].max())}."
     return [
@@ -62,14 +66,14 @@ def warn(
     ]
 
 
-def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, below: bool) -> Notice:
+def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, silent: bool) -> Notice:
     hit = rows[rows[doubt.name]]
     return Notice(
         capitalize(doubt.remark),
         doubt.warn(hit),
         doubt.advise(hit),
         _count(hit, rows),
-        level=Level.DETAIL if below else Level.TABLE,
+        level=Level.DETAIL if silent else Level.TABLE,
     )
 
 

@@ -13,7 +13,7 @@ from bench.case import Case, list_affecting
 from bench.questions import notes
 from bench.questions.report_data import ReportData
 from bench.render.cells import Row, iterate, name_spread, remarks
-from bench.render.model import NOTHING, Level
+from bench.render.model import NOTHING
 from bench.render.section import (
     Column,
     Section,
@@ -41,7 +41,12 @@ EMPTY = (NOTHING, "", "0")
 
 
 def _tabulate_cases(found: ReportData) -> Iterator[Sheet]:
-    cases, order, machines = found.cases, found.order, found.machines
+    yield lay_out_cases(found, found.cases, f"Overview: {count(len(found.cases), 'case')}")
+
+
+def lay_out_cases(found: ReportData, cases: pd.DataFrame, title: str) -> Sheet:
+    """Return the table of some cases, a row each, with all that was measured of it."""
+    order, machines = found.order, found.machines
     word = "synthetic " if (cases["dataset"] == "synthetic").all() else ""
     seconds = cases["start_time_s"]
     slow = len(seconds.dropna()) and seconds.max() > max(2 * seconds.min(), seconds.min() + 1)
@@ -55,8 +60,8 @@ def _tabulate_cases(found: ReportData) -> Iterator[Sheet]:
     time = QUANTITIES["epoch_time_s"].title
     # the effects show these too, and the table is full
     saved = [quantity_column("memory_saved", keep=2), quantity_column("tensors_saved", keep=1)]
-    yield Sheet(
-        f"Overview: {count(len(cases), 'case')}",
+    return Sheet(
+        title,
         [
             *(axis_column(axis, machines) for axis in columns),
             *([several] if "world_size" in columns else []),
@@ -191,7 +196,7 @@ def tabulate_environment(found: ReportData) -> Sheet:
     )  # fmt: skip
 
 
-OVERVIEW = Section("overview", "How did each case do?", _tabulate_cases, Level.TABLE)
+OVERVIEW = Section("overview", "How did each case do?", _tabulate_cases)
 PUBLISHED = Section("rtx-titan", "How fast was the same case in 2019?", _tabulate_published)
 ENVIRONMENT = Section(
     "environment", "What ran the cases?", lambda found: [tabulate_environment(found)]

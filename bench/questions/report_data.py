@@ -45,6 +45,7 @@ class ReportData:
     varying: tuple[str, ...]  # the axes in which the cases differ
     order: tuple[str, ...]  # the axes with a column in the overview, the grouping one first
     by: str  # the axis to group the overview by; empty if none was given
+    aim: str  # what the recommendation is for, of `AIMS`; empty for its usual rule
     tried: pd.DataFrame  # the cases before ``--where``
     steps: Mapping[int, Profiled]  # of `read_steps`, for ``tried``
 
@@ -130,6 +131,7 @@ def gather(
     reference: Sweep | None = None,
     where: Sequence[Filter] = (),
     by: str = "",
+    aim: str = "",
     make: Callable[..., M] = ReportData,  # type: ignore[assignment]
 ) -> M:
     """Read the cases of some sweeps that ``where`` selects, with the overview grouped ``by`` an
@@ -159,6 +161,7 @@ def gather(
         varying,
         order,
         by,
+        aim,
         tried,
         steps,
     )

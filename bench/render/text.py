@@ -76,11 +76,11 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
     if answers:
         console.print()
     for answer in answers:
-        if len(answers) > 1:
+        told = [said for said in answer.sentences if full or said not in report.origin]
+        if len(answers) > 1 and told:
             say(answer.about, "bold")
-        for sentence in answer.sentences:
-            if full or sentence not in report.origin:
-                say(sentence)
+        for sentence in told:
+            say(sentence)
     for table in () if full else report.opening:
         if table.level is Level.ANSWER and table.words:
             say(" ".join(table.words))

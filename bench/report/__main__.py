@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_filters, add_output, command, writable, write_document
 from bench.processes import leave
+from bench.questions.settings import AIMS
 from bench.report.terminal import show, watch
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def build_parser() -> Parser:
     )
     add_filters(parser, "precision=fp16,bf16 batch_size=512")
     add("--by", default="", metavar="AXIS", help="group the overview by this axis")
+    aims = ", ".join(AIMS)
+    add("--for", dest="aim", default="", metavar="AIM", help=f"recommend the least of {aims}")
     add("--full", action="store_true", help="print all warnings, tables and notes")
     add("--watch", action="store_true", help="redraw while the sweep runs, until Ctrl-C")
     return parser
@@ -97,7 +100,9 @@ def _read_report(options: argparse.Namespace) -> Report:
     home = (options.output or Path("report")).resolve().parent
     where = [parse_filter(text) for text in options.where]
     by = parse_name("--by", options.by, ORDER) if options.by else ""
-    return build(read_sweeps(options.sweeps), reference, home, where, by)
+    if options.aim:
+        choose("--for", options.aim, AIMS)
+    return build(read_sweeps(options.sweeps), reference, home, where, by, options.aim)
 
 
 if __name__ == "__main__":

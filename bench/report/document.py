@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
-from bench.questions.answers import answer
 from bench.questions.batch_sizes import GROWTH, SPEEDS
 from bench.questions.breakdowns import BREAKDOWNS, OPERATIONS
 from bench.questions.effects import EFFECTS
@@ -24,11 +23,14 @@ from bench.questions.next_step import choose_next
 from bench.questions.notes import describe_constants, describe_subject, write_notes
 from bench.questions.notices import warn
 from bench.questions.overview import ENVIRONMENT, OVERVIEW, PUBLISHED
+from bench.questions.pivots import COSTS, PLACES, TIMES
 from bench.questions.profiles import doubt_profiles
 from bench.questions.reasons import EXPLAINED, PAIRS
+from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
 from bench.questions.rivals import ACCUMULATION, LARGEST, MATCHED
 from bench.questions.scaling_tax import TAX
+from bench.questions.settings import list_settings
 from bench.questions.startup import PRICES
 from bench.record import Status
 from bench.render.cells import outcome
@@ -40,6 +42,9 @@ from bench.study.sweeps import Sweep
 from bench.text import count, join_words, name_first
 
 SECTIONS: tuple[Section, ...] = (
+    PLACES,
+    TIMES,
+    COSTS,
     OVERVIEW,
     EFFECTS,
     LEARNING,
@@ -90,7 +95,7 @@ class Report(ReportData):
 
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
-        return tuple(answer(self))
+        return tuple(recommend(self))
 
     @cached_property
     def warnings(self) -> tuple[Notice, ...]:
@@ -143,7 +148,13 @@ class Report(ReportData):
     @cached_property
     def _notices(self) -> list[Notice]:
         shown = (self.steps[cell] for cell in self.cases["cell"] if cell in self.steps)
-        known = warn(self.records, self.cases, self.everything, self.sweeps)
+        settings = list_settings(self.cases)
+        chosen = [place.chosen for place in list_places(self)]
+        spoken = {
+            True: {setting.best.cell for setting in settings},
+            False: {setting.best.cell for setting in chosen if setting is not None},
+        }
+        known = warn(self.records, self.cases, self.everything, self.sweeps, spoken=spoken)
         return [*known, *doubt_profiles(shown)]
 
     @property
@@ -165,6 +176,7 @@ def build(
     home: Path | None = None,
     where: Sequence[Filter] = (),
     by: str = "",
+    aim: str = "",
 ) -> Report:
     """Build a report as `gather` does. Raises UsageError: ``where`` leaves nothing."""
-    return gather(sweeps, reference, where, by, partial(Report, home=home or Path.cwd()))
+    return gather(sweeps, reference, where, by, aim, partial(Report, home=home or Path.cwd()))

@@ -303,7 +303,7 @@ def test_names_in_the_data_of_a_figure_are_no_numbers() -> None:
     report = build([read_sweep(REFERENCE)])
     (figure,) = (f for f in plan_figures(report) if f.name == "images-per-s")
     heads = {head.label: head.number for head in tabulate(figure, figure.panels[0]).heads}
-    assert heads == {"batch size": True, "precision": False, "images/s": True}
+    assert heads == {"batch size": True, "precision": False, "images/s": True, "mark": False}
 
 
 def test_curves_have_the_published_ones_beside(cards: Report) -> None:

@@ -188,7 +188,7 @@ def draw_speeds(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
         for i, mark in enumerate(line[frames.MARK]):
             if mark.startswith(frames.KNEE):
                 ax.plot(*spots[i], marker="o", markersize=14, markerfacecolor="none",
-                        markeredgecolor=colour, markeredgewidth=1.6)  # fmt: skip
+                        color=colour, markeredgewidth=1.6)  # fmt: skip
                 write_near(ax, mark, spots[i], (0, 10), ha="center")
             elif mark:
                 (x0, y0), (x1, y1) = spots[i - 1 : i + 1]

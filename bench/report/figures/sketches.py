@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from bench.diagnosis.explanation import Explanation
-from bench.questions.batch_sizes import DROP, NEAR
+from bench.limits import NEAR
+from bench.questions.batch_sizes import DROP
 from bench.questions.reasons import choose_pairs, name_pair
 from bench.report.document import Report
 from bench.report.figures import drawing, frames

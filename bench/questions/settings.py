@@ -1,0 +1,118 @@
+"""Settings: what was asked of a machine, each with all the cases that answer it.
+
+One setting may be measured in part and whole, with and without a profile or an evaluation. The case
+that measured most speaks for it; the others are its repeats, and how far they agree is the noise of
+a single run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bench.axis import Trait
+from bench.case import AXES, SAME_QUESTION, list_affecting
+from bench.limits import NEAR
+from bench.record import Status
+from bench.render.cells import TIMED, Row, iterate
+from bench.study.doubts import trusted
+from bench.study.quantities import is_number
+from bench.study.summaries import SOURCE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NEUTRAL = (*(axis for axis in list_affecting(Trait.RATE) if axis != "optimizer"), "seed")
+"""Axes that change no step's work: they cost neither time nor memory."""
+
+AIMS = {
+    "time": lambda row: row.epoch_time_s,
+    "memory": lambda row: row.memory_bytes,
+    "energy": lambda row: math.nan if row.energy else row.energy_per_epoch_j,
+}
+"""What a recommendation may be for instead, and what it then minimises."""
+
+_TOLD = tuple(name for name in AXES if name not in SAME_QUESTION)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A question, and the cases that answer it, best evidence first: those without a fatal doubt,
+    of these the largest part of an epoch, then the most repeats."""
+
+    cases: tuple[Row, ...]
+
+    @property
+    def best(self) -> Row:
+        return self.cases[0]
+
+    @property
+    def timed(self) -> bool:
+        return self.best.status in TIMED and is_number(self.best.epoch_time_s)
+
+    def find_learnt(self, name: str) -> float | None:
+        """Return what a whole epoch ended with, of the case of best evidence that has it."""
+        ends = (float(getattr(row, name)) for row in self.cases if row.part >= 1)
+        return next((end for end in ends if is_number(end)), None)
+
+    def list_unlike(self, other: Setting) -> list[str]:
+        """Return the axes in which the two differ."""
+        return [name for name in _TOLD if getattr(self.best, name) != getattr(other.best, name)]
+
+    def differs_in(self, other: Setting, free: Collection[str]) -> bool:
+        """Return whether the two, of one machine and environment, differ in some of the axes
+        ``free`` and in nothing else."""
+        unlike = self.list_unlike(other)
+        place = ("environment", "kind", *SOURCE)
+        alike = all(getattr(self.best, name) == getattr(other.best, name) for name in place)
+        return alike and bool(unlike) and {*unlike} <= {*free}
+
+
+def list_settings(cases: pd.DataFrame) -> list[Setting]:
+    """Return the settings of some cases of `bench.study.summaries.summarize`, in their order."""
+    ended = (cases["status"] == Status.OK.value) & (cases["kind"] != "unknown")
+    rows = iterate(cases.assign(trusted=trusted(cases), sound=ended))
+    held: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        key = tuple(getattr(row, name) for name in (*SOURCE, *_TOLD, "environment", "kind"))
+        held.setdefault(key, []).append(row)
+
+    def rank(row: Row) -> tuple[bool, bool, float, int]:
+        timed = row.status in TIMED and is_number(row.epoch_time_s)
+        return (not row.trusted, not timed, -row.part, -row.repeats)
+
+    return [Setting(tuple(sorted(alike, key=rank))) for alike in held.values()]
+
+
+def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
+    """Return the setting to recommend: the smallest batch within `NEAR` of the lowest time, at that
+    batch size the fastest; with an ``aim``, the least of that. None if no time can be trusted, or
+    nothing is known of the aim."""
+    # a noisy time says nothing against the memory or the energy of a run that ended well
+    sound = "trusted" if aim in ("", "time") else "sound"
+    known = [setting for setting in settings if setting.timed and getattr(setting.best, sound)]
+    take: Callable[[Row], float] = AIMS[aim or "time"]
+    known = [setting for setting in known if is_number(take(setting.best))]
+    if not known:
+        return None
+    if aim:
+        return min(known, key=lambda setting: (take(setting.best), setting.best.epoch_time_s))
+    lowest = min(setting.best.epoch_time_s for setting in known)
+    near = [setting for setting in known if setting.best.epoch_time_s <= (1 + NEAR) * lowest]
+    return min(near, key=lambda setting: (setting.best.batch_size, setting.best.epoch_time_s))
+
+
+def find_noise(settings: Sequence[Setting]) -> tuple[int, float]:
+    """Return how many settings were measured in several ways that can be trusted, and the largest
+    relative difference of their times: the noise of a single run, where none was repeated."""
+    apart = [*_list_apart(settings)]
+    return len(apart), max(apart, default=0.0)
+
+
+def _list_apart(settings: Sequence[Setting]) -> Iterator[float]:
+    for setting in settings:
+        times = [row.epoch_time_s for row in setting.cases if row.trusted]
+        if len(times) > 1:
+            yield max(times) / min(times) - 1
