@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.case import Case
-from bench.diagnosis.breakdown import divide
 from bench.diagnosis.step import Profile, Rates, Step, Wait
-from bench.gpu.peaks import peak_bandwidth, peak_flops
-from bench.questions.profiles import Profiled, read_steps
 from bench.record import WorkRow
 from bench.report.__main__ import main as report
-from bench.report.document import build
-from bench.report.figures.groups import view_report
-from bench.report.figures.sketches import SKETCHES
-from bench.study.summaries import latest, read
-from bench.study.sweeps import read_sweeps
 from bench.why.__main__ import main as why
 from bench.work import Kind
 from tests.planted.steps import RATES, divided, make_row, write_profiled
@@ -33,8 +25,6 @@ Printed = pytest.CaptureFixture[str]
 
 H100 = "NVIDIA H100 80GB HBM3"
 PEAKS = Rates({"float32": 67e12, "float16": 989.5e12}, 3.35e12)
-RESULTS = Path(__file__).parents[1] / "results"
-CARD = RESULTS / "nvidia-h100-80gb-hbm3-20261122-113040"
 
 NORM = make_row(Kind.NORMALISATION, "cudnn_batch_norm", 20.0, bytes=40e9)
 ADD = make_row(Kind.ELEMENTWISE, "add", 20.0, bytes=60e9)
@@ -170,23 +160,6 @@ def test_an_estimate_is_marked_wherever_a_report_has_it(
     assert "Estimated division" in said
 
 
-def test_tables_mark_the_time_the_share_and_the_rates_of_an_estimate(folders: Folders) -> None:
-    tables = {table.name: table for table in build(read_sweeps([folders["old"]])).tables}
-    time, operations = tables["time"], tables["operations"]
-    cells = dict(zip((head.name for head in time.heads), time.rows[0], strict=True))
-    assert cells["grouped_convolution"].text == f"≈{100 * 11.3 / 113.3:.1f}"
-    assert cells["grouped_convolution"].estimated
-    assert [name for name, cell in cells.items() if cell.estimated] == ["grouped_convolution"]
-    (row,) = (
-        row
-        for row in operations.rows
-        if row[0].value == GROUPED.operation and row[4].text[0] == "≈"
-    )
-    assert [cell.text for cell in row if cell.estimated] == ["≈11.3", "≈10.0", "≈8.850", "≈885.0"]
-    for table in (time, operations):
-        assert any(note.startswith("≈ Estimated") for note in table.notes)
-
-
 def test_what_was_measured_has_no_mark(folders: Folders, capsys: Printed) -> None:
     assert why([str(folders["new"])]) == 0
     said = capsys.readouterr().out
@@ -195,16 +168,6 @@ def test_what_was_measured_has_no_mark(folders: Folders, capsys: Printed) -> Non
     assert "≈" not in said
     assert "Estimated division" not in said
     assert "14.3" in said
-
-
-def test_figures_mark_an_estimate(folders: Folders) -> None:
-    view = view_report(build(read_sweeps([folders["old"]])))
-    for sketch in SKETCHES:
-        if sketch.name in ("waterfall", "roofline"):
-            ((_, data),) = dict(sketch.take(view)).items()
-            names = set(data.iloc[:, 0])
-            assert "≈grouped convolutions" in names
-            assert "normalisation" in names
 
 
 # -------------------------------------------------------------------------------- beyond the card
@@ -275,81 +238,3 @@ def test_a_step_above_the_data_sheet_is_one_too(tmp_path: Path, capsys: Printed)
         assert told is (name == "wrong")
         assert (rates == [None, None]) is (name == "wrong")
         assert (case["peak_share"] is None) is (name != "sound")
-
-
-# ------------------------------------------------------------------------------ the committed rows
-
-PROFILES = sorted(path.parent for path in RESULTS.glob("*/work.csv"))
-
-
-def read_profiled(folder: Path) -> list[Profiled]:
-    sweeps = read_sweeps([folder])
-    return list(read_steps(latest(read(sweeps)), sweeps).values())
-
-
-@pytest.mark.parametrize("folder", PROFILES, ids=lambda folder: folder.name)
-def test_no_operation_of_the_committed_rows_is_above_the_data_sheet(folder: Path) -> None:
-    for one in read_profiled(folder):
-        breakdown = divide(one.step)
-        if breakdown is None:
-            continue
-        assert bool(one.step.peaks.copy) is (one.case.device == "cuda")
-        for timed in breakdown.rows:
-            assert (timed.traffic or 0) <= (one.step.peaks.copy or 1e15)
-            flops = one.step.peaks.products.get(timed.row.format, 1e15)
-            assert (timed.flops or 0) <= flops or one.step.arithmetic == "tfloat32"
-
-
-def test_batch_norm_of_the_h100_takes_as_long_in_fp32_as_in_tf32() -> None:
-    """It was printed as 23.2 and 27.5 ms, and additions as 21.1 and 25.1, at 4.5 TB/s."""
-    steps = {
-        one.case.precision: divided(one.step)
-        for one in read_profiled(CARD)
-        if one.case.batch_size == 512 and one.step.profile
-    }
-    for operation, ms in (("cudnn_batch_norm_backward", 27.5), ("add", 25.0)):
-        rows = [
-            next(timed for timed in steps[name].rows if timed.row.operation == operation)
-            for name in ("fp32", "tf32")
-        ]
-        assert [1e3 * timed.time_s for timed in rows] == pytest.approx([ms, ms], abs=0.1)
-        assert not any(timed.estimated for timed in rows)
-    rows = {(timed.row.operation, timed.row.format): timed for timed in steps["fp32"].rows}
-    added = rows["add", "float32"]
-    assert added.traffic == pytest.approx(2.99e12, rel=0.01)
-    assert steps["fp32"].estimates == {Kind.GROUPED}
-    assert 1e3 * steps["fp32"].find_time(Kind.GROUPED) == pytest.approx(74.4, abs=0.1)
-    assert 1e3 * steps["fp32"].find_time(Kind.CONVOLUTION_1X1) == pytest.approx(246, abs=1)
-    assert all(not steps[name].estimates for name in ("tf32", "fp16", "bf16-amp"))
-
-
-RATE = re.compile(r"([\d.,]+) ([TG])(FLOP|B)/s")
-
-
-def list_rates(value: Any) -> Iterator[tuple[float, str]]:
-    """Every rate in the sentences and cells of a document, in FLOP/s or B/s."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for one in value:
-            yield from list_rates(one)
-    elif isinstance(value, str):
-        for amount, prefix, unit in RATE.findall(value):
-            yield float(amount.replace(",", "").rstrip(".")) * {"T": 1e12, "G": 1e9}[prefix], unit
-
-
-@pytest.mark.parametrize("command", [why, report], ids=["why", "report"])
-def test_nothing_that_is_printed_of_the_h100_is_above_its_data_sheet(
-    command: Any, capsys: Printed
-) -> None:
-    assert command([str(CARD), "--format", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    limits = {"B": peak_bandwidth(H100), "FLOP": peak_flops(H100, "float16")}
-    rates = list(list_rates(document))
-    assert len(rates) > 10
-    assert [rate for rate in rates if rate[0] > (limits[rate[1]] or 0)] == []
-    for table in document.get("tables", []):
-        names = [head["name"] for head in table["heads"]]
-        for name, unit in (("traffic", "B"), ("flops", "FLOP")):
-            cells = [row[names.index(name)]["value"] for row in table["rows"] if name in names]
-            assert [cell for cell in cells if (cell or 0) > (limits[unit] or 0)] == []

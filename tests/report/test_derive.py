@@ -16,14 +16,11 @@ from pytest_for_tests import Capture
 from bench.case import Case
 from bench.gpu.peaks import list_peaks
 from bench.questions.notices import warn
-from bench.record import COLUMNS, Record, Status, Step
+from bench.record import Record, Status, Step
 from bench.report.__main__ import main as report
-from bench.report.document import build
 from bench.store.attempts import FEWEST, number_groups
-from bench.study import doubts, quantities, summaries
-from bench.study.columns import Columns
+from bench.study import doubts, summaries
 from bench.study.sweeps import Sweep, read_sweep, read_sweeps
-from bench.text import write_number
 from tests.planted.records import (
     GIB,
     REFERENCE,
@@ -75,8 +72,6 @@ TENSORS = [ran(case, 10, (2 + gib) * GIB, peak_allocated_bytes=gib * GIB)
 RATED = {"energy_j": 5000.0, "flop_per_image": 1e9}
 HALF, TENTH = Case(fraction=0.5), Case(fraction=0.1)
 WITHIN = {"epoch_time_low_s": 9.5, "epoch_time_high_s": 10.8}
-COSINE = replace(TENTH, schedule="cosine")
-FEW = {"measured_steps": 20, "steps_per_epoch": 400}
 TWO_STEPS = {"measured_steps": 2, "steps_per_epoch": 391}
 BY_HAND: dict[str, Any] = {
     "gpu": "NVIDIA H200", "images_per_s": None, "measured_images": 10_000, "energy_j": 600.0,
@@ -224,13 +219,6 @@ def test_a_repeat_that_diverged_is_not_trusted(summed: Any) -> None:
     assert [trusted[which].tolist() for which in told.values()] == [[False], [True]]
 
 
-def test_a_row_that_failed_before_it_knew_its_card_belongs_to_the_sweeps_only_one(
-    tmp_path: Path,
-) -> None:
-    lost = make_record(FP16, status=Status.KILLED, reason="SIGKILL")
-    assert set(cases_of(tmp_path, ran(FP32, 10), lost)["machine"]) == {"A card"}
-
-
 def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     bare = {"peak_device_bytes": None}
     cases = cases_of(tmp_path, ran(FP32, 10, 4 * GIB, **bare), ran(FP16, 10, 4 * GIB, **bare))
@@ -243,10 +231,6 @@ def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------- doubts
-
-
-def test_no_doubt_hides_a_column_of_records() -> None:
-    assert not {*doubts.DOUBTS} & {*COLUMNS}
 
 
 FALLING = (2.3, 2.2, 2.1, 2.05, 2.0)
@@ -324,23 +308,6 @@ def test_what_noise_explains_of_a_trend_is_two_standard_errors(tmp_path: Path) -
         assert bool(cases["trend"].iloc[0]) is trend
 
 
-def test_a_trend_is_said_in_numbers(tmp_path: Path) -> None:
-    trend = {"step_time_first_s": 0.1, "step_time_last_s": 0.104, "measured_steps": 400}
-    clock = {"sm_clock_first_mhz": 2000, "sm_clock_last_mhz": 1900}
-    frame = summaries.read([sweep_of(tmp_path, [ran(FP32, 10, **trend), ran(FP16, 10, **clock)])])
-    (notice,) = warn(frame, summaries.summarize(summaries.latest(frame)))
-    assert "step times rose by 4.0 %; the SM clock fell by 5.0 %" in notice.text
-    (steps, _) = doubts.TRENDS
-    for last, said in (
-        ((104, 110), "rose by up to 10.0 %"),
-        ((110, 84), "changed by up to 16.0 %"),
-    ):
-        ends = [{**trend, "step_time_last_s": ms / 1e3} for ms in last]
-        rows = [ran(case, 10, **end) for case, end in zip((FP32, FP16), ends, strict=True)]
-        frame = summaries.read([sweep_of(tmp_path / said[:4], rows)])
-        assert steps.describe(Columns(frame)) == f"step times {said}"
-
-
 @pytest.mark.parametrize(
     ("until", "values", "told"),
     [
@@ -372,17 +339,6 @@ def test_an_epoch_that_is_hardly_known_has_no_interval(
     assert shown == ["epoch_time_high_s" in values and not told]
 
 
-def test_more_repeats_are_advised_than_there_are(tmp_path: Path) -> None:
-    noisy = {"step_time_median_s": 0.05, "step_time_mad_s": 0.005, "measured_steps": 40}
-    for there, advised in ((1, 5), (4, 5), (5, 11), (11, 23)):
-        rows = [ran(FP32, 10 + 2 * (i % 2), repeat=i, **noisy) for i in range(1, there + 1)]
-        frame = summaries.read([sweep_of(tmp_path / str(there), rows)])
-        notices = warn(frame, summaries.summarize(summaries.latest(frame)))
-        told = [notice.remedy for notice in notices if "--repeats" in notice.remedy]
-        assert len(told) == (1 if there == 1 else 2)
-        assert all(f"--repeats {advised} or more" in remedy for remedy in told)
-
-
 def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: Path) -> None:
     """Kernels take what they take, however much of an epoch is measured; in another sweep or
     another environment nobody knows. Noise is then the host's: no other program is to blame."""
@@ -407,43 +363,6 @@ def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: P
     assert "--cuda-graphs on" in noisy.advise(frame[:2])
     assert "; where a step waits for the host, a larger" in noisy.advise(frame[1:3])
     assert "host" not in noisy.advise(frame[3:])
-
-
-def test_what_was_interrupted_measured_no_part_of_an_epoch(tmp_path: Path) -> None:
-    stopped = make_record(Case(fraction=0.01), status=Status.INTERRUPTED, gpu="A card")
-    made = build([sweep_of(tmp_path, [ran(Case(fraction=0.02), 10), stopped])])
-    (note,) = (note for note in made.notes if "of an epoch was measured" in note)
-    assert "Only 2 % of an epoch" in note
-
-
-RISING = {"step_time_first_s": 0.1, "step_time_last_s": 0.2}
-SHORT = {"energy_j": 9.0, "measured_time_s": 1.0}
-STEPS = Case(steps=20)
-ADVICE: list[tuple[list[Case], dict[str, float], str, str]] = [
-    ([TENTH], RISING, "trend", "Use a larger --fraction, or"),
-    ([STEPS], FEW | RISING, "trend", "Use a larger --steps, or"),
-    ([Case(epochs=2)], RISING, "trend", "Use a larger --epochs, or"),
-    ([Case(fraction=0.02), STEPS], FEW | RISING, "trend", "a larger --fraction or --steps, or"),
-    ([TENTH], {}, "extrapolated", "Use --fraction 1 to"),
-    ([STEPS], FEW, "extrapolated", "Use --steps none to"),
-    ([replace(STEPS, fraction=0.5)], FEW, "extrapolated", "Use --fraction 1 and --steps none to"),
-    ([STEPS], FEW | SHORT, "energy", "Use a larger --steps."),
-    ([Case(epochs=2)], SHORT, "energy", "Use --repeats 5 or more, which"),
-]
-"""Cases, what their runs have, the doubt that it makes, and how its remedy begins."""
-
-
-def test_advice_names_the_flag_that_was_used(tmp_path: Path) -> None:
-    rows = [
-        ran(replace(case, model=f"m:n{place}"), 10, **values)
-        for place, (cases, values, _, _) in enumerate(ADVICE)
-        for case in cases
-    ]
-    frame = summaries.read([sweep_of(tmp_path, rows)])
-    for place, (cases, _, doubt, fix) in enumerate(ADVICE):
-        hit = frame[(frame["model"] == f"m:n{place}") & frame[doubt]]
-        assert len(hit) == len(cases)
-        assert fix in doubts.DOUBTS[doubt].advise(hit)
 
 
 def name_source(model: str, source: str, batch: int = 128) -> Record:
@@ -477,14 +396,6 @@ def test_mixed_environments_are_said(rows: list[Record], said: str, tmp_path: Pa
     assert {notice.label for notice in notices} <= {"Mixed environments", "No result"}
     if LOST in rows:
         assert frame["model_source"].tolist() == ["aaa", "bbb", "bbb"]
-
-
-def test_sweeps_that_differ_are_sent_to_bench_compare(tmp_path: Path) -> None:
-    rows = {"a": ran(FP32, 10), "b": ran(FP32, 10, torch="2.12")}
-    frame = summaries.read([sweep_of(tmp_path, [row], name) for name, row in rows.items()])
-    (notice,) = warn(frame, summaries.summarize(summaries.latest(frame)))[-1:]
-    assert notice.label == "Mixed environments"
-    assert "bench.compare" in notice.remedy
 
 
 # ------------------------------------------------------------------------------ beside each other
@@ -528,16 +439,3 @@ def test_group_numbers_agree_exactly_where_rows_do(
             assert (numbers[i] == numbers[j]) == (first == second)
     many = pd.concat([few] * FEWEST, ignore_index=True)
     assert number_groups(many, ["a", "b", "c"]).tolist() == numbers * FEWEST
-
-
-@given(st.floats(1e-3, 1e12))
-def test_written_numbers_keep_four_digits(value: float) -> None:
-    text = write_number(value)
-    assert float(text.replace(",", "")) == pytest.approx(value, rel=1e-3)
-
-
-def test_every_quantity_says_what_it_is() -> None:
-    for quantity in quantities.QUANTITIES.values():
-        assert quantity.help
-        assert quantity.better in ("lower", "higher")
-        assert quantity.write(1.5 * quantity.scale)

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,20 +9,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from bench.case import Case
-from bench.precision import PRECISIONS
 from bench.record import Record, Step
-from bench.render import palette
 from bench.report.document import Report, build
 from bench.report.figures import frames
-from bench.report.figures.drawing import draw_batches, draw_changes, find_height
 from bench.report.figures.groups import HELD, view_report
-from bench.report.figures.panels import draw_figures, plan_figures, tabulate
+from bench.report.figures.panels import plan_figures
 from bench.report.figures.sketches import SKETCHES
 from bench.study.sweeps import read_sweep, read_sweeps
 from tests.planted.records import GIB, REFERENCE, ROOT, Row, make_record, measured, write_sweep
@@ -43,11 +33,6 @@ def make(case: Case, time_s: float = 30, memory: float = GIB, **values: Any) -> 
 def report_on(folder: Path, rows: Iterable[Row], reference: Path | None = None) -> Report:
     beside = read_sweep(reference) if reference else None
     return build(read_sweeps([write_sweep(folder / "s", rows)]), beside)
-
-
-@pytest.fixture
-def ax() -> Axes:
-    return Canvas(figsize=(5, 3.3)).add_subplot()
 
 
 @pytest.fixture(scope="module")
@@ -68,51 +53,6 @@ def take(report: Report, name: str) -> list[tuple[str, pd.DataFrame]]:
     return [(title, frame) for title, frame in parts if len(frame)]
 
 
-def test_every_precision_has_a_colour_and_a_marker() -> None:
-    assert set(palette.COLOURS) == set(palette.MARKERS) == set(PRECISIONS)
-
-
-def test_a_new_precision_needs_one_entry(planted: Folders) -> None:
-    """Registered where the others are, before anything is drawn; then reported with a figure."""
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from bench.precision import PRECISIONS, Precision\n"
-        "for name in ('fp8', 'fp4', 'int8', 'mx6', 'posit'):\n"
-        "    PRECISIONS[name] = Precision(name, 'a new one')\n"
-        "from bench.render.palette import COLOURS\n"
-        "from bench.report import document, html\n"
-        "from bench.study.sweeps import read_sweeps\n"
-        "sweep, = read_sweeps([Path(sys.argv[1])])\n"
-        "sweep.records.loc[sweep.records['precision'] == 'bf16-amp', 'precision'] = 'fp8'\n"
-        "document.Report.figures = 'images-per-s',\n"
-        "assert len(set(COLOURS.values())) > 6\n"
-        "print(html.render(document.build([sweep])))\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(planted["quick"])],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    assert "--fp8:" in run.stdout
-    assert re.search('aria-label="Images per second[^"]*fp8', run.stdout)
-
-
-def luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_colours_have_contrast_on_both_papers() -> None:
-    """4.5 : 1, by WCAG 2's formula."""
-    for light, dark in palette.PALETTE:
-        assert (luminance("#ffffff") + 0.05) / (luminance(light) + 0.05) >= 4.5
-        assert (luminance(dark) + 0.05) / (luminance("#12161b") + 0.05) >= 4.5
-
-
 def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
     title, frame = take(cards, "memory")[1]
     assert title == "NVIDIA RTX 6000 Ada"
@@ -121,34 +61,6 @@ def test_memory_marks_what_ran_out_at_the_cards_size(cards: Report) -> None:
         zip(lost["precision"], lost["batch size"], strict=True)
     )
     assert lost["memory (GiB)"].unique() == pytest.approx([51_527_024_640 / 2**30])
-
-
-def test_memory_tells_apart_what_the_process_takes_at_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Report, "figures", ("memory",))
-    on_cpu = {"cpu": "AMD EPYC", "gpu": "", "gpu_memory_bytes": None, "peak_device_bytes": None}
-    rows = [
-        make(Case(batch_size=batch, device=device), 10, GIB * batch / 64, **levels)
-        for batch in (64, 128)
-        for device, levels in (("cuda", {"setup_process_bytes": GIB // 2}), ("cpu", on_cpu))
-    ]
-    report = report_on(tmp_path, rows)
-    (_, on_card), (_, on_cpu) = take(report, "memory")
-    assert on_card[frames.START].tolist() == [0.5, 0.5]
-    assert frames.START not in on_cpu  # not known
-    (drawn,) = draw_figures(report)
-    assert "before the first step" in drawn.legend
-    assert "before the first step" in drawn.caption
-
-
-def test_a_panel_is_a_machine_and_a_model(switches: Report) -> None:
-    panels = take(switches, "images-per-s")
-    assert [title for title, _ in panels] == [
-        f"{machine} · {model}"
-        for machine in ("NVIDIA H200", "AMD EPYC")
-        for model in ("dpn92", "dpn26", "dpn-small")
-    ]
 
 
 def test_a_line_holds_cases_that_differ_only_in_batch_size(switches: Report) -> None:
@@ -204,77 +116,6 @@ def test_changes_show_the_ratio_that_was_made(switches: Report) -> None:
         assert (frame["ratio"] <= frame["highest"] * (1 + 1e-9)).all()
 
 
-def test_a_single_batch_size_is_drawn_by_precision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Report, "figures", ("images-per-s",))
-    times = {"fp32": 40, "fp16": 13, "bf16": 14}
-    rows = [make(Case(precision=name), time) for name, time in times.items()]
-    report = report_on(tmp_path, rows)
-    ((panel,),) = (figure.panels for figure in draw_figures(report))
-    svg = panel.svg
-    assert all(f">{name}<" in svg for name in times)
-    assert ">batch size<" not in svg
-
-
-@pytest.mark.parametrize("batches", [(64,), (64, 128)])
-def test_a_range_has_a_bar_if_it_can_be_seen(
-    tmp_path: Path, ax: Axes, batches: tuple[int, ...]
-) -> None:
-    times = {"fp32": (40, 50, 60), "fp16": (20, 20.1, 20.2)}
-    rows = [
-        replace(make(Case(precision=name, batch_size=batch), time), repeat=repeat)
-        for batch in batches
-        for name, of in times.items()
-        for repeat, time in enumerate(of, 1)
-    ]
-    (group,) = view_report(report_on(tmp_path, rows)).groups
-    for quantity, ends in (("epoch_time_s", (40, 60)), ("images_per_s", (833.3, 1250))):
-        data = frames.take_quantity(group, quantity)
-        ax.clear()
-        draw_batches(ax, data, data.assign(panel=0)[["panel", *data.columns]], data.columns[2])
-        lines = [bar for bar in ax.collections if isinstance(bar, LineCollection)]
-        bars = [segment for line in lines for segment in line.get_segments()]
-        assert len(bars) == len(batches)
-        along = 0 if len(batches) == 1 else 1
-        for bar in bars:
-            assert sorted(bar[:, along]) == pytest.approx(ends, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "ratios", [(0.98, 1.01), (0.4, 3.7), (0.85, 1.5), (0.5, 1.7), (0.2, 30.0), (1.4, 1.7)]
-)
-def test_changes_are_read_against_a_tick_at_1(ratios: tuple[float, ...]) -> None:
-    data = pd.DataFrame(
-        {
-            "change": "compile: off → default", "ratio": ratios, "low": 0.99 * np.array(ratios),
-            "high": 1.01 * np.array(ratios), "lowest": 0.995 * np.array(ratios),
-            "highest": 1.005 * np.array(ratios), "pairs": 4,
-        }
-    )  # fmt: skip
-    canvas = Canvas(figsize=(5, find_height(data.assign(panel=0))))
-    ax = canvas.add_subplot()
-    draw_changes(ax, data, data, "ratio")
-    canvas.draw_without_rendering()
-    labels = ax.get_xticklabels()
-    assert "1×" in {label.get_text() for label in labels}
-    boxes = [label.get_window_extent() for label in labels]
-    assert not any(one.overlaps(other) for one, other in pairwise(boxes))
-    # the ends of the range are drawn over the bar of the interval, and are longer than it is wide
-    order = [line.get_label() for line in ax.lines]
-    assert order.index("95 % interval") < order.index("range of the pairs")
-    ends = next(line for line in ax.lines if line.get_label() == "range of the pairs")
-    bar = next(line for line in ax.lines if line.get_label() == "95 % interval")
-    assert ends.get_markersize() > 2 * bar.get_linewidth()
-    # no name of a row stands on a point
-    scale = canvas.dpi / 72
-    for text in ax.texts:
-        box = text.get_window_extent()
-        for place in range(len(data)):
-            y = ax.transData.transform((1, place))[1]
-            assert y + 5 * scale < box.y0 or y - 5 * scale > box.y1
-
-
 def test_the_front_holds_what_nothing_else_beats(cards: Report) -> None:
     frame = take(cards, "time-memory")[0][1]
     for _, row in frame.iterrows():
@@ -297,20 +138,6 @@ def test_a_curve_is_a_mean_over_images() -> None:
     assert curve.to_numpy().tolist() == [[50.0, 1.25, 40.0]]
     curve = frames.thin_steps(steps, 800, [100])
     assert curve.to_numpy().tolist() == [[12.5, 2.0, 10.0], [50.0, 1.0, 50.0]]
-
-
-def test_names_in_the_data_of_a_figure_are_no_numbers() -> None:
-    report = build([read_sweep(REFERENCE)])
-    (figure,) = (f for f in plan_figures(report) if f.name == "images-per-s")
-    heads = {head.label: head.number for head in tabulate(figure, figure.panels[0]).heads}
-    assert heads == {"batch size": True, "precision": False, "images/s": True, "mark": False}
-
-
-def test_curves_have_the_published_ones_beside(cards: Report) -> None:
-    frame = take(cards, "loss-curve")[0][1]
-    published = frame[frame["run"] == "2019"]
-    assert set(published["precision"]) == {"fp32", "fp16"}
-    assert published[published["precision"] == "fp32"]["loss"].iloc[0] == pytest.approx(2.436)
 
 
 def test_a_curve_is_of_the_images_of_each_published_point(tmp_path: Path) -> None:
@@ -361,17 +188,6 @@ def test_figures_of_learning_are_of_whole_epochs(tmp_path: Path, fraction: float
     drawn = {name for name in ("loss-curve", "accuracy-curve") if take(report, name)}
     whole = {"accuracy-curve"} if fraction == 1 else set()
     assert drawn == {"loss-curve", *whole}
-
-
-def test_changes_that_are_not_to_be_ranked_name_their_settings(tmp_path: Path) -> None:
-    cases = [Case(precision=p, batch_size=b) for p, b in
-             (("fp32", 128), ("tf32", 128), ("fp32", 256), ("bf16", 256))]  # fmt: skip
-    report = report_on(tmp_path, map(make, cases))
-    frame = dict(take(report, "changes"))["Speed: right is faster"]
-    assert frame["change"].tolist()[:2] == [
-        "precision: fp32 → tf32 (batch size 128)",
-        "precision: fp32 → bf16 (batch size 256)",
-    ]
 
 
 def test_invalid_cases_are_not_drawn(cards: Report) -> None:

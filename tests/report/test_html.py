@@ -15,7 +15,6 @@ import pytest
 
 from bench.case import Case
 from bench.report.document import Report
-from bench.report.html import keep_whole
 from bench.scale_map import (
     Gradients,
     Kind,
@@ -127,14 +126,6 @@ class Outline(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def test_a_page_has_no_part_that_is_a_heading_alone(pages: Pages) -> None:
-    """Not even where the only table stands on the first screen."""
-    text = pages["fit"].read_text(encoding="utf-8")
-    assert text.count("<table") > 0
-    assert not re.search(r"</h2>\s*</section>", text)
-    assert all(f'id="{name}"' in text for name in re.findall(r'href="#(\w+)"', text))
-
-
 @EACH
 def test_the_page_stands_alone(pages: Pages, name: str) -> None:
     text = pages[name].read_text(encoding="utf-8")
@@ -181,12 +172,6 @@ def test_the_page_says_what_is_no_measurement(pages: Pages) -> None:
     assert "which this version does not know" in head
     assert "python -m bench.sweep --executor x" in re.sub(r"</?span[^>]*>", "", text)
     assert "cold first epoch" in pages["reference"].read_text(encoding="utf-8")
-
-
-def test_shares_and_flags_are_not_broken_over_lines() -> None:
-    assert keep_whole("29 % <b> by --compile on") == (
-        '29\N{NO-BREAK SPACE}% &lt;b&gt; by <span class="flag">--compile</span> on'
-    )
 
 
 def test_hostile_names_are_text(pages: Pages) -> None:
@@ -408,51 +393,8 @@ def test_the_map_of_scales_is_wide_and_legible(show: Show) -> None:
         assert smallest >= 10
 
 
-def test_a_pair_is_explained_in_words_before_its_figures(show: Show) -> None:
-    """The words stand between the title and the rows, and nothing in a drawing is cut."""
-    page = show("profiled", 390)
-    said = page.locator("p.title:has-text('Why: fp32 → bf16-amp')").first
-    assert "as fast as fp32" in said.evaluate("title => title.nextElementSibling.textContent")
-    outside = page.locator("#waterfall .drawing").first.evaluate(
-        "box => { const paper = box.getBoundingClientRect();"
-        " return [...box.querySelectorAll('text')].filter(text => {"
-        "  const r = text.getBoundingClientRect();"
-        "  return r.left < paper.left - 1 || r.right > paper.right + 1 })"
-        " .map(text => text.textContent) }"
-    )
-    assert outside == []
-
-
-def test_what_has_no_value_is_not_told(pages: Pages) -> None:
-    told = pages["quick"].read_text(encoding="utf-8").split("The same in every record: ")[1]
-    told = told[: told.index("</p>")]
-    assert "lr 0.01" in told
-    assert "opt level" not in told
-    assert " ," not in told
-
-
 def test_commands_are_pasted_line_by_line(show: Show) -> None:
     assert show("long").locator("pre code").last.inner_text().split("\n") == [
         "python -m bench.sweep --model mine",
         "python -m bench.sweep --model mine --compile on off",
     ]
-
-
-def test_the_page_answers_before_it_lists(pages: Pages) -> None:
-    text = pages["noisy"].read_text(encoding="utf-8")
-    order = [
-        'class="constant"',
-        'class="answers',
-        'id="images-per-s"',
-        "<nav",
-        "Overview: 96 cases",
-        "What each change does",
-        'id="changes"',
-        'id="records"',
-        'id="environment"',
-        'id="meaning"',
-    ]
-    places = [text.index(mark) for mark in order]
-    assert places == sorted(places)
-    assert '<th scope="rowgroup"' in text
-    assert "GPU precision report" not in text

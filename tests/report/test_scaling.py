@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,27 +19,18 @@ from bench.questions.batch_sizes import (
     Speed,
     find_cliffs,
     find_knee,
-    list_speeds,
-    write_knee,
 )
-from bench.questions.families import find_families
-from bench.questions.rivals import list_rivals
 from bench.record import Status
 from bench.render.model import Table
 from bench.report.document import SECTIONS, Report, build
-from bench.report.figures.frames import MARK
 from bench.report.figures.groups import view_report
-from bench.report.figures.panels import draw_figures
 from bench.report.figures.sketches import SKETCHES
 from bench.report.html import render
-from bench.study.axes import order_values
 from bench.study.sweeps import read_sweeps
 from bench.workloads import OWN
 from tests.planted.records import GIB, make_record, measured, write_sweep
-from tests.planted.situations.batches import line
 from tests.planted.sweeps import (
     PROBES,
-    SPEEDS,
     Folders,
     make_card,
 )
@@ -105,19 +95,6 @@ def test_half_of_the_largest_is_between_batch_sizes_that_ran() -> None:
     assert knee == Knee(Shape.KNEE, 288, 512)
 
 
-@pytest.mark.parametrize(
-    ("knee", "fails", "told"),
-    [
-        (Knee(Shape.KNEE, 128, 256), None, "128"),
-        (Knee(Shape.BELOW, 32, 64), None, "32 or below"),
-        (Knee(Shape.RISING, 512, 512), None, "still rising at 512"),
-        (Knee(Shape.RISING, 512, 512), 640, "still rising at 512 (640 does not fit)"),
-    ],
-)
-def test_knees_in_words(knee: Knee, fails: int | None, told: str) -> None:
-    assert write_knee(knee, fails) == told
-
-
 @given(st.lists(st.floats(1, 1e6), min_size=3, max_size=12))
 def test_nothing_before_a_knee_is_as_fast(values: list[float]) -> None:
     speeds = [Speed(2**place, value, value, value) for place, value in enumerate(values, 3)]
@@ -159,28 +136,7 @@ def test_a_drop_within_the_spread_is_no_cliff() -> None:
     assert not find_cliffs([replace(before, low=94.0), after])
 
 
-def test_knees_and_cliffs_are_marked_in_the_figure(
-    scaling: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Report, "figures", ("images-per-s", "speed-up"))
-    drawn = {figure.name: figure for figure in draw_figures(scaling)}
-    figure = drawn["images-per-s"]
-    data = figure.panels[0].data
-    marks = data[data[MARK] != ""]
-    assert marks[["precision", "batch size", MARK]].to_numpy().tolist() == [
-        ["fp32", 128, "knee 128"],
-        ["fp32", 257, "20 % slower"],
-    ]
-    assert "A ring marks the knee" in figure.caption
-    assert all(f">{word}<" in figure.panels[0].svg for word in ("knee 128", "20 % slower", "cliff"))
-    assert "knee" not in drawn["speed-up"].panels[0].svg
-
-
 # ----------------------------------------------------------------------------------------- memory
-
-
-def make_line(folder: Path, sizes: Sequence[int], bend: float = 0, **axes: Any) -> Report:
-    return read(write_sweep(folder / "line", line("line", sizes, bend, axes)))
 
 
 def test_nothing_is_predicted_beyond_what_did_not_fit(tmp_path: Path) -> None:
@@ -198,23 +154,6 @@ def test_nothing_is_predicted_beyond_what_did_not_fit(tmp_path: Path) -> None:
         assert ("predicted" in set(data["outcome"])) is not bool(failed)
     (row,) = tabulate(report, "batch-memory").rows
     assert not any("512:" in cell.text for cell in row)
-
-
-def test_the_figure_goes_on_where_memory_is_a_line(tmp_path: Path) -> None:
-    ((_, data),) = take(make_line(tmp_path / "line", (64, 128, 256, 1000)), "memory")
-    ahead = data[data["outcome"] == "predicted"]
-    assert ahead["batch size"].tolist() == [1024, 1472]
-    assert ahead["memory (GiB)"].tolist() == pytest.approx([17, 24])
-    bent = make_line(tmp_path / "bent", (64, 128, 256, 512), bend=0.3)
-    ((_, data),) = take(bent, "memory")
-    assert set(data["outcome"]) == {"fits"}
-
-
-def test_the_figure_of_a_limited_case_ends_at_the_limit(tmp_path: Path) -> None:
-    report = make_line(tmp_path, (64, 128, 256), memory_limit="12GiB")
-    ((_, data),) = take(report, "memory")
-    assert data["memory limit (GiB)"].dropna().unique().tolist() == [12]
-    assert "card (GiB)" not in data
 
 
 # ----------------------------------------------------------------------------------------- probes
@@ -236,22 +175,6 @@ def test_probes_say_nothing_of_speed(scaling: Report, planted: Folders) -> None:
         pd.testing.assert_frame_equal(before, after)
 
 
-# ------------------------------------------------------------------------------ between precisions
-
-
-def test_fp32_is_the_baseline_wherever_it_ran(tmp_path: Path) -> None:
-    rows = [
-        make_record(Case(precision=precision, batch_size=size), **measured(50.0, GIB))
-        for precision in ("bf16", "fp16", "fp32", "tf32")
-        for size in (64, 128)
-    ]
-    report = read(write_sweep(tmp_path / "s", rows))
-    families = find_families(report.cases, report.records.head(0))
-    ((base, others),) = list_rivals(families[::-1])
-    ran = [family.first.precision for family in (base, *others)]
-    assert ran == ["fp32", "tf32", "fp16", "bf16"]
-
-
 # -------------------------------------------------------------------------- units and accumulation
 
 
@@ -265,37 +188,3 @@ def test_a_page_counts_in_the_unit_everywhere(tmp_path: Path) -> None:
     assert "<dt>tokens/s" in meaning
     assert "images/s" not in page
     assert "Images per second" not in page
-
-
-def test_figures_by_batch_size_show_plain_batches_where_there_are_some(tmp_path: Path) -> None:
-    """Micro-batches and limits were run more often, but are another question."""
-    rows = [
-        make_record(Case(batch_size=size, accumulate=parts, memory_limit=limit), **ended)
-        for parts, limit, sizes in (
-            (1, None, (64, 128)),
-            (2, None, (64, 128, 256)),
-            (1, "21GiB", (64, 128, 256)),
-            (2, "21GiB", (64, 128, 256, 512)),
-        )
-        for size in sizes
-        for ended in [measured(40.0 + parts + size / 1000, GIB)]
-    ]
-    ((_, data),) = take(read(write_sweep(tmp_path / "s", rows)), "images-per-s")
-    assert (50_000 / data["images/s"]).tolist() == pytest.approx([41.064, 41.128])
-
-
-# ------------------------------------------------------------------------------------------ files
-
-
-def test_amounts_and_shares_are_ordered_by_what_they_are() -> None:
-    limits = ["", "21GiB", "9GiB", "24GB", "1536MiB"]
-    assert order_values("memory_limit", limits) == ["1536MiB", "9GiB", "21GiB", "24GB", ""]
-    assert order_values("steps", ["", "100", "20"]) == ["20", "100", ""]
-    assert order_values("lr_warmup", ["5%", "100", "0", "12.5%"]) == ["0", "100", "5%", "12.5%"]
-
-
-def test_speeds_come_from_rows_in_any_order(scaling: Report) -> None:
-    rows = list(scaling.cases[scaling.cases["precision"] == "fp32"].itertuples(index=False))
-    speeds = list_speeds(rows[::-1])
-    assert [s.batch_size for s in speeds] == sorted(SPEEDS["fp32"])
-    assert all(s.low is not None and s.low < s.images_per_s < (s.high or 0) for s in speeds)

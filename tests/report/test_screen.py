@@ -16,7 +16,6 @@ from rich.cells import cell_len
 from bench.case import Case
 from bench.questions.next_step import choose_next
 from bench.record import Record, Status
-from bench.render import markdown
 from bench.render.model import (
     Answer,
     Cell,
@@ -35,7 +34,6 @@ from tests.planted.documents import Made
 from tests.planted.records import make_record, measured, write_sweep
 from tests.planted.sweeps import Folders, make_card
 
-JARGON = re.compile(r"welch|holm|tost|\bknee|\brung|sentinel", re.IGNORECASE)
 CARD = {"gpu": "A card", "torch": "2.13"}
 
 
@@ -124,24 +122,6 @@ def make_document(**parts: Any) -> Document:
     return Made("t", "t: A card", (), notes=(), outcomes="1 case in 1 run: 1 ok.", **given)
 
 
-def test_levels_choose_what_is_on_the_screen() -> None:
-    heads, rows = (Head("a", "trial"),), ((Cell("7"),),)
-    said = {
-        level: screen_of(
-            make_document(
-                tables=(Table("t", "Trials", heads, rows, ("A note.",), {}, ("Best: 7.",), level),)
-            )
-        )
-        for level in Level
-    }
-    assert "Best: 7." in said[Level.ANSWER]
-    assert "Trials" not in said[Level.ANSWER]
-    assert "Trials" in said[Level.TABLE]
-    assert "Best" not in said[Level.TABLE]
-    assert "7" not in said[Level.DETAIL]
-    assert "--full shows all warnings, tables and notes." in said[Level.DETAIL]
-
-
 def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
     fix = "Close other programs, or use --repeats 5 or more."
     notices = [
@@ -157,13 +137,6 @@ def test_doubts_with_one_remedy_are_one_line_and_three_are_shown() -> None:
         "! Throttled (1 of 18 runs): improve the cooling.",
         "! N0: use --flag 0.",
     ]
-
-
-def test_a_doubt_that_two_sweeps_share_is_said_once() -> None:
-    """Such as that rows are missing, of which each sweep names its own."""
-    notices = [Notice("Incomplete", f"{name} has no row.", "Run it again.") for name in "abc"]
-    lines = screen_of(make_document(warnings=tuple(notices))).splitlines()
-    assert "! Incomplete: run it again." in lines
 
 
 def test_a_command_is_broken_so_that_it_can_be_pasted() -> None:
@@ -206,18 +179,6 @@ def test_two_sweeps_are_compared_and_profiles_explained(tmp_path: Path, planted:
     both = steps_of(*(write_sweep(tmp_path / name, GOOD) for name in ("a", "b")))
     assert both.command.startswith("python -m bench.compare ")
     assert steps_of(planted["profiled"]).command.startswith("python -m bench.why ")
-
-
-def test_markdown_opens_with_answer_overview_and_doubts() -> None:
-    step = NextStep("do it", "python -m bench.sweep")
-    said = markdown.render(
-        make_document(warnings=(Notice("Noisy", "found", "Rest."),), next_step=step)
-    )
-    places = [
-        said.index(part)
-        for part in ("It is fast.", "```sh\npython -m", "### Beside", "**Noisy**", "### Overview")
-    ]
-    assert places == sorted(places)
 
 
 def test_a_screen_of_one_s_own_network_says_nothing_of_others(tmp_path: Path) -> None:
