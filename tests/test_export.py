@@ -477,43 +477,6 @@ def test_it_is_silent_and_alone(place: Place, tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
-def test_tensorboards_hparams_plugin_lists_the_records(tmp_path: Path) -> None:
-    """What the HPARAMS tab asks for: a row a record, its axes and outcome, its numbers."""
-    pytest.importorskip("tensorboard")
-    from tensorboard import context
-    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
-    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
-    from tensorboard.plugins.base_plugin import TBContext
-    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
-
-    place = Place("tensorboard", tmp_path / "out")
-    oom = make_run(EXTRAPOLATED, record_id="b2", status=Status.OOM, reason="no room")
-    place.export(write_sweep(tmp_path / "sweep", measure("a1"), oom))
-    runs = EventMultiplexer().AddRunsFromDirectory(str(place.out))
-    runs.Reload()
-    provider = MultiplexerDataProvider(runs, str(place.out))
-    asked = api_pb2.ListSessionGroupsRequest(slice_size=9, allowed_statuses=[0, 1, 2, 3])
-    asked.col_params.add().metric.tag = "result/epoch_time_s"
-    answer = list_session_groups.Handler(
-        context.RequestContext(),
-        backend_context.Context(TBContext(data_provider=provider)),
-        "",
-        asked,
-    ).run()
-    rows = {
-        group.hparams["status"].string_value: (
-            group.hparams["batch_size"].number_value,
-            [m.value for m in group.metric_values if m.name.tag == "result/epoch_time_s"],
-            [session.status for session in group.sessions],
-        )
-        for group in answer.session_groups
-    }
-    assert rows == {
-        "ok": (128, [12.5], [api_pb2.STATUS_SUCCESS]),
-        "oom": (128, [], [api_pb2.STATUS_FAILURE]),
-    }
-
-
 # what needs no tracker
 
 
@@ -576,16 +539,6 @@ def test_figures_that_are_not_known_to_be_measured_are_told(
     measured = write_sweep(tmp_path / "measured", measure("a2", executor="subprocess"))
     assert place.export(measured) == 0
     assert said not in capsys.readouterr().out
-
-
-def test_a_store_that_is_none(sweep: Path, capsys: Capture) -> None:
-    for package in TRACKERS["mlflow"].packages:
-        pytest.importorskip(package)
-    (sweep / "mlflow.db").write_text("this is no database\n" * 100)
-    assert Place("mlflow", sweep).export(sweep) == 2
-    err = capsys.readouterr().err
-    assert "file is not a database" in err
-    assert err.count("\n") == 1
 
 
 def test_one_export_at_a_time(sweep: Path, tmp_path: Path, capsys: Capture) -> None:
