@@ -459,6 +459,3 @@ def test_micro_batch_is_a_flag_and_a_key(tmp_path: Path, memory: Callable[[str],
 def test_what_does_not_go_with_it(flags: list[str], words: str, capsys: Capture) -> None:
     assert sweep.main([*FAKE, "--micro-batch", *flags, "--dry-run"]) == 2
     assert words in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------------------- the planted model

@@ -63,15 +63,6 @@ def watch(monkeypatch: Patch) -> Watch:
     return install
 
 
-@pytest.fixture
-def crews(monkeypatch: Patch) -> list[crew.Crew]:
-    """The crews that were at work."""
-    seen: list[crew.Crew] = []
-    enter = crew.Crew.__enter__
-    monkeypatch.setattr(crew.Crew, "__enter__", lambda self: seen.append(self) or enter(self))
-    return seen
-
-
 # --------------------------------------------------------------------------------- what runs where
 
 
