@@ -295,6 +295,9 @@ def command(run: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         # at Python's default threshold, garbage collection took a tenth of a report's time
         gc.set_threshold(200_000)
         provide_home()
+        if argv is None and (hiding := Path("bench.py")).is_file():
+            what = f"{hiding.absolute()} hides this package from python -m in this folder"
+            print(f"note: {what}; give precision-bench there", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors=PLAIN)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -114,6 +114,34 @@ def take_input() -> TextIO:
     return own
 
 
+def command_module(name: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of this package in a new process of Python.
+
+    It finds modules where this process does. Python's ``-m`` looks in the current folder first,
+    where a ``bench.py`` would hide the package.
+    """
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; import runpy; "
+        "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", code, name, *arguments]
+
+
+@contextmanager
+def keep_output() -> Iterator[None]:
+    """Send to standard error what is printed in the block, by a user's code or what it starts, so
+    that standard output has the answer alone."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+
+
 def run_module(
     name: str, *arguments: str, timeout_s: float, variables: Mapping[str, str] | None = None
 ) -> tuple[str, str | None]:
@@ -122,7 +150,7 @@ def run_module(
     ``variables`` are added to the environment. Returns what it printed, and the last line of its
     errors; None for the latter if ``timeout_s`` ran out.
     """
-    command = [sys.executable, "-m", name, *arguments]
+    command = command_module(name, *arguments)
     try:
         done = subprocess.run(
             command,

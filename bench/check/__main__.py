@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from bench.flags import Parser, add_axes, command, parse_whole, read_axes, writa
 from bench.grid import grid
 from bench.precision import PRECISIONS
 from bench.preset import default_preset, load_preset
-from bench.processes import leave
+from bench.processes import keep_output, leave
 from bench.sweep.preflight import gather_inputs, list_examined
 
 STEPS, LEAST_STEPS = 60, 20
@@ -74,7 +75,6 @@ def main(argv: Sequence[str]) -> int:
     axes = read_axes(given)
     cases = choose_cases(axes)
     out = given.out or Path("results") / f"check-{datetime.now():%Y%m%d-%H%M%S}"
-    screen = sys.stderr if given.json else sys.stdout
     refuse_missing(["torch", "numpy", "seaborn"])
     with show_running("machine and model"):
         asked = ask([cases[0].device], list_examined(cases))
@@ -87,13 +87,14 @@ def main(argv: Sequence[str]) -> int:
         report = Report(out, given.command, given.steps)
     from bench.check.subject import Subject
 
-    say = partial(print, file=screen, flush=True)
-    for case in cases:
-        say(head(case, cases))
-        subject = Subject(case, inputs.data(case).folder, given.steps)
-        for line in report.check(case, inputs.describe(case), subject, given.skip):
-            say(line)
-    say(f"figures and pictures: {out}")
+    say = partial(print, flush=True)
+    with keep_output() if given.json else nullcontext():
+        for case in cases:
+            say(head(case, cases))
+            subject = Subject(case, inputs.data(case).folder, given.steps)
+            for line in report.check(case, inputs.describe(case), subject, given.skip):
+                say(line)
+        say(f"figures and pictures: {out}")
     if given.json:
         print(json.dumps(report.content, indent=2))
     return 0 if report.passed else 1

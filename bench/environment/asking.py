@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -23,6 +22,7 @@ from bench.environment.host import describe_card, describe_host
 from bench.errors import UsageError
 from bench.fingerprint import Fingerprint, parse_request, split_subject
 from bench.plain import read_value
+from bench.processes import command_module
 from bench.record import Environment
 from bench.text import last_line
 
@@ -86,7 +86,7 @@ def start_answering(
     """Ask a new Python process; its error output is written to ``errors``."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-m", "bench.environment", *names],
+        command_module("bench.environment", *names),
         stdin=pipe,
         stdout=pipe,
         stderr=errors,

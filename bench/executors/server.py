@@ -27,7 +27,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO
 
-from bench.processes import LENT
+from bench.processes import LENT, command_module
 from bench.text import last_line
 from bench.worker.server import REFUSED, STALE
 
@@ -56,7 +56,7 @@ def _start(
     folder: str | None = None,
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "bench.worker", *arguments],
+        command_module("bench.worker", *arguments),
         # a server gets pipes too: Python checks the kind of its streams when it starts
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
