@@ -43,8 +43,8 @@ from bench.record import (
 from bench.report.terminal import follow
 from bench.store.reader import find_records
 from bench.store.runs import read_cases
-from bench.study.doubts import DOUBTS
-from bench.study.summaries import read
+from bench.study import runs
+from bench.study.doubts import DOUBTS, Doubt
 from bench.study.sweeps import Sweep, read_sweeps
 from bench.text import clean, count, read_time
 
@@ -139,10 +139,10 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
         mine = table[table["record_id"].isin(records["record_id"])].groupby("record_id")
         parts.append({str(record_id): rows for record_id, rows in mine})
     steps, epochs = parts
-    judged = read([replace(sweep, records=records)])
+    judged = runs.read_runs([replace(sweep, records=records)])
     rows = records.to_dict("records")
-    for at, (row, case) in enumerate(zip(rows, read_cases(records), strict=True)):
-        doubts = {name: _warn(name, judged[at : at + 1]) for name in DOUBTS if judged[name][at]}
+    for run, row, case in zip(judged, rows, read_cases(records), strict=True):
+        doubts = {name: _warn(doubt, run) for name, doubt in DOUBTS.items() if doubt.find(run)}
         yield _make_run(sweep.name, row, case, doubts, steps, epochs)
 
 
@@ -200,9 +200,8 @@ def _name(case: Case, row: dict[Any, Any], status: Status, remarks: Iterable[str
     return f"{label if len(label) <= room else label[: room - 1] + '…'} · {ending}"[:_LONGEST_NAME]
 
 
-def _warn(name: str, rows: pd.DataFrame) -> str:
-    doubt = DOUBTS[name]
-    return f"{clean(doubt.warn(rows))} {doubt.advise(rows)}"
+def _warn(doubt: Doubt, run: runs.Run) -> str:
+    return f"{clean(doubt.warn([run]))} {doubt.advise([run])}"
 
 
 def _take_facts(row: dict[Any, Any], names: Iterable[str]) -> dict[str, Fact]:

@@ -16,10 +16,8 @@ from bench.record import COMPARABLE, RELIABLE, REPEATED, Status
 from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
 from bench.store.reader import read_records
 from bench.store.runs import read_cases
-from bench.study.columns import Columns
-from bench.study.doubts import DOUBTS
 from bench.study.metrics import METRICS, Metric
-from bench.study.summaries import find_busy, measure_part
+from bench.study.runs import link_runs, list_runs
 from bench.verdict.seeds import find_classes
 
 if TYPE_CHECKING:
@@ -151,10 +149,9 @@ def read_side(name: str, path: Path) -> Side:
     if not len(records):
         raise UsageError(f"{path}: no records yet; compare sweeps that have run")
     records = keep_latest(records).reset_index(drop=True)
-    records["busy_step_s"] = find_busy(records)
-    for column in DOUBTED:
-        records[column] = DOUBTS[column].find(Columns(records))
-    records["part"] = measure_part(records)
+    runs = link_runs(list_runs(records))
+    for column in ("busy_step_s", *DOUBTED, "part"):
+        records[column] = [getattr(run, column) for run in runs]
     # a run that ended before reading its environment takes that of its case
     filled = fill_unknown(records, number_groups(records, AXES))
     records = records.assign(**{name: filled[name] for name in COMPARABLE})

@@ -86,6 +86,7 @@ def peak_bandwidth(gpu: str) -> float | None:
     return None if peak is None else peak.bandwidth * 1e12
 
 
+@cache
 def list_peaks(gpu: str) -> dict[str, float]:
     """Return the data-sheet peaks of a card, by NVML's name, in FLOP/s and bytes/s, keyed by the
     record's column with the measured rate; empty if the card is unknown."""

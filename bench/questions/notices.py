@@ -23,7 +23,7 @@ from bench.render.model import Level, Notice
 from bench.store.attempts import find_unknown
 from bench.study.doubts import DOUBTS, Doubt, list_below, name_repeats
 from bench.study.drift import Drift, Steadiness, find_drifts, write_moment
-from bench.study.summaries import find_wide, latest
+from bench.study.summaries import latest
 from bench.study.sweeps import Sweep
 from bench.text import capitalize, name_first, write_range
 
@@ -70,8 +70,8 @@ def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, silent: bool) -> Notice:
     hit = rows[rows[doubt.name]]
     return Notice(
         capitalize(doubt.remark),
-        doubt.warn(hit),
-        doubt.advise(hit),
+        doubt.warn(hit["run"].tolist()),
+        doubt.advise(hit["run"].tolist()),
         _count(hit, rows),
         level=Level.DETAIL if silent else Level.TABLE,
     )
@@ -108,7 +108,7 @@ def list_asked(failed: pd.DataFrame) -> list[str]:
 
 
 def _describe_spread(cases: pd.DataFrame, quieter: str) -> Iterator[Notice]:
-    if wide := int(find_wide(cases).sum()):
+    if wide := int(cases["wide"].sum()):
         several = int((cases["repeats"] > 1).sum())
         yield Notice(
             "Spread",

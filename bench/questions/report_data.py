@@ -14,7 +14,6 @@ from bench.questions.effects import Effect, find_effects
 from bench.questions.families import Family, Search, find_families, find_searches
 from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
-from bench.record import RELIABLE
 from bench.render.cells import Row, iterate
 from bench.scale_map import ScaleMap
 from bench.store.attempts import keep, number_groups
@@ -149,7 +148,6 @@ def gather(
     varying = axes.find_varying(cases)
     order = _order_columns(cases, varying, by)
     cases = axes.sort_cases(cases, order).reset_index(drop=True)
-    cases = cases.join(_find_start(rows), on="cell")
     found = make(
         sweeps,
         reference,
@@ -167,20 +165,6 @@ def gather(
     )
     cases["losses"] = cases["cell"].map(lambda cell: found.losses.get(cell, {}))
     return found
-
-
-def _find_start(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return, by cell, the seconds of set-up and first steps: ``start_time_s`` with the first steps
-    of the slowest repeat. The rest of the warm-up is left out: it goes on until steps are steady,
-    however long that takes. Records without first steps, as published ones, have the whole warm-up
-    instead."""
-    import pandas as pd
-
-    rows = rows[rows["status"].isin(RELIABLE)]
-    setup, first = rows["setup_time_s"].astype(float), rows["first_steps_time_s"].astype(float)
-    first = first.fillna(rows["warmup_time_s"].astype(float).fillna(0.0))
-    starts, firsts = setup.groupby(rows["cell"]).median(), first.groupby(rows["cell"])
-    return pd.DataFrame({"start_time_s": starts + firsts.max()})
 
 
 def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:

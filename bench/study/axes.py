@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, main_loss_scale, mark_legacy
-from bench.study.columns import find_least
 from bench.study.summaries import SOURCE
 
 if TYPE_CHECKING:
@@ -134,22 +133,20 @@ def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFra
     no case of a group has the main loss scale of the whole sweep, those at the lowest scale
     represent the precision there.
     """
-    import numpy as np
-
     precisions, scales = cases["precision"].tolist(), cases["loss_scale"].tolist()
     by_precision: dict[str, list[str]] = {}
     for precision, scale in zip(precisions, scales, strict=True):
         by_precision.setdefault(precision, []).append(scale)
     usual = {name: main_loss_scale(name, held) for name, held in by_precision.items()}
-    main = [usual[name] == scale for name, scale in zip(precisions, scales, strict=True)]
-    places = []
+    group = [*zip([0] * len(cases) if equal is None else equal.tolist(), precisions, strict=True)]
+    left = [*range(len(cases))]
     for name in FOLLOWS["precision"]:
-        first = main if name == "loss_scale" else cases[name] == find_default(name)
-        places.append(np.where(first, -1, rank(cases, name)))
-    numbers: dict[tuple[int, str], int] = {}
-    alike = zip([0] * len(cases) if equal is None else equal.tolist(), precisions, strict=True)
-    group = np.array([numbers.setdefault(one, len(numbers)) for one in alike], int)
-    left = np.arange(len(cases))
-    for place in places:
-        left = left[place[left] == find_least(place[left], group[left])]
+        order, values = rank(cases, name).tolist(), cases[name].tolist()
+        for at, precision in enumerate(precisions):
+            main = usual[precision] if name == "loss_scale" else find_default(name)
+            order[at] = -1 if values[at] == main else order[at]
+        least: dict[tuple[int, str], int] = {}
+        for at in left:
+            least[group[at]] = min(order[at], least.get(group[at], order[at]))
+        left = [at for at in left if order[at] == least[group[at]]]
     return cases.take(left)

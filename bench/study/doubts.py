@@ -1,19 +1,16 @@
-"""Reasons to doubt a row, each computed from typed columns."""
+"""Reasons to doubt a run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from operator import or_
 from typing import TYPE_CHECKING
 
 from bench.case import Case
 from bench.data.loader import PREFETCH
 from bench.gpu.nvml import EFFECTS
 from bench.limits import STEADY, STRAGGLES, is_shared
-from bench.origin import find_origin
 from bench.precision import (
     EMULATE_FP8,
     MOSTLY_LABELLED,
@@ -22,13 +19,15 @@ from bench.precision import (
     is_dynamic,
 )
 from bench.record import Status
-from bench.study.columns import Columns, fill, known, positive
+from bench.study.quantities import over
 from bench.text import write_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.study.columns import Array
+    from bench.study.runs import Run
+
+    Runs = Sequence[Run]
 
 NOISY_STEPS = 0.05
 """Step times are called noisy if their MAD is above this share of their median."""
@@ -68,42 +67,39 @@ class Trend:
     first: str
     last: str
     most: float
-    noise: Callable[[Columns], Array] | None = None
+    noise: Callable[[Run], float] = lambda run: 0.0
     signs: tuple[int, ...] = (1, -1)  # doubt a rise (1), a fall (-1) or both
 
-    def measure(self, r: Columns) -> Array:
+    def measure(self, run: Run) -> float:
         """Return the change from the first quarter to the last; NaN where either is unknown."""
-        first, last = getattr(r, self.first), getattr(r, self.last)
-        change: Array = last / positive(first) - 1
-        return change
+        return over(getattr(run, self.last), getattr(run, self.first)) - 1
 
-    def find(self, r: Columns) -> Array:
-        """Return which rows changed by more than is tolerated."""
-        change = self.measure(r)
-        believed = self.most + (self.noise(r) if self.noise else 0.0)
-        return reduce(or_, (sign * change > believed for sign in self.signs))
+    def find(self, run: Run) -> bool:
+        """Return whether it changed by more than is tolerated."""
+        change, believed = self.measure(run), self.most + self.noise(run)
+        return any(sign * change > believed for sign in self.signs)
 
-    def describe(self, r: Columns) -> str:
-        """Describe the largest change among the rows that changed too much; empty if none did."""
-        change = self.measure(r)[self.find(r)]
-        if not len(change):
+    def describe(self, runs: Runs) -> str:
+        """Describe the largest change among the runs that changed too much; empty if none did."""
+        changes = [self.measure(run) for run in runs if self.find(run)]
+        if not changes:
             return ""
-        largest = max(change.tolist(), key=abs)
-        alike = (change > 0).all() or (change < 0).all()
+        largest = max(changes, key=abs)
+        alike = len({change > 0 for change in changes}) == 1
         word = ("rose" if largest > 0 else "fell") if alike else "changed"
-        most = "up to " if len(change) > 1 else ""
+        most = "up to " if len(changes) > 1 else ""
         return f"{self.label} {word} by {most}{100 * abs(largest):.1f} %"
 
 
-def _quarter_noise(r: Columns) -> Array:
+def _quarter_noise(run: Run) -> float:
     """Return the difference of the medians of two quarters of the steps due to noise, as a share.
 
     It is two standard errors of the difference of two medians. For a normal distribution, the
     standard error of a median is 1.2533 times that of a mean, and the standard deviation is 1.4826
     times the median absolute deviation.
     """
-    quarter = positive(r.measured_steps) / 4
-    return fill(2 * 1.2533 * 1.4826 * r.step_noise * (2 / quarter) ** 0.5, 0.0)
+    noise = 2 * 1.2533 * 1.4826 * run.step_noise * over(2, run.measured_steps / 4) ** 0.5
+    return noise if noise == noise else 0.0
 
 
 TRENDS = (
@@ -113,91 +109,71 @@ TRENDS = (
 """Quantities that should be equal at both ends of an epoch, with the change that is tolerated."""
 
 
-def _meets(effect: str) -> Callable[[Columns], Array]:
-    """Return a function that finds rows with a throttle reason of this effect."""
-    reasons = "|".join(name for name, its in EFFECTS.items() if its == effect)
-    return lambda r: r.throttle_during.find(partial(re.search, reasons))
+def _meets(effect: str) -> Callable[[Run], bool]:
+    """Return a function that finds runs with a throttle reason of this effect."""
+    reasons = re.compile("|".join(name for name, its in EFFECTS.items() if its == effect))
+    return lambda run: bool(reasons.search(run.throttle_during))
 
 
-def _in_fp8(r: Columns) -> Array:
-    float8: Array = r.precision.find(lambda name: PRECISIONS[name].float8)
-    return float8 & known(r.epoch_time_s)
-
-
-def _measure_error(r: Columns) -> Array:
+def _measure_error(run: Run) -> float:
     """Return half the 95 % interval of the epoch time within the run, as a share of it."""
-    error: Array = (r.epoch_time_high_s - r.epoch_time_low_s) / 2 / positive(r.epoch_time_s)
-    return error
+    return over((run.epoch_time_high_s - run.epoch_time_low_s) / 2, run.epoch_time_s)
 
 
-def _is_skipping(r: Columns) -> Array:
-    share = r.overflow_steps / positive(r.measured_steps)
-    skipping: Array = r.loss_scale.find(is_dynamic) & (share > MOST_SKIPPED)
-    return skipping
-
-
-def _is_beyond(r: Columns) -> Array:
-    """Find rows with more FLOP/s or bytes/s than the card's data sheet allows. Bytes of compiled
-    code are ignored: it moves less than is counted."""
-    moved: Array = (r.of_bandwidth > 1) & (r.compile == Case.compile)
-    return moved | (r.of_peaks > 1)
-
-
-def _is_short(r: Columns) -> Array:
+def _is_short(run: Run) -> bool:
     """Find parts of an epoch of too few steps to estimate noise; a run that ``--until`` ended has
     measured its own."""
-    short: Array = (r.measured_steps < FEW_STEPS) & (r.part < 1) & ~r.ended
-    return short
+    return run.measured_steps < FEW_STEPS and run.part < 1 and not run.ended
 
 
-def _is_ahead(r: Columns) -> Array:
+def _is_ahead(run: Run) -> bool:
     """Find parts of an epoch most of which may have used batches that the DataLoader's workers had
     prepared before: an epoch may wait longer for it."""
-    ahead = 2 * r.workers * PREFETCH / r.accumulate
-    found: Array = (r.measured_steps < r.steps_per_epoch) & (r.measured_steps < ahead)
-    return found
+    ahead = 2 * run.workers * PREFETCH / run.accumulate
+    return bool(run.measured_steps < min(run.steps_per_epoch, ahead))
 
 
-def _describe_unknown_time(r: Columns) -> str:
-    """Describe the least certain row, and the lower bound of its epoch time if it was profiled."""
-    errors = fill(fill(r.epoch_time_error, _measure_error(r)), -1.0)  # -1 where none is known
-    worst, floor = max(zip(errors, r.busy_epoch, strict=True))
+def _describe_unknown_time(runs: Runs) -> str:
+    """Describe the least certain run, and the lower bound of its epoch time if it was profiled."""
+    errors = [(run.epoch_time_error, _measure_error(run), -1.0) for run in runs]
+    least = [next(error for error in known if error == error) for known in errors]
+    worst, floor = max(zip(least, (run.busy_epoch for run in runs), strict=True))
     if worst < 0:
-        return f"down to {r.measured_steps.min():.0f} steps"
+        return f"down to {min(run.measured_steps for run in runs):.0f} steps"
     said = f"±{100 * worst:.2g} %" if worst < 1 else "not known within 100 %"
     return f"{said}; the GPU's kernels alone take {write_seconds(floor)}" if floor > 0 else said
 
 
-def _quote(column: str) -> Callable[[Columns], str]:
+def _quote(column: str) -> Callable[[Runs], str]:
 
-    def quote(r: Columns) -> str:
-        said = [text for text in getattr(r, column).distinct if text]
+    def quote(runs: Runs) -> str:
+        said = [text for text in dict.fromkeys(getattr(run, column) for run in runs) if text]
         more = f"; and {len(said) - 3:,} other reasons" if len(said) > 3 else ""
         return "; ".join(said[:3]) + more
 
     return quote
 
 
-def _name_longer(r: Columns, whole: str = "--epochs") -> str:
-    """Name the flags that make these rows measure longer, such as ``a larger --steps or --epochs``.
-    ``whole`` is the flag for rows that measured whole epochs; empty for none."""
+def _name_longer(runs: Runs, whole: str = "--epochs") -> str:
+    """Name the flags that make these runs measure longer, such as ``a larger --steps or --epochs``.
+    ``whole`` is the flag for runs that measured whole epochs; empty for none."""
     said = {
-        "--fraction": (~r.cut_by_steps & ~r.ended & (r.part < 1)).any(),
-        "--steps": r.cut_by_steps.any(),
-        whole: (r.part == 1).any(),
+        "--fraction": any(r.part < 1 and not (r.cut_by_steps or r.ended) for r in runs),
+        "--steps": any(run.cut_by_steps for run in runs),
+        whole: any(run.part == 1 for run in runs),
     }
     larger = " or ".join(flag for flag, needed in said.items() if flag and needed)
-    smaller = "a smaller --until" if r.ended.any() else ""
+    smaller = "a smaller --until" if any(run.ended for run in runs) else ""
     return " or ".join(filter(None, [larger and f"a larger {larger}", smaller]))
 
 
-def _measure_longer(before: str, after: str, repeats: bool = False) -> Callable[[Columns], str]:
+def _measure_longer(before: str, after: str, repeats: bool = False) -> Callable[[Runs], str]:
     return lambda r: f"{before} {_name_longer(r)}{', or ' + _repeat(r) if repeats else ''}{after}"
 
 
-def _measure_more(r: Columns) -> str:
-    fewer = ", fewer --workers" if _is_ahead(r).any() else ""
-    return f"Use {_name_longer(r)}{fewer}, or close other programs."
+def _measure_more(runs: Runs) -> str:
+    fewer = ", fewer --workers" if any(map(_is_ahead, runs)) else ""
+    return f"Use {_name_longer(runs)}{fewer}, or close other programs."
 
 
 def name_repeats(most: float) -> str:
@@ -205,24 +181,25 @@ def name_repeats(most: float) -> str:
     return f"--repeats {2 * int(most) + 1 if most >= 5 else 5} or more"
 
 
-def _repeat(r: Columns) -> str:
-    return name_repeats(r.repeat.max())
+def _repeat(runs: Runs) -> str:
+    return name_repeats(max(run.repeat for run in runs))
 
 
-def _close_others(r: Columns) -> str:
-    return f"Close other programs, or use {_repeat(r)}."
+def _close_others(runs: Runs) -> str:
+    return f"Close other programs, or use {_repeat(runs)}."
 
 
-def _lengthen_for_energy(r: Columns) -> str:
+def _lengthen_for_energy(runs: Runs) -> str:
     # no more epochs: the sensor is read at both ends of each, so each would be as short
-    longer = _name_longer(r, whole="")
-    whole = f"{_repeat(r)}, which show the error of whole epochs" * bool((r.part == 1).any())
-    return f"Use {', or '.join(filter(None, [longer, whole]))}."
+    longer = _name_longer(runs, whole="")
+    whole = any(run.part == 1 for run in runs)
+    more = f"{_repeat(runs)}, which show the error of whole epochs" * whole
+    return f"Use {', or '.join(filter(None, [longer, more]))}."
 
 
-def _find_straggler(r: Columns) -> str:
+def _find_straggler(runs: Runs) -> str:
     shown = "See its rank in ranks.csv; python -m bench.doctor shows what else uses the"
-    if not (r.device == "cuda").any():
+    if not any(run.device == "cuda" for run in runs):
         return f"{shown} CPU."
     return (
         f"{shown} GPUs and the CPU, and nvidia-smi -q -d PERFORMANCE,TEMPERATURE whether one of "
@@ -230,60 +207,62 @@ def _find_straggler(r: Columns) -> str:
     )
 
 
-def _steady(r: Columns) -> str:
+def _steady(runs: Runs) -> str:
     """Advise how to make step times vary less; steps that wait for the host vary with it."""
-    if r.host_bound.all():
+    bound = {run.host_bound for run in runs}
+    if bound == {True}:
         return f"Use {_SPARE_HOST}."
-    waiting = f"; where a step waits for the host, {_SPARE_HOST}" if r.host_bound.any() else ""
-    return f"Close other programs, or use {_repeat(r)}{waiting}."
+    waiting = f"; where a step waits for the host, {_SPARE_HOST}" if True in bound else ""
+    return f"Close other programs, or use {_repeat(runs)}{waiting}."
 
 
-def _use_setting(r: Columns) -> str:
+def _use_setting(runs: Runs) -> str:
     return (
-        f"{' and '.join(r.unaffected.distinct)} changed no loss: see whether the network, its loss "
-        "and its optimizer use it; that of a --workload is given the lr in build_optimizer."
+        f"{' and '.join(dict.fromkeys(run.unaffected for run in runs))} changed no loss: see "
+        "whether the network, its loss and its optimizer use it; that of a --workload is given the "
+        "lr in build_optimizer."
     )
 
 
-def _list_unknown(r: Columns) -> str:
-    return " and ".join(name for name in r.executor.distinct if find_origin(name) == "unknown")
+def _list_unknown(runs: Runs) -> str:
+    return " and ".join(dict.fromkeys(run.executor for run in runs if run.kind == "unknown"))
 
 
-def _describe_foreign(r: Columns) -> str:
+def _describe_foreign(runs: Runs) -> str:
     said = []
-    if (r.kind == "published").any():
+    if any(run.kind == "published" for run in runs):
         said.append(
             "Of what was published, each is the cold first epoch of a process, while a sweep times "
             "a warm one"
         )
-    if unknown := _list_unknown(r):
+    if unknown := _list_unknown(runs):
         what = "These rows" if not said else "Others"
         said.append(f"{what} come from the {unknown} executor, which this version does not know")
     return ". ".join(said)
 
 
-def _mend_foreign(r: Columns) -> str:
+def _mend_foreign(runs: Runs) -> str:
     said = []
-    if (r.kind == "published").any():
+    if any(run.kind == "published" for run in runs):
         said.append("python -m bench.sweep --preset rtx-titan measures the same cases here.")
-    if unknown := _list_unknown(r):
+    if unknown := _list_unknown(runs):
         said.append(
             f"Read them with the version that wrote them, or measure without --executor {unknown}."
         )
     return " ".join(said)
 
 
-def _use_cifar10(r: Columns) -> str:
-    given = [f"--{name}" for name in ("input", "classes") if any(getattr(r, name).distinct)]
+def _use_cifar10(runs: Runs) -> str:
+    given = [f"--{n}" for n in ("input", "classes") if any(getattr(run, n) for run in runs)]
     without = f" without {' and '.join(given)}" if given else ""
     return f"Use --dataset cifar10{without} to train on them."
 
 
-def _measure_whole(r: Columns) -> str:
+def _measure_whole(runs: Runs) -> str:
     said = {
-        "--fraction 1": (r.fraction < 1).any(),
-        "--steps none": r.cut_by_steps.any(),
-        "--until none": r.ended.any(),
+        "--fraction 1": any(run.fraction < 1 for run in runs),
+        "--steps none": any(run.cut_by_steps for run in runs),
+        "--until none": any(run.ended for run in runs),
     }
     flags = " and ".join(flag for flag, needed in said.items() if needed)
     return f"Use {flags} to measure whole epochs."
@@ -291,32 +270,29 @@ def _measure_whole(r: Columns) -> str:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason to doubt a row.
+    """A reason to doubt a run.
 
     A ``fatal`` doubt keeps a case from being called the fastest. ``fix`` is a sentence with the
-    flag or command that helps, or writes one for the doubted rows; ``detail`` adds their details.
+    flag or command that helps, or writes one for the doubted runs; ``detail`` adds their details.
     """
 
     name: str
     remark: str  # beside the row
-    warning: str | Callable[[Columns], str]  # at the top
-    fix: str | Callable[[Columns], str]
-    find: Callable[[Columns], Array]
+    warning: str | Callable[[Runs], str]  # at the top
+    fix: str | Callable[[Runs], str]
+    find: Callable[[Run], bool]
     fatal: bool = True
-    detail: Callable[[Columns], str] = lambda r: ""
+    detail: Callable[[Runs], str] = lambda runs: ""
 
-    def advise(self, rows: pd.DataFrame) -> str:
-        """Return how to fix the measurement of these rows, all of which have this doubt."""
-        return _say(self.fix, rows)
+    def advise(self, runs: Runs) -> str:
+        """Return how to fix the measurement of these runs, all of which have this doubt."""
+        return self.fix if isinstance(self.fix, str) else self.fix(runs)
 
-    def warn(self, rows: pd.DataFrame) -> str:
-        """Return the warning about these rows, with its details."""
-        detail = self.detail(Columns(rows))
-        return f"{_say(self.warning, rows)}{f' ({detail})' if detail else ''}."
-
-
-def _say(text: str | Callable[[Columns], str], rows: pd.DataFrame) -> str:
-    return text if isinstance(text, str) else text(Columns(rows))
+    def warn(self, runs: Runs) -> str:
+        """Return the warning about these runs, with its details."""
+        detail = self.detail(runs)
+        said = self.warning if isinstance(self.warning, str) else self.warning(runs)
+        return f"{said}{f' ({detail})' if detail else ''}."
 
 
 _ALL = (
@@ -327,7 +303,7 @@ _ALL = (
     Doubt("emulated", "emulated",
           "fp8 was emulated on a CPU, so time and memory say nothing about a GPU",
           f"Measure --precision fp8 on a GPU, without {EMULATE_FP8}.",
-          lambda r: _in_fp8(r) & (r.device == "cpu")),
+          lambda r: PRECISIONS[r.precision].float8 and r.timed and r.device == "cpu"),
     Doubt("diverged", "diverged",
           "The loss became inf or NaN; time and memory are still valid",
           "Use a lower --lr or, for a static loss scale, --loss-scale dynamic.",
@@ -355,25 +331,26 @@ _ALL = (
           "Step times did not settle during warm-up, or vary by more than "
           f"{100 * NOISY_STEPS:.0f} % around their median",
           _steady,
-          lambda r: (~r.warmup_steady & known(r.warmup_steps)) | (r.step_noise > NOISY_STEPS)),
+          lambda r: (not r.warmup_steady and r.warmup_steps == r.warmup_steps)
+          or r.step_noise > NOISY_STEPS),
     Doubt("trend", "trend",
           "Speed changed between the first and the last quarter of the measured steps",
           _measure_longer("Use", ".", repeats=True),
-          lambda r: reduce(or_, (trend.find(r) for trend in TRENDS)),
+          lambda r: any(trend.find(r) for trend in TRENDS),
           detail=lambda r: "; ".join(filter(None, (trend.describe(r) for trend in TRENDS)))),
     Doubt("unknown", "epoch not known",
           "The measured steps are too few, vary too much, or used batches that a loader had "
           "prepared before, to know the time of an epoch as well as --until asks, or within "
           f"{100 * LEAST_KNOWN:.0f} %",
           _measure_more,
-          lambda r: r.missed | (_measure_error(r) > LEAST_KNOWN) | _is_short(r) | _is_ahead(r),
+          lambda r: r.missed or _measure_error(r) > LEAST_KNOWN or _is_short(r) or _is_ahead(r),
           detail=_describe_unknown_time),
     Doubt("host_bound", "host-bound",
           f"The GPU ran kernels for less than {100 * LEAST_BUSY:.0f} % of a step and waited "
           "for the host, so these times say little about the GPU",
           f"Use {_SPARE_HOST}; python -m bench.why shows what it waited for.",
           lambda r: r.busy_share < LEAST_BUSY, fatal=False,
-          detail=lambda r: f"down to {100 * r.busy_share.min():.0f} %"),
+          detail=lambda runs: f"down to {100 * min(run.busy_share for run in runs):.0f} %"),
     Doubt("unclear", "unclear arithmetic",
           "Which arithmetic ran is not certain: the numeric probe failed, or found a rounding "
           "error between those of two number formats, or the network ran a part of its FLOP in "
@@ -382,14 +359,15 @@ _ALL = (
           "why; a smaller --batch-size leaves memory for the probe, and with --cudnn-benchmark on "
           "or off cuDNN may choose another algorithm.",
           # flags are read back right before the probe
-          lambda r: r.arithmetic.find(lambda names: Arithmetic.UNCLEAR in names.split("/"))
-          | ((r.flags != "") & (r.arithmetic == ""))
-          | (r.labelled_flop_share < MOSTLY_LABELLED), fatal=False),
+          lambda r: Arithmetic.UNCLEAR in r.arithmetic.split("/")
+          or (r.flags != "" and r.arithmetic == "")
+          or r.labelled_flop_share < MOSTLY_LABELLED, fatal=False),
     Doubt("skipped", "steps skipped",
           f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
           "gradients overflowed, so that less was learnt",
           _measure_longer("Use a smaller static --loss-scale, or", ": a dynamic scale settles."),
-          _is_skipping, fatal=False),
+          lambda r: is_dynamic(r.loss_scale)
+          and over(r.overflow_steps, r.measured_steps) > MOST_SKIPPED, fatal=False),
     Doubt("without_effect", "no effect",
           "With another value of a setting, and the same seed, all losses were the same to the "
           "last digit, so it had no effect",
@@ -404,22 +382,24 @@ _ALL = (
           "out: the data come from a cache, or the times are wrong",
           "Use a larger --batch-size, and check the times: python -m benchmarks.overhead "
           "measures a case beside a bare loop.",
-          _is_beyond, fatal=False),
+          # compiled code moves less than is counted
+          lambda r: r.of_peaks > 1 or (r.of_bandwidth > 1 and r.compile == Case.compile),
+          fatal=False),
     Doubt("energy", "short energy",
           f"Energy was measured over less than {SHORT_ENERGY_S:.0f} s, too short for the "
           "sensor, and for the card to become as warm as in an epoch",
           _lengthen_for_energy,
           # per epoch: the sensor is read at both ends of each
-          lambda r: known(r.energy_j) & (r.measured_time_s < SHORT_ENERGY_S * r.epochs),
+          lambda r: r.energy_j == r.energy_j and r.measured_time_s < SHORT_ENERGY_S * r.epochs,
           fatal=False),
     Doubt("extrapolated", "extrapolated",
           "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
           _measure_whole,
-          lambda r: (r.part < 1) & known(r.epoch_time_s), fatal=False),
+          lambda r: r.part < 1 and r.timed, fatal=False),
     Doubt("synthetic", "synthetic images",
           "Loss and accuracy say nothing about real images",
           _use_cifar10,
-          lambda r: (r.dataset == "synthetic") & known(r.epoch_time_s), fatal=False),
+          lambda r: r.dataset == "synthetic" and r.timed, fatal=False),
     Doubt("foreign", "not measured by this harness", _describe_foreign, _mend_foreign,
           lambda r: r.kind != "measured", fatal=False),
 )  # fmt: skip

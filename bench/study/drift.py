@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.interval import find_quantile
 from bench.limits import STEADY
-from bench.record import COMPARABLE, MEASURED
-from bench.store.attempts import ASKED, keep_cases, keep_latest, number_groups
-from bench.study.columns import Columns, known
-from bench.study.summaries import SOURCE, list_equal
+from bench.record import MEASURED
+from bench.store.attempts import keep_cases, keep_latest
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bench.study.runs import Run
 
 
 class Steadiness(StrEnum):
@@ -62,53 +62,39 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     runs of all lanes, each around its own mean; the interval is Student's prediction interval for
     one more reading from the same normal distribution (ISO 16269-8).
     """
-    r = Columns(records)
-    ended = r.status.find(lambda status: status in MEASURED) & known(r.epoch_time_s)
-    if not (r.sentinel & ended).any():
+    if not records["sentinel"].any():
         return {}
-    records = records[[*_NEEDED]].assign(beside=r.lanes_beside > 0)
-    counting = keep_latest(keep_cases(records)).index  # whether timed or not
-    timed = records[ended]
-    cells, alike = (number_groups(timed, names).tolist() for names in (list_equal(), _ALIKE))
-    runs: dict[int, dict[int, list[float]]] = {}  # by case and by conditions (`_ALIKE`)
-    told = zip(timed.index.isin(counting).tolist(), timed["epoch_time_s"].tolist(), strict=True)
-    for cell, place, (counts, time) in zip(cells, alike, told, strict=True):
-        if counts:
-            runs.setdefault(cell, {}).setdefault(place, []).append(time)
+    counting = {*map(id, keep_latest(keep_cases(records))["run"])}  # whether timed or not
+    timed: list[Run] = [run for run in records["run"] if run.status in MEASURED and run.timed]
+    runs: dict[Any, dict[Any, list[float]]] = {}  # by case and by conditions
+    for run in timed:
+        if id(run) in counting:
+            runs.setdefault(run.cell, {}).setdefault(_tell_conditions(run), []).append(
+                run.epoch_time_s
+            )
     drifts: dict[tuple[str, str], list[Drift]] = {}
-    earlier: dict[tuple[int, int], tuple[float, str]] = {}
-    columns = (timed[name].tolist() for name in ("sentinel", "epoch_time_s", "started_at", *SOURCE))
-    for cell, place, row in zip(cells, alike, zip(*columns, strict=True), strict=True):
-        sentinel, time, moment, *source = row
-        if not sentinel:
-            continue
+    earlier: dict[Any, Run] = {}
+    for run in (run for run in timed if run.sentinel):
         found: list[Drift] = []
-        every = runs.get(cell, {})
+        every, place, time = runs.get(run.cell, {}), _tell_conditions(run), run.epoch_time_s
         spread, freedom = _pool([*every.values()])
         if times := every.get(place):
             many = f"the median of its {len(times)} runs" if len(times) > 1 else "its only run"
             middle = median(times)
             margin = _margin(spread, freedom, 1 + 1 / len(times))
-            found.append(Drift(moment, many, time / middle - 1, margin / middle))
-        if (cell, place) in earlier:
-            last, then = earlier[cell, place]
-            margin = _margin(spread, freedom, 2) / last
-            against = f"the one of {write_moment(then)}"
-            found.append(Drift(moment, against, time / last - 1, margin))
-        earlier[cell, place] = (time, moment)
+            found.append(Drift(run.started_at, many, time / middle - 1, margin / middle))
+        if last := earlier.get((run.cell, place)):
+            margin = _margin(spread, freedom, 2) / last.epoch_time_s
+            against = f"the one of {write_moment(last.started_at)}"
+            found.append(Drift(run.started_at, against, time / last.epoch_time_s - 1, margin))
+        earlier[run.cell, place] = run
         if found:
-            drifts.setdefault((source[0], source[1]), []).extend(found)
+            drifts.setdefault((run.sweep, run.machine), []).extend(found)
     return drifts
 
 
-_ALIKE = ("lane", "gpu_uuid", "beside")
-
-_NEEDED = dict.fromkeys(
-    [
-        *(ASKED, *SOURCE, "environment", "kind", "lane", "gpu_uuid", "sentinel", "probe"),
-        *("repeat", "attempt", "truncated_after", "epoch_time_s", "started_at", *COMPARABLE),
-    ]
-)
+def _tell_conditions(run: Run) -> tuple[str, str, bool]:
+    return run.lane, run.gpu_uuid, run.lanes_beside > 0
 
 
 def _pool(runs: Sequence[Sequence[float]]) -> tuple[float, int]:

@@ -24,7 +24,6 @@ from bench.interval import CONFIDENCE, find_half_width, find_quantile
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE, Status
 from bench.study import quantities
-from bench.study.columns import Columns, known
 from bench.study.metrics import METRICS
 from bench.study.pairs import Changed, Pair, select_common
 from bench.verdict.difference import ROUNDING, adjust, find_unit
@@ -105,14 +104,14 @@ def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    counted, r = RELIABLE if metric.diverged else {Status.OK}, Columns(rows)
-    values = getattr(r, metric.column).astype(float)
+    counted = RELIABLE if metric.diverged else {Status.OK}
+    values = rows[metric.column].astype(float)
     values = 1 - values if metric.error_of else values
-    wanted = r.status.find(lambda status: status in counted) & known(values)
+    wanted = rows["status"].isin([*counted]) & values.notna()
     lost = wanted & (np.isinf(values) | (~(values > 0) & (not metric.seeded)))
-    wanted &= ~np.isin(r.cell, r.cell[lost])
-    held = {"cell": r.cell, "run_seed": r.run_seed, "value": values}
-    readings = pd.DataFrame({name: cells[wanted] for name, cells in held.items()})
+    wanted &= ~rows["cell"].isin(rows["cell"][lost])
+    held = {"cell": rows["cell"], "run_seed": rows["run_seed"], "value": values}
+    readings = pd.DataFrame(held)[wanted].reset_index(drop=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         readings["log"] = np.log(readings["value"].where(readings["value"] > 0))
     if metric.seeded:

@@ -9,12 +9,11 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from bench.record import COLUMNS
-from bench.study.columns import Columns, leave_out, positive
 from bench.study.spread import Spread
 from bench.text import GIB, write_number
 
 if TYPE_CHECKING:
-    from bench.study.columns import Array
+    from bench.study.runs import Run
 
 _SCALES = {
     "%": 0.01,
@@ -32,9 +31,9 @@ _SCALES = {
 class Quantity:
     """A quantity of a case: how it is derived, named and written.
 
-    ``derive`` takes the columns of records and returns one number per row, in SI units, NaN for
-    none; without it, the column of the same name is taken. A ``paired`` quantity needs another case
-    too, see `summarize`. It is displayed in ``unit``, with ``decimals`` or to four digits. A
+    ``derive`` takes a run and returns a number in SI units, NaN for none; without it, the run has
+    an attribute of that name. A ``paired`` quantity needs another case too, see
+    `bench.study.results`. It is displayed in ``unit``, with ``decimals`` or to four digits. A
     ``whole`` quantity is of a whole epoch, and an estimate if only a part was measured. A ``rate``
     is over a time or an energy; its median over repeats is computed from its inverse, so that it
     agrees with the time in the same row, also for an even number of repeats. ``spread`` is whether
@@ -47,17 +46,13 @@ class Quantity:
     unit: str
     better: str  # lower or higher
     help: str
-    derive: Callable[[Columns], Array] | None = None
+    derive: Callable[[Run], float] | None = None
     decimals: int | None = None
     whole: bool = False
     rate: bool = False
     spread: bool = True
     learnt: bool = False
     paired: bool = False
-
-    def take(self, r: Columns) -> Array:
-        values: Array = self.derive(r) if self.derive else getattr(r, self.name)
-        return values.astype(float, copy=False)
 
     @property
     def scale(self) -> float:
@@ -96,36 +91,36 @@ MEMORY: dict[str, str] = {
 """Measures of ``memory_bytes``, best first: all rows of a machine take the first that it has."""
 
 
-def take_memory(r: Columns) -> Array:
-    """Return the peak memory of the epoch, by the measure chosen for the machine of each row."""
-    import numpy as np
-
-    bytes: Any = math.nan
-    for name in MEMORY:
-        bytes = np.where(r.memory_measure == name, getattr(r, name), bytes)
-    memory: Array = bytes
-    return memory
+def over(a: float, b: float) -> float:
+    """Return a / b; NaN where b is not above zero."""
+    return a / b if b > 0 else math.nan
 
 
-def find_wire_rate(r: Columns) -> Array:
+def _measure_exposed(run: Run) -> float:
+    """Return the time that the exchange of gradients adds to a step, in s; noise may make it
+    negative. NaN for one process, which exchanges nothing."""
+    return float(run.sync_step_s - run.no_sync_step_s) if run.world_size > 1 else math.nan
+
+
+def _find_wire_rate(run: Run) -> float:
     """Return the bytes/s that a ring all-reduce sends from each GPU, over the time of a step.
 
     2 (N - 1) / N of the gradients (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for
     clusters of workstations, 2009), as nccl-tests counts its bus bandwidth.
     """
-    sent = r.wire_bytes * 2 * (r.world_size - 1) / r.world_size
-    rate: Array = positive(sent) / positive(r.sync_step_s)
-    return rate
+    sent = run.wire_bytes * 2 * (run.world_size - 1) / run.world_size
+    return over(sent, run.sync_step_s) if sent > 0 else math.nan
 
 
 _ALL = (
     Quantity("epoch_time_s", "epoch time", "s", "lower", "one training epoch", whole=True),
     Quantity("images_per_s", "images/s", "", "higher", "images of an epoch over its time",
-             lambda r: r.throughput, whole=True, rate=True, spread=False),  # the time shows it
+             whole=True, rate=True, spread=False),  # the time shows it
     Quantity("speedup", "speed-up", "×", "higher",
              "epoch time of fp32 at the same batch size over this one's",
              decimals=2, whole=True, paired=True),
-    Quantity("memory_bytes", "memory", "GiB", "lower", "peak of the epoch", take_memory,
+    Quantity("memory_bytes", "memory", "GiB", "lower", "peak of the epoch",
+             lambda r: getattr(r, r.memory_measure) if r.memory_measure else math.nan,
              # an allocator repeats its peak; the column would waste space
              decimals=2, spread=False),
     Quantity("memory_saved", "memory saved", "%", "higher",
@@ -150,17 +145,17 @@ _ALL = (
     Quantity("overflow_steps", "overflows", "", "lower",
              "steps with inf or NaN in the scaled gradients", decimals=0),
     Quantity("energy_per_epoch_j", "energy", "J", "lower", "energy of one epoch",
-             lambda r: r.energy_j * r.train_images / positive(r.measured_images), whole=True),
+             lambda r: over(r.energy_j * r.train_images, r.measured_images), whole=True),
     Quantity("images_per_j", "efficiency", "images/J", "higher",
              "measured images over their energy",
-             lambda r: r.measured_images / positive(r.energy_j), rate=True),
+             lambda r: over(r.measured_images, r.energy_j), rate=True),
     # values above the data sheet of the card are left out, here and below
     Quantity("achieved_flops", "achieved", "TFLOP/s", "higher",
              "FLOP per image, forward and backward, times images/s; of each GPU",
-             lambda r: leave_out(r.flops, r.of_peaks > 1), whole=True, rate=True),
+             lambda r: math.nan if r.of_peaks > 1 else r.flops, whole=True, rate=True),
     Quantity("peak_share", "of peak", "%", "higher",
              "achieved FLOP/s over the card's peak in the arithmetic that ran",
-             lambda r: leave_out(r.of_peaks, r.of_peaks > 1),
+             lambda r: math.nan if r.of_peaks > 1 else r.of_peaks,
              decimals=1, whole=True, rate=True),
     Quantity("measured_share", "of measured", "%", "higher",
              "achieved FLOP/s over those of a large matrix product in the arithmetic that ran, "
@@ -169,7 +164,7 @@ _ALL = (
     Quantity("traffic", "memory traffic", "GB/s", "higher",
              "what the operations of a step read and write, not compiled, over the time of a "
              "step",
-             lambda r: leave_out(r.moved, r.of_bandwidth > 1), rate=True),
+             lambda r: math.nan if r.of_bandwidth > 1 else r.moved, rate=True),
     Quantity("copy_share", "of a copy", "%", "higher",
              "memory traffic over that of a large copy, measured on this device before its "
              "cases",
@@ -179,15 +174,15 @@ _ALL = (
              decimals=1, spread=False),  # repeats convert the same layers
     Quantity("fragmentation", "fragmentation", "%", "lower",
              "share of the allocator's peak that no tensor used at theirs",
-             lambda r: 1 - r.peak_allocated_bytes / positive(r.peak_reserved_bytes),
+             lambda r: 1 - over(r.peak_allocated_bytes, r.peak_reserved_bytes),
              decimals=1),
     Quantity("step_time_median_s", "median step", "ms", "lower", "median step of the epoch"),
     Quantity("busy_share", "GPU busy", "%", "higher",
              "time in which kernels ran, of a profiled step, over a step that is not profiled",
-             lambda r: r.busy_share, decimals=0),
+             lambda r: over(r.busy_step_s, r.step_time_median_s), decimals=0),
     Quantity("step_noise", "step noise", "%", "lower",
              "median absolute deviation of step times over their median",
-             lambda r: r.step_noise, decimals=1),
+             lambda r: over(r.step_time_mad_s, r.step_time_median_s), decimals=1),
     Quantity("loader_first_batch_s", "first batch", "s", "lower",
              "start of the epoch to the first batch of torch's DataLoader", spread=False),
     Quantity("loader_samples_per_s", "loader alone", "items/s", "higher",
@@ -196,19 +191,19 @@ _ALL = (
     Quantity("setup_time_s", "set-up", "s", "lower", "process start to the first step"),
     Quantity("warmup_time_s", "warm-up", "s", "lower", "steps thrown away before the epoch"),
     Quantity("exposed_s", "exposed communication", "ms", "lower",
-             "what the exchange of gradients adds to a step", lambda r: r.exposed, decimals=2),
+             "what the exchange of gradients adds to a step", _measure_exposed, decimals=2),
     Quantity("exposed_error_s", "exposed communication, ±", "ms", "lower",
              "half of the 95 % interval of exposed communication, within a run", decimals=2),
     Quantity("exposed_share", "exposed share", "%", "lower",
              "what the exchange of gradients adds to a step, over that step",
-             lambda r: r.exposed / positive(r.sync_step_s), decimals=1),
+             lambda r: over(r.exposed_s, r.sync_step_s), decimals=1),
     Quantity("wire_bytes", "gradients", "MiB a step", "lower",
              "gradients that each process hands over to be averaged, of a step",
              spread=False),  # they repeat
     Quantity("wire_rate", "on the wire", "GB/s", "higher",
              "what a ring all-reduce of gradients sends from each process, over the time of a "
              "step",
-             find_wire_rate, rate=True),
+             _find_wire_rate, rate=True),
     Quantity("straggle", "slowest process", "%", "lower",
              "how much longer than the others' median the slowest process works on a step "
              "before gradients are exchanged", decimals=1),

@@ -9,16 +9,14 @@ American Statistician 30, 1976; David and Nagaraja, Order Statistics, 2003, sect
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache
 from math import comb
-from typing import TYPE_CHECKING
 
 from bench.interval import CONFIDENCE
-
-if TYPE_CHECKING:
-    from bench.study.columns import Array
 
 ENOUGH = 5
 """Fewest repeats for a prediction interval; with fewer, only their range is given."""
@@ -66,22 +64,15 @@ def choose_depth(runs: int) -> int:
     return max(wide, 1)
 
 
-def find_middle(values: Array, group: Array) -> tuple[Array, Array, Array]:
-    """Return median, lower end and upper end of each group; the ends of a single value are NaN.
-
-    Args:
-        values: NaN for none.
-        group: the group of each value, numbered from 0 without a gap.
-    """
-    import numpy as np
-
-    size = np.bincount(group)
-    number = np.bincount(group, values == values).astype(int)
-    start = np.cumsum(size) - size
-    ordered = values[np.lexsort((values, group))]  # NaN is last in its group
-    middle = (ordered[start + np.maximum(number - 1, 0) // 2] + ordered[start + number // 2]) / 2
-    kinds, kind = np.unique(number, return_inverse=True)
-    depth = np.array([choose_depth(n) if n > 1 else 1 for n in kinds.tolist()], int)[kind]
-    low, high = ordered[start + depth - 1], ordered[start + np.maximum(number - depth, 0)]
-    low[number < 2] = high[number < 2] = np.nan
-    return middle, low, high
+def find_middle(values: Iterable[float]) -> tuple[float, float, float]:
+    """Return median, lower end and upper end of the known values; the ends of a single one are
+    NaN."""
+    known = sorted(value for value in values if value == value)
+    number = len(known)
+    if not number:
+        return math.nan, math.nan, math.nan
+    middle = (known[(number - 1) // 2] + known[number // 2]) / 2
+    if number < 2:
+        return middle, math.nan, math.nan
+    depth = choose_depth(number)
+    return middle, known[depth - 1], known[-depth]

@@ -1,39 +1,51 @@
-"""Summaries of records: one row per case.
+"""Runs and results as frames, for the questions that still read those.
 
-A frame of records goes through three steps::
-
-    read()       rows of several sweeps, each with its machine, quantities and doubts
-    latest()     the last attempt at each run; sentinels and probes left out
-    summarize()  one row per case: medians over repeats, then comparisons with fp32 (speed-up, …)
-
-Everything is vectorised: 100,000 records take about a second.
+read()       rows of several sweeps, each with its machine, quantities and doubts
+latest()     the last attempt at each run; sentinels and probes left out
+summarize()  one row per case: medians over repeats, then comparisons with fp32 (speed-up, …)
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, SAME_QUESTION, free_axes
-from bench.interval import CONFIDENCE
-from bench.limits import STEADY
-from bench.origin import find_origin
-from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
-from bench.store.attempts import ASKED, FEW, keep, keep_cases, keep_latest, number_groups
-from bench.study.columns import Columns, fill, find_least, known, leave_out, positive
-from bench.study.doubts import DOUBTS, LEAST_KNOWN
-from bench.study.quantities import MEMORY, STORED
-from bench.study.spread import ENOUGH, Spread, choose_depth, find_coverage, find_middle
+from bench.case import AXES
+from bench.record import COMPARABLE
+from bench.store.attempts import ASKED, keep_cases, keep_latest, number_groups
+from bench.study.doubts import DOUBTS
+from bench.study.quantities import QUANTITIES, STORED
+from bench.study.results import make_results
+from bench.study.runs import read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.study.columns import Array
     from bench.study.sweeps import Sweep
 
 
 SOURCE = ("sweep", "machine")
+
+_BOTH: dict[str, type | None] = {
+    **dict.fromkeys((q.name for q in STORED), float),
+    **dict.fromkeys(DOUBTS, bool),
+}
+_OF_RUNS = _BOTH | {
+    **dict.fromkeys(("run", "sweep", "machine", "kind", "memory_measure"), object),
+    **dict.fromkeys((ASKED, "environment"), int),
+    **dict.fromkeys(("part", "busy_step_s", "straggle"), float),
+    # those that a run which ended too early is told
+    **dict.fromkeys((*COMPARABLE, "cpu"), object),
+    **dict.fromkeys(("gpu_memory_bytes", "train_images"), None),
+}
+_OF_RESULTS = _BOTH | {
+    **dict.fromkeys((q.name for q in QUANTITIES.values() if q.paired), float),
+    **dict.fromkeys((f"{q.name}_{end}" for q in STORED for end in ("low", "high")), float),
+    **dict.fromkeys(("base_fraction", "coverage", "start_time_s"), float),
+    **dict.fromkeys(("repeats", "seeds", "runs"), int),
+    **dict.fromkeys(("result", "spread", "apart"), object),
+    "wide": bool,
+}
 
 
 def list_equal(free: Collection[str] = ()) -> list[str]:
@@ -42,129 +54,12 @@ def list_equal(free: Collection[str] = ()) -> list[str]:
 
 
 def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
-    """Join sweeps into one frame, one row per record, with its quantities and doubts.
-
-    Added to the columns of `COLUMNS`: ``sweep``, ``machine`` (the GPU, or the CPU), ``kind``
-    (`find_origin`), ``environment`` (numbers rows that agree on `COMPARABLE`), ``part`` (share of
-    an epoch that was measured; the rest is extrapolated), ``busy_step_s`` (`find_busy`),
-    ``straggle`` (see `Sweep.read_stragglers`), ``unaffected`` (see `Sweep.read_unaffected`),
-    ``asked`` (a number for its case), ``memory_measure``, each of `STORED` and each of `DOUBTS`.
-    """
-    import numpy as np
+    """Join sweeps into one frame, one row per record: its columns, ``run``, and what is derived of
+    it (`_OF_RUNS`)."""
     import pandas as pd
 
-    # for one sweep, and below, this copies nothing: three copies of 100,000 records took 0.5 GB
-    records = pd.concat(
-        [
-            sweep.records.assign(
-                sweep=sweep.name,
-                unaffected=_look_up(sweep.records["record_id"], sweep.read_unaffected()),
-                straggle=sweep.records["record_id"].map(sweep.read_stragglers()).astype(float),
-            )
-            for sweep in sweeps
-        ],
-        ignore_index=True,
-    )
-    _fill_environment(records)
-    records[ASKED] = number_groups(records, AXES)
-    added: dict[str, Array] = {}
-    r = Columns(records, added)
-    added |= {
-        "machine": np.where(
-            r.device != "cpu",
-            r.gpu.map(lambda name: name or "unknown GPU", object),
-            r.cpu.map(lambda name: name or "CPU", object),
-        ),
-        "kind": r.executor.map(find_origin, object),
-        "environment": number_groups(records, COMPARABLE).to_numpy(),
-        "part": measure_part(records, SOURCE[:1]),
-        "busy_step_s": find_busy(records, SOURCE[:1]),
-    }
-    added["memory_measure"] = choose_memory(r)
-    with np.errstate(all="ignore"):
-        derived = {q.name: q.take(r) for q in STORED}
-        derived |= {doubt.name: doubt.find(r) for doubt in DOUBTS.values()}
-    # unchanged columns are left in place
-    for name, values in derived.items():
-        if name not in records:
-            added[name] = values
-        elif values is not getattr(r, name):
-            records[name] = values
-    every = pd.concat([records, pd.DataFrame(added)], axis=1)
-    return join_texts(every) if len(every) < FEW else every
-
-
-def _look_up(records: pd.Series, found: Mapping[str, str]) -> list[str]:
-    return [found.get(record, "") for record in records]
-
-
-def join_texts(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with all text in one block of objects: masking a few rows then takes a third
-    of the time, indexing a column a tenth. Column names too: Arrow's take three times as long."""
-    import pandas as pd
-
-    texts: pd.DataFrame = frame.select_dtypes("str")
-    objects = pd.DataFrame(texts.to_numpy(), texts.index, texts.columns, dtype=object)
-    joined = pd.concat([objects, frame.select_dtypes(exclude="str")], axis=1).copy()
-    joined.columns = joined.columns.astype(object)
-    return joined
-
-
-def _fill_environment(records: pd.DataFrame) -> None:
-    """Fill in what rows that ended too early lack of their environment, if unique in the sweep."""
-    lost = records["torch"] == ""
-    if lost.nunique() < 2:  # as in every sweep but those that failed early
-        return
-    also = {"gpu_memory_bytes": ("device",), "cpu": ("device",), "train_images": ("dataset",)}
-    for name, axes in {**COMPARABLE, **also}.items():
-        empty = lost & (records[name].isna() | (records[name] == ""))
-        for values, cells in records[~lost].groupby(["sweep", *axes])[name]:
-            if cells.nunique() == 1:
-                same = (records[["sweep", *axes]] == list(values)).all(axis=1)
-                records.loc[empty & same, name] = cells.iloc[0]
-
-
-def measure_part(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
-    """Return the share of an epoch that a case measures, equal in all its rows: its fraction, or
-    less with ``--steps`` or ``--until``, where each run measures as much as it needs. ``where``
-    names columns besides the axes that tell cases apart."""
-    import numpy as np
-
-    r = Columns(records)
-    share = np.minimum(fill(r.measured_steps / positive(r.steps_per_epoch), 1.0), r.fraction)
-    part = np.where((r.steps == "") & (r.until == ""), r.fraction, share)
-    # a run that failed has no steps: it takes the part of its repeats
-    return find_least(part, number_groups(records, [*where, *AXES]).to_numpy())
-
-
-def find_busy(records: pd.DataFrame, where: Sequence[str] = ()) -> Array:
-    """Return the kernel time of a step on a GPU, in s, from the run's own profile or from one of
-    the same case and environment that measured another part of an epoch, which does not affect it.
-    NaN without a profile and on a CPU. ``where`` names columns besides the axes that tell cases
-    apart."""
-    import numpy as np
-
-    r = Columns(records)
-    elsewhere = r.device != "cuda"
-    own = leave_out(r.busy_s, elsewhere)
-    if not known(own).any():  # as on every CPU
-        return own
-    equal = [*where, *(name for name in AXES if name not in SAME_QUESTION), *COMPARABLE]
-    least = find_least(fill(own, np.inf), number_groups(records, equal).to_numpy())
-    return fill(own, leave_out(least, elsewhere | np.isinf(least)))
-
-
-def choose_memory(r: Columns) -> Array:
-    """Return the column of `MEMORY` that each row's memory is read from: the first with a value in
-    any row of the same machine and kind."""
-    import numpy as np
-
-    chosen = np.full(len(r), "", object)
-    for kind in r.kind.distinct:
-        mine = r.kind == kind
-        for name in reversed(MEMORY):
-            chosen[mine & r.machine.any_of(mine & known(getattr(r, name)))] = name
-    return chosen
+    records = pd.concat([sweep.records for sweep in sweeps], ignore_index=True)
+    return _add(records, read_runs(sweeps), "run", _OF_RUNS)
 
 
 def latest(records: pd.DataFrame) -> pd.DataFrame:
@@ -177,145 +72,36 @@ def latest(records: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(cell=number_groups(rows, list_equal()))
 
 
-# a case has the best-ranked status of its repeats: the one that tells most about its time
-_RANK = {
-    status.value: rank
-    for rank, status in enumerate(
-        (Status.OK, Status.DIVERGED, Status.INVALID, Status.OOM, Status.OOM_SUSPECTED)
-    )
-}
-
-
 def summarize(rows: pd.DataFrame) -> pd.DataFrame:
-    """Summarize the rows of `latest`: one row per case and machine, in the order they first ran.
+    """Summarize the rows of `latest`: one row per case and machine, in the order they first ran:
+    ``result``, what it says (`_OF_RESULTS`), and the columns of the first of its runs."""
+    results = make_results(rows["run"].tolist())
+    places = {id(run): place for place, run in enumerate(rows["run"])}
+    first = rows.iloc[[places[id(result.first)] for result in results]]
+    return _add(first.reset_index(drop=True), results, "result", _OF_RESULTS)
 
-    Numbers are medians over the repeats that ended with the status of the case. ``NAME_low`` and
-    ``NAME_high`` are the ends of their spread, which ``spread`` and ``coverage`` describe (see
-    `bench.study.spread`); ``repeats`` and ``seeds`` are their numbers of repeats and seeds, and
-    ``runs`` is the number of all runs.
+
+def _add(
+    frame: pd.DataFrame, items: Sequence[Any], name: str, kinds: Mapping[str, type | None]
+) -> pd.DataFrame:
+    """Add runs or results to a frame, as the column ``name``, and their attributes of ``kinds``.
+
+    All text is then in one block of objects: masking a few rows takes a third of the time, indexing
+    a column a tenth. Column names too: Arrow's take three times as long.
     """
     import numpy as np
     import pandas as pd
 
-    r = Columns(rows)
-    rank = r.status.map(lambda status: _RANK.get(status, len(_RANK)))
-    counts = rank == find_least(rank, r.cell)
-    kept = keep(rows, pd.Series(counts, rows.index))
-    k = Columns(kept)
-    group, cells = pd.factorize(k.cell)
-    every = pd.Index(cells).get_indexer(r.cell)
-    found: dict[str, Array] = {
-        # over all runs: a run that diverged is reported
-        **{name: np.bincount(every, getattr(r, name)) > 0 for name in DOUBTS},
-        "repeats": np.bincount(group),
-        "seeds": np.bincount(group[~number_groups(kept, ["cell", "run_seed"]).duplicated()]),
-        "runs": np.bincount(every),
+    added = {
+        column: np.array([*items] if column == name else [getattr(i, column) for i in items], kind)
+        for column, kind in kinds.items()
     }
-    timed = k.status.find(lambda status: status in MEASURED)
-    for q in STORED:
-        values = getattr(k, q.name)
-        if q.name in ("epoch_time_s", "images_per_s"):
-            values = leave_out(values, ~timed)
-        middle, low, high = find_middle(values, group)
-        if q.rate:
-            middle = 1 / find_middle(1 / positive(values), group)[0]
-        found |= {q.name: middle, f"{q.name}_low": low, f"{q.name}_high": high}
-    places = np.unique(group, return_index=True)[1]
-    first = kept[[name for name in kept if name not in found]].iloc[places].reset_index(drop=True)
-    with np.errstate(all="ignore"):
-        found |= _say_spread(Columns(first), found)
-        found["noisy"] |= find_wide(found)
-        found |= _pair(first, found)
-    found["apart"] = _tell_apart(first).to_numpy()
-    return join_texts(pd.concat([first, pd.DataFrame(found)], axis=1))
-
-
-def _say_spread(first: Columns, found: Mapping[str, Array]) -> dict[str, Array]:
-    import numpy as np
-
-    repeats, time = found["repeats"], found["epoch_time_s"]
-    low, high = first.epoch_time_low_s, first.epoch_time_high_s
-    # too wide an interval is left out: the doubt ``unknown`` reports it
-    single = (repeats == 1) & ((high - low) / 2 <= LEAST_KNOWN * time)
-    images = found["images_per_s"] * time
-    ends = {
-        "epoch_time_s_low": low,
-        "epoch_time_s_high": high,
-        "images_per_s_low": images / positive(high),
-        "images_per_s_high": images / positive(low),
-    }
-    spread = np.full(len(time), Spread.NONE.value, object)
-    for which, kind in (
-        (single, Spread.WITHIN),
-        (repeats > 1, Spread.RANGE),
-        (repeats >= ENOUGH, Spread.PREDICTION),
-    ):
-        spread[which] = kind.value
-    coverage = np.where(single, CONFIDENCE, math.nan)
-    for number in np.unique(repeats[repeats >= ENOUGH]).tolist():
-        coverage[repeats == number] = find_coverage(number, choose_depth(number))
-    return {
-        **{name: np.where(single, own, found[name]) for name, own in ends.items()},
-        "spread": spread,
-        "coverage": coverage,
-    }
-
-
-def find_wide(cases: Mapping[str, Array] | pd.DataFrame) -> Any:
-    """Return which cases' repeats spread by more than ±`STEADY` (half the width of the spread)."""
-    half = (cases["epoch_time_s_high"] - cases["epoch_time_s_low"]) / 2
-    return (cases["repeats"] > 1) & (half / cases["epoch_time_s"] > STEADY)
-
-
-def _pair(first: pd.DataFrame, found: Mapping[str, Array]) -> dict[str, Array]:
-    """Compare each case with fp32 on the same machine with all else equal."""
-    import numpy as np
-
-    free = (*free_axes("precision"), *SAME_QUESTION)
-    partner = number_groups(first, list_equal(free)).to_numpy()
-    f = Columns(first)
-    sound, plain = f.status.find(lambda status: status in RELIABLE), f.precision == "fp32"
-    # of fp32 cases that differ only in how they were measured, the one that measured most
-    places = np.flatnonzero(sound & plain)
-    places = places[np.argsort(-f.part[places], kind="stable")][::-1]
-    profiled = f.profile.astype(int)
-    base = np.full((len(first), 2), -1)  # by number of the group; the last one written stays
-    base[partner[places], profiled[places]] = places
-    # a profiled case is compared with a profiled one, if there is one
-    at, other = base[partner, profiled], sound & ~plain
-    at = np.where(at < 0, base[partner, 1 - profiled], at)
-
-    def find_base(values: Array) -> Array:
-        return leave_out(values[at], at < 0)
-
-    bytes, tensors = found["memory_bytes"], found["peak_allocated_bytes"]
-    pairs = {
-        "speedup": find_base(found["epoch_time_s"]) / positive(found["epoch_time_s"]),
-        "memory_saved": 1 - bytes / positive(find_base(bytes)),
-        "tensors_saved": 1 - tensors / positive(find_base(tensors)),
-    }
-    return {
-        "base_fraction": fill(find_base(f.part), 1.0),
-        **{name: leave_out(values, ~other) for name, values in pairs.items()},
-    }
-
-
-def _tell_apart(cases: pd.DataFrame) -> pd.Series:
-    import pandas as pd
-
-    cell = number_groups(cases, [*SOURCE, *AXES, "kind"])
-    alike = cell.duplicated(keep=False)
-    apart = pd.Series("", cases.index)
-    if not alike.any():  # as in every sweep without --mix
-        return apart
-    said = alike & False
-    for name in COMPARABLE:
-        varies = alike & (cases[name].groupby(cell).transform("nunique") > 1)
-        if name in MODEL_PARTS:  # one of its parts is enough
-            varies, said = varies & ~said, said | varies
-        what, most = ("network", 8) if name in MODEL_PARTS else (name.replace("_", " "), 40)
-        apart = apart.mask(varies, apart + f", {what} " + cases[name].astype(str).str[:most])
-    return apart.str.removeprefix(", ")
+    every = pd.concat([frame.drop(columns=[*added], errors="ignore"), pd.DataFrame(added)], axis=1)
+    texts: pd.DataFrame = every.select_dtypes("str")
+    objects = pd.DataFrame(texts.to_numpy(), texts.index, texts.columns, dtype=object)
+    joined = pd.concat([objects, every.select_dtypes(exclude="str")], axis=1).copy()
+    joined.columns = joined.columns.astype(object)
+    return joined
 
 
 MATCH = ("model", "dataset", "precision", "batch_size", "loss_scale")

@@ -26,8 +26,8 @@ from bench.origin import find_origin
 from bench.precision import Arithmetic, find_formats
 from bench.record import COMPARABLE, REPEATED, Measurement, Status, read_missing
 from bench.store.runs import read_history
-from bench.study.columns import Columns
 from bench.study.quantities import is_number
+from bench.study.runs import list_runs
 from bench.text import count, name_first
 from bench.validate.evidence import OWN, Evidence, Row
 from bench.workloads import IMAGES
@@ -259,10 +259,9 @@ def find_wrong_clocks(row: Row) -> Iterator[str]:
 
 
 def find_wrong_speed(evidence: Evidence) -> Iterator[str]:
-    ids, columns = evidence.own["record_id"], Columns(evidence.own)
     by_id = {row["record_id"]: row for row in evidence.rows}
-    for name, flops, moved in zip(ids, columns.of_peaks, columns.of_bandwidth, strict=True):
-        row = by_id.get(name)
+    for run in list_runs(evidence.own):
+        row, flops, moved = by_id.get(run.record_id), run.of_peaks, run.of_bandwidth
         if row and flops > 1:
             yield f"{row.name}: {flops:.3g} times the FLOP/s that {row['gpu']} does"
         if row and moved > 1 and row.case.compile == Case.compile:

@@ -358,11 +358,12 @@ def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: P
     assert frame["host_bound"].tolist() == [True, True, False, False, False, False]
     noisy, waiting = doubts.DOUBTS["noisy"], doubts.DOUBTS["host_bound"]
     assert frame[noisy.name].all()
-    assert "(down to 60 %)" in waiting.warn(frame[1:2])
-    assert "programs" not in noisy.advise(frame[:2])
-    assert "--cuda-graphs on" in noisy.advise(frame[:2])
-    assert "; where a step waits for the host, a larger" in noisy.advise(frame[1:3])
-    assert "host" not in noisy.advise(frame[3:])
+    runs = frame["run"].tolist()
+    assert "(down to 60 %)" in waiting.warn(runs[1:2])
+    assert "programs" not in noisy.advise(runs[:2])
+    assert "--cuda-graphs on" in noisy.advise(runs[:2])
+    assert "; where a step waits for the host, a larger" in noisy.advise(runs[1:3])
+    assert "host" not in noisy.advise(runs[3:])
 
 
 def name_source(model: str, source: str, batch: int = 128) -> Record:

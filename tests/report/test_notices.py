@@ -186,7 +186,7 @@ def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> N
     few = ran(1, case=Case(steps=20), measured_steps=20, steps_per_epoch=400)
     foreign = ran(1, case=Case(batch_size=8), executor="x")
     parts = read(tmp_path / "parts", [ran(1), ran(1, case=Case(fraction=0.5)), few, foreign])
-    texts |= {name: doubt.advise(parts) for name, doubt in doubts.DOUBTS.items()}
+    texts |= {name: doubt.advise(parts["run"].tolist()) for name, doubt in doubts.DOUBTS.items()}
     known = set(build_parser()._option_string_actions)
     for label, text in texts.items():
         named = FLAG.findall(text)

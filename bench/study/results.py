@@ -1,0 +1,150 @@
+"""Results: what the runs of a case on one machine come to, beside fp32 with all else equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bench.case import AXES, SAME_QUESTION, free_axes
+from bench.interval import CONFIDENCE
+from bench.limits import STEADY
+from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
+from bench.study.doubts import DOUBTS, LEAST_KNOWN
+from bench.study.quantities import STORED, over
+from bench.study.runs import Run, group
+from bench.study.spread import ENOUGH, Spread, choose_depth, find_coverage, find_middle
+
+# a case has the best-ranked status of its repeats: the one that tells most about its time
+_RANK = [Status.OK, Status.DIVERGED, Status.INVALID, Status.OOM, Status.OOM_SUSPECTED]
+
+
+def _rank(run: Run) -> int:
+    return _RANK.index(run.status) if run.status in _RANK else len(_RANK)
+
+
+class Result:
+    """A case on one machine, in one environment.
+
+    Each of `STORED` is the median over the runs that ended with the status of the case. The ends of
+    its spread are ``NAME_low`` and ``NAME_high``, which ``spread`` and ``coverage`` describe (see
+    `bench.study.spread`). Each of `DOUBTS` is of any of its runs. Other attributes, such as axes,
+    are those of the first of its runs that count.
+
+    Attributes:
+        every: all its runs, of which there are ``runs``; ``repeats`` count, with ``seeds`` seeds.
+        wide: whether repeats spread by more than ±`STEADY` (half the width of the spread).
+        base: the case in fp32 that this one is compared with.
+        apart: what tells it from the same case in other environments.
+    """
+
+    base: Result | None = None
+    apart = ""
+
+    def __init__(self, every: Sequence[Run]) -> None:
+        best = min(map(_rank, every))
+        counted = [run for run in every if _rank(run) == best]
+        self.every, self.first = every, counted[0]
+        self.repeats, self.runs = len(counted), len(every)
+        self.seeds = len({run.run_seed for run in counted})
+        found: dict[str, Any] = {}
+        for q in STORED:
+            timed = q.name in ("epoch_time_s", "images_per_s")
+            values = [getattr(run, q.name) for run in counted]
+            values = values if self.status in MEASURED or not timed else []
+            middle, low, high = find_middle(values)
+            if q.rate:
+                middle = 1 / find_middle(1 / value for value in values if value > 0)[0]
+            found |= {q.name: middle, f"{q.name}_low": low, f"{q.name}_high": high}
+        half = (found["epoch_time_s_high"] - found["epoch_time_s_low"]) / 2
+        self.wide = over(half, found["epoch_time_s"]) > STEADY
+        self.spread, self.coverage = Spread.NONE.value, math.nan
+        if self.repeats == 1:
+            found |= self._take_own_ends(found["epoch_time_s"], found["images_per_s"])
+        elif self.repeats < ENOUGH:
+            self.spread = Spread.RANGE.value
+        else:
+            self.spread = Spread.PREDICTION.value
+            self.coverage = find_coverage(self.repeats, choose_depth(self.repeats))
+        # a run that diverged is reported
+        found |= {name: any(getattr(run, name) for run in every) for name in DOUBTS}
+        vars(self).update(found, noisy=found["noisy"] or self.wide)
+
+    def _take_own_ends(self, time: float, rate: float) -> dict[str, float]:
+        """Return the ends within a single run. Too wide an interval is left out: the doubt
+        ``unknown`` reports it."""
+        low, high = self.first.epoch_time_low_s, self.first.epoch_time_high_s
+        if not (high - low) / 2 <= LEAST_KNOWN * time:
+            return {}
+        self.spread, self.coverage = Spread.WITHIN.value, CONFIDENCE
+        ends = {"images_per_s_low": over(rate * time, high)}
+        ends["images_per_s_high"] = over(rate * time, low)
+        return {"epoch_time_s_low": low, "epoch_time_s_high": high, **ends}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.first, name)
+
+    @property
+    def base_fraction(self) -> float:
+        return self.base.part if self.base else 1.0
+
+    @property
+    def speedup(self) -> float:
+        return over(self.base.epoch_time_s, self.epoch_time_s) if self.base else math.nan
+
+    @property
+    def memory_saved(self) -> float:
+        return 1 - over(self.memory_bytes, self.base.memory_bytes) if self.base else math.nan
+
+    @property
+    def tensors_saved(self) -> float:
+        if not self.base:
+            return math.nan
+        return 1 - over(self.peak_allocated_bytes, self.base.peak_allocated_bytes)
+
+    @property
+    def start_time_s(self) -> float:
+        """The seconds of set-up and first steps, with the first steps of the slowest repeat. The
+        rest of the warm-up is left out: it goes on until steps are steady, however long that takes.
+        Runs without first steps, as published ones, have the whole warm-up instead."""
+        runs = [run for run in self.every if run.status in RELIABLE]
+        firsts = [(run.first_steps_time_s, run.warmup_time_s, 0.0) for run in runs]
+        least = (next(time for time in known if time == time) for known in firsts)
+        return find_middle(run.setup_time_s for run in runs)[0] + max(least, default=math.nan)
+
+
+def make_results(runs: Sequence[Run]) -> list[Result]:
+    """Return the results of the runs that count, in the order in which they first ran."""
+    place = {id(run): number for number, run in enumerate(runs)}
+    results = [*map(Result, group(runs, lambda run: run.cell))]
+    results.sort(key=lambda result: place[id(result.first)])
+    free = {*free_axes("precision"), *SAME_QUESTION}
+    kept = [number for number, name in enumerate(AXES) if name not in free]
+    sound = [result for result in results if result.status in RELIABLE]
+    for alike in group(
+        sound,
+        lambda r: (r.sweep, r.machine, r.environment, r.kind, *(r.axes[number] for number in kept)),
+    ):
+        # of those that differ only in how they were measured, the one that measured most, profiled
+        # or not as the other if there is such a one
+        plain = sorted((r for r in alike if r.precision == "fp32"), key=lambda r: -r.part)
+        for other in (r for r in alike if plain and r.precision != "fp32"):
+            other.base = next((r for r in plain if r.profile == other.profile), plain[0])
+    for alike in group(results, lambda r: (r.sweep, r.machine, r.asked, r.kind)):
+        _tell_apart(alike)
+    return results
+
+
+def _tell_apart(results: Sequence[Result]) -> None:
+    """Set what tells results of one case apart: the columns of `COMPARABLE` in which they differ,
+    of those of the network the first."""
+    said: list[tuple[str, str, int]] = []
+    for name in COMPARABLE:
+        if len({getattr(result, name) for result in results}) > 1:
+            part = name in MODEL_PARTS
+            if part and any(what == "network" for _, what, _ in said):
+                continue
+            said.append((name, "network", 8) if part else (name, name.replace("_", " "), 40))
+    for result in results if said else ():
+        told = (f"{what} {str(getattr(result, name))[:most]}" for name, what, most in said)
+        result.apart = ", ".join(told)

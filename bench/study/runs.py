@@ -1,0 +1,268 @@
+"""Records as runs: their cells, and what is derived of each, as attributes."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bench.case import AXES, SAME_QUESTION, Case
+from bench.diagnosis.rates import COPY, RATES
+from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
+from bench.origin import Origin, find_origin
+from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
+from bench.record import COMPARABLE
+from bench.study.doubts import DOUBTS
+from bench.study.quantities import MEMORY, QUANTITIES, over
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bench.study.sweeps import Sweep
+
+T = TypeVar("T")
+
+
+def group(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """Group items by their key, in the order in which the keys first appear."""
+    groups: dict[Hashable, list[T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return [*groups.values()]
+
+
+class Run:
+    """A record: its cells by name, each of `QUANTITIES` that it has by itself, and `DOUBTS`. An
+    unknown number is NaN, unknown text is empty.
+
+    Attributes:
+        sweep: the name of its sweep.
+        straggle: see `Sweep.read_stragglers`; ``unaffected`` `Sweep.read_unaffected`.
+        asked: a number for its case; ``environment`` for rows that agree on `COMPARABLE`.
+        part: the share of an epoch that was measured, equal in all runs of a case: its fraction,
+            or less with ``--steps`` or ``--until``. The rest is extrapolated.
+        busy_step_s: kernel time of a step on a GPU, in s: from its own profile, or from one of the
+            same case and environment that measured another part, which does not affect it.
+        memory_measure: the one of `MEMORY` that its memory is read from: the first that any run of
+            the same machine and kind has.
+    """
+
+    sweep: str
+    straggle: float
+    unaffected: str
+    asked: int
+    environment: int
+    part: float
+    busy_step_s: float
+    memory_measure: str
+    images_per_s: float
+
+    def __init__(self, cells: Mapping[str, Any], **beside: Any) -> None:
+        vars(self).update(cells, **beside)
+        if math.isnan(self.images_per_s):
+            self.images_per_s = over(self.train_images, self.epoch_time_s)
+
+    def __getattr__(self, name: str) -> Any:
+        """Derive a quantity or a doubt, once."""
+        if name in DOUBTS:
+            value: Any = DOUBTS[name].find(self)
+        elif name in QUANTITIES and (derive := QUANTITIES[name].derive):
+            value = derive(self)
+        else:
+            raise AttributeError(name)
+        vars(self)[name] = value
+        return value
+
+    @cached_property
+    def axes(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in AXES)
+
+    @cached_property
+    def cell(self) -> tuple[Hashable, ...]:
+        """What the runs of a case on one machine agree on. Runs in different environments are of
+        separate cases."""
+        return self.sweep, self.machine, self.asked, self.environment, self.kind
+
+    @property
+    def timed(self) -> bool:
+        return bool(self.epoch_time_s == self.epoch_time_s)
+
+    @cached_property
+    def machine(self) -> str:
+        """The GPU, or the CPU."""
+        return (self.gpu or "unknown GPU") if self.device != "cpu" else (self.cpu or "CPU")
+
+    @cached_property
+    def kind(self) -> Origin:
+        return find_origin(self.executor)
+
+    @property
+    def busy_epoch(self) -> float:
+        """Kernel time of an epoch on a GPU, in s: a lower bound of the epoch time."""
+        return self.busy_step_s * float(self.steps_per_epoch)
+
+    @cached_property
+    def missed(self) -> bool:
+        """Whether the error of the epoch time is larger than ``--until`` asked."""
+        return bool(self.epoch_time_error > float(self.until or "nan"))
+
+    @property
+    def ended(self) -> bool:
+        """Whether ``--until`` ended the run before its epoch was over."""
+        return self.until != "" and self.part < 1 and not self.missed
+
+    @property
+    def cut_by_steps(self) -> bool:
+        """Whether ``--steps`` limited how much was measured."""
+        return self.part < self.fraction and not self.ended
+
+    @property
+    def flops(self) -> float:
+        """FLOP/s: FLOP of an image, forward and backward, times the images/s of each GPU."""
+        return float(self.flop_per_image * self.images_per_s / self.world_size)
+
+    @property
+    def moved(self) -> float:
+        """Memory traffic in bytes/s: of a step, as if nothing were fused, over the median step."""
+        return over(self.step_bytes, self.step_time_median_s)
+
+    @cached_property
+    def of_peaks(self) -> float:
+        """`flops` over the peak in the card's data sheet; impossible shares above 1 are kept."""
+        return self._share(lambda name: self._look_up(peak_flops(self.gpu, name)))
+
+    @cached_property
+    def of_bandwidth(self) -> float:
+        """`moved` over the bandwidth in the data sheet; impossible shares above 1 are kept."""
+        return self.moved / self._look_up(peak_bandwidth(self.gpu))
+
+    @property
+    def of_measured(self) -> float:
+        """`flops` over the rate of a large matrix product or convolution measured on this device,
+        whichever is higher."""
+
+        def find_rate(name: str) -> float:
+            both = (f"rate_{name}", f"rate_conv_{name}")
+            rates = [self._take_rate(column) for column in both if column in RATES]
+            return max((rate for rate in rates if rate == rate), default=math.nan)
+
+        return self._share(find_rate)
+
+    @property
+    def of_copy(self) -> float:
+        """`moved` over the bytes/s that a large copy reads and writes on this device. NaN for
+        compiled code, which moves less than is counted, so that its share may exceed 1."""
+        return over(self.moved, self._take_rate(COPY)) if self.compile == Case.compile else math.nan
+
+    def _take_rate(self, column: str) -> float:
+        """Return a measured rate of the machine; NaN where it is above the data sheet."""
+        rate: float = getattr(self, column)
+        return math.nan if rate > self._look_up(list_peaks(self.gpu).get(column)) else rate
+
+    def _look_up(self, peak: float | None) -> float:
+        return (peak if self.device == "cuda" else None) or math.nan
+
+    def _share(self, find_rate: Callable[[str], float]) -> float:
+        """Return `flops` over the rate of the arithmetic that ran; NaN where no rate is known.
+
+        If several arithmetics were found (``tfloat32/float32``), the first one counts: that of the
+        forward pass of the network's most expensive layer. If a share of the FLOP ran in fp8 and
+        the rest in bf16, the combined rate is 1 / (share / fp8 + (1 - share) / bf16).
+        """
+        level = OPT_LEVELS[self.opt_level].arithmetic if self.opt_level else ""
+        label = level or PRECISIONS[self.precision].arithmetic
+        ran = self.arithmetic.partition("/")[0] or label
+        rate = find_rate(ran)
+        if ran == Arithmetic.FLOAT8:
+            share = self.fp8_flop_share
+            parts = over(share, rate) + over(1 - share, find_rate(Arithmetic.BFLOAT16))
+            rate = over(1, parts)
+        return over(self.flops, rate)
+
+
+def read_runs(sweeps: Sequence[Sweep]) -> list[Run]:
+    """Read the runs of sweeps, a run a record, with all that is derived of them."""
+    runs: list[Run] = []
+    for sweep in sweeps:
+        told = sweep.read_stragglers(), sweep.read_unaffected()
+        mine = list_runs(sweep.records, sweep.name, *told)
+        _fill_environment(mine)
+        runs += mine
+    return link_runs(runs)
+
+
+def list_runs(
+    records: pd.DataFrame,
+    sweep: str = "",
+    straggle: Mapping[str, float] = MappingProxyType({}),
+    unaffected: Mapping[str, str] = MappingProxyType({}),
+) -> list[Run]:
+    """Return records as runs, without what only several of them together tell. What stands beside
+    some of them is given by ``record_id``."""
+    names = records.columns.tolist()
+    rows = zip(*(records[name].tolist() for name in names), strict=True)
+    told = (dict(zip(names, row, strict=True)) for row in rows)
+    return [
+        Run(
+            cells,
+            sweep=sweep,
+            straggle=straggle.get(cells["record_id"], math.nan),
+            unaffected=unaffected.get(cells["record_id"], ""),
+        )
+        for cells in told
+    ]
+
+
+def _fill_environment(runs: Sequence[Run]) -> None:
+    """Fill in what runs that ended too early lack of their environment, if unique in the sweep."""
+    also = {"gpu_memory_bytes": ("device",), "cpu": ("device",), "train_images": ("dataset",)}
+    lost, whole = ([run for run in runs if (run.torch == "") is lacks] for lacks in (True, False))
+    for name, axes in {**COMPARABLE, **also}.items() if lost else ():
+        found: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+        for run in whole:
+            if (value := getattr(run, name)) == value:
+                found[tuple(getattr(run, axis) for axis in axes)].add(value)
+        for run in lost:
+            held = getattr(run, name)
+            values = found[tuple(getattr(run, axis) for axis in axes)]
+            if (held == "" or held != held) and len(values) == 1:
+                setattr(run, name, *values)
+
+
+def link_runs(runs: list[Run]) -> list[Run]:
+    """Set what only several runs together tell, and return them."""
+    cases: dict[Hashable, int] = {}
+    environments: dict[Hashable, int] = {}
+    for run in runs:
+        told = tuple(getattr(run, name) for name in COMPARABLE)
+        run.asked = cases.setdefault(run.axes, len(cases))
+        run.environment = environments.setdefault(told, len(environments))
+    for alike in group(runs, lambda run: (run.sweep, run.asked)):
+        # a run that failed has no steps: it takes the part of its repeats
+        part = min(map(_measure_part, alike))
+        for run in alike:
+            run.part = part
+    same = [place for place, name in enumerate(AXES) if name not in SAME_QUESTION]
+    for alike in group(
+        runs, lambda run: (run.sweep, run.environment, *(run.axes[place] for place in same))
+    ):
+        own = [run.busy_s if run.device == "cuda" else math.nan for run in alike]
+        least = min((busy for busy in own if busy == busy), default=math.nan)
+        for run, busy in zip(alike, own, strict=True):
+            run.busy_step_s = busy if busy == busy else least
+    for alike in group(runs, lambda run: (run.machine, run.kind)):
+        known = (n for n in MEMORY if any(getattr(run, n) == getattr(run, n) for run in alike))
+        measure = next(known, "")
+        for run in alike:
+            run.memory_measure = measure
+    return runs
+
+
+def _measure_part(run: Run) -> float:
+    if run.steps == "" and run.until == "":
+        return float(run.fraction)
+    share = over(run.measured_steps, run.steps_per_epoch)
+    return min(1.0 if math.isnan(share) else share, float(run.fraction))
