@@ -190,7 +190,7 @@ def test_the_work_is_of_the_profile_in_the_middle_and_the_time_of_all_repeats(
         unprofiled = make_profiled(case, step, 4, profiled_step_s=None, busy_s=None)
         store.append(unprofiled, work=[replace(row, time_s=None) for row in step.work])
     sweeps = read_sweeps([tmp_path / "sweep"])
-    (found,) = read_steps(latest(read(sweeps)), sweeps).values()
+    (found,) = read_steps(latest(read(sweeps))["run"], sweeps).values()
     assert len(found.times) == 4
     assert found.step.profile.step_s == 0.11
     times = {row.operation: row.time_s for row in found.step.work}
@@ -205,7 +205,7 @@ def test_no_bound_of_a_committed_sweep_is_below_what_it_measured(folder: Path) -
     """All pairs of values of each axis, either way, where there are profiles."""
     sweeps = read_sweeps([folder])
     rows = latest(read(sweeps))
-    steps, cases = read_steps(rows, sweeps), summarize(rows)
+    steps, cases = read_steps(rows["run"], sweeps), summarize(rows)
     machines = label_machines(cases)
     held = 0
     for axis in find_varying(cases):

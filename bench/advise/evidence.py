@@ -10,11 +10,10 @@ from pathlib import Path
 from bench.advise.standing import Result, strip
 from bench.case import Case
 from bench.diagnosis.sentences import name_part
-from bench.questions.profiles import STEP, make_step, take_runs
+from bench.questions.profiles import STEP, make_step
 from bench.record import RELIABLE
-from bench.store.runs import read_cases
 from bench.study.doubts import DOUBTS
-from bench.study.summaries import read
+from bench.study.runs import list_runs, read_runs
 from bench.study.sweeps import Sweep, read_sweep
 
 MOST_PARTS, LEAST_PART = 3, 0.05
@@ -40,9 +39,9 @@ class Evidence:
         rows = self._sweep.records
         rows = rows[rows["profile"] & rows["status"].isin(RELIABLE) & rows[STEP].notna()]
         work = dict(list(self._sweep.work.groupby("record_id", sort=False)))
-        ids, cases = rows["record_id"], read_cases(rows)
-        for case, name, run in zip(cases, ids, take_runs(rows), strict=True):
-            step = make_step(case, [(run, work.get(name))]) if strip(case) == setting else None
+        for run in list_runs(rows):
+            mine = strip(run.case) == setting
+            step = make_step([(run, work.get(run.record_id))]) if mine else None
             if step and (divided := step.breakdown):
                 times = {part.name: divided.find_time(part.name) for part in divided.parts}
                 shares = {part: time / divided.step_s for part, time in times.items()}
@@ -56,8 +55,8 @@ class Evidence:
     def count_doubts(self, results: Collection[Result]) -> dict[str, int]:
         """Count the runs with each doubt that keeps a case from being called the fastest, by the
         remark that reports show beside a row."""
-        rows = read([self._sweep])
-        rows = rows[rows["record_id"].isin({result.record_id for result in results})]
-        fatal = [doubt for doubt in DOUBTS.values() if doubt.fatal]
-        found = {d.remark: int(rows[d.name].sum()) for d in fatal if d.name not in _OF_SHORT_RUNS}
+        ids = {result.record_id for result in results}
+        runs = [run for run in read_runs([self._sweep]) if run.record_id in ids]
+        fatal = [d for d in DOUBTS.values() if d.fatal and d.name not in _OF_SHORT_RUNS]
+        found = {doubt.remark: sum(map(doubt.find, runs)) for doubt in fatal}
         return {remark: number for remark, number in found.items() if number}

@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.axis import Value
 from bench.case import SAME_QUESTION, Case, format_value, free_axes, spell_value
 from bench.diagnosis.advice import CURES, Option
 from bench.diagnosis.breakdown import Breakdown, divide
 from bench.diagnosis.explanation import Alternatives, Explanation, Side
-from bench.diagnosis.rates import CALL, RATES, take_rates
+from bench.diagnosis.rates import take_rates
 from bench.diagnosis.reasons import explain
 from bench.diagnosis.sentences import name_part
 from bench.diagnosis.step import PROFILED, Profile, Step
@@ -29,6 +29,7 @@ from bench.store.reader import list_work
 from bench.store.runs import read_cases
 from bench.study.axes import Machines, find_varying, name_setting, rank
 from bench.study.pairs import find_changes
+from bench.study.runs import Run, group
 from bench.study.summaries import SOURCE, list_equal
 from bench.text import ESTIMATE, count, name_first
 from bench.verdict.ratio import compare
@@ -56,65 +57,52 @@ class Profiled:
         return divide(self.step)
 
 
-def read_steps(rows: pd.DataFrame, sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
-    """Return, by cell, the step of each case whose work was counted; ``rows`` are the runs that
-    count, of `bench.study.summaries.latest`."""
-    rows = rows[rows["status"].isin(RELIABLE) & rows[STEP].notna()]
+def read_steps(runs: Iterable[Run], sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
+    """Return, by cell, the step of each case whose work was counted, from the runs that count."""
     work = {
         (sweep.name, record): part
         for sweep in sweeps
         for record, part in sweep.work.groupby("record_id", sort=False)
     }
-    frames = [work.get(key) for key in zip(rows["sweep"], rows["record_id"], strict=True)]
-    cells = rows["cell"].tolist()
-    case_of = dict(zip(cells, read_cases(rows), strict=True))
-    repeats: dict[int, list[tuple[Run, pd.DataFrame | None]]] = {}
-    for cell, run, frame in zip(cells, take_runs(rows), frames, strict=True):
-        repeats.setdefault(cell, []).append((run, frame))
-    steps = {cell: make_step(case_of[cell], held) for cell, held in repeats.items()}
+    stepped = (run for run in runs if run.status in RELIABLE and not math.isnan(getattr(run, STEP)))
+    steps = {
+        repeats[0].cell: make_step([(r, work.get((r.sweep, r.record_id))) for r in repeats])
+        for repeats in group(stepped, lambda run: run.cell)
+    }
     return {cell: step for cell, step in steps.items() if step}
 
 
-Run = Mapping[Any, Any]  # the columns of a record that `make_step` reads
-
-
-def take_runs(records: pd.DataFrame) -> list[Run]:
-    """Return what `make_step` reads of each record, all at once: a cell of a frame costs 20 µs."""
-    columns = [STEP, *PROFILED, *RATES, CALL, "gpu", "arithmetic", "sm_clock_mhz", "alloc_retries"]
-    return list(records[columns].to_dict("records"))
-
-
-def make_step(case: Case, repeats: Sequence[tuple[Run, pd.DataFrame | None]]) -> Profiled | None:
+def make_step(repeats: Sequence[tuple[Run, pd.DataFrame | None]]) -> Profiled | None:
     """Return the step of a case, with the work of one repeat, as a mean would hold the pauses of
     all: the repeat whose profiled step is the median, or the first if none was profiled.
-    ``repeats`` are runs of `take_runs`, all with a time, and their work as
-    `bench.store.reader.read_work` returns it. None if no work was counted."""
+    ``repeats`` are runs with a time, and their work as `bench.store.reader.read_work` returns it.
+    None if no work was counted."""
     known = [(run, frame) for run, frame in repeats if frame is not None and len(frame)]
     profiled = [
         (run, frame)
         for run, frame in known
-        if run["profiled_step_s"] > 0 and frame["time_s"].notna().any()
+        if run.profiled_step_s > 0 and frame["time_s"].notna().any()
     ]
     if not known:
         return None
-    ranked = sorted(profiled, key=lambda repeat: repeat[0]["profiled_step_s"]) or known[:1]
+    ranked = sorted(profiled, key=lambda repeat: repeat[0].profiled_step_s) or known[:1]
     run, frame = ranked[(len(ranked) - 1) // 2]
-    times = tuple(float(run[STEP]) for run, _ in repeats)
-    peaks = list_peaks(run["gpu"]) if case.device == "cuda" else {}
+    case, times = run.case, tuple(float(getattr(run, STEP)) for run, _ in repeats)
+    peaks = list_peaks(run.gpu) if case.device == "cuda" else {}
     # products of float32 were rounded as the probe found, else as asked
     asked = find_formats(case.precision, case.opt_level).arithmetic
-    is_tf32 = Arithmetic.TFLOAT32 in (asked, *run["arithmetic"].split("/"))
+    is_tf32 = Arithmetic.TFLOAT32 in (asked, *run.arithmetic.split("/"))
     step = Step(
         geometric_mean(times),
         list_work(frame),
-        take_rates(run, peaks),
+        take_rates(vars(run), peaks),
         case.device,
         Arithmetic.TFLOAT32 if is_tf32 else Arithmetic.FLOAT32,
-        Profile(*(_none(run[name]) or 0.0 for name in PROFILED)) if profiled else None,
+        Profile(*(_none(getattr(run, name)) or 0.0 for name in PROFILED)) if profiled else None,
         take_rates(peaks),
     )
     clocks, retries = (
-        [value for run, _ in repeats if (value := _none(run[name])) is not None]
+        [value for run, _ in repeats if (value := _none(getattr(run, name))) is not None]
         for name in ("sm_clock_mhz", "alloc_retries")
     )
     clock = fmean(clocks) if clocks else None

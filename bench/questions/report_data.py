@@ -140,7 +140,7 @@ def gather(
     everything = summaries.read(sweeps)
     rows = summaries.latest(everything)
     tried = summaries.summarize(rows)
-    steps = read_steps(rows, sweeps)
+    steps = read_steps(rows["run"], sweeps)
     cases, records = select(tried, where), select(everything, where)
     rows = keep(rows, rows["cell"].isin(cases["cell"]))
     probes = records[records["probe"].astype(bool)]

@@ -9,12 +9,13 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bench.case import AXES, SAME_QUESTION, Case
+from bench.case import AXES, SAME_QUESTION, Case, make_case
 from bench.diagnosis.rates import COPY, RATES
 from bench.gpu.peaks import list_peaks, peak_bandwidth, peak_flops
 from bench.origin import Origin, find_origin
 from bench.precision import OPT_LEVELS, PRECISIONS, Arithmetic
 from bench.record import COMPARABLE
+from bench.store.runs import parse_axis
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import MEMORY, QUANTITIES, over
 
@@ -41,7 +42,8 @@ class Run:
     Attributes:
         sweep: the name of its sweep.
         straggle: see `Sweep.read_stragglers`; ``unaffected`` `Sweep.read_unaffected`.
-        asked: a number for its case; ``environment`` for rows that agree on `COMPARABLE`.
+        asked: a number for its case; ``environment`` for rows that agree on `COMPARABLE`, and
+            ``cell`` for runs of one case on one machine that agree on both.
         part: the share of an epoch that was measured, equal in all runs of a case: its fraction,
             or less with ``--steps`` or ``--until``. The rest is extrapolated.
         busy_step_s: kernel time of a step on a GPU, in s: from its own profile, or from one of the
@@ -55,6 +57,7 @@ class Run:
     unaffected: str
     asked: int
     environment: int
+    cell: int
     part: float
     busy_step_s: float
     memory_measure: str
@@ -81,10 +84,8 @@ class Run:
         return tuple(getattr(self, name) for name in AXES)
 
     @cached_property
-    def cell(self) -> tuple[Hashable, ...]:
-        """What the runs of a case on one machine agree on. Runs in different environments are of
-        separate cases."""
-        return self.sweep, self.machine, self.asked, self.environment, self.kind
+    def case(self) -> Case:
+        return make_case(*map(parse_axis, AXES, self.axes))
 
     @property
     def timed(self) -> bool:
@@ -234,12 +235,13 @@ def _fill_environment(runs: Sequence[Run]) -> None:
 
 def link_runs(runs: list[Run]) -> list[Run]:
     """Set what only several runs together tell, and return them."""
-    cases: dict[Hashable, int] = {}
-    environments: dict[Hashable, int] = {}
+    cases, environments, cells = (dict[Hashable, int]() for _ in range(3))
     for run in runs:
         told = tuple(getattr(run, name) for name in COMPARABLE)
         run.asked = cases.setdefault(run.axes, len(cases))
         run.environment = environments.setdefault(told, len(environments))
+        where = (run.sweep, run.machine, run.kind, run.asked, run.environment)
+        run.cell = cells.setdefault(where, len(cells))
     for alike in group(runs, lambda run: (run.sweep, run.asked)):
         # a run that failed has no steps: it takes the part of its repeats
         part = min(map(_measure_part, alike))

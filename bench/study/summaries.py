@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.case import AXES
 from bench.record import COMPARABLE
-from bench.store.attempts import ASKED, keep_cases, keep_latest, number_groups
+from bench.store.attempts import ASKED, keep_cases, keep_latest
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, STORED
 from bench.study.results import make_results
@@ -32,7 +32,7 @@ _BOTH: dict[str, type | None] = {
 }
 _OF_RUNS = _BOTH | {
     **dict.fromkeys(("run", "sweep", "machine", "kind", "memory_measure"), object),
-    **dict.fromkeys((ASKED, "environment"), int),
+    **dict.fromkeys((ASKED, "environment", "cell"), int),
     **dict.fromkeys(("part", "busy_step_s", "straggle"), float),
     # those that a run which ended too early is told
     **dict.fromkeys((*COMPARABLE, "cpu"), object),
@@ -63,13 +63,8 @@ def read(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
 
 def latest(records: pd.DataFrame) -> pd.DataFrame:
-    """Keep the last attempt at each run, without sentinels and probes.
-
-    Added is ``cell``, a number for each case on its machine, which its repeats share. Repeats under
-    different `COMPARABLE` environments are separate cases.
-    """
-    rows = keep_latest(keep_cases(records))
-    return rows.assign(cell=number_groups(rows, list_equal()))
+    """Keep the last attempt at each run, without sentinels and probes."""
+    return keep_latest(keep_cases(records))
 
 
 def summarize(rows: pd.DataFrame) -> pd.DataFrame:

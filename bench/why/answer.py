@@ -40,7 +40,7 @@ def explain(
     rows = latest(records)
     everything = summarize(rows)
     cases = select(everything, where)
-    steps = read_steps(rows, sweeps)
+    steps = read_steps(rows["run"], sweeps)
     profiled = cases[
         cases["cell"].isin([cell for cell, one in steps.items() if one.step.profile is not None])
     ]
