@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.case import AXES
 from bench.limits import MIN_REPEATS, STEADY
@@ -20,7 +20,7 @@ from bench.study.axes import (
     name_setting,
     name_value,
     order_values,
-    take_values,
+    take_value,
 )
 from bench.study.doubts import DOUBTS
 from bench.study.estimate import ENERGY, JUDGED, LOSS, MEMORY, TIME, Estimate, estimate
@@ -83,11 +83,11 @@ def find_effects(found: ReportData) -> Iterator[Effect]:
         change
         for axis in find_varying(ended, found.varying)
         if axis not in AXES or not AXES[axis].spread
-        for change in find_changes(axis, ended, found.machines)
+        for change in find_changes(axis, ended["result"].tolist(), found.machines)
     ]
     judged: list[dict[str, Estimate]] = [{} for _ in changes]
     for metric in JUDGED:
-        for into, estimated in zip(judged, estimate(metric, changes, found.rows), strict=True):
+        for into, estimated in zip(judged, estimate(metric, changes, found.results), strict=True):
             if estimated is not None:
                 into[metric.name] = estimated
     kept = [pair for pair in zip(changes, judged, strict=True) if pair[1]]
@@ -103,26 +103,22 @@ def _describe_axis(
     rivals: dict[str, set[frozenset[int]]] = {}
     for change, estimates in judged:
         cells = {*estimates.get(TIME.name, next(iter(estimates.values()))).cells}
-        pairs = [pair for pair in change.pairs if (pair.a, pair.b) in cells]
+        pairs = [pair for pair in change.pairs if pair.cells in cells]
         used.append(pairs)
         rivals.setdefault(change.before, set()).add(frozenset(pair.key for pair in pairs))
     every = frozenset(pair.key for change, _ in judged for pair in change.pairs)
-    settings: dict[str, dict[int, Any]] = {}
+    settings: list[str] = []
     if any(held != {every} for held in rivals.values()):
-        before = cases[cases["cell"].isin({p.a for change, _ in judged for p in change.pairs})]
-        free = list_free(judged[0][0].axis)
-        settings = {
-            name: dict(zip(before["cell"], take_values(before, name), strict=True))
-            for name in find_varying(before, found.varying)
-            if name not in free
-        }
+        cells = {pair.a.cell for change, _ in judged for pair in change.pairs}
+        varying = find_varying(cases[cases["cell"].isin(cells)], found.varying)
+        settings = [name for name in varying if name not in list_free(judged[0][0].axis)]
     for (change, estimates), pairs in zip(judged, used, strict=True):
-        doubts = frozenset[str]().union(*(pair.doubts for pair in pairs))
+        doubts = set[str]().union(*(pair.doubts for pair in pairs))
         yield Effect(
             change.axis,
             change.before,
             change.after,
-            tuple((pair.a, pair.b) for pair in change.pairs),
+            tuple(pair.cells for pair in change.pairs),
             estimates,
             any(pair.estimated for pair in pairs),
             tuple(doubt.remark for name, doubt in DOUBTS.items() if name in doubts),
@@ -131,12 +127,10 @@ def _describe_axis(
         )
 
 
-def _name_settings(
-    pairs: Sequence[Pair], settings: Mapping[str, Mapping[int, Any]], machines: Machines
-) -> str:
+def _name_settings(pairs: Sequence[Pair], settings: Sequence[str], machines: Machines) -> str:
     said = []
-    for axis, value_of in settings.items():
-        values = order_values(axis, [value_of[pair.a] for pair in pairs])
+    for axis in settings:
+        values = order_values(axis, (take_value(pair.a, axis) for pair in pairs))
         text = name_first([name_value(axis, value, machines) for value in values], 4)
         said.append(name_setting(axis, text))
     return " · ".join(said)

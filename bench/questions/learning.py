@@ -24,7 +24,6 @@ from bench.study.estimate import (
     list_means,
     list_shifts,
     share_seeds,
-    take_readings,
     take_seeds,
 )
 from bench.study.metrics import METRICS, Metric
@@ -53,7 +52,7 @@ def judge_learning(found: ReportData) -> Iterator[LearningEffect]:
     losses, cells = found.losses, found.by_cell
     told = {c: tuple(getattr(row, name) for name in SAME_LOSS) for c, row in cells.items()}
     for metric in LEARNT:
-        seeds = losses if metric is LOSS else take_seeds(take_readings(metric, found.rows))
+        seeds = losses if metric is LOSS else take_seeds(metric, found.results)
         concerned = []
         for effect in found.effects:
             pairs = effect.loss.cells if effect.axis == "precision" and effect.loss else ()

@@ -180,20 +180,20 @@ def _find_pairs(
 ) -> Iterator[tuple[int, int]]:
     """Yield the cells before and after the change; one given value is paired with all others."""
     if before is None and after is None:
-        for change in find_changes(axis, cases, machines):
-            yield from ((pair.a, pair.b) for pair in change.pairs)
+        for change in find_changes(axis, cases["result"].tolist(), machines):
+            yield from (pair.cells for pair in change.pairs)
         return
     spelled = cases[axis].map(format_value)
-    texts = dict(zip(cases["cell"], spelled, strict=True))
     order = spelled[rank(cases, axis).sort_values().index]
     firsts, lasts = (order if end is None else [end] for end in (before, after))
     for first, last in dict.fromkeys(product(firsts, lasts)):
         if first == last:
             continue
-        for change in find_changes(axis, cases[spelled.isin([first, last])], machines):
+        both = cases["result"][spelled.isin([first, last])].tolist()
+        for change in find_changes(axis, both, machines):
             for pair in change.pairs:
-                forth = texts[pair.a] == first
-                yield (pair.a, pair.b) if forth else (pair.b, pair.a)
+                forth = format_value(getattr(pair.a, axis)) == first
+                yield pair.cells if forth else pair.cells[::-1]
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:

@@ -21,8 +21,9 @@ from bench.store.scale_map import read_scale_map
 from bench.study import axes, summaries
 from bench.study.axes import MACHINE, Machines, list_naming_axes
 from bench.study.doubts import list_below
-from bench.study.estimate import LOSS, Seeds, take_readings, take_seeds, take_times
+from bench.study.estimate import LOSS, Seeds, take_seeds, take_times
 from bench.study.filters import Filter, select
+from bench.study.results import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +64,12 @@ class ReportData:
         """Doubts that are stated once, and not beside each row."""
         return list_below(self.cases)
 
+    @property
+    def results(self) -> list[Result]:
+        """The cases, in the order of the overview."""
+        results: list[Result] = self.cases["result"].tolist()
+        return results
+
     @cached_property
     def by_cell(self) -> dict[int, Row]:
         """The cases as rows, by ``cell``."""
@@ -84,11 +91,11 @@ class ReportData:
 
     @cached_property
     def times(self) -> Mapping[int, Sequence[float]]:
-        return take_times(self.rows)
+        return take_times(self.results)
 
     @cached_property
     def losses(self) -> Mapping[int, Seeds]:
-        return take_seeds(take_readings(LOSS, self.rows))
+        return take_seeds(LOSS, self.results)
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:

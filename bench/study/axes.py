@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
@@ -66,7 +66,7 @@ def name_axis(axis: str) -> str:
 
 
 def name_value(axis: str, value: Any, machines: Machines) -> str:
-    """Return the display name of a value of `take_values`."""
+    """Return the display name of a value of `take_value`."""
     if axis == MACHINE:
         return machines[value]
     return mark_legacy(axis, format_value(value)) or "none"
@@ -94,11 +94,9 @@ def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
 
 def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
     """Return the place of each case's value in `order_values`."""
-    import pandas as pd
-
-    values = take_values(cases, axis).tolist()
-    order = {value: place for place, value in enumerate(order_values(axis, values))}
-    return pd.Series([order[value] for value in values], cases.index, dtype=int)
+    values = take_values(cases, axis)
+    order = {value: place for place, value in enumerate(order_values(axis, values.tolist()))}
+    return values.map(order.__getitem__).astype(int)
 
 
 def take_value(row: Any, axis: str) -> Any:
@@ -116,6 +114,11 @@ def take_values(cases: pd.DataFrame, axis: str) -> pd.Series:
     return pd.Series(pairs, index=cases.index, dtype=object)
 
 
+def take_value(case: Any, axis: str) -> Any:
+    """Return a case's value of an axis; for `MACHINE`, its (sweep, machine)."""
+    return (case.sweep, case.machine) if axis == MACHINE else getattr(case, axis)
+
+
 def sort_cases(cases: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     """Sort cases by ``axes``, the last varying fastest, so that neighbours differ little."""
     import numpy as np
@@ -126,27 +129,35 @@ def sort_cases(cases: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
 
 
 def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFrame:
-    """Keep the cases that represent their precision where precisions are compared.
+    """Keep the cases of a frame that `list_main` lists; ``equal`` numbers the groups."""
+    rows = [*cases[["precision", *FOLLOWS["precision"]]].itertuples()]
+    return cases.take(list_main(rows, [0] * len(rows) if equal is None else equal.tolist()))
+
+
+def list_main(cases: Sequence[Any], equal: Sequence[Hashable]) -> list[int]:
+    """Return the places of cases that represent their precision where precisions are compared.
 
     These have its main loss scale, and the defaults of all other axes that follow from a precision,
-    if any such case ran. ``equal`` numbers the groups of cases that are equal in all other axes: if
+    if any such case ran. ``equal`` tells the groups of cases that are equal in all other axes: if
     no case of a group has the main loss scale of the whole sweep, those at the lowest scale
     represent the precision there.
     """
-    precisions, scales = cases["precision"].tolist(), cases["loss_scale"].tolist()
-    by_precision: dict[str, list[str]] = {}
-    for precision, scale in zip(precisions, scales, strict=True):
-        by_precision.setdefault(precision, []).append(scale)
-    usual = {name: main_loss_scale(name, held) for name, held in by_precision.items()}
-    group = [*zip([0] * len(cases) if equal is None else equal.tolist(), precisions, strict=True)]
+    scales: dict[str, list[str]] = {}
+    for case in cases:
+        scales.setdefault(case.precision, []).append(case.loss_scale)
+    usual = {precision: main_loss_scale(precision, held) for precision, held in scales.items()}
     left = [*range(len(cases))]
     for name in FOLLOWS["precision"]:
-        order, values = rank(cases, name).tolist(), cases[name].tolist()
-        for at, precision in enumerate(precisions):
-            main = usual[precision] if name == "loss_scale" else find_default(name)
-            order[at] = -1 if values[at] == main else order[at]
-        least: dict[tuple[int, str], int] = {}
+        values = [getattr(case, name) for case in cases]
+        order = {value: place for place, value in enumerate(order_values(name, values))}
+        main = {p: usual[p] if name == "loss_scale" else find_default(name) for p in usual}
+        places = [
+            -1 if value == main[case.precision] else order[value]
+            for case, value in zip(cases, values, strict=True)
+        ]
+        least: dict[Hashable, int] = {}
+        keys = [(key, case.precision) for key, case in zip(equal, cases, strict=True)]
         for at in left:
-            least[group[at]] = min(order[at], least.get(group[at], order[at]))
-        left = [at for at in left if order[at] == least[group[at]]]
-    return cases.take(left)
+            least[keys[at]] = min(places[at], least.get(keys[at], places[at]))
+        left = [at for at in left if places[at] == least[keys[at]]]
+    return left

@@ -15,7 +15,7 @@ seeds that all of these cases ran count; if there are none, those that both case
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev, variance
 from typing import TYPE_CHECKING
@@ -26,13 +26,14 @@ from bench.record import RELIABLE, Status
 from bench.study import quantities
 from bench.study.metrics import METRICS
 from bench.study.pairs import Changed, Pair, select_common
+from bench.study.results import Result
+from bench.study.runs import group
 from bench.verdict.difference import ROUNDING, adjust, find_unit
 from bench.verdict.ratio import Ratio
 from bench.verdict.seeds import MIN_SEEDS, compare_seeds
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas as pd
 
     from bench.study.metrics import Metric
 
@@ -76,58 +77,55 @@ class Estimate:
 
 
 def estimate(
-    metric: Metric, changes: Sequence[Changed], rows: pd.DataFrame
+    metric: Metric, changes: Sequence[Changed], results: Iterable[Result]
 ) -> list[Estimate | None]:
-    """Estimate the effect of each change on a metric; None where no pair has it on both sides.
-    ``rows`` are the runs of `summaries.latest`."""
-    judge = _judge_seeds if metric.seeded else _judge_repeats
-    return judge(metric, changes, take_readings(metric, rows))
-
-
-def take_times(rows: pd.DataFrame) -> dict[int, list[float]]:
-    """Return by cell the epoch times of its usable repeats, in s."""
-    columns = (rows[name].tolist() for name in ("cell", "status", TIME.column))
-    times: dict[int, list[float]] = {}
-    for cell, status, time in zip(*columns, strict=True):
-        if status in RELIABLE and not math.isnan(time):
-            times.setdefault(cell, []).append(time)
-    return times
-
-
-def take_readings(metric: Metric, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the readings of each cell's runs: ``cell``, ``run_seed``, ``value`` and its ``log``.
-
-    For a metric that depends on the seed, the mean over the repeats of a seed is one reading; a
-    value that is not above zero has NaN for its logarithm. Of others, a cell with such a value is
-    left out.
-    """
-    import numpy as np
-    import pandas as pd
-
-    counted = RELIABLE if metric.diverged else {Status.OK}
-    values = rows[metric.column].astype(float)
-    values = 1 - values if metric.error_of else values
-    wanted = rows["status"].isin([*counted]) & values.notna()
-    lost = wanted & (np.isinf(values) | (~(values > 0) & (not metric.seeded)))
-    wanted &= ~rows["cell"].isin(rows["cell"][lost])
-    held = {"cell": rows["cell"], "run_seed": rows["run_seed"], "value": values}
-    readings = pd.DataFrame(held)[wanted].reset_index(drop=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        readings["log"] = np.log(readings["value"].where(readings["value"] > 0))
+    """Estimate the effect of each change on a metric; None where no pair has it on both sides."""
     if metric.seeded:
-        readings = readings.sort_values(["cell", "run_seed"], kind="stable", ignore_index=True)
-        if readings.duplicated(["cell", "run_seed"]).any():
-            readings = readings.groupby(["cell", "run_seed"], as_index=False).mean()
-    return readings
+        return _judge_seeds(changes, take_seeds(metric, results))
+    return _judge_repeats(metric, changes, take_readings(metric, results))
 
 
-def take_seeds(readings: pd.DataFrame) -> dict[int, dict[int, tuple[float, float]]]:
-    """Return the value and its logarithm by cell and seed, from `take_readings`."""
-    seeds: dict[int, dict[int, tuple[float, float]]] = {}
-    columns = (readings[name].tolist() for name in ("cell", "run_seed", "value", "log"))
-    for cell, seed, value, log in zip(*columns, strict=True):
-        seeds.setdefault(cell, {})[seed] = (value, log)
+def take_times(results: Iterable[Result]) -> dict[int, list[float]]:
+    """Return by cell the epoch times of its usable repeats, in s."""
+    times = {result.cell: list_readings(TIME, result) for result in results}
+    return {cell: [time for _, time in held] for cell, held in times.items() if held}
+
+
+def list_readings(metric: Metric, result: Result) -> list[tuple[int, float]]:
+    """Return the seed of each usable run that has a value, and that value."""
+    counted = RELIABLE if metric.diverged else {Status.OK}
+    usable = (run for run in result.every if run.status in counted)
+    told = ((run.run_seed, getattr(run, metric.column)) for run in usable)
+    return [(seed, metric.read(value)) for seed, value in told if value == value]
+
+
+def take_readings(metric: Metric, results: Iterable[Result]) -> dict[int, list[float]]:
+    """Return the readings of each cell's runs; none of a cell with one that is not above zero."""
+    held = {r.cell: [value for _, value in list_readings(metric, r)] for r in results}
+    return {
+        c: values
+        for c, values in held.items()
+        if values and 0 < min(values) <= max(values) < math.inf
+    }
+
+
+def take_seeds(metric: Metric, results: Iterable[Result]) -> dict[int, Seeds]:
+    """Return by cell and seed the mean over the repeats of a value and of its logarithm, which is
+    NaN for one that is not above zero."""
+    seeds: dict[int, Seeds] = {}
+    for result in results:
+        readings = list_readings(metric, result)
+        if readings and not any(math.isinf(value) for _, value in readings):
+            by_seed = sorted(group(readings, lambda reading: reading[0]))
+            seeds[result.cell] = {
+                same[0][0]: _average_repeats([value for _, value in same]) for same in by_seed
+            }
     return seeds
+
+
+def _average_repeats(values: Sequence[float]) -> tuple[float, float]:
+    logs = [math.log(value) for value in values if value > 0]
+    return fmean(values), fmean(logs) if logs else math.nan
 
 
 Seeds = Mapping[int, tuple[float, float]]
@@ -184,13 +182,10 @@ def _average(seeds: Seeds, what: int) -> float:
     return fmean([reading[what] for reading in seeds.values()])
 
 
-def _judge_seeds(
-    metric: Metric, changes: Sequence[Changed], readings: pd.DataFrame
-) -> list[Estimate | None]:
-    seeds = take_seeds(readings)
+def _judge_seeds(changes: Sequence[Changed], seeds: Mapping[int, Seeds]) -> list[Estimate | None]:
     found: list[Estimate | None] = []
     family: list[tuple[dict[int, list[float]], dict[int, list[float]]]] = []
-    for cells in select_common(changes, lambda pair: pair.same_loss, seeds, seeds):
+    for cells in select_common(changes, lambda pair: pair.same_loss, seeds.keys(), seeds.keys()):
         if not cells:
             found.append(None)
             continue
@@ -229,24 +224,20 @@ def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
 
 
 def _judge_repeats(
-    metric: Metric, changes: Sequence[Changed], readings: pd.DataFrame
+    metric: Metric, changes: Sequence[Changed], readings: Mapping[int, Sequence[float]]
 ) -> list[Estimate | None]:
-    grouped = readings.groupby("cell")
-    logs, numbers = grouped["log"], grouped.size()
-    still = logs.max() - logs.min() <= ROUNDING
-    every = (numbers, logs.mean(), logs.var().mask(still, 0.0), grouped["value"].mean())
-    columns = [moment.to_numpy() for moment in every]
-    place_of = {cell: place for place, cell in enumerate(numbers.index.tolist())}
-    sure = set(numbers.index[numbers >= MIN_REPEATS].tolist())
+    import numpy as np
+
+    moments = {cell: _find_moments(values) for cell, values in readings.items()}
+    sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
 
     def fits(pair: Pair) -> bool:
         return metric is not MEMORY or pair.same_memory
 
     samples: list[_Sample | None] = []
-    for cells in select_common(changes, fits, place_of, sure):
-        sides = [[place_of[cell] for cell in side] for side in zip(*cells, strict=True)]
-        moments = (column[sides] for column in columns)
-        samples.append(_Sample(cells, *moments) if cells else None)
+    for cells in select_common(changes, fits, moments.keys(), sure):
+        sides = [[moments[cell] for cell in side] for side in zip(*cells, strict=True)]
+        samples.append(_Sample(cells, *np.array(sides).transpose(2, 0, 1)) if cells else None)
     noises = [noise for sample in samples if sample for noise in sample.noises]
     typical = math.exp(median(noises)) if noises else None
     estimates = [sample.estimate(metric, typical) if sample else None for sample in samples]
@@ -255,6 +246,14 @@ def _judge_repeats(
         if e and e.ratio.p is not None:
             estimates[place] = replace(e, ratio=replace(e.ratio, p_adjusted=next(adjusted)))
     return estimates
+
+
+def _find_moments(values: Sequence[float]) -> tuple[int, float, float, float]:
+    """Return the number of values, mean and variance of their logarithms, and their own mean."""
+    logs = [math.log(value) for value in values]
+    still = max(logs) - min(logs) <= ROUNDING
+    spread = math.nan if len(logs) < 2 else 0.0 if still else variance(logs)
+    return len(logs), fmean(logs), spread, fmean(values)
 
 
 @dataclass(frozen=True)

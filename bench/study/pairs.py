@@ -6,10 +6,9 @@ each of their metrics is taken over the same settings of all other axes (`select
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cache
-from itertools import compress, pairwise, product, repeat
+from itertools import pairwise, product
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,8 +16,19 @@ from bench.axis import Trait
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, free_axes, list_affecting
 from bench.record import COMPARABLE
 from bench.store.attempts import number_groups
-from bench.study.axes import MACHINE, NUMBERS, Machines, keep_main, name_value, rank, take_values
+from bench.study.axes import (
+    MACHINE,
+    NUMBERS,
+    Machines,
+    keep_main,
+    list_main,
+    name_value,
+    order_values,
+    take_value,
+)
 from bench.study.doubts import DOUBTS, SAID_BELOW
+from bench.study.results import Result
+from bench.study.runs import group
 from bench.study.summaries import SOURCE
 from bench.workloads import IMAGES
 
@@ -27,24 +37,37 @@ if TYPE_CHECKING:
 
 
 class Pair(NamedTuple):
-    """Two cases that differ in one axis alone.
+    """Two results that differ in one axis alone: before the change and after it.
 
     Attributes:
-        a: the ``cell`` of the case before the change; ``b`` of the one after it.
         key: a number that identifies the settings of all other axes.
         same_loss: whether their losses can be compared.
-        same_memory: whether their memory was measured in the same way.
-        estimated: whether either measured only a part of an epoch.
-        doubts: the `DOUBTS` of either.
     """
 
-    a: int
-    b: int
+    a: Result
+    b: Result
     key: int
     same_loss: bool
-    same_memory: bool
-    estimated: bool
-    doubts: frozenset[str]
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        return self.a.cell, self.b.cell
+
+    @property
+    def same_memory(self) -> bool:
+        """Whether their memory was measured in the same way."""
+        return bool(self.a.memory_measure == self.b.memory_measure)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether either measured only a part of an epoch."""
+        return bool(min(self.a.part, self.b.part) < 1)
+
+    @property
+    def doubts(self) -> set[str]:
+        """The `DOUBTS` of either."""
+        told = (name for name in DOUBTS if name not in SAID_BELOW)
+        return {name for name in told if getattr(self.a, name) or getattr(self.b, name)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +80,7 @@ class Changed:
     pairs: Sequence[Pair]
 
 
-def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator[Changed]:
+def find_changes(axis: str, results: Sequence[Result], machines: Machines) -> Iterator[Changed]:
     """Yield the changes of one axis for which there are pairs.
 
     A number is compared with the next lower one that ran with all else equal, any other value with
@@ -71,24 +94,22 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
         equal.remove("device")
     else:
         equal += SOURCE
+    tell, ask = attrgetter(*equal), attrgetter(*SAME_QUESTION)
     if axis in FOLLOWS:
-        cases = keep_main(cases, number_groups(cases, equal))
-    keys, places = number_groups(cases, equal).tolist(), rank(cases, axis).tolist()
-    values = dict(zip(places, take_values(cases, axis), strict=True))
+        results = [results[at] for at in list_main(results, [*map(tell, results)])]
+    values = order_values(axis, (take_value(result, axis) for result in results))
     about = AXES.get(axis)  # `MACHINE` has none
     wanted = format_value(about.default) if about and about.baseline else None
-    first = next((place for place, value in values.items() if value == wanted), 0)
-    groups: dict[int, dict[int, dict[Any, list[_Line]]]] = {}
-    for key, place, line in zip(keys, places, _list_lines(cases), strict=True):
-        groups.setdefault(key, {}).setdefault(place, {}).setdefault(line.asked, []).append(line)
+    first = values.index(wanted) if wanted in values else 0
     steps: dict[tuple[int, int], list[Pair]] = {}
-    for key in sorted(groups):
+    for key, alike in enumerate(group(results, tell)):
         # cases that ran in two environments of one machine are ambiguous, and left out
-        known = {
-            place: [line for line, *others in groups[key][place].values() if not others]
-            for place in sorted(groups[key])
-        }
-        there = [place for place, lines in known.items() if lines]
+        asked = group(alike, lambda r: (take_value(r, axis), ask(r)))
+        sure = [only for only, *others in asked if not others]
+        known: dict[int, list[Result]] = {place: [] for place in range(len(values))}
+        for result in sure:
+            known[values.index(take_value(result, axis))].append(result)
+        there = [place for place, held in known.items() if held]
         others = [(first, place) for place in there if place != first and first in there]
         for before, after in pairwise(there) if axis in NUMBERS else others:
             # prefer equal parts, then the largest
@@ -97,50 +118,17 @@ def find_changes(axis: str, cases: pd.DataFrame, machines: Machines) -> Iterator
                 key=lambda ends: (ends[0].part == ends[1].part, ends[0].part, ends[1].part),
             )
             early = a.part < 1 and axis in list_affecting(Trait.LEARNING)
-            pair = Pair(
-                a.cell,
-                b.cell,
-                key,
-                a.told == b.told and not early,
-                a.memory_measure == b.memory_measure,
-                a.part < 1 or b.part < 1,
-                a.doubts | b.doubts,
-            )
-            steps.setdefault((before, after), []).append(pair)
+            same_loss = _describe_data(a) == _describe_data(b) and not early
+            steps.setdefault((before, after), []).append(Pair(a, b, key, same_loss))
     for before, after in sorted(steps):
         one, other = (name_value(axis, values[place], machines) for place in (before, after))
         yield Changed(axis, one, other, steps[before, after])
 
 
-class _Line(NamedTuple):
-    cell: int
-    asked: tuple[Any, ...]
-    part: float
-    told: tuple[Any, ...]
-    memory_measure: str
-    doubts: frozenset[str]
-
-
-def _list_lines(cases: pd.DataFrame) -> Iterator[_Line]:
-    def rows(names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        return zip(*(cases[name].tolist() for name in names), strict=True)
-
-    doubted = [name for name in DOUBTS if name not in SAID_BELOW and cases[name].any()]
-    name = cache(lambda held: frozenset(compress(doubted, held)))
-    yield from map(
-        _Line,
-        cases["cell"].tolist(),
-        rows(SAME_QUESTION),
-        cases["part"].tolist(),
-        map(_describe_data, cases["workload"].tolist(), rows(SAME_LOSS), rows(OWN_DRAWS)),
-        cases["memory_measure"].tolist(),
-        map(name, rows(doubted) if doubted else repeat(())),
-    )
-
-
-def _describe_data(workload: str, same: tuple[Any, ...], draws: tuple[Any, ...]) -> tuple[Any, ...]:
+def _describe_data(result: Result) -> tuple[Any, ...]:
     """Return what must be equal in two cases for their losses to be compared."""
-    return same if workload == IMAGES else (*same, *draws)
+    names = SAME_LOSS if result.workload == IMAGES else (*SAME_LOSS, *OWN_DRAWS)
+    return tuple(getattr(result, name) for name in names)
 
 
 def list_free(axis: str) -> set[str]:
@@ -160,8 +148,8 @@ the end of an epoch, axes that affect learning must be equal too."""
 def select_common(
     changes: Sequence[Changed],
     fits: Callable[[Pair], bool],
-    measured: Collection[int],
-    sure: Collection[int],
+    measured: Set[int],
+    sure: Set[int],
 ) -> list[tuple[tuple[int, int], ...]]:
     """Select the pairs to compare for each change, as cells before and after.
 
@@ -170,10 +158,7 @@ def select_common(
     all changes that have any such pair. ``fits`` returns whether the metric of a pair can be
     compared; ``measured`` are the cells that have it, ``sure`` those with enough repeats.
     """
-    known = [
-        [p for p in change.pairs if p.a in measured and p.b in measured and fits(p)]
-        for change in changes
-    ]
+    known = [[p for p in change.pairs if {*p.cells} <= measured and fits(p)] for change in changes]
     families: dict[tuple[str, str], list[int]] = {}
     for place, change in enumerate(changes):
         if known[place]:
@@ -181,16 +166,13 @@ def select_common(
     kept = known[:]
     for places in families.values():
         keys = [{pair.key for pair in known[place]} for place in places]
-        good = [
-            {pair.key for pair in known[place] if pair.a in sure and pair.b in sure}
-            for place in places
-        ]
+        good = [{pair.key for pair in known[place] if {*pair.cells} <= sure} for place in places]
         shared = set.intersection(*keys)
         best = set.intersection(shared, *filter(None, good)) if any(good) else set()
         for place, mine, enough in zip(places, keys, good, strict=True):
             wanted = (best or shared) if shared else (enough or mine)
             kept[place] = [pair for pair in known[place] if pair.key in wanted]
-    return [tuple((pair.a, pair.b) for pair in pairs) for pairs in kept]
+    return [tuple(pair.cells for pair in pairs) for pairs in kept]
 
 
 # --------------------------------------------------------------------------------------- two sides
@@ -335,6 +317,6 @@ def _match_environments(
     for told in groups[0].keys() & groups[1].keys():
         if len(groups[0][told]) == len(groups[1][told]) == 1:
             pairs.append(Match(groups[0].pop(told)[0], groups[1].pop(told)[0], told))
-    for side, group, left in zip(sides, groups, alone, strict=True):
-        for cell in (cell for cells in group.values() for cell in cells):
+    for side, told_by, left in zip(sides, groups, alone, strict=True):
+        for cell in (cell for cells in told_by.values() for cell in cells):
             left[cell] = tuple((names[i], side[cell][i]) for i in varying)
