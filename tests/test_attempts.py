@@ -63,7 +63,7 @@ def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: 
     folder = write(tmp_path / "mixed", *MIXED)
     report = summaries.latest(summaries.read([read_sweep(folder)]))
     assert report["record_id"].tolist() == COUNT
-    assert read_side("A", folder).records["record_id"].tolist() == COUNT
+    assert [run.record_id for run in read_side("A", folder).runs] == COUNT
     assert read_measured(folder)["record_id"].tolist() == COUNT
 
     frame = read_records(folder)

@@ -213,7 +213,7 @@ def test_any_axis_is_compared_with_all_others_equal(write: Write, axis: str) -> 
     before, after = (end.case for end in compared.ends(finding.match))
     assert getattr(before, axis) != getattr(after, axis)
     # as two sweeps that differ in the axis
-    lone = replace(b, records=b.records[b.records["cell"] == finding.match.b], cases=b.cases[:5])
+    lone = replace(b, runs=[run for run in b.runs if run.cell == finding.match.b])
     parted = compare(a, lone, [METRICS["epoch_time_s"]])
     if axis in SAME_QUESTION:  # how a case was measured parts no two folders
         assert len(parted.matched) == 1

@@ -31,7 +31,8 @@ def choose_metrics(a: Side, b: Side) -> list[Metric]:
     """Return time, loss, energy, and the first measure of memory and test error of both sides."""
 
     def have(column: str) -> bool:
-        return all(side.records[column].notna().any() for side in (a, b))
+        told = ([getattr(run, column) for run in side.runs] for side in (a, b))
+        return all(any(value == value for value in values) for values in told)
 
     memory = next(filter(have, MEMORY), next(iter(MEMORY)))
     error = METRICS["test_top1_error"]
@@ -273,14 +274,14 @@ def find_other_models(comparison: Comparison) -> dict[str, list[str]]:
     """Return by model name the parts in which matched networks of that name differ. Unknown parts
     do not differ, and parts that depend on the compared axis differ on purpose, as between two
     models, image shapes or starting weights."""
-    sides, changed = (comparison.a, comparison.b), dict[str, dict[str, None]]()
+    changed: dict[str, dict[str, None]] = {}
     names = [name for name in MODEL_PARTS if not comparison.is_asked(name)]
-    columns = [[dict(side.cells[name]) for name in names] for side in sides]
     for match in comparison.matched:
-        model = comparison.a.ran[match.a].case.model
-        for name, of_a, of_b in zip(names, *columns, strict=True):
-            if of_a[match.a] and of_b[match.b] and of_a[match.a] != of_b[match.b]:
-                changed.setdefault(model, {})[MODEL_PARTS[name]] = None
+        one, two = (end.runs[0] for end in comparison.ends(match))
+        for name in names:
+            a, b = getattr(one, name), getattr(two, name)
+            if a and b and a != b:
+                changed.setdefault(one.model, {})[MODEL_PARTS[name]] = None
     return {model: list(what) for model, what in changed.items()}
 
 

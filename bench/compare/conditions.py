@@ -17,10 +17,6 @@ from bench.diagnosis.rates import CALL, RATES, UNITS
 from bench.gpu.nvml import EFFECTS
 from bench.limits import BUSY_CORES, SLOWED
 
-DOUBTED = ("trend", "host_bound")
-"""Doubts (`bench.study.doubts.DOUBTS`) that are added to the records as columns: whether speed
-changed within the epoch, and whether the GPU waited for the host."""
-
 
 class Summary(StrEnum):
     MEDIAN = "median"  # of the cases' medians, so that all cases have equal weight
@@ -48,7 +44,7 @@ class Condition:
 
     name: str  # in JSON
     label: str  # displayed; for a count, what happened to a run
-    column: str  # of the records, or one of `DOUBTED`
+    column: str  # of the records, or a doubt (`bench.study.doubts.DOUBTS`)
     summary: Summary = Summary.COUNT
     unit: str = ""
     least: float = 0.0

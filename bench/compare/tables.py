@@ -10,7 +10,7 @@ from statistics import geometric_mean
 from bench.compare.comparison import Comparison, MetricPair
 from bench.compare.conditions import Condition, Count, Summarized
 from bench.diagnosis.rates import CALL, RATES, write_rate
-from bench.origin import LABELS, find_origin
+from bench.origin import LABELS
 from bench.record import Status
 from bench.render.cells import write_ends
 from bench.render.model import NOTHING, Cell, Head, Level, Table
@@ -229,7 +229,7 @@ def describe_runs(comparison: Comparison, metric: Metric, match: Match) -> Itera
         where = [
             end.side
             for end in comparison.ends(match)
-            if kind in (end.case.dataset, *(find_origin(run["executor"]) for run in end.runs))
+            if kind in (end.case.dataset, *(run.kind for run in end.runs))
         ]
         if where:
             yield said if len(where) == 2 or where == [said] else f"{said} in {where[0]}"

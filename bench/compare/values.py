@@ -72,14 +72,9 @@ def _write(values: Iterable[Value], most: int = 8) -> str:
 def _take(side: Side, axis: str, value: Value) -> Side:
     title = name_setting(axis, spell_value(value))
     held = AXES[axis].holds
-    kept = [i for i, c in enumerate(side.cases) if getattr(c, axis) == value and held(c)]
-    return replace(
-        side,
-        name=format_value(value) if AXES[axis].switch else title,
-        title=title,
-        records=side.records.iloc[kept].reset_index(drop=True),
-        cases=[side.cases[i] for i in kept],
-    )
+    name = format_value(value) if AXES[axis].switch else title
+    runs = [r for r in side.runs if getattr(r.case, axis) == value and held(r.case)]
+    return replace(side, name=name, title=title, runs=runs)
 
 
 def list_left_out(comparison: Comparison, side: Side, name: str) -> tuple[list[str], list[str]]:

@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise, product
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bench.axis import Trait
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, free_axes, list_affecting
 from bench.record import COMPARABLE
-from bench.store.attempts import number_groups
 from bench.study.axes import (
     MACHINE,
     NUMBERS,
     Machines,
-    keep_main,
     list_main,
     name_value,
     order_values,
@@ -28,12 +26,9 @@ from bench.study.axes import (
 )
 from bench.study.doubts import DOUBTS, SAID_BELOW
 from bench.study.results import Result
-from bench.study.runs import group
+from bench.study.runs import Run, group
 from bench.study.summaries import SOURCE
 from bench.workloads import IMAGES
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Pair(NamedTuple):
@@ -208,7 +203,7 @@ class _Candidate:
     cells: list[int]
 
 
-def match(a: pd.DataFrame, b: pd.DataFrame, axis: str = "") -> Matches:
+def match(a: Sequence[Run], b: Sequence[Run], axis: str = "") -> Matches:
     """Match the cases of two sides: two sweeps, or the cases with either of two values of an axis.
 
     Matched cases are equal in all axes except:
@@ -224,23 +219,11 @@ def match(a: pd.DataFrame, b: pd.DataFrame, axis: str = "") -> Matches:
     like axes, where the two sides share a value. What is still ambiguous is not matched.
 
     Args:
-        a: a row for each ``cell`` (the index), with its axes, `COMPARABLE`, ``part`` and whether
-            that is ``known``; likewise ``b``.
+        a: a run of each ``cell``; likewise ``b``.
     """
-    import pandas as pd
-
-    free = {*free_axes(axis), *SAME_QUESTION}
-    both = pd.concat([a, b], ignore_index=True)
-    keys = number_groups(both, [name for name in AXES if name not in free]).to_numpy()
-    numbers = number_groups(both, AXES).to_numpy()
-    groups = [
-        _list_candidates(side, keys[place], numbers[place], axis)
-        for side, place in ((a, slice(len(a))), (b, slice(len(a), None)))
-    ]
-    environments = [
-        dict(zip(side.index, side[list(COMPARABLE)].itertuples(index=False), strict=True))
-        for side in (a, b)
-    ]
+    groups = [_list_candidates(side, axis) for side in (a, b)]
+    tell = attrgetter(*COMPARABLE)
+    environments = [{run.cell: tell(run) for run in side} for side in (a, b)]
     pairs: list[Match] = []
     alone: tuple[dict[int, EnvironmentKey], dict[int, EnvironmentKey]] = ({}, {})
     for key in dict.fromkeys([*groups[0], *groups[1]]):
@@ -254,24 +237,19 @@ def match(a: pd.DataFrame, b: pd.DataFrame, axis: str = "") -> Matches:
                 for end, known in zip(ends, environments, strict=True)
             ]
             _match_environments(held, pairs, alone)
-    places = {cell: place for place, cell in enumerate(a.index)}
+    places = {run.cell: place for place, run in enumerate(a)}
     return Matches(sorted(pairs, key=lambda pair: places[pair.a]), alone)
 
 
-def _list_candidates(
-    side: pd.DataFrame, keys: Any, numbers: Any, axis: str
-) -> dict[int, list[_Candidate]]:
-    import pandas as pd
-
-    side = side.assign(_key=keys, _case=numbers)
+def _list_candidates(side: Sequence[Run], axis: str) -> dict[Any, list[_Candidate]]:
+    free = {*free_axes(axis), *SAME_QUESTION}
+    tell, ask = attrgetter(*(n for n in AXES if n not in free)), attrgetter(*SAME_QUESTION)
     if FOLLOWS.get(axis):
-        side = keep_main(side, pd.Series(keys, index=side.index))
-    groups: dict[int, dict[int, _Candidate]] = {}
-    told = ("_key", "_case", "part", "known", *SAME_QUESTION)
-    columns = [side[name].tolist() for name in told]
-    for cell, key, case, share, known, *asked in zip(side.index, *columns, strict=True):
-        held = groups.setdefault(key, {})
-        held.setdefault(case, _Candidate(tuple(asked), share, known, [])).cells.append(cell)
+        side = [side[at] for at in list_main(side, [*map(tell, side)])]
+    groups: dict[Any, dict[Any, _Candidate]] = {}
+    for run in side:
+        new = _Candidate(ask(run), run.part, run.part_known, [])
+        groups.setdefault(tell(run), {}).setdefault(run.axes, new).cells.append(run.cell)
     return {
         key: list({one.asked: one for one in held.values()}.values())
         for key, held in groups.items()

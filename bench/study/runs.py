@@ -45,7 +45,8 @@ class Run:
         asked: a number for its case; ``environment`` for rows that agree on `COMPARABLE`, and
             ``cell`` for runs of one case on one machine that agree on both.
         part: the share of an epoch that was measured, equal in all runs of a case: its fraction,
-            or less with ``--steps`` or ``--until``. The rest is extrapolated.
+            or less with ``--steps`` or ``--until``. The rest is extrapolated. With ``--steps``
+            it is not known (``part_known``), and the fraction, if none measured a step.
         busy_step_s: kernel time of a step on a GPU, in s: from its own profile, or from one of the
             same case and environment that measured another part, which does not affect it.
         memory_measure: the one of `MEMORY` that its memory is read from: the first that any run of
@@ -59,6 +60,7 @@ class Run:
     environment: int
     cell: int
     part: float
+    part_known: bool
     busy_step_s: float
     memory_measure: str
     images_per_s: float
@@ -245,8 +247,9 @@ def link_runs(runs: list[Run]) -> list[Run]:
     for alike in group(runs, lambda run: (run.sweep, run.asked)):
         # a run that failed has no steps: it takes the part of its repeats
         part = min(map(_measure_part, alike))
+        counted = any(run.steps == "" or run.measured_steps == run.measured_steps for run in alike)
         for run in alike:
-            run.part = part
+            run.part, run.part_known = part, counted
     same = [place for place, name in enumerate(AXES) if name not in SAME_QUESTION]
     for alike in group(
         runs, lambda run: (run.sweep, run.environment, *(run.axes[place] for place in same))
