@@ -5,6 +5,7 @@ No command of a sweep is put together anew: its preset may have other cases by n
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING
 from bench.limits import MIN_REPEATS
 from bench.questions.families import Search
 from bench.questions.halving import confirm
-from bench.questions.notices import list_asked, list_failed
+from bench.questions.notices import list_asked
 from bench.record import REPEATED
 from bench.render.model import NextStep
+from bench.study.results import Result
 from bench.study.sweeps import Sweep
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def _suggest(
     sweeps: Sequence[Sweep], cases: pd.DataFrame, searches: Sequence[Search]
 ) -> Iterator[NextStep]:
     folders = [name_folder(sweep) for sweep in sweeps]
+    results: list[Result] = cases["result"].tolist()
     if any(search.wall.ending is None for search in searches):
         yield NextStep("run the same command again, which continues the search")
     if any(search.wall.recommended for search in searches):
@@ -43,11 +46,11 @@ def _suggest(
             "sizes that were found"
         )
     for sweep in sweeps:
-        mine = cases[cases["sweep"] == sweep.name]
+        mine = [result for result in results if result.sweep == sweep.name]
         gaps = sweep.gaps and not any(plan.shard for plan in sweep.plans)
-        if gaps or mine["status"].isin(list(REPEATED)).any():
+        if gaps or any(result.status in REPEATED for result in mine):
             yield NextStep("run the same command again, which runs what is missing")
-        if asked := list_asked(list_failed(mine)):
+        if asked := list_asked(mine):
             flag = f"--retry {' '.join(asked)}"
             yield NextStep(f"the same command with {flag} runs again what failed")
         if sweep.halving is not None:
@@ -59,12 +62,11 @@ def _suggest(
         yield NextStep(
             "compare the two case by case", f"python -m bench.compare {shlex.join(folders)}"
         )
-    timed = cases[cases["epoch_time_s"].notna()]
-    if len(timed) and timed["repeats"].min() < MIN_REPEATS:
+    if any(r.repeats < MIN_REPEATS for r in results if not math.isnan(r.epoch_time_s)):
         yield NextStep(
             f"the same command with --repeats {MIN_REPEATS} shows which differences are real"
         )
-    profiled = {*cases.loc[cases["profiled_step_s"].notna(), "precision"]}
+    profiled = {r.precision for r in results if not math.isnan(r.profiled_step_s)}
     if {"fp32"} < profiled:
         yield NextStep("see where the time goes", f"python -m bench.why {shlex.join(folders[:1])}")
     if executors:

@@ -6,7 +6,9 @@ Each notice says what was found, in how many runs, and which flag or command hel
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from bench.diagnosis.rates import (
@@ -20,9 +22,10 @@ from bench.diagnosis.rates import (
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, REPEATED, Status
 from bench.render.model import Level, Notice
-from bench.store.attempts import find_unknown
-from bench.study.doubts import DOUBTS, Doubt, list_below, name_repeats
+from bench.study.doubts import DOUBTS, list_below, name_repeats
 from bench.study.drift import Drift, Steadiness, find_drifts, write_moment
+from bench.study.results import Result
+from bench.study.runs import Run, group
 from bench.study.summaries import latest
 from bench.study.sweeps import Sweep
 from bench.text import capitalize, name_first, write_range
@@ -44,72 +47,64 @@ def warn(
     ``sweeps`` lack, and if ``across``, on what differs between the sweeps. A first screen has
     the doubts of the cells ``spoken``, by whether these are fatal; all if None."""
     rows = latest(records)
-    below = list_below(cases)
+    runs: list[Run] = rows["run"].tolist()
+    cells = rows["cell"].tolist()
+    results: list[Result] = cases["result"].tolist()
+    below = list_below(results)
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
     for doubt in DOUBTS.values():
-        if rows[doubt.name].any():  # few doubts apply, and a row has 250 columns
-            told = rows if spoken is None else rows[rows["cell"].isin(spoken[doubt.fatal])]
-            silent = doubt.name in below or not told[doubt.name].any()
-            doubted[doubt.fatal].append(_describe_doubt(doubt, rows, silent))
+        at = [place for place, run in enumerate(runs) if getattr(run, doubt.name)]
+        if at:
+            hit = [runs[place] for place in at]
+            told = spoken is None or any(cells[place] in spoken[doubt.fatal] for place in at)
+            level = Level.TABLE if told and doubt.name not in below else Level.DETAIL
+            said = doubt.warn(hit), doubt.advise(hit), _count(hit, runs)
+            doubted[doubt.fatal].append(Notice(capitalize(doubt.remark), *said, level=level))
     drifts = find_drifts(records if everything is None else everything)
     quieter = f"Close other programs, or use {name_repeats(cases['repeats'].max())}."
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
-        *_describe_failures(rows),
+        *_describe_failures(runs),
         *doubted[True],
-        *_describe_spread(cases, quieter),
+        *_describe_spread(results, quieter),
         *(_describe_drift(*where, found, quieter) for where, found in drifts.items()),
-        *_describe_slowdowns(rows),
-        *_describe_mixtures(rows, across),
+        *_describe_slowdowns(runs),
+        *_describe_mixtures(runs, across),
         *doubted[False],
-        *_describe_determinism(cases),
+        *_describe_determinism(results),
     ]
 
 
-def _describe_doubt(doubt: Doubt, rows: pd.DataFrame, silent: bool) -> Notice:
-    hit = rows[rows[doubt.name]]
-    return Notice(
-        capitalize(doubt.remark),
-        doubt.warn(hit["run"].tolist()),
-        doubt.advise(hit["run"].tolist()),
-        _count(hit, rows),
-        level=Level.DETAIL if silent else Level.TABLE,
-    )
+def _count(hit: Sequence[Run], runs: Sequence[Run]) -> str:
+    if len(hit) == len(runs):
+        return f"all {len(runs):,} runs" if len(runs) > 1 else "the only run"
+    sweeps, every = ({run.sweep: None for run in some} for some in (hit, runs))
+    where = f" ({name_first([*sweeps], 4)})" if len(sweeps) < len(every) else ""
+    return f"{len(hit):,} of {len(runs):,} runs{where}"
 
 
-def _count(hit: pd.DataFrame, rows: pd.DataFrame) -> str:
-    if len(hit) == len(rows):
-        return f"all {len(rows):,} runs" if len(rows) > 1 else "the only run"
-    sweeps = list(dict.fromkeys(hit["sweep"]))
-    where = f" ({name_first(sweeps, 4)})" if len(sweeps) < rows["sweep"].nunique() else ""
-    return f"{len(hit):,} of {len(rows):,} runs{where}"
-
-
-def _describe_failures(rows: pd.DataFrame) -> Iterator[Notice]:
-    failed = list_failed(rows)
-    if len(failed):
-        ends = failed["status"].str.replace("_", " ").value_counts()
-        kinds = ", ".join(f"{n:,} {end}" for end, n in ends.items())
+def _describe_failures(runs: Sequence[Run]) -> Iterator[Notice]:
+    if failed := [run for run in runs if run.status not in _ENDED]:
+        ends = Counter(run.status.replace("_", " ") for run in failed).most_common()
         asked = " ".join(list_asked(failed))
         mend = f"Run them again with --retry {asked}." if asked else ""
         mend = mend or "The same command runs them again."
-        yield Notice("No result", f"{kinds}.", mend, _count(failed, rows))
+        kinds = ", ".join(f"{n:,} {end}" for end, n in ends)
+        yield Notice("No result", f"{kinds}.", mend, _count(failed, runs))
 
 
-def list_failed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that ended neither measured, out of memory nor unsupported."""
-    ended = [*(s.value for s in MEASURED), Status.OOM.value, Status.UNSUPPORTED.value]
-    return rows[~rows["status"].isin(ended)]
+_ENDED = {*MEASURED, Status.OOM, Status.UNSUPPORTED}
 
 
-def list_asked(failed: pd.DataFrame) -> list[str]:
+def list_asked(runs: Iterable[Run | Result]) -> list[str]:
     """Return the outcomes that are run again only by ``--retry``."""
-    return [status for status in dict.fromkeys(failed["status"]) if status not in REPEATED]
+    ends = dict.fromkeys(run.status for run in runs)
+    return [status for status in ends if status not in _ENDED | REPEATED]
 
 
-def _describe_spread(cases: pd.DataFrame, quieter: str) -> Iterator[Notice]:
-    if wide := int(cases["wide"].sum()):
-        several = int((cases["repeats"] > 1).sum())
+def _describe_spread(results: Sequence[Result], quieter: str) -> Iterator[Notice]:
+    if wide := sum(result.wide for result in results):
+        several = sum(result.repeats > 1 for result in results)
         yield Notice(
             "Spread",
             f"The times of {wide:,} of the {several:,} cases with repeats spread by more than "
@@ -146,12 +141,15 @@ def _describe_drift(sweep: str, machine: str, found: Sequence[Drift], quieter: s
     return Notice(worst.steadiness.value, f"{text}.{several}", mend, good=not mend)
 
 
-def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
+def _describe_slowdowns(runs: Sequence[Run]) -> Iterator[Notice]:
     """Warn of devices that were measured slower at one time than at another, each at its worst."""
-    rated = rows[rows[list(RATES)].notna().any(axis=1)]
-    for _, here in rated.groupby([*SAME_DEVICE, "lane"], dropna=False, sort=False):
-        told = here[["sweep", "started_at", "gpu", "cpu", *RATES]]
-        times = told.drop_duplicates(["sweep", *RATES]).to_dict("records")
+
+    def tell(run: Run, *names: str) -> tuple[str, ...]:
+        return tuple(str(getattr(run, name)) for name in names)  # no number is equal to itself
+
+    rated = [run for run in runs if {*tell(run, *RATES)} != {"nan"}]
+    for here in group(rated, lambda run: tell(run, *SAME_DEVICE, "lane")):
+        times = [vars(first) for first, *_ in group(here, lambda run: tell(run, "sweep", *RATES))]
         pairs = [
             (find_losses(now, before), now, before)
             for now in times
@@ -173,10 +171,9 @@ def _describe_slowdowns(rows: pd.DataFrame) -> Iterator[Notice]:
             )
 
 
-def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
+def _describe_mixtures(runs: Sequence[Run], across: bool) -> Iterator[Notice]:
     label = "Mixed environments"
-    rows = rows[["sweep", *COMPARABLE, *{axis for of in COMPARABLE.values() for axis in of}]]
-    mixed = {str(sweep): _differ(part) for sweep, part in rows.groupby("sweep", sort=False)}
+    mixed = {part[0].sweep: _differ(part) for part in group(runs, lambda run: run.sweep)}
     for sweep, told in mixed.items():
         if told:
             text = (
@@ -186,38 +183,39 @@ def _describe_mixtures(rows: pd.DataFrame, across: bool) -> Iterator[Notice]:
             yield Notice(label, text, "Use a new --out for each.")
     if across and len(mixed) > 1 and not any(mixed.values()):
         # sweeps are expected to differ in their GPUs
-        said = [text for name, text in _differ(rows).items() if name != "gpu"]
+        said = [text for name, text in _differ(runs).items() if name != "gpu"]
         text = f"The sweeps differ in {'; '.join(said)}."
         mend = "python -m bench.compare judges two of them case by case."
         yield from [Notice(label, text, mend)] if said else []
 
 
-def _differ(rows: pd.DataFrame) -> dict[str, str]:
+def _differ(runs: Sequence[Run]) -> dict[str, str]:
     said = {}
     for name, axes in COMPARABLE.items():
-        if rows[name].nunique() < 2:
-            continue
-        known = rows[~find_unknown(rows, name)]
-        different = known.groupby(list(axes))[name].transform("nunique") > 1
-        if different.any():
-            values = [value or "none" for value in known.loc[different, name].unique()[:4]]
-            said[name] = f"{name.replace('_', ' ')} {' or '.join(values)}"
+        held: dict[tuple[object, ...], dict[str, None]] = {}
+        for run in runs:
+            if value := getattr(run, name) or ("none" if name == "variables" and run.torch else ""):
+                held.setdefault(tuple(getattr(run, axis) for axis in axes), {})[value] = None
+        if several := [values for values in held.values() if len(values) > 1]:
+            values = list(dict.fromkeys(chain.from_iterable(several)))
+            said[name] = f"{name.replace('_', ' ')} {' or '.join(values[:4])}"
     return said
 
 
-def _describe_determinism(cases: pd.DataFrame) -> Iterator[Notice]:
-    same = cases[(cases["repeats"] > 1) & (cases["seeds"] == 1) & cases["train_loss"].notna()]
-    same = same[same["kind"] == "measured"]
-    if not len(same):
+def _describe_determinism(results: Sequence[Result]) -> Iterator[Notice]:
+    own = (result for result in results if result.kind == "measured")
+    again = (result for result in own if result.repeats > 1 == result.seeds)
+    if not (same := [result for result in again if not math.isnan(result.train_loss)]):
         return
-    apart = same["train_loss_high"] - same["train_loss_low"]
-    equal = int((apart == 0).sum())
+    apart = [result.train_loss_high - result.train_loss_low for result in same]
+    equal = apart.count(0)
     text = (
-        f"{write_range(same['repeats'])} runs of one seed end with the same loss to the last "
-        f"digit in {equal:,} of {len(same):,} cases"
+        f"{write_range(result.repeats for result in same)} runs of one seed end with the same loss "
+        f"to the last digit in {equal:,} of {len(same):,} cases"
     )
     if equal < len(same):
-        text += f"; in the others they differ by up to {apart.max():.2g}"
+        most = max(apart, key=lambda one: (one == one, one))
+        text += f"; in the others they differ by up to {most:.2g}"
     mend = (
         "To see how much the loss depends on the seed, run into a new --out, without --same-seed."
     )

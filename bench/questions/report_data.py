@@ -62,7 +62,7 @@ class ReportData:
     @cached_property
     def below(self) -> Sequence[str]:
         """Doubts that are stated once, and not beside each row."""
-        return list_below(self.cases)
+        return list_below(self.results)
 
     @property
     def results(self) -> list[Result]:

@@ -25,6 +25,7 @@ from bench.text import write_seconds
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.study.results import Result
     from bench.study.runs import Run
 
     Runs = Sequence[Run]
@@ -410,10 +411,10 @@ SAID_BELOW = ("extrapolated", "synthetic", "foreign")
 """Doubts that are reported below the tables or marked at each number, not beside each row."""
 
 
-def list_below(cases: pd.DataFrame) -> list[str]:
-    """Return the doubts that are reported below the tables for these cases. Some rows of an unknown
+def list_below(results: Sequence[Result]) -> list[str]:
+    """Return the doubts that are reported below the tables for these. Some rows of an unknown
     executor among others are marked each."""
-    marked = (cases["kind"] == "unknown").any() and not cases["foreign"].all()
+    marked = "unknown" in {r.kind for r in results} and not all(r.foreign for r in results)
     return [name for name in SAID_BELOW if not (marked and name == "foreign")]
 
 
