@@ -236,7 +236,7 @@ def fit_growth(family: Family) -> Growth | None:
     are left out: their memory had reached its limit."""
     points = {
         int(row.batch_size): float(row.memory_bytes)
-        for row in (*family.probes, *family.cases)
+        for row in family.rows
         if row.status in RELIABLE
         and is_number(row.memory_bytes)
         and not (is_number(row.alloc_retries) and row.alloc_retries > 0)
@@ -269,7 +269,7 @@ def _find_available(family: Family) -> float | None:
     """Return the bytes that a family's memory may reach, by its measure; None if unknown: its
     limit, or the card's memory less what other programs held if that is less. The CUDA context, as
     far as known, is subtracted from measures of torch's allocator, which does not hold it."""
-    rows = (*family.probes, *family.cases)
+    rows = family.rows
 
     def middle(name: str) -> float:
         return median([float(v) for row in rows if is_number(v := getattr(row, name))] or [0.0])

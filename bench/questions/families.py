@@ -5,19 +5,20 @@ Probes of the largest batch do not measure speed, but show memory as well as cas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.case import AXES, SAME_QUESTION, Case, free_axes
 from bench.record import REFUSED, RELIABLE, Status
-from bench.render.cells import TIMED, Row, iterate, whole_cell
+from bench.render.cells import TIMED, Row, whole_cell
 from bench.render.section import Column, Section, Sheet, axis_column
-from bench.store.attempts import number_groups
-from bench.store.runs import read_cases
-from bench.study.axes import Machines, find_varying, keep_main
+from bench.study.axes import Machines, find_varying, list_main
+from bench.study.results import Result
+from bench.study.runs import Run, group
 from bench.study.summaries import SOURCE, list_equal
 from bench.wall.answer import Wall
 from bench.wall.records import APART, name_family, read_walls
@@ -51,38 +52,40 @@ def find_bounds(rows: Sequence[Row]) -> Bounds:
 
 @dataclass(frozen=True)
 class Family:
-    """Cases of one precision that differ in nothing but their batch size.
+    """Cases of one precision that differ in nothing but their batch size."""
 
-    Rows, not frames: each is read many times, and reading one from a frame takes a millisecond.
-    """
-
-    cases: tuple[Row, ...]  # one row a batch size, ascending; at least one
-    probes: tuple[Row, ...]  # records that take as much memory, in the order in which they ran
+    cases: tuple[Result, ...]  # one a batch size, ascending; at least one
+    probes: tuple[Run, ...]  # that take as much memory, in the order in which they ran
     group: int  # the same number for all families that differ in precision only
     wall: Wall | None = None  # what a search for its largest batch found, if there was one
 
     @property
-    def first(self) -> Row:
+    def first(self) -> Result:
         """Any of its cases, for the settings that all of them share."""
         return self.cases[0]
 
     @cached_property
-    def ended(self) -> list[Row]:
+    def ended(self) -> list[Result]:
         """The cases with a comparable time, by batch size."""
         return [row for row in self.cases if row.status in RELIABLE]
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Its probes and its cases."""
+        return (*self.probes, *self.cases)
 
     @cached_property
     def bounds(self) -> Bounds:
         """The limits of its memory, by cases and probes alike."""
-        return find_bounds((*self.probes, *self.cases))
+        return find_bounds(self.rows)
 
     @property
-    def largest(self) -> Row | None:
+    def largest(self) -> Result | None:
         """The case at the largest batch size that was measured and ended well."""
         return next((row for row in self.ended[::-1] if row.status == Status.OK.value), None)
 
     @property
-    def end(self) -> Row | None:
+    def end(self) -> Result | None:
         """`largest`, if that is about the largest batch that fits: memory is known to end there, by
         a confirmed search or by a batch of at most twice its size that ran out of memory. And no
         much larger batch trained: it has at least `CLOSE` of the largest that did, or is what the
@@ -120,61 +123,45 @@ def find_searches(records: pd.DataFrame, sweeps: Sequence[Sweep]) -> list[Search
 
 
 def find_families(
-    cases: pd.DataFrame, probes: pd.DataFrame, searches: Sequence[Search] = ()
+    results: Sequence[Result], probes: Iterable[Run], searches: Sequence[Search] = ()
 ) -> list[Family]:
-    """Return families of cases of `summaries.summarize` and of records of probes, in the order of
-    the overview, each precision at its main loss scale. Left out are groups with only one batch
-    size and all families after the first `MOST_FAMILIES`."""
-    import pandas as pd
-
-    if not len(cases):
-        return []
-    alike = [name for name in EQUAL if name not in free_axes("precision")]
-    cases = keep_main(cases, number_groups(cases, alike))
-    memory = [name for name in EQUAL if name not in APART]
-    both = pd.concat([part[memory] for part in (cases, probes)], ignore_index=True)
-    numbers = number_groups(both, memory).to_numpy()
-    probed: dict[int, list[Row]] = {}
-    for number, row in zip(numbers[len(cases) :], iterate(probes), strict=True):
-        probed.setdefault(number, []).append(row)
-    cases = cases.assign(
-        _family=number_groups(cases, EQUAL),
-        _group=number_groups(cases, alike),
-        _memory=numbers[: len(cases)],
+    """Return families of results, in the order of the overview, and of probes, each precision at
+    its main loss scale. Left out are groups with only one batch size and all families after the
+    first `MOST_FAMILIES`."""
+    tell, tell_alike, tell_memory = (
+        attrgetter(*(name for name in EQUAL if name not in free))
+        for free in ((), free_axes("precision"), APART)
     )
-    cases = cases[cases.groupby("_group")["batch_size"].transform("nunique") > 1]
-    first = cases["_family"].drop_duplicates()[:MOST_FAMILIES]
-    cases = keep_one(cases[cases["_family"].isin(first)], "batch_size")
-    families: dict[int, list[Row]] = {number: [] for number in first}
-    for row in iterate(cases):  # by ascending batch size
-        families[row._family].append(row)
+    results = [results[at] for at in list_main(results, [*map(tell_alike, results)])]
+    rivals = [part for part in group(results, tell_alike) if len({r.batch_size for r in part}) > 1]
+    number = {tell_alike(part[0]): place for place, part in enumerate(rivals)}
+    probed = {tell_memory(part[0]): part for part in group(probes, tell_memory)}
+    families = group((r for r in results if tell_alike(r) in number), tell)[:MOST_FAMILIES]
     return [
         Family(
-            tuple(rows),
-            tuple(probed.get(rows[0]._memory, ())),
-            int(rows[0]._group),
-            _find_wall(cases[cases["cell"] == rows[0].cell], searches) if searches else None,
+            tuple(keep_one(family, "batch_size")),
+            tuple(probed.get(tell_memory(family[0]), ())),
+            number[tell_alike(family[0])],
+            _find_wall(family[0], searches) if searches else None,
         )
-        for rows in families.values()
+        for family in families
     ]
 
 
-def _find_wall(case: pd.DataFrame, searches: Sequence[Search]) -> Wall | None:
-    source = tuple(case[name].iloc[0] for name in SOURCE)
-    mine = [search for search in searches if (search.sweep, search.machine) == source]
-    family = name_family(read_cases(case)[0]) if mine else None
-    return next((search.wall for search in mine if search.family == family), None)
+def _find_wall(result: Result, searches: Sequence[Search]) -> Wall | None:
+    here = [s for s in searches if (s.sweep, s.machine) == (result.sweep, result.machine)]
+    family = name_family(result.case) if here else None
+    return next((search.wall for search in here if search.family == family), None)
 
 
-def keep_one(cases: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """Of cases that differ only in how they were measured, keep the one that measured most. The
-    result is sorted by ``axis``, in which the cases of a ``_family`` differ."""
-    order = cases[["_family", axis, "part"]].assign(
-        _lost=~cases["status"].isin(TIMED), _cut=cases["steps"] != ""
-    )
-    by = [axis, "_lost", "_cut", "part"]
-    order = order.sort_values(by, ascending=[True, True, True, False], kind="stable")
-    return cases.loc[order.drop_duplicates(["_family", axis]).index]
+def keep_one(results: Sequence[Result], axis: str) -> list[Result]:
+    """Of cases that differ only in ``axis`` and in how they were measured, keep for each value, in
+    order, the one that measured most."""
+    tell = attrgetter(axis)
+    return [
+        min(alike, key=lambda one: (one.status not in TIMED, one.steps != "", -one.part))
+        for alike in group(sorted(results, key=tell), tell)
+    ]
 
 
 def list_keys(

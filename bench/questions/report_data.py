@@ -107,7 +107,7 @@ class ReportData:
 
     @cached_property
     def families(self) -> list[Family]:
-        return find_families(self.cases, self.probes, self.searches)
+        return find_families(self.results, self.probes["run"].tolist(), self.searches)
 
     @cached_property
     def lines(self) -> list[Line]:
@@ -170,7 +170,8 @@ def gather(
         tried,
         steps,
     )
-    cases["losses"] = cases["cell"].map(lambda cell: found.losses.get(cell, {}))
+    for result in found.results:
+        result.losses = found.losses.get(result.cell, {})
     return found
 
 

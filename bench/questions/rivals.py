@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bench.case import micro_batch
 from bench.limits import MIN_REPEATS
@@ -18,7 +19,7 @@ from bench.questions.batch_sizes import Shape, find_knee, list_speeds
 from bench.questions.families import EQUAL, Family, keep_one, list_keys, note_first
 from bench.questions.report_data import ReportData
 from bench.record import RELIABLE
-from bench.render.cells import Row, iterate, mark_part, name_case, write_ratio, write_signed
+from bench.render.cells import Row, mark_part, name_case, write_ratio, write_signed
 from bench.render.model import Cell
 from bench.render.section import (
     Column,
@@ -28,14 +29,12 @@ from bench.render.section import (
     join,
     quantity_column,
 )
-from bench.store.attempts import number_groups
 from bench.study.doubts import DOUBTS
 from bench.study.estimate import share_seeds
 from bench.study.quantities import is_number
+from bench.study.results import Result
+from bench.study.runs import group
 from bench.workloads import IMAGES
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Match(NamedTuple):
@@ -80,10 +79,10 @@ def list_rivals(families: Sequence[Family]) -> Iterator[tuple[Family, list[Famil
     for family in families:
         if family.ended:
             groups.setdefault(family.group, []).append(family)
-    for group in groups.values():
+    for rivals in groups.values():
         # if the overview is sorted by batch size first, families are in the order they first ran
-        base, *others = sorted(group, key=lambda one: list(PRECISIONS).index(one.first.precision))
-        if others and len({row.batch_size for family in group for row in family.ended}) > 1:
+        base, *others = sorted(rivals, key=lambda one: list(PRECISIONS).index(one.first.precision))
+        if others and len({row.batch_size for family in rivals for row in family.ended}) > 1:
             yield base, others
 
 
@@ -250,18 +249,16 @@ def _describe_end(family: Family) -> str:
     return f"{fails} does not fit, {timed}" if fails else f"nothing failed, {timed}"
 
 
-def list_accumulated(cases: pd.DataFrame) -> Iterator[list[Row]]:
+def list_accumulated(results: Sequence[Result]) -> Iterator[list[Result]]:
     """Yield cases that differ only in how many micro-batches make their batch, the fewest first. If
     the plain batch did not fit, its row says so."""
     equal = [name for name in (*EQUAL, "batch_size") if name != "accumulate"]
-    cases = cases.assign(_family=number_groups(cases, equal))
-    several = cases.groupby("_family")["accumulate"].transform("nunique") > 1
-    for _, part in cases[several].groupby("_family"):
-        yield list(iterate(keep_one(part, "accumulate")))
+    sets = (keep_one(alike, "accumulate") for alike in group(results, attrgetter(*equal)))
+    yield from (kept for kept in sets if len(kept) > 1)
 
 
 def _tabulate_accumulated(found: ReportData) -> Iterator[Sheet]:
-    sets = list(list_accumulated(found.cases))
+    sets = list(list_accumulated(found.results))
     rows, groups = join(("", [Match(rows[0], row) for row in rows]) for rows in sets)
     case = partial(quantity_column, take=lambda match: match.after, spread=False)
 

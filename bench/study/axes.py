@@ -99,11 +99,6 @@ def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
     return values.map(order.__getitem__).astype(int)
 
 
-def take_value(row: Any, axis: str) -> Any:
-    """Return the value of an axis of one case; for `MACHINE`, its (sweep, machine)."""
-    return (row.sweep, row.machine) if axis == MACHINE else getattr(row, axis)
-
-
 def take_values(cases: pd.DataFrame, axis: str) -> pd.Series:
     """Return each case's value of an axis; for `MACHINE`, its (sweep, machine)."""
     import pandas as pd

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.case import AXES, SAME_QUESTION, free_axes
@@ -36,10 +36,12 @@ class Result:
         wide: whether repeats spread by more than ±`STEADY` (half the width of the spread).
         base: the case in fp32 that this one is compared with.
         apart: what tells it from the same case in other environments.
+        losses: its training losses, as `bench.study.estimate.take_seeds` returns them.
     """
 
     base: Result | None = None
     apart = ""
+    losses: Mapping[int, tuple[float, float]]
 
     def __init__(self, every: Sequence[Run]) -> None:
         best = min(map(_rank, every))

@@ -23,7 +23,8 @@ from bench.render.cells import TIMED, iterate
 from bench.report.figures.groups import Group, View, name_setting, split_lines
 from bench.study.axes import keep_main, name_axis
 from bench.study.quantities import QUANTITIES
-from bench.study.summaries import MATCH, latest
+from bench.study.results import Result
+from bench.study.summaries import MATCH
 from bench.text import ESTIMATE, GIB, parse_bytes, write_number
 
 MOST_POINTS = 300  # of a panel
@@ -123,7 +124,7 @@ def take_memory(group: Group, view: View) -> pd.DataFrame:
 
 def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Yield each precision's line beyond the batch sizes that ran, up to its end."""
-    for family in find_families(rows, rows.head(0)):
+    for family in find_families(rows["result"].tolist(), ()):
         growth = batch_sizes.fit_growth(family)
         if growth is None:
             continue
@@ -177,17 +178,17 @@ def _find_runs(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
         return rows
     held = rows.groupby("batch_size")["precision"].nunique()
     rows = rows[rows["batch_size"] == held.idxmax()].drop_duplicates("precision")
-    runs = latest(view.report.records)
-    return rows.assign(record_id=[_find_median_run(row, runs, view) for row in iterate(rows)])
+    return rows.assign(record_id=[_find_median_run(result, view) for result in rows["result"]])
 
 
-def _find_median_run(case: Any, runs: pd.DataFrame, view: View) -> str:
+def _find_median_run(result: Result, view: View) -> str:
     """Return the record of a case's repeat whose epoch time is the median of those with steps."""
-    cell = runs.loc[(runs["sweep"] == case.sweep) & (runs["record_id"] == case.record_id), "cell"]
-    same = runs[runs["cell"].isin(cell) & (runs["status"] == case.status)]
-    stored = same["record_id"].isin(view.steps(str(case.sweep))["record_id"].unique())
-    timed = same[same["epoch_time_s"].notna() & stored].sort_values("epoch_time_s", kind="stable")
-    return str(timed["record_id"].iloc[(len(timed) - 1) // 2] if len(timed) else case.record_id)
+    stored = {*view.steps(result.sweep)["record_id"]}
+    same = (run for run in result.every if run.timed and run.status == result.status)
+    timed = sorted(
+        (run for run in same if run.record_id in stored), key=lambda run: run.epoch_time_s
+    )
+    return str(timed[(len(timed) - 1) // 2].record_id if timed else result.record_id)
 
 
 def _read_steps(rows: pd.DataFrame, view: View) -> Iterator[tuple[Any, pd.DataFrame]]:
