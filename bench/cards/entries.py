@@ -263,7 +263,9 @@ def _list_entries(
              and name not in BASELINES[: BASELINES.index(base) + 1]]  # fmt: skip
     ratios = _judge([(equal[base], equal[name]) for base, name in pairs], found.times)
     over = dict(zip(pairs, ratios, strict=True))
-    explained = explain_pairs(found.steps, cases, found.machines, tried=found.tried)
+    explained = explain_pairs(
+        found.steps, cases["result"].tolist(), found.machines, tried=found.tried
+    )
     explained.sort(key=lambda why: why.b.case.batch_size)
     whys = {why.b.case.precision: why for why in explained}
     plain = []

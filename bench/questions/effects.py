@@ -30,8 +30,6 @@ from bench.verdict.ratio import Verdict
 from bench.verdict.seeds import MIN_SEEDS
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bench.questions.report_data import ReportData
 
 MIXED = "mixed"  # the verdict on a change that makes some cases faster and others not
@@ -76,14 +74,14 @@ class Effect:
 
 def find_effects(found: ReportData) -> Iterator[Effect]:
     """Yield what each change of each axis does, in the order of the overview's columns."""
-    ended = found.cases[found.cases["status"].isin(RELIABLE)]
-    kind = next((kind for kind in KINDS if (ended["kind"] == kind).any()), "")
-    ended = ended[ended["kind"] == kind]
+    ended = [result for result in found.results if result.status in RELIABLE]
+    kind = min((result.kind for result in ended), key=KINDS.index, default="")
+    ended = [result for result in ended if result.kind == kind]
     changes = [
         change
         for axis in find_varying(ended, found.varying)
         if axis not in AXES or not AXES[axis].spread
-        for change in find_changes(axis, ended["result"].tolist(), found.machines)
+        for change in find_changes(axis, ended, found.machines)
     ]
     judged: list[dict[str, Estimate]] = [{} for _ in changes]
     for metric in JUDGED:
@@ -92,11 +90,11 @@ def find_effects(found: ReportData) -> Iterator[Effect]:
                 into[metric.name] = estimated
     kept = [pair for pair in zip(changes, judged, strict=True) if pair[1]]
     for _, axis in groupby(kept, key=lambda pair: pair[0].axis):
-        yield from _describe_axis(list(axis), ended, found)
+        yield from _describe_axis(list(axis), found)
 
 
 def _describe_axis(
-    judged: Sequence[tuple[Changed, dict[str, Estimate]]], cases: pd.DataFrame, found: ReportData
+    judged: Sequence[tuple[Changed, dict[str, Estimate]]], found: ReportData
 ) -> Iterator[Effect]:
     """Yield the effects of one axis, with the settings at which their times are compared."""
     used: list[list[Pair]] = []
@@ -109,9 +107,9 @@ def _describe_axis(
     every = frozenset(pair.key for change, _ in judged for pair in change.pairs)
     settings: list[str] = []
     if any(held != {every} for held in rivals.values()):
-        cells = {pair.a.cell for change, _ in judged for pair in change.pairs}
-        varying = find_varying(cases[cases["cell"].isin(cells)], found.varying)
-        settings = [name for name in varying if name not in list_free(judged[0][0].axis)]
+        before = [pair.a for change, _ in judged for pair in change.pairs]
+        free = list_free(judged[0][0].axis)
+        settings = [name for name in find_varying(before, found.varying) if name not in free]
     for (change, estimates), pairs in zip(judged, used, strict=True):
         doubts = set[str]().union(*(pair.doubts for pair in pairs))
         yield Effect(
@@ -235,7 +233,7 @@ def _describe_ends(time: Estimate | None, found: ReportData) -> Iterator[str]:
     """Name the slowest and fastest pair of a mixed effect: ``1.00× at fp32, 1.11× at bf16-amp``."""
     if time is None or not time.mixed:
         return
-    after = found.cases[found.cases["cell"].isin([b for _, b in time.cells])]
+    after = [found.by_cell[cell] for _, cell in time.cells]
     named = [axis for axis in find_varying(after, found.varying) if axis in AXES]
     fast, slow = time.ends
     for ratio, cell in ((time.highest, slow), (time.lowest, fast)):

@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.case import AXES, SAME_QUESTION, Case, free_axes
+from bench.case import SAME_QUESTION, Case, free_axes
 from bench.record import REFUSED, RELIABLE, Status
 from bench.render.cells import TIMED, Row, whole_cell
 from bench.render.section import Column, Section, Sheet, axis_column
@@ -172,11 +172,7 @@ def list_keys(
 ) -> list[Column[Any]]:
     """Return columns for the precision and the axes in which cases differ, except those in ``but``,
     which have columns of their own. ``take`` maps a row of the table to its case."""
-    import pandas as pd
-
-    names = ["sweep", "machine", *AXES]
-    frame = pd.DataFrame({name: [getattr(case, name) for case in cases] for name in names})
-    varying = find_varying(frame)
+    varying = find_varying(cases)
     shown = [axis for axis in varying if axis not in (*but, *SAME_QUESTION)]
     shown = shown if "precision" in varying else ["precision", *shown]
     return [axis_column(axis, machines, take, number=False) for axis in shown]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
+from operator import attrgetter
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,14 @@ from bench.diagnosis.step import PROFILED, Profile, Step
 from bench.gpu.peaks import list_peaks
 from bench.precision import Arithmetic, find_formats
 from bench.record import RELIABLE, WorkRow, read_kernels, write_kernels
-from bench.render.cells import iterate, name_case
+from bench.render.cells import name_case
 from bench.render.model import Notice
-from bench.store.attempts import number_groups
 from bench.store.reader import list_work
-from bench.store.runs import read_cases
-from bench.study.axes import Machines, find_varying, name_setting, rank
+from bench.study.axes import MACHINE, Machines, find_varying, name_setting, order_values
 from bench.study.pairs import find_changes
+from bench.study.results import Result
 from bench.study.runs import Run, group
-from bench.study.summaries import SOURCE, list_equal
+from bench.study.summaries import list_equal
 from bench.text import ESTIMATE, count, name_first
 from bench.verdict.ratio import compare
 
@@ -147,21 +147,20 @@ def _count_cases(held: Sequence[Profiled], whole: int) -> str:
 
 def explain_pairs(
     steps: Mapping[int, Profiled],
-    cases: pd.DataFrame,
+    results: Sequence[Result],
     machines: Machines,
     axis: str = "precision",
     before: str | None = None,
     after: str | None = None,
-    tried: pd.DataFrame | None = None,
+    tried: Sequence[Result] | None = None,
 ) -> list[Explanation]:
     """Explain each pair of profiled cases of `bench.study.pairs.find_changes` on one machine.
     ``before`` and ``after`` are the values of the change as CSV spells them; None is any. Options
     may have been ``tried`` in other cases too."""
     known = {cell for cell, one in steps.items() if one.step.profile is not None}
-    profiled = cases[cases["cell"].isin(known)]
-    if not len(profiled):
+    if not (profiled := [result for result in results if result.cell in known]):
         return []
-    find_others = _group_others(steps, cases if tried is None else tried)
+    find_others = _group_others(steps, results if tried is None else tried)
     common = _name_common(profiled, axis, machines)
     pairs = list(_find_pairs(profiled, axis, before, after, machines))
     sides = []
@@ -176,24 +175,24 @@ def explain_pairs(
 
 
 def _find_pairs(
-    cases: pd.DataFrame, axis: str, before: str | None, after: str | None, machines: Machines
+    results: Sequence[Result], axis: str, before: str | None, after: str | None, machines: Machines
 ) -> Iterator[tuple[int, int]]:
     """Yield the cells before and after the change; one given value is paired with all others."""
     if before is None and after is None:
-        for change in find_changes(axis, cases["result"].tolist(), machines):
+        for change in find_changes(axis, results, machines):
             yield from (pair.cells for pair in change.pairs)
         return
-    spelled = cases[axis].map(format_value)
-    order = spelled[rank(cases, axis).sort_values().index]
-    firsts, lasts = (order if end is None else [end] for end in (before, after))
-    for first, last in dict.fromkeys(product(firsts, lasts)):
-        if first == last:
-            continue
-        both = cases["result"][spelled.isin([first, last])].tolist()
-        for change in find_changes(axis, both, machines):
+
+    def spell(result: Result) -> str:
+        return format_value(getattr(result, axis))
+
+    order = map(format_value, order_values(axis, (getattr(r, axis) for r in results)))
+    firsts, lasts = ([*order] if end is None else [end] for end in (before, after))
+    for first, last in product(firsts, lasts):
+        both = [result for result in results if spell(result) in (first, last)]
+        for change in find_changes(axis, both, machines) if first != last else ():
             for pair in change.pairs:
-                forth = format_value(getattr(pair.a, axis)) == first
-                yield pair.cells if forth else pair.cells[::-1]
+                yield pair.cells if spell(pair.a) == first else pair.cells[::-1]
 
 
 def make_side(axis: str, one: Profiled, factor: float = 1.0) -> Side:
@@ -234,38 +233,37 @@ def scale_step(step: Step, factor: float) -> Step:
     return replace(step, step_s=step.step_s * factor, work=work, profile=profile)
 
 
-def _name_common(cases: pd.DataFrame, axis: str, machines: Machines) -> dict[int, str]:
-    free = free_axes(axis)
-    names = [n for n in ("model", *find_varying(cases), "batch_size") if n not in free]
+def _name_common(results: Sequence[Result], axis: str, machines: Machines) -> dict[int, str]:
+    free, varying = free_axes(axis), find_varying(results)
+    names = [n for n in ("model", *varying, "batch_size") if n not in free]
     if axis != "precision":
         names.insert(1, "precision")
-    several = len(cases[list(SOURCE)].drop_duplicates()) > 1
-    named = list(dict.fromkeys(names))
-    return {
-        row.cell: name_case(row, named)
-        + (f" · {machines[row.sweep, row.machine]}" if several else "")
-        for row in iterate(cases)
-    }
+
+    def name(result: Result) -> str:
+        where = [machines[result.sweep, result.machine]] if MACHINE in varying else []
+        return " · ".join([name_case(result, dict.fromkeys(names)), *where])
+
+    return {result.cell: name(result) for result in results}
 
 
 _OPTION_AXES = sorted({o.axis for cures in CURES.values() for o in cures if isinstance(o, Option)})
 
 
 def _group_others(
-    steps: Mapping[int, Profiled], cases: pd.DataFrame
+    steps: Mapping[int, Profiled], results: Sequence[Result]
 ) -> Callable[[int], Alternatives]:
-    cells = cases["cell"].tolist()
     times: dict[int, tuple[Case, float]] = {}
-    for cell, case, time in zip(cells, read_cases(cases), cases[STEP].tolist(), strict=True):
-        # cases without counted work have their step time in the frame only
-        step_s = steps[cell].step.step_s if cell in steps else time
+    for result in results:
+        # of one without counted work only the time of a step is known
+        one = steps.get(result.cell)
+        step_s = one.step.step_s if one else getattr(result, STEP)
         if step_s == step_s:
-            times[cell] = case, step_s / case.batch_size
+            times[result.cell] = result.case, step_s / result.batch_size
     groups: dict[str, dict[int, list[int]]] = {}
     for axis in _OPTION_AXES:
-        keys = number_groups(cases, list_equal({*free_axes(axis), *SAME_QUESTION}))
-        alike = cases["cell"].groupby(keys).agg(list)
-        groups[axis] = dict(zip(cells, keys.map(alike), strict=True))
+        equal = attrgetter(*list_equal({*free_axes(axis), *SAME_QUESTION}))
+        alike = [[result.cell for result in part] for part in group(results, equal)]
+        groups[axis] = {cell: cells for cells in alike for cell in cells}
 
     def find(cell: int) -> Alternatives:
         found: dict[str, dict[Value, float]] = {}

@@ -14,7 +14,7 @@ from bench.questions.effects import Effect, find_effects
 from bench.questions.families import Family, Search, find_families, find_searches
 from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
-from bench.render.cells import Row, iterate
+from bench.render.cells import Row
 from bench.scale_map import ScaleMap
 from bench.store.attempts import keep, number_groups
 from bench.store.scale_map import read_scale_map
@@ -46,7 +46,7 @@ class ReportData:
     order: tuple[str, ...]  # the axes with a column in the overview, the grouping one first
     by: str  # the axis to group the overview by; empty if none was given
     aim: str  # what the recommendation is for, of `AIMS`; empty for its usual rule
-    tried: pd.DataFrame  # the cases before ``--where``
+    tried: Sequence[Result]  # the cases before ``--where``
     steps: Mapping[int, Profiled]  # of `read_steps`, for ``tried``
 
     @cached_property
@@ -71,9 +71,8 @@ class ReportData:
         return results
 
     @cached_property
-    def by_cell(self) -> dict[int, Row]:
-        """The cases as rows, by ``cell``."""
-        return {row.cell: row for row in iterate(self.cases)}
+    def by_cell(self) -> dict[int, Result]:
+        return {result.cell: result for result in self.results}
 
     @cached_property
     def beside(self) -> pd.DataFrame:
@@ -121,7 +120,7 @@ class ReportData:
     @cached_property
     def pairs(self) -> list[Explanation]:
         """Explanations of each precision against fp32, for the cases with profiles."""
-        return explain_pairs(self.steps, self.cases, self.machines, tried=self.tried)
+        return explain_pairs(self.steps, self.results, self.machines, tried=self.tried)
 
     @cached_property
     def scale_maps(self) -> tuple[ScaleMap, ...]:
@@ -167,7 +166,7 @@ def gather(
         order,
         by,
         aim,
-        tried,
+        tried["result"].tolist(),
         steps,
     )
     for result in found.results:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, main_loss_scale, mark_legacy
-from bench.study.summaries import SOURCE
+from bench.study.runs import group
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,21 +39,21 @@ def find_default(axis: str) -> Value:
     return "" if default is None else default
 
 
-def find_varying(cases: pd.DataFrame, among: Iterable[str] = ORDER) -> tuple[str, ...]:
-    """Return the axes ``among`` these in which cases differ. One that only some precisions have,
-    such as the loss scale, must differ within one precision; a learning rate also varies if each
-    optimizer has its own. A subset of cases varies only in axes in which all of them do."""
-    varying = []
-    for name in among:
-        if name == MACHINE:
-            several = len(cases[list(SOURCE)].drop_duplicates()) > 1
-        else:
-            several = len(set(cases[name].tolist())) > 1
-            if several and AXES[name].follows == "precision":
-                several = bool((cases.groupby("precision")[name].nunique() > 1).any())
-        if several:
-            varying.append(name)
-    return tuple(varying)
+def find_varying(
+    cases: Sequence[Any] | pd.DataFrame, among: Iterable[str] = ORDER
+) -> tuple[str, ...]:
+    """Return the axes ``among`` these in which cases, or those of a frame, differ. One that only
+    some precisions have, such as the loss scale, must differ within one precision; a learning rate
+    also varies if each optimizer has its own. A subset of cases varies only in axes in which all of
+    them do."""
+    every: list[Any] = [*(cases if isinstance(cases, Sequence) else cases["result"])]
+    rivals = group(every, lambda case: case.precision)
+
+    def varies(name: str) -> bool:
+        parts = rivals if name in FOLLOWS["precision"] else [every]
+        return any(len({take_value(case, name) for case in part}) > 1 for part in parts)
+
+    return tuple(filter(varies, among))
 
 
 def list_naming_axes(varying: Collection[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from bench.case import AXES, SAME_QUESTION, free_axes
@@ -50,10 +51,9 @@ class Result:
         self.repeats, self.runs = len(counted), len(every)
         self.seeds = len({run.run_seed for run in counted})
         found: dict[str, Any] = {}
+        untimed = () if self.status in MEASURED else ("epoch_time_s", "images_per_s")
         for q in STORED:
-            timed = q.name in ("epoch_time_s", "images_per_s")
-            values = [getattr(run, q.name) for run in counted]
-            values = values if self.status in MEASURED or not timed else []
+            values = [] if q.name in untimed else [getattr(run, q.name) for run in counted]
             middle, low, high = find_middle(values)
             if q.rate:
                 middle = 1 / find_middle(1 / value for value in values if value > 0)[0]
@@ -121,12 +121,11 @@ def make_results(runs: Sequence[Run]) -> list[Result]:
     results = [*map(Result, group(runs, lambda run: run.cell))]
     results.sort(key=lambda result: place[id(result.first)])
     free = {*free_axes("precision"), *SAME_QUESTION}
-    kept = [number for number, name in enumerate(AXES) if name not in free]
+    tell = attrgetter(
+        *(n for n in AXES if n not in free), "sweep", "machine", "environment", "kind"
+    )
     sound = [result for result in results if result.status in RELIABLE]
-    for alike in group(
-        sound,
-        lambda r: (r.sweep, r.machine, r.environment, r.kind, *(r.axes[number] for number in kept)),
-    ):
+    for alike in group(sound, lambda result: tell(result.first)):
         # of those that differ only in how they were measured, the one that measured most, profiled
         # or not as the other if there is such a one
         plain = sorted((r for r in alike if r.precision == "fp32"), key=lambda r: -r.part)

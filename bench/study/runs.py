@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from bench.study.sweeps import Sweep
 
 T = TypeVar("T")
+
+_tell_axes = attrgetter(*AXES)
 
 
 def group(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
@@ -83,7 +86,8 @@ class Run:
 
     @cached_property
     def axes(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in AXES)
+        told: tuple[Any, ...] = _tell_axes(self)
+        return told
 
     @cached_property
     def case(self) -> Case:
@@ -238,10 +242,10 @@ def _fill_environment(runs: Sequence[Run]) -> None:
 def link_runs(runs: list[Run]) -> list[Run]:
     """Set what only several runs together tell, and return them."""
     cases, environments, cells = (dict[Hashable, int]() for _ in range(3))
+    tell = attrgetter(*COMPARABLE)
     for run in runs:
-        told = tuple(getattr(run, name) for name in COMPARABLE)
         run.asked = cases.setdefault(run.axes, len(cases))
-        run.environment = environments.setdefault(told, len(environments))
+        run.environment = environments.setdefault(tell(run), len(environments))
         where = (run.sweep, run.machine, run.kind, run.asked, run.environment)
         run.cell = cells.setdefault(where, len(cells))
     for alike in group(runs, lambda run: (run.sweep, run.asked)):
@@ -250,10 +254,8 @@ def link_runs(runs: list[Run]) -> list[Run]:
         counted = any(run.steps == "" or run.measured_steps == run.measured_steps for run in alike)
         for run in alike:
             run.part, run.part_known = part, counted
-    same = [place for place, name in enumerate(AXES) if name not in SAME_QUESTION]
-    for alike in group(
-        runs, lambda run: (run.sweep, run.environment, *(run.axes[place] for place in same))
-    ):
+    same = (name for name in AXES if name not in SAME_QUESTION)
+    for alike in group(runs, attrgetter("sweep", "environment", *same)):
         own = [run.busy_s if run.device == "cuda" else math.nan for run in alike]
         least = min((busy for busy in own if busy == busy), default=math.nan)
         for run, busy in zip(alike, own, strict=True):

@@ -40,16 +40,17 @@ def explain(
     rows = latest(records)
     everything = summarize(rows)
     cases = select(everything, where)
+    tried, results = (frame["result"].tolist() for frame in (everything, cases))
     steps = read_steps(rows["run"], sweeps)
-    profiled = cases[
-        cases["cell"].isin([cell for cell, one in steps.items() if one.step.profile is not None])
-    ]
-    if not len(profiled):
+    known = {cell for cell, one in steps.items() if one.step.profile is not None}
+    profiled = [result for result in results if result.cell in known]
+    if not profiled:
         raise UsageError(
             f"{sweep}: no case that is asked for has a profile; run its command again with "
             "--profile on and a new --out, or ask for other cases"
         )
-    held = [format_value(v) or "none" for v in order_values(axis, profiled[axis])]
+    values = order_values(axis, (getattr(result, axis) for result in profiled))
+    held = [format_value(value) or "none" for value in values]
     for flag, end in ends.items():
         if end is not None and (end or "none") not in held:
             raise UsageError(
@@ -57,16 +58,16 @@ def explain(
                 f"there is {', '.join(held)}"
             )
     machines, (before, after) = label_machines(cases), ends.values()
-    found = explain_pairs(steps, cases, machines, axis, before, after, everything)
+    found = explain_pairs(steps, results, machines, axis, before, after, tried)
     if not found:
-        varying = [name for name in AXES if profiled[name].nunique() > 1]
+        varying = [name for name in AXES if len({getattr(r, name) for r in profiled}) > 1]
         if len(held) > 1:
             raise UsageError(
                 f"{sweep}: no two profiled cases differ in {axis} alone; {', '.join(varying)} vary"
             )
         others = f"; try --axis {' or --axis '.join(varying)}" if varying else ""
         raise UsageError(f"{sweep}: {axis} is {held[0]} in all profiled cases{others}")
-    shown = (steps[cell] for cell in profiled["cell"])
+    shown = (steps[result.cell] for result in profiled)
     notices = [*warn(select(records, where), cases, records), *doubt_profiles(shown)]
     doubts = [notice for notice in notices if not notice.good]
     return Answer(found, list(describe_constants(cases, find_varying(cases))), doubts)
