@@ -24,7 +24,6 @@ from bench.questions.report_data import ReportData
 from bench.record import MODEL_PARTS, RELIABLE
 from bench.render.cells import Row, iterate, take_first
 from bench.store.attempts import number_groups
-from bench.study import doubts
 from bench.study.axes import find_default, keep_main, name_axis, name_setting, name_value
 from bench.verdict.ratio import Ratio, compare
 
@@ -152,7 +151,7 @@ def _describe_cases(cases: pd.DataFrame) -> pd.DataFrame:
         torch_major=cases["torch"].str.partition(".")[0],
         # unknown code may differ between sweeps
         measured_by=cases["code"].mask(cases["code"] == "", "unknown (" + cases["sweep"] + ")"),
-        doubted=~doubts.trusted(cases),
+        doubted=[not result.trusted for result in cases["result"]],
     )
 
 

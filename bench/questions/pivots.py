@@ -37,7 +37,7 @@ class _Line(NamedTuple):
 def _pivot(found: ReportData) -> tuple[str, list[str], list[_Line]] | None:
     """Return the axis across, those down, and the rows; None if no axis has few values, a cell
     would hold two settings, or the rows are to be grouped by an axis."""
-    settings = [] if found.by else list_settings(found.cases)
+    settings = [] if found.by else list_settings(found.results)
     for across in ("batch_size", "precision"):
         values = {getattr(setting.best, across) for setting in settings}
         if not 1 < len(values) <= MOST_ACROSS:
@@ -58,7 +58,7 @@ def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
     if len(list_places(found)) > MOST_PLACES:
         return
     if _pivot(found) is None:
-        settings = list_settings(found.cases)
+        settings = list_settings(found.results)
         cells = [setting.best.cell for setting in settings]
         cases = found.cases[found.cases["cell"].isin(cells)]
         yield lay_out_cases(found, cases, f"Results: {count(len(settings), 'setting')}")
@@ -79,7 +79,7 @@ def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
     title = "Epoch time (s)"
     if found.cases["speedup"].notna().any():
         title += " · speed-up over fp32"
-    doubted = any(s.timed and not s.best.trusted for s in list_settings(found.cases))
+    doubted = any(s.timed and not s.best.trusted for s in list_settings(found.results))
     yield _lay_out(found, f"{title}{f' ({WARNED} has a warning)' * doubted}", write)
 
 

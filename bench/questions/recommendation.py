@@ -96,7 +96,7 @@ def name_data(dataset: str) -> str:
 def list_places(found: ReportData) -> list[Place]:
     """Return the places of a report with their settings, machine by machine."""
     settings: dict[Key, list[Setting]] = {}
-    for setting in list_settings(found.cases):
+    for setting in list_settings(found.results):
         settings.setdefault(_PLACE(setting.best), []).append(setting)
     probed: dict[Any, pd.DataFrame] = dict(list(found.probes.groupby(list(PLACE), sort=False)))
     keys: list[Key] = list(dict.fromkeys([*settings, *probed]))

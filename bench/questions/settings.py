@@ -10,24 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
 
 from bench.axis import Trait
 from bench.case import AXES, SAME_QUESTION, list_affecting
 from bench.limits import NEAR
-from bench.record import Status
-from bench.render.cells import TIMED, Row, iterate
-from bench.study.doubts import trusted
+from bench.render.cells import TIMED
 from bench.study.quantities import is_number
+from bench.study.results import Result
+from bench.study.runs import group
 from bench.study.summaries import SOURCE
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NEUTRAL = (*(axis for axis in list_affecting(Trait.RATE) if axis != "optimizer"), "seed")
 """Axes that change no step's work: they cost neither time nor memory."""
 
-AIMS = {
+AIMS: dict[str, Callable[[Result], float]] = {
     "time": lambda row: row.epoch_time_s,
     "memory": lambda row: row.memory_bytes,
     "energy": lambda row: math.nan if row.energy else row.energy_per_epoch_j,
@@ -42,10 +39,10 @@ class Setting:
     """A question, and the cases that answer it, best evidence first: those without a fatal doubt,
     of these the largest part of an epoch, then the most repeats."""
 
-    cases: tuple[Row, ...]
+    cases: tuple[Result, ...]
 
     @property
-    def best(self) -> Row:
+    def best(self) -> Result:
         return self.cases[0]
 
     @property
@@ -70,20 +67,15 @@ class Setting:
         return alike and bool(unlike) and {*unlike} <= {*free}
 
 
-def list_settings(cases: pd.DataFrame) -> list[Setting]:
-    """Return the settings of some cases of `bench.study.summaries.summarize`, in their order."""
-    ended = (cases["status"] == Status.OK.value) & (cases["kind"] != "unknown")
-    rows = iterate(cases.assign(trusted=trusted(cases), sound=ended))
-    held: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        key = tuple(getattr(row, name) for name in (*SOURCE, *_TOLD, "environment", "kind"))
-        held.setdefault(key, []).append(row)
+def list_settings(results: Sequence[Result]) -> list[Setting]:
+    """Return the settings of some results, in their order."""
+    tell = attrgetter(*SOURCE, *_TOLD, "environment", "kind")
 
-    def rank(row: Row) -> tuple[bool, bool, float, int]:
+    def rank(row: Result) -> tuple[bool, bool, float, int]:
         timed = row.status in TIMED and is_number(row.epoch_time_s)
         return (not row.trusted, not timed, -row.part, -row.repeats)
 
-    return [Setting(tuple(sorted(alike, key=rank))) for alike in held.values()]
+    return [Setting(tuple(sorted(alike, key=rank))) for alike in group(results, tell)]
 
 
 def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
@@ -93,7 +85,7 @@ def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
     # a noisy time says nothing against the memory or the energy of a run that ended well
     sound = "trusted" if aim in ("", "time") else "sound"
     known = [setting for setting in settings if setting.timed and getattr(setting.best, sound)]
-    take: Callable[[Row], float] = AIMS[aim or "time"]
+    take = AIMS[aim or "time"]
     known = [setting for setting in known if is_number(take(setting.best))]
     if not known:
         return None

@@ -148,7 +148,7 @@ class Report(ReportData):
     @cached_property
     def _notices(self) -> list[Notice]:
         shown = (self.steps[cell] for cell in self.cases["cell"] if cell in self.steps)
-        settings = list_settings(self.cases)
+        settings = list_settings(self.results)
         chosen = [place.chosen for place in list_places(self)]
         spoken = {
             True: {setting.best.cell for setting in settings},

@@ -23,8 +23,6 @@ from bench.study.quantities import over
 from bench.text import write_seconds
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bench.study.results import Result
     from bench.study.runs import Run
 
@@ -416,11 +414,3 @@ def list_below(results: Sequence[Result]) -> list[str]:
     executor among others are marked each."""
     marked = "unknown" in {r.kind for r in results} and not all(r.foreign for r in results)
     return [name for name in SAID_BELOW if not (marked and name == "foreign")]
-
-
-def trusted(cases: pd.DataFrame) -> pd.Series:
-    """Return which cases ended well, have an epoch time, come from an executor that is known, and
-    raise no fatal doubt."""
-    doubted = cases[[doubt.name for doubt in DOUBTS.values() if doubt.fatal]].any(axis=1)
-    doubted |= cases["kind"] == "unknown"
-    return (cases["status"] == Status.OK.value) & ~doubted & cases["epoch_time_s"].notna()

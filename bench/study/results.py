@@ -87,6 +87,17 @@ class Result:
         return getattr(self.first, name)
 
     @property
+    def sound(self) -> bool:
+        """Whether it ended well, by an executor that is known."""
+        return bool(self.status == Status.OK and self.kind != "unknown")
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it is sound, has an epoch time, and raises no fatal doubt."""
+        doubted = any(doubt.fatal and getattr(self, doubt.name) for doubt in DOUBTS.values())
+        return bool(self.sound and not doubted and self.epoch_time_s == self.epoch_time_s)
+
+    @property
     def base_fraction(self) -> float:
         return self.base.part if self.base else 1.0
 

@@ -215,7 +215,7 @@ def test_what_runs_become(name: str, summed: Any) -> None:
 def test_a_repeat_that_diverged_is_not_trusted(summed: Any) -> None:
     told = {name: summed["model"] == f"m:n{list(RUNS).index(name)}" for name in
             ("a repeat diverged", "a repeat failed")}  # fmt: skip
-    trusted = doubts.trusted(summed)
+    trusted = summed["result"].map(lambda result: result.trusted)
     assert [trusted[which].tolist() for which in told.values()] == [[False], [True]]
 
 
@@ -277,7 +277,8 @@ def test_settings_of_committed_sweeps_have_effects() -> None:
 
 def test_a_fatal_doubt_is_not_trusted(tmp_path: Path) -> None:
     cases = cases_of(tmp_path, *EACH_DOUBT).set_index("model")
-    for (model, row), trusted in zip(cases.iterrows(), doubts.trusted(cases), strict=True):
+    trusted_ones = [result.trusted for result in cases["result"]]
+    for (model, row), trusted in zip(cases.iterrows(), trusted_ones, strict=True):
         found = [name for name in doubts.DOUBTS if row[name]]
         assert len(found) == (not model.startswith(("m:no_", "m:none", "m:little"))), model
         doubted = row["kind"] == "unknown" or any(doubts.DOUBTS[name].fatal for name in found)
