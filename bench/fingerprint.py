@@ -134,6 +134,7 @@ def examine(
 
     from bench.training.counting import sketch_work
     from bench.training.float8 import find_products
+    from bench.training.switches import keep_switches
     from bench.training.trial import (
         Trial,
         attempt,
@@ -149,22 +150,23 @@ def examine(
     outputs = facts = None
     workload, what = Workload(), f"{kind} {name!r}"
     workload.shape, workload.classes = shape, classes
-    if name in MODELS:
-        with torch.device("meta"):
-            model = build_model(name, classes, shape)
-    elif is_timm(name):
-        model = attempt(f"{what} cannot be built", partial(build_model, name, classes, shape))
-    else:
-        made = attempt(f"{what} cannot be built", lambda: load_factory(name, f"--{kind}")())
-        if kind == "workload":
-            workload = check_workload(name, made)
-            trial = Trial(name, workload)
-            model = trial.build_network()
-            trial.check_head(model)
+    with keep_switches({}):
+        if name in MODELS:
+            with torch.device("meta"):
+                model = build_model(name, classes, shape)
+        elif is_timm(name):
+            model = attempt(f"{what} cannot be built", partial(build_model, name, classes, shape))
         else:
-            model = check_network(name, made)
-    if kind == "model" and name not in MODELS:
-        materialise_first(what, model, workload)
+            made = attempt(f"{what} cannot be built", lambda: load_factory(name, f"--{kind}")())
+            if kind == "workload":
+                workload = check_workload(name, made)
+                trial = Trial(name, workload)
+                model = trial.build_network()
+                trial.check_head(model)
+            else:
+                model = check_network(name, made)
+        if kind == "model" and name not in MODELS:
+            materialise_first(what, model, workload)
     still = check_tuning(what, model, workload, freezes, starts)
     if kind == "workload":
         facts = trial.run(model, freezes)

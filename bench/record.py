@@ -206,6 +206,11 @@ class Measurement:
     fp8_flop_share: float | None = quantity(
         "share of the network's FLOP, forward and backward, that these layers are")
     flags: str | None = quantity("arithmetic and cuDNN flags as read back in the worker")
+    switched: str | None = quantity(
+        "torch's switches that the user's code had set where it was imported or built, before they "
+        "were set back")
+    switched_within: str | None = quantity(
+        "torch's switches that were changed after that, within steps, and were not set back")
     arithmetic: str | None = quantity(
         "what the numeric probe found inputs rounded to, the most expensive layer's first")
     proof_layer: str | None = quantity("the layers of the network that were probed")

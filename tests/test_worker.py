@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from models_for_tests import Rows
 from pytest_for_tests import Patch
 from torch import nn
 from training_for_tests import list_batches
@@ -26,12 +27,13 @@ from bench.cores import OtherWork
 from bench.data import DatasetInfo, load, prepare
 from bench.errors import UsageError
 from bench.limits import find_ends
-from bench.precision import PRECISIONS, Arithmetic
+from bench.precision import PRECISIONS, Arithmetic, set_flags
 from bench.record import BESIDE, Measurement, Status, Step
 from bench.training.arithmetic import OperationProof
 from bench.training.counting import count_flop
 from bench.training.loop import Training
 from bench.training.proof import DENSE, LayerProof, Proof
+from bench.training.switches import find_changes, keep_switches, read_switches
 from bench.training.timing import Warmup
 from bench.worker import measurement
 from bench.worker.measurement import conclude, measure
@@ -539,6 +541,72 @@ def test_a_false_label_is_invalid(data: DatasetInfo, monkeypatch: Patch) -> None
     assert conclude(m, contradiction)[1].endswith("the loss was inf or NaN from step 3 of 10")
     assert conclude(m) == (Status.DIVERGED, "the loss was inf or NaN from step 3 of 10")
     assert conclude(Measurement()) == (Status.OK, "")
+
+
+def set_switches() -> None:
+    """As a script may for its own training; here each to what it was not."""
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.autograd.set_detect_anomaly(True)
+    torch.set_flush_denormal(True)
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+
+
+def spoiled() -> nn.Module:
+    network = tiny()
+    set_switches()
+    return network
+
+
+class SpoiledRows(Rows):
+    def __init__(self) -> None:
+        set_switches()
+
+
+class Later(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tiny()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.backends.cudnn.deterministic = True
+        return self.net(x)
+
+
+SPOILED = f"{__name__}:SpoiledRows"
+ROWS = Case(SPOILED, "own", workload=SPOILED, device="cpu", batch_size=16)
+
+
+@pytest.mark.parametrize("case", [replace(CASE, model=f"{__name__}:spoiled"), ROWS])
+def test_switches_that_the_users_code_sets_are_set_back(case: Case, data: DatasetInfo) -> None:
+    set_flags(PRECISIONS["fp32"])
+    before = read_switches()
+    with keep_switches({}):
+        m, steps, _ = run(case, data)
+        assert find_changes(before) == {}
+    assert steps
+    assert (m.flags or "").split()[0] == "matmul=ieee"
+    assert "cudnn_benchmark=false" in (m.flags or "")
+    assert set((m.switched or "").split()) >= {
+        "cuda.matmul.fp32_precision=tf32",
+        "cudnn.benchmark=True",
+        "deterministic_algorithms=2",
+        f"num_threads={before['num_threads'] + 1}",
+        "anomaly_mode=True",
+        "flush_denormal=True",
+        "default_dtype=float64",
+        "grad_mode=False",
+    }
+    assert m.switched_within is None
+
+
+def test_a_switch_that_is_set_within_steps_is_told(data: DatasetInfo) -> None:
+    with keep_switches({}):
+        m = run(replace(CASE, model=f"{__name__}:Later"), data)[0]
+    assert (m.switched, m.switched_within) == (None, "cudnn.deterministic=True")
 
 
 def test_a_failing_proof_or_evaluation_keeps_the_epoch(

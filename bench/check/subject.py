@@ -26,6 +26,7 @@ from bench.check.layers import Ledger, Reading, count_graphs, read_layers, watch
 from bench.data.batches import Batches, count_items, stream
 from bench.training.building import open_workload
 from bench.training.loop import Training, train_epoch
+from bench.training.switches import keep_switches
 from bench.training.timing import StepClock
 from bench.worker.preparation import set_up
 from bench.workloads import count_classes
@@ -97,7 +98,8 @@ class Subject:
     def __init__(self, case: Case, folder: str, steps: int) -> None:
         self.case, self.folder, self.steps = case, folder, steps
         self.device = torch.device(case.device)
-        workload = open_workload(case, folder)
+        with keep_switches({}):
+            workload = open_workload(case, folder)
         self.images = workload if isinstance(workload, Images) else None
         self.classes = count_classes(workload)
 

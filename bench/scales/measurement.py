@@ -43,6 +43,7 @@ from bench.scales.options import RECOMMENDED, Question
 from bench.training.building import build_network, build_training, seed_all
 from bench.training.loop import Training, copy_state
 from bench.training.loss_scale import build_loss_scale
+from bench.training.switches import keep_switches
 from bench.worker.preparation import open_supply
 from bench.workloads import IMAGES, load_workload
 from bench.workloads.images import Images
@@ -86,9 +87,10 @@ class Session:
         case = question.case
         self.question, self.device = question, torch.device(case.device)
         own = case.workload != IMAGES
-        self._workload = load_workload(case.workload) if own else Images(case.model, data)
-        seed_all(case.seed)
-        self._start = build_network(self._workload)
+        with keep_switches({}):
+            self._workload = load_workload(case.workload) if own else Images(case.model, data)
+            seed_all(case.seed)
+            self._start = build_network(self._workload)
         self.layers = tuple(find_layers(self._start))
         self._batches = open_supply(case, self._workload, self.device)
 

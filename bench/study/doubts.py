@@ -361,6 +361,11 @@ _ALL = (
           lambda r: Arithmetic.UNCLEAR in r.arithmetic.split("/")
           or (r.flags != "" and r.arithmetic == "")
           or r.labelled_flop_share < MOSTLY_LABELLED, fatal=False),
+    Doubt("switched_late", "switches changed",
+          "The user's code set torch's switches within steps, so that these runs may not be what "
+          "their axes say",
+          "Set them nowhere but by flags, such as --precision and --cudnn-benchmark.",
+          lambda r: r.switched_within != "", detail=_quote("switched_within")),
     Doubt("skipped", "steps skipped",
           f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
           "gradients overflowed, so that less was learnt",

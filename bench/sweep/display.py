@@ -188,6 +188,10 @@ def _describe(record: Record) -> str:
         words.append(f"ended after {m.truncated_after} of {record.case.epochs} epochs")
     if record.case.dataset == "synthetic":
         words.append(" ".join(filter(None, ["synthetic", record.case.input, "images"])))
+    if m.switched:
+        words.append(f"set back what your code had set ({m.switched})")
+    if m.switched_within:
+        words.append(f"your code set within steps {m.switched_within}")
     if m.warmup_steady is False:
         words.append("step times not steady")
     if is_shared(m.neighbours_computing or 0, m.other_cores or 0.0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from bench.models.weights import load_weights
 from bench.optimization import scale_lr
 from bench.precision import PRECISIONS, find_formats, is_batchnorm, set_flags
 from bench.training.loop import Training
+from bench.training.switches import keep_switches
 from bench.workloads import IMAGES, Workload, load_workload
 from bench.workloads.images import Images
 
@@ -60,19 +62,21 @@ def build_training(
     it, or it lacks the layers to freeze. Raises UnsupportedError: the case needs something that is
     not installed.
     """
-    set_flags(PRECISIONS[case.precision])
     torch.backends.cudnn.benchmark = case.cudnn_benchmark
+    set_flags(PRECISIONS[case.precision])
     seed_all(case.seed)
-    note = ""
+    note, switched = "", dict[str, Any]()
     if model is None:
-        model = build_network(workload)
+        with keep_switches(switched):
+            model = build_network(workload)
+        set_flags(PRECISIONS[case.precision])  # torch's older flags with them
         if case.start is not None:
             note = load_weights(model, case.start, workload.find_head)
     if case.sync_bn:
         # over all processes of a group, if any; otherwise it is ordinary BatchNorm
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     training = make_training(case, model, device, workload)
-    training.start_note = note
+    training.start_note, training.switched = note, switched
     return training
 
 

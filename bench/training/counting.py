@@ -23,6 +23,7 @@ from bench.models.freezing import NONE, freeze
 from bench.precision import Arithmetic
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.timeline import Timed
+from bench.training.switches import keep_switches
 from bench.work import (
     CONVOLUTIONS,
     MOVES,
@@ -419,7 +420,8 @@ def count_flop(workload: Workload, frozen: str = NONE) -> float:
     """
     batch = sketch_batch(workload, 2)
     with torch.device("meta"):
-        network = workload.build_model()
+        with keep_switches({}):
+            network = workload.build_model()
         freeze(network, frozen, workload.find_head)
         mapping = {torch.ops.aten.convolution_backward: count_gradients}
         with FlopCounterMode(display=False, custom_mapping=mapping) as counter:

@@ -70,6 +70,9 @@ class Training:
     start_note = ""
     """A note for the reader on the weights that it starts from."""
 
+    switched: Mapping[str, Any] = {}
+    """torch's switches that the user's code had changed, before they were set back."""
+
     def __init__(
         self,
         model: nn.Module,

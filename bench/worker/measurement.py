@@ -29,6 +29,7 @@ from bench.training.parallel import GradientExchange, Group, Processes, measure_
 from bench.training.profiling import profile_step
 from bench.training.proof import Setting, prove
 from bench.training.schedule import learning_rates
+from bench.training.switches import find_changes, read_switches, write_switches
 from bench.training.timing import find_accelerator, synchronize
 from bench.work import Label, Work
 from bench.worker.checkpoints import Checkpoints
@@ -77,7 +78,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         group = _join_group(case, device, given.rendezvous)
         watch.lap("device_context_s")
         workload, batches, training = set_up(case, given.folder, group, watch)
-    m.setup_time_s = watch.total
+    m.setup_time_s, switches = watch.total, read_switches()
     _describe_training(found, case, training)
 
     channel.enter("warmup")
@@ -152,6 +153,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     with found.leave_out_on_error("loader_samples_per_s"):
         _describe_loader(found, batches, case, device)
     watch.lap("asked for")
+    m.switched_within = write_switches(find_changes(switches))
     m.flags = " ".join(f"{name}={value}" for name, value in read_flags().items())
     if given.rendezvous is not None:
         describe_group(found, case, training, own, group, given.rendezvous)
@@ -189,7 +191,7 @@ def _join_group(case: Case, device: torch.device, rendezvous: Rendezvous | None)
 
 def _describe_training(found: Finished, case: Case, training: Training) -> None:
     m, conversion = found.measurement, training.conversion
-    m.apex = training.apex
+    m.apex, m.switched = training.apex, write_switches(training.switched)
     if training.start_note:
         found.note(training.start_note)
     if conversion:

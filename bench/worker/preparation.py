@@ -19,6 +19,7 @@ from bench.errors import UsageError
 from bench.training.building import build_training, open_workload, seed_all
 from bench.training.loop import Training
 from bench.training.parallel import GradientExchange, Group, replicate
+from bench.training.switches import keep_switches
 from bench.training.timing import Warmup, find_accelerator, synchronize, warm_up
 from bench.workloads import Workload
 
@@ -47,12 +48,15 @@ def set_up(
 ) -> tuple[Workload, Supply, Training]:
     """Set the flags, load the data to the device and build the network, ready to train in all
     processes of a ``group``. ``watch`` records the time for the data and for the network."""
-    device, workload = torch.device(case.device), open_workload(case, folder)
+    device, switched = torch.device(case.device), dict[str, Any]()
     share = Share(group.rank, group.size) if group else None
-    batches = open_supply(case, workload, device, share)
+    with keep_switches(switched):
+        workload = open_workload(case, folder)
+        batches = open_supply(case, workload, device, share)
     watch = watch or Stopwatch(0.0)
     watch.lap("data_s")
     training = build_training(case, workload, device)
+    training.switched = {**switched, **training.switched}
     if case.parallel == "dp":
         replicate(training, case.world_size)
     elif group is not None and case.parallel == "ddp":

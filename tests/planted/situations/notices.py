@@ -40,6 +40,7 @@ DOUBTED: dict[str, dict[str, Any]] = {
     "host_bound": {"busy_s": 0.034, "step_time_median_s": 0.045},
     "unclear": {"arithmetic": "unclear"},
     "unclear_half": {"arithmetic": "float16/unclear"},
+    "switched_late": {"switched_within": "cudnn.benchmark=True"},
     "unproven": {"flags": "conv=ieee matmul=ieee"},
     "energy": {"energy_j": 900.0, "measured_time_s": 1.9},
     "no_sharing_by_a_desktop": {"neighbours": "pid 1 (Xorg): 5 B", "neighbours_drawing": 1,
