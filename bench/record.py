@@ -621,3 +621,26 @@ def read_missing(text: str, names: Container[str] = COLUMNS) -> dict[str, str]:
     heads = [m for m in re.finditer(r"(?:^|; )(\w+): ", text) if m[1] in names]
     ends = [*(head.start() for head in heads[1:]), len(text)]
     return {head[1]: text[head.end() : end] for head, end in zip(heads, ends, strict=False)}
+
+
+ASKED = {
+    "eval_time_s": "--evaluate",
+    "profiled_steps": "--profile",
+    "loader_samples_per_s": "the rate of --loader torch",
+    "checkpoint": "--checkpoint",
+}
+"""What a case does beside training if asked, by the column for which ``missing`` says why not."""
+
+
+def describe_unmet(missing: str) -> str:
+    """Return what was asked for beside training and failed, with the reasons; empty if nothing did.
+
+    >>> describe_unmet("energy_j: no sensor; eval_time_s: ValueError: no luck")
+    '--evaluate failed: ValueError: no luck'
+    """
+    why = read_missing(missing)
+    return "; ".join(
+        f"{asked} failed: {' '.join(why[name].split())[:200]}"
+        for name, asked in ASKED.items()
+        if name in why
+    )

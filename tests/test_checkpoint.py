@@ -544,6 +544,7 @@ def test_where_nothing_can_be_saved_the_row_is_not_lost(whole: Finished, tmp_pat
     said = "no checkpoint was saved after epoch 1: File exists"
     assert (found.measurement.notes or "").split("; ").count(said) == 1, "not after each epoch"
     assert "epoch 2" not in found.measurement.notes
+    assert found.missing["checkpoint"] == said
 
 
 def test_a_full_disk_leaves_what_was_saved_before(whole: Finished, tmp_path: Path) -> None:

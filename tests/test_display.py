@@ -62,12 +62,13 @@ def test_lines_name_every_axis_that_varies(capsys: Capture) -> None:
 
 
 def test_a_line_says_what_speaks_against_it(capsys: Capture) -> None:
-    with Display(Path("x"), 5, 0) as display:
+    with Display(Path("x"), 6, 0) as display:
         for found in (
             {"warmup_steady": False},
             {"other_cores": 0.9},
             {"switched": "default_dtype=float64"},
             {"switched_within": "grad_mode=False"},
+            {"missing": "eval_time_s: ValueError: no\n  luck; energy_j: no sensor"},
             {"other_cores": 0.1},
         ):
             row = record()
@@ -75,11 +76,12 @@ def test_a_line_says_what_speaks_against_it(capsys: Capture) -> None:
                 setattr(row.measurement, name, value)
             display.begin(CASE, 1, False)
             display.end(row)
-    unsteady, shared, switched, late, fine = capsys.readouterr().err.splitlines()[1:]
+    unsteady, shared, switched, late, unmet, fine = capsys.readouterr().err.splitlines()[1:]
     assert unsteady.endswith(", step times not steady")
     assert shared.endswith(", shared with others")
     assert switched.endswith(", set back what your code had set (default_dtype=float64)")
     assert late.endswith(", your code set within steps grad_mode=False")
+    assert unmet.endswith(", --evaluate failed: ValueError: no luck")
     assert fine.endswith("synthetic images")
 
 

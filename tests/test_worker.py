@@ -28,7 +28,7 @@ from bench.data import DatasetInfo, load, prepare
 from bench.errors import UsageError
 from bench.limits import find_ends
 from bench.precision import PRECISIONS, Arithmetic, set_flags
-from bench.record import BESIDE, Measurement, Status, Step
+from bench.record import BESIDE, Measurement, Status, Step, describe_unmet, write_missing
 from bench.training.arithmetic import OperationProof
 from bench.training.counting import count_flop
 from bench.training.loop import Training
@@ -625,6 +625,8 @@ def test_a_failing_proof_or_evaluation_keeps_the_epoch(
         assert found.missing[column] == "RuntimeError: no such kernel"
     assert found.measurement.test_loss is None
     assert found.missing["test_loss"].startswith("OutOfMemoryError: CUDA out of memory")
+    told = "--evaluate failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    assert describe_unmet(write_missing(found.missing)) == told
 
 
 def test_an_unclear_proof_is_noted_and_the_row_stays_ok(

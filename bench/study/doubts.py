@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from bench.precision import (
     Arithmetic,
     is_dynamic,
 )
-from bench.record import Status
+from bench.record import Status, describe_unmet
 from bench.study.quantities import over
 from bench.text import write_seconds
 
@@ -144,13 +144,13 @@ def _describe_unknown_time(runs: Runs) -> str:
 
 
 def _quote(column: str) -> Callable[[Runs], str]:
+    return lambda runs: _list_reasons(getattr(run, column) for run in runs)
 
-    def quote(runs: Runs) -> str:
-        said = [text for text in dict.fromkeys(getattr(run, column) for run in runs) if text]
-        more = f"; and {len(said) - 3:,} other reasons" if len(said) > 3 else ""
-        return "; ".join(said[:3]) + more
 
-    return quote
+def _list_reasons(texts: Iterable[str]) -> str:
+    said = list(dict.fromkeys(text for text in texts if text))
+    more = f"; and {len(said) - 3:,} other reasons" if len(said) > 3 else ""
+    return "; ".join(said[:3]) + more
 
 
 def _name_longer(runs: Runs, whole: str = "--epochs") -> str:
@@ -366,6 +366,11 @@ _ALL = (
           "their axes say",
           "Set them nowhere but by flags, such as --precision and --cudnn-benchmark.",
           lambda r: r.switched_within != "", detail=_quote("switched_within")),
+    Doubt("unmet", "not all done",
+          "What was asked for beside training failed",
+          lambda runs: f"{_list_reasons(describe_unmet(run.missing) for run in runs)}. Remove the "
+          "cause, of which the logs in the folder tell more, then run them again with --retry ok.",
+          lambda r: describe_unmet(r.missing) != "", fatal=False),
     Doubt("skipped", "steps skipped",
           f"More than {100 * MOST_SKIPPED:.0f} % of the steps were skipped because their "
           "gradients overflowed, so that less was learnt",

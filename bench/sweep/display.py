@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bench.case import Case
 from bench.executors import Event
 from bench.limits import is_shared
-from bench.record import MEASURED, Record, Status, Step
+from bench.record import MEASURED, Record, Status, Step, describe_unmet
 from bench.text import GIB, clean, write_number, write_seconds
 from bench.worker.messages import PhaseEntered
 
@@ -192,6 +192,8 @@ def _describe(record: Record) -> str:
         words.append(f"set back what your code had set ({m.switched})")
     if m.switched_within:
         words.append(f"your code set within steps {m.switched_within}")
+    if unmet := describe_unmet(m.missing or ""):
+        words.append(unmet)
     if m.warmup_steady is False:
         words.append("step times not steady")
     if is_shared(m.neighbours_computing or 0, m.other_cores or 0.0):

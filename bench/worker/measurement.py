@@ -99,7 +99,7 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
     m.warmup_alloc_retries = _count_troubles(device).get("alloc_retries")
 
     rates = learning_rates(case, case.epochs * len(batches))
-    files = Checkpoints(case, given.checkpoints, given.identity, found.note)
+    files = Checkpoints(case, given.checkpoints, given.identity, found.fail_checkpoint)
     done, others = _resume(found, files, training, case)
     if isinstance(training.exchange, GradientExchange):
         training.exchange.watch()

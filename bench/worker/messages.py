@@ -10,6 +10,7 @@ import io
 import json
 import os
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -137,6 +138,10 @@ class Finished:
     def leave_out(self, reason: str, *columns: str) -> None:
         self.missing |= dict.fromkeys(columns, reason)
 
+    def fail_checkpoint(self, reason: str) -> None:
+        self.note(reason)
+        self.leave_out(reason, "checkpoint")
+
     @contextmanager
     def leave_out_on_error(self, *columns: str) -> Iterator[None]:
         """Catch any error and leave ``columns`` empty, with the error as the reason."""
@@ -145,6 +150,7 @@ class Finished:
         except UsageError as error:
             self.leave_out(str(error), *columns)
         except Exception as error:
+            traceback.print_exception(error)  # to the log
             self.leave_out(f"{type(error).__name__}: {error}", *columns)
 
 

@@ -41,6 +41,8 @@ DOUBTED: dict[str, dict[str, Any]] = {
     "unclear": {"arithmetic": "unclear"},
     "unclear_half": {"arithmetic": "float16/unclear"},
     "switched_late": {"switched_within": "cudnn.benchmark=True"},
+    "unmet": {"missing": "eval_time_s: ValueError: no luck; energy_j: the case ran on a CPU"},
+    "no_unmet": {"missing": "energy_j: the case ran on a CPU; test_loss: it is inf or NaN"},
     "unproven": {"flags": "conv=ieee matmul=ieee"},
     "energy": {"energy_j": 900.0, "measured_time_s": 1.9},
     "no_sharing_by_a_desktop": {"neighbours": "pid 1 (Xorg): 5 B", "neighbours_drawing": 1,
