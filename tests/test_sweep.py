@@ -873,7 +873,7 @@ def test_a_folder_s_cases_take_the_threads_of_free_cores(
     monkeypatch.setattr(threads, "usable_cpus", lambda: range(4))
     monkeypatch.setattr(threads, "count_cores", lambda: 4.0)
     busy = [0.0]
-    monkeypatch.setattr(threads.OtherWork, "cores", lambda self: busy[0])
+    monkeypatch.setattr(threads.OtherWork, "cores", lambda self, guests=True: busy[0])
     flags = ["--model", "tests.models_for_tests:wide", "--device", "cpu", "--precision", "fp32"]
     flags += ["--dataset", "synthetic", "--batch-size", "64", "--steps", "2", "--no-report"]
     said = []
