@@ -346,7 +346,7 @@ def test_a_recipe_is_fp8_s_alone() -> None:
 
 
 def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """By its worker, whose log stays empty, to the report."""
+    """By its worker, whose log has no more than its epoch, to the report."""
     out = str(tmp_path / "out")
     flags = ["--workload", TINY, "--device", "cpu", "--batch-size", "16", "--repeats", "1"]
     flags += ["--steps", "3", "--out", out]
@@ -356,4 +356,6 @@ def test_a_sweep_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[st
         (row,) = csv.DictReader(file)
     assert (row["status"], row["arithmetic"]) == ("ok", "float8/bfloat16")
     assert row["fp8_layers"].startswith("8 of 9 linear layers: ")
-    assert (row["log"], "BENCH_EMULATE_FP8=1" in row["variables"]) == ("", True)
+    (line,) = (tmp_path / "out" / row["log"]).read_text().splitlines()
+    assert line.startswith("epoch 1 of 1: 3 steps in ")
+    assert "BENCH_EMULATE_FP8=1" in row["variables"]

@@ -18,6 +18,7 @@ from bench.data.batches import Supply
 from bench.data.loader import PREFETCH
 from bench.limits import find_ends
 from bench.record import EpochRow, Measurement, Step
+from bench.text import count, write_number
 from bench.training.loop import Epoch, Training, merge, train_epoch
 from bench.training.timing import Certainty, StepClock, extrapolate, find_accelerator, synchronize
 from bench.worker.messages import Channel, Finished, Reporter
@@ -225,6 +226,23 @@ def list_epochs(case: Case, done: Sequence[TimedEpoch]) -> list[EpochRow]:
             row.overflow_steps = sum(one.epoch.overflowed)
         rows.append(row)
     return rows
+
+
+def describe_epoch(row: EpochRow, epochs: int, steps: int) -> str:
+    """Describe an epoch, or a part of ``steps``, in one line.
+
+    >>> describe_epoch(EpochRow(1, 12.345, 1.5, 0.25, test_loss=1.625), 3, 98)
+    'epoch 2 of 3: 98 steps in 12.35 s, loss 1.500, accuracy 25.0 %, test loss 1.625'
+    """
+    took = f"{count(steps, 'step')} in {write_number(row.time_s)} s"
+    said = [f"epoch {row.epoch + 1} of {epochs}: {took}"]
+    said += ["loss inf or NaN"] if row.train_loss is None else []
+    for which in ("train", "test"):
+        loss, accuracy = (getattr(row, f"{which}_{name}") for name in ("loss", "accuracy"))
+        kind = "test " if which == "test" else ""
+        said += [] if loss is None else [f"{kind}loss {write_number(loss)}"]
+        said += [] if accuracy is None else [f"{kind}accuracy {100 * accuracy:.1f} %"]
+    return ", ".join(said)
 
 
 def finite(value: float) -> float | None:

@@ -36,6 +36,7 @@ from bench.worker.checkpoints import Checkpoints
 from bench.worker.epochs import (
     TESTED,
     TimedEpoch,
+    describe_epoch,
     describe_learning,
     describe_time,
     evaluate,
@@ -126,10 +127,13 @@ def measure(given: Assignment, channel: Channel, began: float | None = None) -> 
         if case.evaluate and not group.rank:
             with found.leave_out_on_error(*TESTED):
                 done[-1].tested = evaluate(training, workload, case)
+        rows = list_epochs(case, done)
+        who = f"rank {group.rank}, its part of " if group.size > 1 else ""
+        print(who + describe_epoch(rows[-1], case.epochs, len(done[-1].times)), flush=True)
         if files.kept:
-            files.save(training, list_epochs(case, done), _pack(done, others, m))
+            files.save(training, rows, _pack(done, others, m))
         watch.lap("asked for")
-        if len(done) < case.epochs and not channel.ask(list_epochs(case, done)[-1]):
+        if len(done) < case.epochs and not channel.ask(rows[-1]):
             m.truncated_after = len(done)
             break
     if device.type == "cpu":
