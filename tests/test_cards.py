@@ -104,10 +104,6 @@ def test_cards_of_one_recipe_stand_together_the_fastest_first(found: Cards) -> N
 
 APART: dict[str, dict[str, Any]] = {
     "torch 3, not 2": {"torch": "3.0.0"},
-    "code ba98765, not 0123456": {"code": "ba9876543210"},
-    "code unknown (other-2), not 0123456": {"code": ""},
-    "lr 0.1, not 0.01": {"lr": 0.1},
-    "optimizer adamw, not sgd": {"optimizer": "adamw"},
     "model dpn-small, not dpn92": {"model": "dpn-small"},
     "memory limit 8GiB, not none": {"memory_limit": "8GiB"},
     "not known to be measured, not measured": {"executor": "x"},
@@ -141,10 +137,18 @@ def test_what_may_not_be_compared_stands_apart_with_the_reason(
         assert not group.pairs
 
 
-def test_another_patch_of_torch_or_another_driver_may_be_compared(
-    folders: list[Path], tmp_path: Path
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"torch": "2.11.0+cu126", "driver": "550.2", "cuda": "12.6"},
+        {"lr": 0.1, "optimizer": "adamw"},
+        {"code": "ba9876543210", "model_source": "other"},
+    ],
+    ids=["versions", "recipe", "harness"],
+)
+def test_what_changes_no_step_may_differ_between_cards(
+    about: dict[str, Any], folders: list[Path], tmp_path: Path
 ) -> None:
-    about = {"torch": "2.11.0+cu126", "driver": "550.2", "cuda": "12.6"}
     other = write_sweep(tmp_path / "other", list_rows("NVIDIA D", 1.2, **about))
     (group,) = build(read_sweeps([*folders, other]), Path()).groups
     assert group.cards == ["NVIDIA A", "NVIDIA D", "NVIDIA B", "NVIDIA C"]

@@ -320,12 +320,29 @@ def test_each_gate_is_judged_against_its_own_margin(
     assert {gate["gate"] for gate in found if not gate["passed"]} == {"slower:5%"}
 
 
+def test_times_of_two_machines_are_compared_whatever_the_recipe(
+    write: Write, capsys: pytest.CaptureFixture[str], machine: Callable[..., Any]
+) -> None:
+    """Another rate and optimizer, and source files of another version of the harness."""
+    there = replace(CARD, gpu="NVIDIA H200", model_source="b")
+    ours = write("a", runs(CASE, BASE, environment=replace(CARD, model_source="a")))
+    other = replace(CASE, lr=3e-4, optimizer="adamw")
+    theirs = write("b", runs(other, [x / 2 for x in BASE], environment=there))
+    metrics = machine(ours, theirs)["metrics"]
+    assert metrics["epoch_time_s"][0]["speed"] == pytest.approx(2)
+    assert [row["verdict"] for row in metrics.get("train_loss", [])] in ([], ["no verdict"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert main([ours, theirs]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "They differ in lr (0.01 and 0.0003), optimizer (sgd and adamw): what is learnt" in said
+
+
 def test_a_gate_on_sweeps_that_share_nothing_fails(
     write: Write, capsys: pytest.CaptureFixture[str], machine: Callable[..., Any]
 ) -> None:
-    a, b = write("a", runs(CASE, BASE)), write("b", runs(replace(CASE, lr=0.1), BASE))
-    command = "python -m bench.compare a b --axis lr 0.01 0.1"
-    why = f"they share no value of lr; to compare these values: {command}"
+    a, b = write("a", runs(CASE, BASE)), write("b", runs(replace(CASE, compile="default"), BASE))
+    command = "python -m bench.compare a b --axis compile off default"
+    why = f"they share no value of compile; to compare these values: {command}"
     gates = [word for gate in ("slower", "broken", "unjudged") for word in ("--fail-on", gate)]
     for result in machine(a, b, *gates, code=1)["gates"]:
         assert (result["passed"], result["judged"], result["why_unjudged"]) == (False, 0, [why])
@@ -340,17 +357,18 @@ def test_a_suggested_comparison_is_one_that_can_be_made(
     a = write("a", runs(CASE, BASE, environment=replace(CARD, model_source="a")))
 
     def explain(name: str, **environment: str) -> str:
-        b = runs(replace(CASE, lr=0.1), BASE, environment=replace(CARD, **environment))
+        b = replace(CASE, compile="default")
+        b = runs(b, BASE, environment=replace(CARD, **environment))
         assert main([a, write(name, b)]) == 0
         return " ".join(capsys.readouterr().out.split())
 
     assert "--mix" not in explain("same", model_source="a")
-    command = ["a", "edited", "--axis", "lr", "0.01", "0.1", "--mix"]
+    command = ["a", "edited", "--axis", "compile", "off", "default", "--mix"]
     assert f"python -m bench.compare {' '.join(command)}" in explain("edited", model_source="b")
     assert main(command) == 0
     capsys.readouterr()
     said = explain("elsewhere", model_source="a", gpu="NVIDIA H200")
-    assert "to compare their devices, sweep both with the same --lr" in said
+    assert "to compare their devices, sweep both with the same --compile" in said
     assert "--axis" not in said
     # but of a GPU and a CPU the device is an axis
     cpu = runs(replace(CASE, device="cpu"), BASE, environment=replace(HERE, cpu="Z"))

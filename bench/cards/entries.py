@@ -1,7 +1,8 @@
 """The results of each card in each precision: at a common setting, and at its own fastest.
 
-Cards are compared only within a group: with the same network, data and recipe, the same torch major
-version and the same version of the code that measures.
+Cards are compared only within a group: with the same network and data, and the same torch major
+version. The rate of learning, its schedule and the optimizer may differ: they change a step by half
+a millisecond at most, and what is learnt is not compared here.
 """
 
 from __future__ import annotations
@@ -30,26 +31,31 @@ from bench.verdict.ratio import Ratio, compare
 BASELINES = ("fp32", "tf32")
 """The precisions with which each one is compared, on the same card."""
 
+RATE = list_affecting(Trait.RATE)
+"""Axes in which compared cards may differ, as no time depends on them."""
+
 RECIPE = (
     *(
         name
         for name in list_affecting(Trait.LEARNING)
-        if name != "batch_size" and AXES[name].follows != "precision"
+        if name not in ("batch_size", *RATE) and AXES[name].follows != "precision"
     ),
     *list_affecting(Trait.RECIPE),
 )
-"""Axes in which compared cards agree: what is trained, and how it learns."""
+"""Axes in which compared cards agree: what is trained, and in what."""
 
 LEVERS = tuple(
     name
     for name, axis in AXES.items()
-    if name not in (*RECIPE, *SAME_QUESTION, "precision", "batch_size", "device")
+    if name not in (*RECIPE, *RATE, *SAME_QUESTION, "precision", "batch_size", "device")
     and axis.follows != "precision"
     and not axis.spread
 )
 """Axes that change the speed of a step, but not the recipe."""
 
-DATA = {"dataset_fingerprint": "images", "train_images": "number of images", **MODEL_PARTS}
+DATA = {"dataset_fingerprint": "images", "train_images": "number of images"} | {
+    name: what for name, what in MODEL_PARTS.items() if name != "model_source"
+}
 """Columns in which compared cards agree, as far as they are known, and what each describes."""
 
 CODE = 7  # digits of a hash that are shown
@@ -121,7 +127,7 @@ def find_groups(found: ReportData) -> list[Group]:
     cases = _describe_cases(found.cases)
     cards = cases[["sweep", "machine", "card"]].drop_duplicates(["sweep", "machine"])
     probes = found.probes.merge(cards, on=["sweep", "machine"])
-    numbers = number_groups(cases, [*RECIPE, *DATA, "torch_major", "measured_by", "kind"])
+    numbers = number_groups(cases, [*RECIPE, *DATA, "torch_major", "kind"])
     groups = []
     for _, part in cases.groupby(numbers, sort=False):
         if part["status"].isin(RELIABLE).any():
@@ -149,8 +155,6 @@ def _describe_cases(cases: pd.DataFrame) -> pd.DataFrame:
     return cases.assign(
         card=_name_cards(cases),
         torch_major=cases["torch"].str.partition(".")[0],
-        # unknown code may differ between sweeps
-        measured_by=cases["code"].mask(cases["code"] == "", "unknown (" + cases["sweep"] + ")"),
         doubted=[not result.trusted for result in cases["result"]],
     )
 
@@ -173,7 +177,6 @@ def _make_group(found: ReportData, cases: pd.DataFrame, probes: pd.DataFrame) ->
     traits = {name_axis(name): name_value(name, getattr(first, name), {}) for name in RECIPE}
     traits |= {what: getattr(first, name) for name, what in DATA.items()}
     traits["torch"] = first.torch_major or "unknown"
-    traits["code"] = first.code[:CODE] or first.measured_by
     traits[""] = LABELS.get(first.kind, first.kind)
     for name in RECIPE:
         probes = probes[probes[name] == getattr(first, name)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.cards.entries import (
     CODE,
+    RATE,
     RECIPE,
     CardPair,
     Entry,
@@ -77,7 +78,8 @@ def _describe_card(row: Row) -> str:
     """Describe what ran on a card, and its power: ``torch 2.11.0+cu130, driver 580.1, 700 W``."""
     power = row.power_limit_w
     said = [f"{name} {value}" for name in ("torch", "driver") if (value := getattr(row, name))]
-    return ", ".join([*said, *([f"{power:.0f} W"] if power == power else [])])
+    said += [f"{power:.0f} W"] if power == power else []
+    return ", ".join([*said, *name_unusual(row, {name: find_default(name) for name in RATE})])
 
 
 def write_speed(speed: Ratio, *rows: Row) -> str:
@@ -182,7 +184,8 @@ def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
     notes = [
         "Cards are compared only within a group of one number. Epoch, over fp32 and tf32, and "
         "memory: at the batch size and settings that most cards of a group have. Best: at the "
-        "fastest of the batch sizes and settings that were tried on a card.",
+        "fastest of the batch sizes and settings that were tried on a card. Their learning rates "
+        "and optimizers may differ, which changes a step by half a millisecond at most.",
         *(["Of single runs, the fastest may only be the luckiest; use --repeats 5."]
           if any(e.best is not None and e.best.repeats == 1 and e.best.kind == "measured"
                  for e in rows) else []),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, spell_value
 from bench.compare.comparison import STOPPED, Comparison, MetricPair
 from bench.compare.tables import Margins, list_differences, write_spoilt
 from bench.compare.values import explain_unmatched, list_left_out
@@ -34,7 +34,7 @@ def conclude(comparison: Comparison, margin: float) -> Iterator[str]:
     """Yield a sentence per metric measured on both sides, and per kind of changed outcome."""
     for metric, findings in comparison.metrics.items():
         known = [finding for finding in findings if finding.a and finding.b]
-        if known:
+        if known and not (comparison.apart and metric.seeded):
             yield f"{capitalize(metric.label)}: {_sum_up(metric, known, margin)}."
     changes: dict[str, list[str]] = {}
     for match in comparison.matched:
@@ -152,6 +152,7 @@ def describe(comparison: Comparison, margins: Margins) -> Iterator[str]:
     yield from warn_of_origin(comparison)
     told = list_differences(comparison, mandatory=True)
     yield from _warn_of_differences(comparison, [one for one in told if one[-1]])  # a table has all
+    yield from _tell_apart(comparison)
     yield from conclude(comparison, margins.verdict)
     yield from introduce(comparison, margins)
 
@@ -164,6 +165,20 @@ def _warn_of_differences(
     differing = [f"{name} ({of_a} in {one}, {of_b} in {two})" for name, of_a, of_b, _ in told]
     if differing and comparison.matched:
         yield f"They differ: {name_first(differing, 2, '; ')}."
+
+
+def _tell_apart(comparison: Comparison) -> Iterator[str]:
+    """Say which axes of the recipe differ, of which cases were matched nevertheless."""
+    if comparison.apart and comparison.matched:
+        ends = [comparison.ends(match) for match in comparison.matched]
+        told = []
+        for axis in comparison.apart:
+            a, b = (
+                list(dict.fromkeys(spell_value(getattr(end[of].case, axis)) for end in ends))
+                for of in (0, 1)
+            )
+            told.append(f"{name_axis(axis)} ({name_first(a, 2)} and {name_first(b, 2)})")
+        yield f"They differ in {', '.join(told)}: what is learnt is not compared."
 
 
 def introduce(comparison: Comparison, margins: Margins) -> Iterator[str]:
@@ -223,6 +238,7 @@ def open_screen(comparison: Comparison, margins: Margins) -> Iterator[str]:
     yield f"{both}: {cases} in both, {_write_common(comparison)}."
     told = list_differences(comparison, mandatory=True)
     yield from (f"! {said}" for said in _warn_of_differences(comparison, told))
+    yield from _tell_apart(comparison)
     yield from conclude(comparison, margins.verdict)
     if said := advise(comparison, margins.verdict):
         yield said

@@ -6,7 +6,7 @@ each of their metrics is taken over the same settings of all other axes (`select
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise, product
 from operator import attrgetter
@@ -203,7 +203,9 @@ class _Candidate:
     cells: list[int]
 
 
-def match(a: Sequence[Run], b: Sequence[Run], axis: str = "") -> Matches:
+def match(
+    a: Sequence[Run], b: Sequence[Run], axis: str = "", apart: Collection[str] = ()
+) -> Matches:
     """Match the cases of two sides: two sweeps, or the cases with either of two values of an axis.
 
     Matched cases are equal in all axes except:
@@ -211,6 +213,7 @@ def match(a: Sequence[Run], b: Sequence[Run], axis: str = "") -> Matches:
     - the compared axis and the axes that follow from it (`FOLLOWS`): a precision that scales its
       loss has a loss scale, and fp32 has none. Of several loss scales, each precision's main one is
       taken; of cases that differ in an axis that follows from another one, the last;
+    - the axes ``apart`` of a recipe, of which the sides share no value;
     - the axes that say how a case was measured. Cases that measured an equal part of an epoch are
       matched, first those with equal settings of these axes; then cases with equal settings that
       ended elsewhere, as with ``--until``; else the largest part of each side.
@@ -221,7 +224,7 @@ def match(a: Sequence[Run], b: Sequence[Run], axis: str = "") -> Matches:
     Args:
         a: a run of each ``cell``; likewise ``b``.
     """
-    groups = [_list_candidates(side, axis) for side in (a, b)]
+    groups = [_list_candidates(side, axis, apart) for side in (a, b)]
     tell = attrgetter(*COMPARABLE)
     environments = [{run.cell: tell(run) for run in side} for side in (a, b)]
     pairs: list[Match] = []
@@ -241,8 +244,10 @@ def match(a: Sequence[Run], b: Sequence[Run], axis: str = "") -> Matches:
     return Matches(sorted(pairs, key=lambda pair: places[pair.a]), alone)
 
 
-def _list_candidates(side: Sequence[Run], axis: str) -> dict[Any, list[_Candidate]]:
-    free = {*free_axes(axis), *SAME_QUESTION}
+def _list_candidates(
+    side: Sequence[Run], axis: str, apart: Collection[str]
+) -> dict[Any, list[_Candidate]]:
+    free = {*free_axes(axis), *SAME_QUESTION, *apart}
     tell, ask = attrgetter(*(n for n in AXES if n not in free)), attrgetter(*SAME_QUESTION)
     if FOLLOWS.get(axis):
         side = [side[at] for at in list_main(side, [*map(tell, side)])]
