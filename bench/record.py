@@ -347,7 +347,7 @@ class Environment:
         "the smallest operation, of many one after the other")
     rate_tries: str | None = quantity(
         "of how many tries each of these is the best, more where it was measured again; on a GPU "
-        "with the SM clock and the power during that try")
+        "with the SM clock during that try")
     rates_at: str | None = quantity("when these rates were measured, UTC")
     unit: str | None = quantity(
         "what a workload counts: 'images' in this table are these; empty for images")

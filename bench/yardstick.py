@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Tries:
-    """How a rate was measured: the best of ``number`` tries, and its SM clock and power draw."""
+    """How a rate was measured: the best of ``number`` tries, with the SM clock while it ran. Older
+    rows also have NVML's power, the mean of a second that other tries were in."""
 
     number: int
     clock_mhz: float | None = None

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from machines_for_tests import RECORDINGS, read_machine
 from pytest_for_tests import Capture, Patch
-from test_gpu import GPU, FakeNvml
 
 from bench.case import Case
 from bench.diagnosis.rates import CALL, find_losses, write_losses
@@ -30,7 +30,6 @@ from bench.environment.device import Platform
 from bench.executors.subprocess import SubprocessExecutor
 from bench.fingerprint import Fingerprint
 from bench.gpu.device import Depth, Reading, Unreadable
-from bench.gpu.nvml import open_device
 from bench.precision import Arithmetic
 from bench.processes import run_module
 from bench.questions.notices import warn
@@ -39,17 +38,16 @@ from bench.study import summaries
 from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as sweep
 from bench.training.counting import Counter
+from bench.training.timing import ACCELERATORS
 from bench.training.yardstick import (
     FEWEST_TRIES,
     TRIES,
     Meter,
     Task,
     list_arithmetics,
-    make_call,
     make_convolution,
     make_product,
     measure,
-    time_task,
 )
 from bench.yardstick import Tries, Yardstick, read_tries
 from tests.planted.records import IMAGINARY, make_run, write_sweep
@@ -87,55 +85,55 @@ def test_what_fails_is_named_and_the_rest_is_measured(monkeypatch: Patch) -> Non
 
 @dataclass
 class Moments(Unreadable):
-    """A device that is fast from one action to another, and a card that says when."""
+    """A GPU that is fast from one action to another, and done with a try after so many readings of
+    its card. The first reading of a try still has the clock of the one before."""
 
     reason: str = ""
     first: float = 0
     last: float = math.inf
+    during: int = 2
     done: int = 0
-
-    @property
-    def fast(self) -> bool:
-        return self.first <= self.done <= self.last
+    reads: int = 0
 
     def make(self, size: int) -> Task:
         return Task(self.act, 1e6)
 
     def act(self) -> None:
-        self.done += 1
-        time.sleep(0.002 if self.fast else 0.1)
+        self.done, self.reads = self.done + 1, 0
+        time.sleep(0.002 if self.first <= self.done <= self.last else 0.1)
 
     def read(self, depth: Depth) -> Sequence[Reading]:
-        clock, power = (1980, 512.0) if self.fast else (1365, 723.0)
-        return (Reading(0, sm_clock_mhz=clock, power_w=power),)
+        self.reads += 1
+        clock = 1980 if self.first <= self.done <= self.last else 1365
+        return (Reading(0, sm_clock_mhz=1785 if self.reads == 1 else clock, power_w=233.0),)
+
+    def make_event(self, enable_timing: bool) -> Any:
+        event = SimpleNamespace(query=lambda: self.reads > self.during)
+        event.record = lambda: setattr(event, "moment", time.perf_counter())
+        event.elapsed_time = lambda later: 1e3 * (later.moment - event.moment)
+        return event
 
 
-def measure_moments(monkeypatch: Patch, **moments: Moments) -> Yardstick:
-    """Measure what takes the time of these moments, by column."""
-    meters = [
-        Meter(column, device.make, CPU, 0.002, card=device) for column, device in moments.items()
-    ]
-    monkeypatch.setattr("bench.training.yardstick.list_meters", lambda *_: meters)
-    return measure(CPU, 0.002 * TRIES["cpu"])
+def measure_moments(monkeypatch: Patch, moments: Moments) -> Tries:
+    """Measure what takes the time of these moments."""
+    gpu = SimpleNamespace(Event=moments.make_event, synchronize=lambda _: None)
+    monkeypatch.setitem(ACCELERATORS, "cpu", gpu)
+    meter = Meter("rate_float16", moments.make, CPU, 0.002, card=moments)
+    monkeypatch.setattr("bench.training.yardstick.list_meters", lambda *_: [meter])
+    found = measure(CPU, 0.002 * TRIES["cpu"])
+    assert 2e-3 <= 1e6 / found.rates["rate_float16"] < 1
+    return found.tries["rate_float16"]
 
 
-def test_the_best_of_tries_counts_with_its_clock_and_power(monkeypatch: Patch) -> None:
+def test_the_best_of_tries_counts_with_its_clock_while_it_ran(monkeypatch: Patch) -> None:
+    """And without a power, which would be that of other tries too."""
     # the first two find the size; the next try is throttled, one is fast, the last is throttled
-    found = measure_moments(monkeypatch, rate_float16=Moments(first=4, last=4))
-    tries = found.tries["rate_float16"]
-    assert (tries.clock_mhz, tries.power_w) == (1980, 512.0)
+    tries = measure_moments(monkeypatch, Moments(first=4, last=4))
+    assert (tries.clock_mhz, tries.power_w) == (1980, None)
     assert tries.number >= FEWEST_TRIES
-    assert 2e-3 <= 1e6 / found.rates["rate_float16"] < 0.1
-    throttled = measure_moments(monkeypatch, rate_float16=Moments(first=math.inf))
-    assert throttled.tries["rate_float16"].clock_mhz == 1365
-    assert throttled.tries["rate_float16"].power_w == 723.0
-
-
-def test_a_card_is_read_while_it_computes() -> None:
-    card = open_device(GPU, FakeNvml())
-    _, reading = time_task(make_call(CPU), CPU, 1, card)
-    assert (reading.sm_clock_mhz, reading.power_w) == (1980, 76.5)
-    card.close()
+    assert measure_moments(monkeypatch, Moments(first=math.inf)).clock_mhz == 1365
+    over = measure_moments(monkeypatch, Moments(during=0))
+    assert over.clock_mhz is None, "no reading ended before the try did"
 
 
 def test_a_process_that_fails_gives_its_reason(monkeypatch: Patch) -> None:

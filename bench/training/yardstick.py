@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from psutil import virtual_memory
 
-from bench.gpu.device import Depth, Device, Reading
+from bench.gpu.device import Depth, Device
 from bench.gpu.nvml import open_device
 from bench.precision import PRECISIONS, Arithmetic, set_flags
 from bench.processes import leave
@@ -65,7 +65,7 @@ class Meter:
     """Measures one rate, a column of a record, by tries of about ``try_s`` seconds.
 
     ``make`` returns the task of a size. The largest of ``sizes`` that fits into a try is used; each
-    size takes ``growth`` times as long as the one before. ``card`` is read during each try.
+    size takes ``growth`` times as long as the one before. The clock of ``card`` is read meanwhile.
     """
 
     column: str
@@ -80,7 +80,7 @@ class Meter:
     _task: Task | None = field(default=None, init=False)
     _repeats = 1
     _number = 0
-    _reading = Reading(0)
+    _clock_mhz: int | None = field(default=None, init=False)
     _least_s = math.inf  # of a try
 
     @property
@@ -89,18 +89,18 @@ class Meter:
 
     @property
     def tries(self) -> Tries:
-        return Tries(self._number, self._reading.sm_clock_mhz, self._reading.power_w)
+        return Tries(self._number, self._clock_mhz)
 
     def attempt(self) -> None:
         """Make one try; the first one chooses the size before. Raises RuntimeError,
         NotImplementedError or AttributeError: the device or the torch build does not support it."""
         self._task = self._task or self._fit()
         set_flags(PRECISIONS[self._task.precision])
-        time_s, reading = time_task(self._task, self.device, self._repeats, self.card)
+        time_s, clock_mhz = time_task(self._task, self.device, self._repeats, self.card)
         self._number += 1
         self._least_s = min(self._least_s, time_s * self._repeats)
         if (rate := self._task.amount / time_s) > self.rate:
-            self.rate, self._reading = rate, reading
+            self.rate, self._clock_mhz = rate, clock_mhz
 
     def _fit(self) -> Task:
         first, *larger = self.sizes
@@ -129,8 +129,8 @@ class Meter:
 
 def measure(device: torch.device, seconds: float, card: Device | None = None) -> Yardstick:
     """Measure all rates of the device, which must be idle, including emulated arithmetics. The
-    tries of each rate take about ``seconds``; of slow tasks, a few longer tries are made. ``card``
-    is read during each try."""
+    tries of each rate take about ``seconds``; of slow tasks, a few longer tries are made. The clock
+    of ``card`` is read during each try."""
     tries = TRIES[device.type]
     found, try_s = Yardstick(), seconds / tries
     meters = list_meters(device, try_s, card)
@@ -242,19 +242,23 @@ def make_call(device: torch.device) -> Task:
 
 def time_task(
     task: Task, device: torch.device, repeats: int, card: Device | None = None
-) -> tuple[float, Reading]:
-    """Return the mean time of ``repeats`` runs, in s, and the reading of ``card`` meanwhile."""
-    clock = StepClock(device)
+) -> tuple[float, int | None]:
+    """Return the mean time of ``repeats`` runs, in s, and the SM clock of ``card`` in MHz, from the
+    last reading that ended before they did; None without one. Its power is not read: NVML's is the
+    mean of a second, in which other tries ran."""
+    clock, clock_mhz = StepClock(device), None
     synchronize(device)
     clock.tick()
     for _ in range(repeats):
         task.action()
     clock.tick()
-    # a GPU has only begun by now: a reading of some milliseconds does not delay its events
-    readings = card.read(Depth.SLOW) if card else ()
+    # all is launched, so readings of some milliseconds do not delay a GPU
+    while card and not clock.read_ended():
+        reading = card.read(Depth.SLOW)[-1]
+        clock_mhz = clock_mhz if clock.read_ended() else reading.sm_clock_mhz
     synchronize(device)
     (time_s,) = clock.read()
-    return time_s / repeats, readings[-1] if readings else Reading(0)
+    return time_s / repeats, clock_mhz
 
 
 def _main(arguments: Sequence[str]) -> None:
