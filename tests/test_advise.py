@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pandas import read_csv
 
 from bench.advise.__main__ import main
-from bench.advise.answer import Answer, describe_start
+from bench.advise.answer import Answer, describe_progress, describe_start
 from bench.advise.belief import add_loading, believe, guess, relate
 from bench.advise.options import parse_budget
 from bench.advise.policy import MOST_REPEATS, Budget, choose
@@ -137,6 +137,23 @@ def test_what_is_seen_to_be_better_is_advised_beside_what_may_be_better_still() 
     lines = list(answer(standing).write())
     assert lines[0].startswith("Train with fp32, batch size 64: 1.24× (")
     assert any("Not certain: fp32, batch size 32 may be better, by up to" in one for one in lines)
+
+
+def test_of_one_run_each_the_progress_and_the_answer_say_one_number() -> None:
+    """The belief halves what one lucky run shows; and that run does not differ from itself."""
+    now, lucky = Case(batch_size=128), Case(batch_size=64)
+    known = [
+        Result(Trial(setting, Aim.MEASURE), Status.OK, 9, time_s=time, value=time, error=0.4)
+        for setting, time in ((now, 100), (lucky, 43))
+    ]
+    standing = Standing(known, Space(now, [now, lucky], [0.0, 0.0], judged=False))
+    gain = "fp32, batch size 64, 2.3×"
+    assert describe_progress(standing, 9) == f"best so far: {gain}; 9 s left"
+    first, *rest = answer(standing).write()
+    assert first.startswith("Stay with fp32, batch size 128: the one other setting measured, ")
+    assert f"{gain.replace('64, ', '64, has ')} the speed" in first
+    unsure = "fp32, batch size 64 may be better, by how much is not known from 1 run"
+    assert any(f"Not certain: {unsure}." in line for line in rest)
 
 
 def test_a_gain_that_only_two_changes_bring_is_found() -> None:

@@ -199,10 +199,8 @@ class Answer:
             if others == 1:
                 return "the one other setting measured is not shown to be better"
             return f"none of the {others:,} other settings measured is shown to be better"
-        shown = ratio.invert()
-        gain = f"{_digits(shown.value or 1.0)}{_interval(shown, _digits)}"
         which = f"best of the {others:,} other settings" if others > 1 else "one other setting"
-        said = f"the {which} measured, {name(best, self.now)}, has {gain} the "
+        said = f"the {which} measured, {name(best, self.now)}, has {_write_gain(ratio)} the "
         said += _SPEED[self.goal]
         if self.standing.judge(best) is Verdict.SAME:
             return f"{said}, which is a difference below {write_percent(STEADY)}"
@@ -319,10 +317,11 @@ class Answer:
         rivals = self.standing.list_rivals(advised)
         for rival in rivals[:3]:
             most = math.exp(self.standing.find_possible_gain(rival, advised))
+            runs = min(len(self.standing.values[s]) for s in (rival, advised))
             by = (
                 f"by up to {write_percent(round(most - 1, 2))}"
                 if most < 2
-                else "its runs differ much"
+                else f"by how much is not known from {count(runs, 'run')}"
             )
             yield f"{name(rival, self.now)} may be better, {by}"
         if len(rivals) > 3:
@@ -442,6 +441,11 @@ def _interval(ratio: Ratio, write: Any) -> str:
     return f" ({low} to {high})"
 
 
+def _write_gain(ratio: Ratio) -> str:
+    gain = ratio.invert()
+    return f"{_digits(gain.value or 1.0)}{_interval(gain, _digits)}"
+
+
 def describe_start(standing: Standing, trial: Trial, budget_s: float, timeout_s: float) -> str:
     """Return a line for before the first run: how long it takes, if known, and what limits all
     runs."""
@@ -463,7 +467,8 @@ def describe_progress(standing: Standing, left_s: float) -> str:
     """Return a line for after a run: the best setting so far, and what is left of the budget."""
     said, now, best = [], standing.now, standing.best
     if best is not None and now in standing.values:
-        gain = math.exp(standing.mean(now) - standing.mean(best))
-        said.append(f"best so far: {name(best, now)}, {_digits(gain)}")
+        # as the answer has it: the belief by which it is the best may be far from its runs
+        ratio = standing.compare(best) if best != now else Ratio(1.0)
+        said.append(f"best so far: {name(best, now)}, {_write_gain(ratio)}")
     said.append(f"{write_seconds(left_s)} left" if left_s > 0 else "nothing left of the budget")
     return "; ".join(said)
