@@ -43,6 +43,12 @@ def test_a_convolution_runs_at_what_convolutions_or_products_reach() -> None:
     assert find_rate("bfloat16", rates, "float32") is None
 
 
+def test_an_emulated_convolution_is_as_slow_as_convolutions_however_fast_products_are() -> None:
+    rates = replace(RATES, convolutions={"float16": 5e9, "float32": 1e12})
+    assert find_rate("float16", rates, "float32", "convolution") == 5e9
+    assert find_rate("float16", rates, "float32", "matmul") == 10e12
+
+
 @pytest.mark.parametrize(
     ("work", "bound"),
     [

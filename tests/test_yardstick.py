@@ -28,7 +28,7 @@ from bench.doctor.rates import SECONDS, check_rates, describe_rates, measure_rat
 from bench.environment.asking import DeviceAnswer, ProcessAnswer
 from bench.environment.device import Platform
 from bench.executors.subprocess import SubprocessExecutor
-from bench.fingerprint import Fingerprint
+from bench.fingerprint import Fingerprint, name_subject
 from bench.gpu.device import Depth, Reading, Unreadable
 from bench.precision import Arithmetic
 from bench.processes import run_module
@@ -37,6 +37,7 @@ from bench.record import Environment, Measurement, Outcome, Status, WorkRow, rea
 from bench.study import summaries
 from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as sweep
+from bench.sweep.preflight import warn_of_emulation
 from bench.training.counting import Counter
 from bench.training.timing import ACCELERATORS
 from bench.training.yardstick import (
@@ -49,6 +50,7 @@ from bench.training.yardstick import (
     make_product,
     measure,
 )
+from bench.work import Kind
 from bench.yardstick import Tries, Yardstick, read_tries
 from tests.planted.records import IMAGINARY, make_run, write_sweep
 
@@ -261,6 +263,27 @@ def test_a_sweep_says_what_its_device_emulates(
         assert not told or said.index(warning) < said.index("[1/3]")
 
 
+FAST_PRODUCTS = {"rate_float32": 1e11, "rate_float16": 1.9e11}
+SLOW_CONVOLUTIONS = {"rate_conv_float32": 1e11, "rate_conv_float16": 4e9}
+
+
+@pytest.mark.usefixtures("quick")
+def test_convolutions_that_are_emulated_are_told_however_fast_products_are(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    rates = {**FAST_PRODUCTS, **SLOW_CONVOLUTIONS}
+    answer_rates(monkeypatch, Yardstick(rates))
+    run_sweep(tmp_path, "--precision", "fp32", "fp16-amp")
+    slow = "float16 convolutions reach 4 % of float32's rate"
+    assert f"warning: fp16-amp is emulated: {slow}; leave out of" in capsys.readouterr().err
+    # a network without any does not mind
+    cases, devices = [Case(device="cpu", precision="fp16-amp")], {"cpu": find_platform(**rates)}
+    for kind, told in ((Kind.CONVOLUTION_1X1, 1), (Kind.MATMUL, 0)):
+        work = (WorkRow(kind, "", "float32", 1, 1e6, 1e3),)
+        models = {name_subject(cases[0]): Fingerprint("p", "l", "s", 10, work=work)}
+        assert len(warn_of_emulation(cases, devices, models)) == told
+
+
 # ------------------------------------------------------------------------------- at another time
 
 
@@ -414,6 +437,21 @@ def test_the_doctor_tells_of_a_slowdown(tmp_path: Path) -> None:
     assert (slower.level, slower.what) == (Level.NOTE, f"measured now: {machine.slower}")
     (file := tmp_path / "facts.json").write_text(write_json(machine, judge(machine)))
     assert read_machine(file) == machine
+
+
+def test_the_doctor_does_not_call_fine_what_is_emulated() -> None:
+    """Its convolutions in float16 are 25 times as slow, and its products 1.9 times as fast."""
+    machine = replace(
+        read_machine(RECORDINGS / "cpu-only.json"),
+        devices={"cpu": DeviceAnswer({**DEVICE, "torch": "2.13.0"})},
+    )
+    for more, slow in ({}, False), (SLOW_CONVOLUTIONS, True):
+        rated = replace(machine, yardsticks={"cpu": Yardstick({**FAST_PRODUCTS, **more})})
+        (fine, *notes) = (f for f in judge(rated) if f.topic == "precisions")
+        runs, _, emulates = fine.what.partition("; emulates, slowly, ")
+        assert ("fp16-amp" in emulates, "fp16-amp" not in runs) == (slow, slow)
+        said = [(n.level, n.what.partition(", which slows fp16, ")[0]) for n in notes]
+        assert said == [(Level.NOTE, "float16 convolutions reach 4 % of float32's rate")] * slow
 
 
 def test_the_doctor_tells_how_a_card_was_held_back() -> None:

@@ -115,6 +115,20 @@ def find_halves(row: Mapping[Any, Any]) -> dict[str, bool]:
     return found
 
 
+def find_emulated(format: str, row: Mapping[Any, Any], convolves: bool = True) -> str:
+    """Return what reaches so little of float32's rate in a format that it is emulated, by the rates
+    in the columns of a row: ``float16 convolutions reach 0.5 % of float32's rate``. It is the worse
+    of products and, if the network ``convolves``, convolutions; empty if both are fast enough, or
+    were not measured."""
+    shares = {}
+    for columns in (RATE_COLUMNS, CONVOLUTION_COLUMNS)[: 1 + convolves]:
+        rates = [row.get(columns.get(f, "")) or math.nan for f in (format, Arithmetic.FLOAT32)]
+        if rates[0] < _EMULATED * rates[1]:
+            shares[columns[format]] = rates[0] / rates[1]
+    worst = min(shares, key=shares.__getitem__, default="")
+    return worst and f"{RATES[worst]} reach {100 * shares[worst]:.2g} % of float32's rate"
+
+
 def are_other_cpus(one: Mapping[str, bool], two: Mapping[str, bool]) -> bool:
     """Return whether two CPUs certainly differ, by their `find_halves`. In virtual machines
     different CPUs may have the same name."""
@@ -135,7 +149,8 @@ def name_arithmetic(format: str, arithmetic: str) -> str:
 
 def find_rate(format: str, rates: Rates, arithmetic: str, kind: str = "") -> float | None:
     """Return the FLOP/s of products of a format, in work of a `Kind`. For convolutions it is the
-    higher of their rate and that of products: neither alone bounds other convolutions."""
+    higher of their rate and that of products, as neither alone bounds other convolutions, unless
+    convolutions are emulated: then it is theirs."""
     return max(find_rates(format, rates, arithmetic, kind).values(), default=None)
 
 
@@ -144,7 +159,10 @@ def find_rates(format: str, rates: Rates, arithmetic: str, kind: str = "") -> di
     name = name_arithmetic(format, arithmetic)
     known = {RATE_COLUMNS.get(name, ""): rates.products.get(name)}
     if kind in CONVOLUTIONS:
-        known[CONVOLUTION_COLUMNS.get(name, "")] = rates.convolutions.get(name)
+        own, full = (rates.convolutions.get(f) for f in (name, Arithmetic.FLOAT32))
+        if own and full and own < _EMULATED * full:
+            known = {}
+        known[CONVOLUTION_COLUMNS.get(name, "")] = own
     return {column: rate for column, rate in known.items() if rate is not None}
 
 

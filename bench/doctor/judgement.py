@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from bench.apex import Apex, choose_interface, refuse_apex
+from bench.diagnosis.rates import find_emulated
 from bench.doctor.machine import Gpu, Machine
 from bench.doctor.rates import check_rates, describe_rates
 from bench.environment.asking import DeviceAnswer
@@ -310,16 +311,25 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
         if answer.error:
             continue
         platform = m.platform(device)
+        rates = m.yardsticks[device].rates if device in m.yardsticks else {}
         ways: dict[str, list[str]] = {"runs": [], "emulates, slowly,": [], "cannot run": []}
+        slow: dict[str, list[str]] = {}
         for precision in PRECISIONS.values():
             lacks = precision.float8 and not m.torchao
             lacks |= precision.apex and bool(refuse_apex(m.apex, None, device))
-            way = "emulates, slowly," if platform.find_emulation(precision) else "runs"
-            cannot = lacks or platform.refuse(precision)
-            ways["cannot run" if cannot else way].append(precision.name)
+            why = find_emulated(precision.arithmetic, rates)
+            way = "emulates, slowly," if why or platform.find_emulation(precision) else "runs"
+            if lacks or platform.refuse(precision):
+                way = "cannot run"
+            elif why:
+                slow.setdefault(why, []).append(precision.name)
+            ways[way].append(precision.name)
         told = "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
         where = "the CPU" if device == "cpu" else "the GPU"
         yield _fine("precisions", f"{where} {told}", numbers=False)
+        for why, names in slow.items():
+            fix = "leave out of --precision what is too slow, or lower --fraction or --batch-size"
+            yield _note("precisions", f"{why}, which slows {', '.join(names)}", fix, numbers=False)
 
 
 def _judge_packages(m: Machine) -> Iterator[Remark]:

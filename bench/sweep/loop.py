@@ -313,7 +313,8 @@ class Loop:
             self._find_rates(lane, device, seconds)
         if first:
             cases = [c for c in self.planned if c.device == device and not self.refuse(c)]
-            self.say(warn_of_emulation(cases, self.lanes[lane.name].platforms))
+            inputs = self.lanes[lane.name]
+            self.say(warn_of_emulation(cases, inputs.platforms, inputs.models))
 
     def _find_rates(self, lane: Lane, device: str, seconds: float) -> None:
         inputs = self.lanes[lane.name]

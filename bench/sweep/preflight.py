@@ -21,7 +21,7 @@ from bench.data import (
 )
 from bench.data.progress import progress_bar
 from bench.diagnosis.prediction import predict_seconds
-from bench.diagnosis.rates import find_halves, take_rates
+from bench.diagnosis.rates import CONVOLUTIONS, find_emulated, find_halves, take_rates
 from bench.doctor.judgement import write_warnings
 from bench.doctor.machine import examine_machine
 from bench.environment.asking import ProcessAnswer, ask, with_inputs
@@ -296,16 +296,25 @@ def warn_of_unsupported(cases: Sequence[Case]) -> Iterator[str]:
         yield f"note: {', '.join(names)} will have no time here: {reason}"
 
 
-def warn_of_emulation(cases: Sequence[Case], platforms: Mapping[str, Platform]) -> list[str]:
+def warn_of_emulation(
+    cases: Sequence[Case],
+    platforms: Mapping[str, Platform],
+    models: Mapping[str, Fingerprint | None] | None = None,
+) -> list[str]:
     """Return a warning for each reason why ``cases`` are emulated on the devices of ``platforms``,
-    unless a rate contradicts it: no flag tells of some instructions."""
+    by their rates where they were measured: no flag tells of some instructions. The convolutions'
+    do not count if the network of ``models`` has none."""
     emulated: dict[str, dict[str, None]] = {}
     for case in cases:
         precision, platform = PRECISIONS[case.precision], platforms.get(case.device)
         if platform is None or platform.refuse(precision):
             continue
-        native = find_halves(vars(platform.environment)).get(precision.arithmetic)
-        if (reason := platform.find_emulation(precision)) and not native:
+        rates, model = vars(platform.environment), (models or {}).get(name_subject(case))
+        kinds = {row.kind for row in model.work} if model else set()
+        native = find_halves(rates).get(precision.arithmetic)
+        reason = "" if native else platform.find_emulation(precision)
+        convolves = not kinds or not kinds.isdisjoint(CONVOLUTIONS)
+        if reason := reason or find_emulated(precision.arithmetic, rates, convolves):
             emulated.setdefault(reason, {})[case.precision] = None
     return [
         f"warning: {name_first(names, 4)} {'is' if len(names) == 1 else 'are'} emulated: {reason}; "
