@@ -80,7 +80,8 @@ def recommend(found: ReportData) -> Iterator[Answer]:
         model, dataset = place.key[2:]
         about = found.machines[place.machine]
         about += f", {model}{name_data(dataset)}" * several
-        answers.append(Answer(about, tuple(filter(None, place.tell(len(places) > 1)))))
+        if told := tuple(filter(None, place.tell(len(places) > 1))):
+            answers.append(Answer(about, told))
     if len(answers) == 1:
         yield replace(answers[0], sentences=(*summary, *answers[0].sentences))
         return
@@ -140,7 +141,9 @@ class Place:
     def tell(self, brief: bool) -> Iterator[str]:
         """Yield the sentences; only those on time and memory if they are to be ``brief``."""
         chosen = self.chosen
-        if chosen is None:
+        if any(s.name == self.key[0] and s.halving is not None for s in self.found.sweeps):
+            pass  # a search is for what learns best, which its own section says
+        elif chosen is None:
             yield self._tell_unchosen()
         elif self._is_unsteady():
             yield (
