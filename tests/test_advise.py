@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 import fake_executor as fake
@@ -87,16 +87,17 @@ def answer(standing: Standing, budget_s: float = 600) -> Answer:
     "name", [n for n, grid in GRIDS.items() if len(grid.times) > 10 and grid.noise < 0.1]
 )
 def test_a_quarter_of_the_grid_s_time_finds_what_is_within_three_percent(name: str) -> None:
-    """On average, and better than the grid in its order or in a random one. Runs may take three
-    times as long as is expected. Of six settings a quarter would be one or two; where runs differ
-    by 10 %, it is too few to advise a change."""
+    """In most searches, and better than the grid in its order or in a random one: what runs cost is
+    luck, and one search of twelve finds little. Runs may take three times as long as is expected.
+    Of six settings a quarter would be one or two; where runs differ by 10 %, it is too few to
+    advise a change."""
     grid = GRIDS[name]
     budget = grid.whole_s / 4
-    chosen = [advise(grid, budget, seed)[0] for seed in range(4)]
-    regret = fmean(find_regret(grid, case) for case in chosen)
+    chosen = [advise(grid, budget, seed)[0] for seed in range(7)]
+    regret = median(find_regret(grid, case) for case in chosen)
     assert regret < max(0.03, 1.5 * grid.noise)
     both = [follow(grid, budget, seed, mix) for seed in range(4) for mix in (False, True)]
-    assert regret <= fmean(find_regret(grid, case) for case in both)
+    assert regret <= median(find_regret(grid, case) for case in both)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_a_change_that_gains_nothing_is_not_advised() -> None:
 
 def test_it_looks_at_the_present_setting_first_and_repeats_what_matters() -> None:
     grid = GRIDS["H100, DPN-92"]
-    results, standing = search(grid, 300)
+    results, standing = search(grid, 450)
     trials = [result.trial for result in results]
     assert trials[0] == Trial(grid.now, Aim.LOOK)
     measured = [trial for trial in trials if trial.aim is Aim.MEASURE]
