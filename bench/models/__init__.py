@@ -68,23 +68,6 @@ def split_model(name: str) -> tuple[str, str]:
     return module, factory
 
 
-def check_model(name: str, flag: str = "--model") -> None:
-    """Check that the module of a user's own model, given as ``flag``, exists, without importing it.
-    Raises UsageError: it does not."""
-    from importlib.util import find_spec
-
-    module, _ = split_model(name)
-    _add_current_folder()
-    try:
-        found = find_spec(module)
-    except ModuleNotFoundError as error:  # a package above it
-        raise UsageError(_no_module(name, error.name or module, flag)) from error
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"{flag} {name!r}: {error}; give package.module:factory") from error
-    if found is None:
-        raise UsageError(_no_module(name, module, flag))
-
-
 def build_model(name: str, classes: int = CLASSES, shape: Shape = SHAPE) -> nn.Module:
     """Build the network ``name``, which maps float images (N, *shape), ``shape`` being channels,
     height and width, to logits (N, classes).

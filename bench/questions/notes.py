@@ -144,13 +144,6 @@ def _outcomes(rows: pd.DataFrame, varying: Collection[str]) -> Iterator[str]:
         yield f"{len(lines) - 8} more outcomes have reasons; --format csv has a column of them."
 
 
-def join_notes(rows: pd.DataFrame) -> pd.Series:
-    """Return the notes on each row, those on its arithmetic last; empty for none."""
-    return (
-        (rows["notes"] + "; " + rows["proof_notes"]).str.removeprefix("; ").str.removesuffix("; ")
-    )
-
-
 def _dataset_notes(rows: pd.DataFrame) -> Iterator[str]:
     unknown = "an unknown number of"
     for (dataset, shape, classes), part in rows.groupby([*list_affecting(Trait.DATA)], sort=False):
