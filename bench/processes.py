@@ -117,11 +117,12 @@ def take_input() -> TextIO:
 def command_module(name: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of this package in a new process of Python.
 
-    It finds modules where this process does. Python's ``-m`` looks in the current folder first,
-    where a ``bench.py`` would hide the package.
+    It finds modules where this process does, after what PYTHONPATH has gained since. Python's
+    ``-m`` looks in the current folder first, where a ``bench.py`` would hide the package.
     """
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; import runpy; "
+        f"import sys; ours = {sys.path!r}; "
+        "sys.path[:] = [*(p for p in sys.path if p and p not in ours), *ours]; import runpy; "
         "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
     )
     return [sys.executable, "-c", code, name, *arguments]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -198,6 +202,13 @@ def test_a_commit_without_a_harness_does_not_stop_the_others(project: Project) -
     assert project.result("HEAD~2", "cases.track_status") is None
 
 
+def test_compare_sees_what_changed(project: Project) -> None:
+    table = project.run("asv", "compare", "HEAD~1", "HEAD").stdout
+    assert re.search(
+        r"\+ .*25\.6s .*30\.6s .*1\.20 .*track_epoch_time\('fp32', 'none', 64\)", table
+    )
+
+
 # --------------------------------------------------------------------------------------- the site
 
 
@@ -327,3 +338,25 @@ def test_the_site_reads_without_a_network(reader: tuple[Reader, str]) -> None:
     page.wait_for_selector("#regressions-body table")
 
     assert browser.wrong == []
+
+
+def test_preview_serves_the_mended_site(project: Project, site: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where: dict[str, Any] = {"cwd": project.folder, "env": project.environment}
+    command = [sys.executable, "-m", "asv", "preview", "--port", str(port)]
+    preview = subprocess.Popen(command, **where, stdout=subprocess.DEVNULL)
+    try:
+        while True:
+            assert preview.poll() is None
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+                    page = answer.read().decode()
+                break
+            except OSError:
+                time.sleep(0.1)
+        assert "vendor/jquery" in page
+    finally:
+        preview.terminate()
+        preview.wait()

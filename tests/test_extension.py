@@ -283,8 +283,8 @@ def test_an_axis_and_one_of_some_cases(copy: Copy) -> None:
     told = dict(zip(commands, copy.run(*commands.values()), strict=True))
     ran = [(row["precision"], row["rounding"]) for row in copy.records("out")]
     assert sorted({*ran}) == [("fp16", "even"), ("fp16", "odd"), ("fp16", "up"), ("fp32", "even")]
-    rows = re.findall(r"^ +(fp\d+) +(odd|even|up) ", told["text"], re.MULTILINE)
-    assert {*rows} >= {("fp16", "odd"), ("fp16", "even"), ("fp16", "up")}
+    rows = re.findall(r"^ +(odd|even|up) ", told["text"], re.MULTILINE)
+    assert {*rows} == {"odd", "even", "up"}
     assert re.findall(r"rounding: (.*?) +≈1.00×.* –$", told["full"], re.MULTILINE) == [
         *("even → odd", "even → up")  # with no losses, which matter to it, of a part of an epoch
     ]

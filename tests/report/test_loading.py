@@ -109,6 +109,7 @@ def test_a_planted_loader_bound_share_is_found(
                 found = measure(Assignment(case, "", time.monotonic()), Channel())
                 values = {k: v for k, v in asdict(found.measurement).items() if v is not None}
                 store.append(make_record(case, **values, cpu="A CPU, 2 cores", torch="2"))
+        capsys.readouterr()  # what the worker said of its epochs
         assert report([str(folder), "--format", "json"]) == 0
         document = json.loads(capsys.readouterr().out)
         (table,) = [table for table in document["tables"] if table["name"] == "loading"]
