@@ -6,19 +6,27 @@ Of many networks there is one row each, with what is recommended for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from bench.limits import MIN_REPEATS
 from bench.questions.overview import HEADINGS, lay_out_cases
 from bench.questions.recommendation import MOST_PLACES, Place, list_places, name_data
 from bench.questions.report_data import ReportData
-from bench.questions.settings import Setting, list_settings
+from bench.questions.settings import Setting
 from bench.render.cells import Row, remarks, write_ratio
 from bench.render.model import NOTHING, Cell, Level
-from bench.render.section import Column, Section, Sheet, axis_column, quantity_column, time_cell
-from bench.study.axes import name_setting, name_value, take_value
+from bench.render.section import (
+    Column,
+    Section,
+    Sheet,
+    axis_column,
+    join,
+    quantity_column,
+    time_cell,
+)
+from bench.study.axes import name_setting, name_value, order_values, take_value
 from bench.study.quantities import QUANTITIES, is_number
+from bench.study.runs import group
 from bench.text import GIB, count
 
 MOST_ACROSS = 5  # columns of 15 characters that fit beside the names of the rows
@@ -34,10 +42,16 @@ class _Line(NamedTuple):
     held: dict[Any, Setting]
 
 
-def _pivot(found: ReportData) -> tuple[str, list[str], list[_Line]] | None:
-    """Return the axis across, those down, and the rows; None if no axis has few values, a cell
-    would hold two settings, or the rows are to be grouped by an axis."""
-    settings = [] if found.by else list_settings(found.results)
+class _Pivot(NamedTuple):
+    across: str  # the axis of the columns
+    down: list[str]  # those of the rows
+    lines: list[_Line]
+
+
+def _pivot(found: ReportData) -> _Pivot | None:
+    """Return the settings as a pivot; None if no axis has few values, a cell would hold two
+    settings, or the rows are to be grouped by an axis."""
+    settings = [] if found.by else found.settings
     for across in ("batch_size", "precision"):
         values = {getattr(setting.best, across) for setting in settings}
         if not 1 < len(values) <= MOST_ACROSS:
@@ -50,18 +64,17 @@ def _pivot(found: ReportData) -> tuple[str, list[str], list[_Line]] | None:
             if line.held.setdefault(getattr(setting.best, across), setting) is not setting:
                 return None
         if len(lines) > 1 or len(values) > 2:
-            return across, down, list(lines.values())
+            return _Pivot(across, down, list(lines.values()))
     return None
 
 
 def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
     if len(list_places(found)) > MOST_PLACES:
         return
-    if _pivot(found) is None:
-        settings = list_settings(found.results)
-        cells = [setting.best.cell for setting in settings]
+    if (pivot := _pivot(found)) is None:
+        cells = [setting.best.cell for setting in found.settings]
         cases = found.cases[found.cases["cell"].isin(cells)]
-        yield lay_out_cases(found, cases, f"Results: {count(len(settings), 'setting')}")
+        yield lay_out_cases(found, cases, f"Results: {count(len(cells), 'setting')}")
         return
 
     def write(setting: Setting) -> Cell:
@@ -79,45 +92,40 @@ def _tabulate_times(found: ReportData) -> Iterator[Sheet]:
     title = "Epoch time (s)"
     if found.cases["speedup"].notna().any():
         title += " · speed-up over fp32"
-    doubted = any(s.timed and not s.best.trusted for s in list_settings(found.results))
-    yield _lay_out(found, f"{title}{f' ({WARNED} has a warning)' * doubted}", write)
+    doubted = any(s.timed and not s.best.trusted for s in found.settings)
+    yield _lay_out(found, pivot, f"{title}{f' ({WARNED} has a warning)' * doubted}", write)
 
 
 def _tabulate_costs(found: ReportData) -> Iterator[Sheet]:
-    if len(list_places(found)) > MOST_PLACES or _pivot(found) is None:
+    if len(list_places(found)) > MOST_PLACES or (pivot := _pivot(found)) is None:
         return
-    cases = found.cases
-    if not cases["memory_bytes"].notna().any():
-        return
-    learnt = next((name for name in ("test_accuracy", "train_loss")
-                   if cases.loc[cases["part"] >= 1, name].notna().any()), "")  # fmt: skip
-    synthetic = (cases["dataset"] == "synthetic").all()
+    real = any(setting.best.dataset != "synthetic" for setting in found.settings)
+    ends = ("test_accuracy", "train_loss") if real else ()
+    known = (n for n in ends if any(s.find_learnt(n) is not None for s in found.settings))
+    learnt = next(known, "")
 
     def write(setting: Setting) -> Cell:
         row = setting.best
         if not is_number(row.memory_bytes):
             return Cell(NOTHING)
         text = f"{row.memory_bytes / GIB:#.3g}"
-        end = setting.find_learnt(learnt) if learnt and not synthetic else None
+        end = setting.find_learnt(learnt) if learnt else None
         text += f" · {QUANTITIES[learnt].write(end)}" if end is not None else ""
         return Cell(text, row.memory_bytes)
 
     title = "Peak memory (GiB)"
-    if learnt and not synthetic:
+    if learnt:
         title += f" · {QUANTITIES[learnt].title} after the epoch"
-    yield _lay_out(found, title, write)
+    yield _lay_out(found, pivot, title, write)
 
 
-def _lay_out(found: ReportData, title: str, write: Callable[[Setting], Cell]) -> Sheet:
-    pivot = _pivot(found)
-    assert pivot is not None
+def _lay_out(
+    found: ReportData, pivot: _Pivot, title: str, write: Callable[[Setting], Cell]
+) -> Sheet:
+    """Return a pivot as a table, without the rows in which nothing is written."""
     across, down, lines = pivot
     headings = [axis for axis in down if axis in HEADINGS]
-    values = list(dict.fromkeys(
-        value for value in found.cases.sort_values(across)[across].tolist()
-    ))  # fmt: skip
-    if across == "precision":
-        values = list(dict.fromkeys(found.cases[across].tolist()))
+    values = order_values(across, (value for line in lines for value in line.held))
 
     def say(value: Any) -> Callable[[_Line], Cell]:
         return lambda line: write(line.held[value]) if value in line.held else Cell(NOTHING)
@@ -128,11 +136,8 @@ def _lay_out(found: ReportData, title: str, write: Callable[[Setting], Cell]) ->
             for axis in headings
         )
 
-    lines = [one for one in lines if any(write(s).text != NOTHING for s in one.held.values())]
-    lines = sorted(lines, key=lambda line: [name(one) for one in lines].index(name(line)))
-    groups: dict[int, str] = {}
-    for heading, part in groupby(enumerate(lines), key=lambda pair: name(pair[1])):
-        groups[next(iter(part))[0]] = heading
+    told = [one for one in lines if any(write(s).text != NOTHING for s in one.held.values())]
+    rows, groups = join((name(alike[0]), alike) for alike in group(told, name))
     first = "batch size " if across == "batch_size" else ""
     return Sheet(
         title,
@@ -143,8 +148,8 @@ def _lay_out(found: ReportData, title: str, write: Callable[[Setting], Cell]) ->
                      say(value), number=False)
               for value in values),
         ],
-        lines,
-        groups=groups if headings else {},
+        rows,
+        groups=groups,
     )  # fmt: skip
 
 

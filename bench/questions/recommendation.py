@@ -5,14 +5,12 @@ The rule of choice is that of `bench.questions.settings.choose`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
 
-from bench.case import free_axes
+from bench.case import Case, free_axes
 from bench.diagnosis.reasons import list_changes
 from bench.diagnosis.sentences import name_part, write_ms
 from bench.limits import MIN_REPEATS, NEAR, STEADY
@@ -21,12 +19,11 @@ from bench.questions.families import Bounds, find_bounds
 from bench.questions.learning import judge_learning
 from bench.questions.profiles import Profiled, make_side
 from bench.questions.report_data import ReportData
-from bench.questions.settings import NEUTRAL, Setting, choose, find_noise, list_settings
+from bench.questions.rivals import divide
+from bench.questions.settings import NEUTRAL, Setting, choose, find_noise
 from bench.record import REFUSED
 from bench.render.cells import (
-    TIMED,
     Row,
-    iterate,
     name_case,
     remarks,
     write_ends,
@@ -34,19 +31,18 @@ from bench.render.cells import (
 )
 from bench.render.model import Answer
 from bench.render.section import write_quantity
-from bench.study import summaries
 from bench.study.axes import MACHINE, name_axis, order_values
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
+from bench.study.results import Result
+from bench.study.runs import Run, group
+from bench.study.summaries import SOURCE
 from bench.text import GIB, capitalize, count, join_words, write_range
 from bench.verdict.equivalence import Claim
 from bench.verdict.ratio import Ratio, Verdict, compare
 from bench.workloads import OWN
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-PLACE = (*summaries.SOURCE, "model", "dataset")
+PLACE = (*SOURCE, "model", "dataset")
 """What a recommendation is for: a network on its data, on one machine."""
 
 Key = tuple[str, str, str, str]  # of `PLACE`
@@ -96,17 +92,18 @@ def name_data(dataset: str) -> str:
 
 def list_places(found: ReportData) -> list[Place]:
     """Return the places of a report with their settings, machine by machine."""
-    settings: dict[Key, list[Setting]] = {}
-    for setting in list_settings(found.results):
-        settings.setdefault(_PLACE(setting.best), []).append(setting)
-    probed: dict[Any, pd.DataFrame] = dict(list(found.probes.groupby(list(PLACE), sort=False)))
-    keys: list[Key] = list(dict.fromkeys([*settings, *probed]))
+    settings = {_PLACE(alike[0].best): alike for alike in group(found.settings, _place_setting)}
+    probes = {_PLACE(alike[0]): alike for alike in group(found.probes["run"].tolist(), _PLACE)}
     return [
-        Place(found, key, settings.get(key, []), probed.get(key, found.probes.head(0)))
+        Place(found, key, settings.get(key, []), probes.get(key, []))
         for pair in found.machines
-        for key in keys
+        for key in dict.fromkeys([*settings, *probes])
         if key[:2] == pair
     ]
+
+
+def _place_setting(setting: Setting) -> Key:
+    return _PLACE(setting.best)
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Place:
     found: ReportData
     key: Key
     settings: Sequence[Setting]
-    probes: pd.DataFrame
+    probes: Sequence[Run]
 
     @property
     def lowest(self) -> Setting | None:
@@ -127,14 +124,13 @@ class Place:
     @cached_property
     def tried(self) -> list[Setting]:
         """The settings of the same place, those that a filter leaves out among them."""
-        settings = list_settings(self.found.tried)
-        return [setting for setting in settings if _PLACE(setting.best) == self.key]
+        return [one for one in self.found.tried_settings if _place_setting(one) == self.key]
 
     @property
     def machine(self) -> tuple[str, str]:
         return self.key[:2]
 
-    @property
+    @cached_property
     def chosen(self) -> Setting | None:
         return choose(self.settings, self.found.aim)
 
@@ -267,12 +263,12 @@ class Place:
     def _tell_rivals(self, chosen: Setting) -> str:
         """Say which other precisions are as fast and which slower, with the largest part of what
         one of these loses."""
-        told = [*self._find_baselines(chosen)]
+        told = {base.best.cell for base in self._find_baselines(chosen)}
         rivals = [
             setting
             for setting in self.settings
             if setting.timed and setting.best.trusted and setting.differs_in(chosen, _PRECISION)
-            if not any(setting.best.cell == one.best.cell for one in told)
+            if setting.best.cell not in told
         ]
         rivals.sort(key=lambda setting: setting.best.epoch_time_s)
         alike, slower = list[Setting](), list[Setting]()
@@ -282,12 +278,12 @@ class Place:
             unclear = speed.judge(STEADY) in (Verdict.SAME, Verdict.AMBIGUOUS)
             (alike if near or unclear else slower).append(setting)
         parts = []
-        for group, speed_word in ((alike, "as fast"), (slower, "slower")):
-            if group:
-                names = [f"{self._name_precision(s)} ({_time(s)})" for s in group[:MOST_NAMED]]
-                if len(group) > MOST_NAMED:
-                    names.append(f"{len(group) - MOST_NAMED} more")
-                verb = "is" if len(group) == 1 else "are"
+        for those, speed_word in ((alike, "as fast"), (slower, "slower")):
+            if those:
+                names = [f"{self._name_precision(s)} ({_time(s)})" for s in those[:MOST_NAMED]]
+                if len(those) > MOST_NAMED:
+                    names.append(f"{len(those) - MOST_NAMED} more")
+                verb = "is" if len(those) == 1 else "are"
                 parts.append(f"{speed_word} {verb} {join_words(names)}")
         if slower:
             parts[-1] += self._find_loss(chosen, slower)
@@ -303,7 +299,7 @@ class Place:
         told = []
         for setting, axis in one[:MOST_NAMED]:
             told.append(f"{_name_other(setting, [axis])} it takes {_time(setting)}")
-            if abs(_divide(setting.best.memory_bytes, chosen.best.memory_bytes) - 1) > STEADY:
+            if abs(divide(setting.best.memory_bytes, chosen.best.memory_bytes) - 1) > STEADY:
                 told[-1] += f" and {setting.best.memory_bytes / GIB:#.3g} GiB"
         return f"{capitalize(join_words(told))}." if told else ""
 
@@ -368,7 +364,7 @@ class Place:
         if larger:
             sizes = join_words([str(s.best.batch_size) for s in larger])
             shares = [1 - s.best.epoch_time_s / row.epoch_time_s for s in larger]
-            memory = [_divide(s.best.memory_bytes, row.memory_bytes) for s in larger]
+            memory = [divide(s.best.memory_bytes, row.memory_bytes) for s in larger]
             one = len(larger) == 1
             changes = [_write_saving(shares, one)]
             if max(memory) > 1 + STEADY:  # and all of them are known
@@ -433,7 +429,7 @@ class Place:
             for axis in GAINFUL
             if row.device == "cuda"
             and row.kind == "measured"
-            and all(getattr(s.best, axis) in ("off", False, "False") for s in self.settings)
+            and all(getattr(s.best, axis) == getattr(Case, axis) for s in self.settings)
         ]
         if off:
             flags = join_words([f"--{name_axis(axis).replace(' ', '-')} on" for axis in off])
@@ -446,14 +442,30 @@ class Place:
     def bounds(self) -> Bounds:
         """The largest batch that fits in what is recommended, and the smallest that does not."""
         chosen = self.chosen
-        rows = [*(s.best for s in self.settings), *iterate(self.probes)]
+        rows: list[Result | Run] = [*(s.best for s in self.settings), *self.probes]
         return find_bounds([r for r in rows if chosen and r.precision == chosen.best.precision])
 
     def _tell_largest(self) -> str:
-        cells = [row.cell for setting in self.settings for row in setting.cases]
-        cases = self.found.cases
-        going = any(s.wall.ending is None for s in self.found.searches if s[:2] == self.machine)
-        return _describe_largest(cases[cases["cell"].isin(cells)], self.probes, going)
+        """Name the largest batch that fits each precision, if any ran out of memory or a search for
+        it still goes on. Only cases with the fewest micro-batches count, as these take less
+        memory."""
+        rows: list[Result | Run] = [*self.probes]
+        rows += [row for setting in self.settings for row in setting.cases]
+        least = min(row.accumulate for row in rows)
+        ended = [row for row in rows if row.accumulate == least]
+        if not any(row.status in REFUSED for row in ended):
+            going = any(s.wall.ending is None for s in self.found.searches if s[:2] == self.machine)
+            fits, _ = find_bounds(ended)
+            every = f"Every batch size that was tried fits, up to {fits}; the search has not ended."
+            return every if going and fits else ""
+        unknown = f" ({LABELS['unknown']})" if {row.kind for row in ended} == {"unknown"} else ""
+        limits = order_values("memory_limit", (row.memory_limit for row in ended))
+        said = []
+        for limit in limits:
+            under = f" under {limit}" if limit else " without a limit"
+            largest = ", ".join(_list_largest([row for row in ended if row.memory_limit == limit]))
+            said.append(f"{under if len(limits) > 1 else ''}: {largest}")
+        return f"Largest batch size that fits{unknown}{';'.join(said)}."
 
 
 def _time(setting: Setting) -> str:
@@ -480,17 +492,11 @@ def _write_interval(low: float | None, high: float | None, write: Callable[[floa
 def _list_saved(row: Row, base: Row) -> Iterator[str]:
     """Yield the memory and the energy beside those of the baseline, if they differ."""
     ours, theirs = row.memory_bytes, base.memory_bytes
-    if is_number(ours) and is_number(theirs) and abs(ours / theirs - 1) > STEADY:
-        more = row.memory_measure == base.memory_measure
-        if more:
-            yield f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB"
+    if row.memory_measure == base.memory_measure and abs(divide(ours, theirs) - 1) > STEADY:
+        yield f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB"
     ours, theirs = row.energy_per_epoch_j, base.energy_per_epoch_j
     if is_number(ours) and is_number(theirs) and theirs > 0 and not (row.energy or base.energy):
         yield f"{100 * ours / theirs:.0f} % of {base.precision}'s energy"
-
-
-def _divide(a: float, b: float) -> float:
-    return a / b if is_number(a) and is_number(b) and b > 0 else math.nan
 
 
 def _write_saving(shares: Sequence[float], one: bool) -> str:
@@ -513,33 +519,9 @@ def _compare_learnt(chosen: Setting, others: Sequence[Setting]) -> Iterator[str]
     yield f"{reach} {join_words(theirs)} % test accuracy against {ours} %"
 
 
-def _describe_largest(cases: pd.DataFrame, probes: pd.DataFrame, going: bool) -> str:
-    """Name the largest batch that fits each precision, if any ran out of memory or a search for it
-    is still ``going``. Only cases with the fewest micro-batches count, as micro-batches take less
-    memory."""
-    import pandas as pd
-
-    columns = ["precision", "status", "batch_size", "memory_limit", "accumulate", "kind"]
-    ended = pd.concat([part[columns] for part in (cases, probes)])
-    ended = ended[ended["accumulate"] == ended["accumulate"].min()]
-    if not ended["status"].isin(REFUSED).any():
-        fits = ended.loc[ended["status"].isin(TIMED), "batch_size"].max()
-        known = going and fits == fits
-        every = f"Every batch size that was tried fits, up to {fits}; the search has not ended."
-        return every if known else ""
-    unknown = f" ({LABELS['unknown']})" if (ended["kind"] == "unknown").all() else ""
-    limits = order_values("memory_limit", ended["memory_limit"])
-    said = []
-    for limit in limits:
-        under = f" under {limit}" if limit else " without a limit"
-        largest = ", ".join(_list_largest(ended[ended["memory_limit"] == limit]))
-        said.append(f"{under if len(limits) > 1 else ''}: {largest}")
-    return f"Largest batch size that fits{unknown}{';'.join(said)}."
-
-
-def _list_largest(ended: pd.DataFrame) -> Iterator[str]:
-    for precision in order_values("precision", ended["precision"]):
-        fits, fails = find_bounds([*iterate(ended[ended["precision"] == precision])])
+def _list_largest(ended: Sequence[Result | Run]) -> Iterator[str]:
+    for precision in order_values("precision", (row.precision for row in ended)):
+        fits, fails = find_bounds([row for row in ended if row.precision == precision])
         if fits:
             yield f"{precision} {f'{fits} ({fails} does not)' if fails else f'at least {fits}'}"
         elif fails:

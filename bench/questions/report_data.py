@@ -14,6 +14,7 @@ from bench.questions.effects import Effect, find_effects
 from bench.questions.families import Family, Search, find_families, find_searches
 from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
+from bench.questions.settings import Setting, list_settings
 from bench.render.cells import Row
 from bench.scale_map import ScaleMap
 from bench.store.attempts import keep, number_groups
@@ -69,6 +70,16 @@ class ReportData:
         """The cases, in the order of the overview."""
         results: list[Result] = self.cases["result"].tolist()
         return results
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """What the cases answer, in the order of the overview."""
+        return list_settings(self.results)
+
+    @cached_property
+    def tried_settings(self) -> list[Setting]:
+        """The same of ``tried``."""
+        return list_settings(self.tried)
 
     @cached_property
     def by_cell(self) -> dict[int, Result]:

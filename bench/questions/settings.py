@@ -8,7 +8,7 @@ a single run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -82,9 +82,12 @@ def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
     """Return the setting to recommend: the smallest batch within `NEAR` of the lowest time, at that
     batch size the fastest; with an ``aim``, the least of that. None if no time can be trusted, or
     nothing is known of the aim."""
-    # a noisy time says nothing against the memory or the energy of a run that ended well
-    sound = "trusted" if aim in ("", "time") else "sound"
-    known = [setting for setting in settings if setting.timed and getattr(setting.best, sound)]
+
+    def counts(result: Result) -> bool:
+        # a noisy time says nothing against the memory or the energy of a run that ended well
+        return result.trusted if aim in ("", "time") else result.sound
+
+    known = [setting for setting in settings if setting.timed and counts(setting.best)]
     take = AIMS[aim or "time"]
     known = [setting for setting in known if is_number(take(setting.best))]
     if not known:
@@ -99,12 +102,6 @@ def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
 def find_noise(settings: Sequence[Setting]) -> tuple[int, float]:
     """Return how many settings were measured in several ways that can be trusted, and the largest
     relative difference of their times: the noise of a single run, where none was repeated."""
-    apart = [*_list_apart(settings)]
+    timed = [[row.epoch_time_s for row in one.cases if row.trusted] for one in settings]
+    apart = [max(times) / min(times) - 1 for times in timed if len(times) > 1]
     return len(apart), max(apart, default=0.0)
-
-
-def _list_apart(settings: Sequence[Setting]) -> Iterator[float]:
-    for setting in settings:
-        times = [row.epoch_time_s for row in setting.cases if row.trusted]
-        if len(times) > 1:
-            yield max(times) / min(times) - 1

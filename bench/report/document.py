@@ -30,7 +30,6 @@ from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
 from bench.questions.rivals import ACCUMULATION, LARGEST, MATCHED
 from bench.questions.scaling_tax import TAX
-from bench.questions.settings import list_settings
 from bench.questions.startup import PRICES
 from bench.record import Status
 from bench.render.cells import outcome
@@ -148,10 +147,9 @@ class Report(ReportData):
     @cached_property
     def _notices(self) -> list[Notice]:
         shown = (self.steps[cell] for cell in self.cases["cell"] if cell in self.steps)
-        settings = list_settings(self.results)
         chosen = [place.chosen for place in list_places(self)]
         spoken = {
-            True: {setting.best.cell for setting in settings},
+            True: {setting.best.cell for setting in self.settings},
             False: {setting.best.cell for setting in chosen if setting is not None},
         }
         known = warn(self.records, self.cases, self.everything, self.sweeps, spoken=spoken)
