@@ -116,7 +116,7 @@ class Bar:
     images_per_s: float | None
     speedup: float | None  # over fp32 at the same batch size
     over_tf32: float | None
-    rough_tf32: bool  # whether tf32's time was measured on a part of an epoch
+    rough_tf32: bool  # whether either time of that was measured on a part of an epoch
     memory_bytes: float | None
     energy_j: float | None  # of the epoch; None if it was measured for a few seconds only
     test_accuracy: float | None  # as a fraction, after the epoch
@@ -128,12 +128,9 @@ def read_bars(source: Source) -> list[Bar]:
     """The cases of a source: by batch size, the slowest first."""
     rows = source.read()
     fp32, tf32 = (
-        {row.batch_size: row.epoch_time_s for row in rows.itertuples() if row.precision == name}
+        {row.batch_size: row for row in rows.itertuples() if row.precision == name}
         for name in ("fp32", "tf32")
     )
-    parts = {
-        row.batch_size for row in rows.itertuples() if row.precision == "tf32" and row.fraction < 1
-    }
     bars = [
         Bar(
             source.name,
@@ -141,9 +138,9 @@ def read_bars(source: Source) -> list[Bar]:
             row.batch_size,
             _known(row.epoch_time_s),
             _known(row.images_per_s),
-            _known(fp32.get(row.batch_size, float("nan")) / row.epoch_time_s),
-            _known(tf32.get(row.batch_size, float("nan")) / row.epoch_time_s),
-            row.batch_size in parts,
+            _compare(row, fp32.get(row.batch_size)),
+            _compare(row, beside := tf32.get(row.batch_size)),
+            row.fraction < 1 or (beside is not None and beside.fraction < 1),
             _known(getattr(row, source.memory_column)),
             _known(row.energy_j * row.train_images / row.measured_images)
             if row.measured_time_s > SHORT_ENERGY_S
@@ -155,6 +152,11 @@ def read_bars(source: Source) -> list[Bar]:
         for row in rows.itertuples()
     ]
     return sorted(bars, key=lambda bar: (bar.batch_size, bar.images_per_s or 0))
+
+
+def _compare(row: Any, base: Any) -> float | None:
+    """How many times as fast a row is as ``base``; None without one."""
+    return None if base is None else _known(base.epoch_time_s / row.epoch_time_s)
 
 
 def _known(value: float) -> float | None:
@@ -228,7 +230,7 @@ def _cells(bar: Bar) -> Iterator[str]:
     yield "–" if bar.images_per_s is None else f"{about}{bar.images_per_s:,.0f}"
     yield "–" if bar.speedup is None or bar.fp32 else f"{about}{bar.speedup:.2f}×"
     own = bar.over_tf32 is None or bar.fp32 or bar.label == "tf32"
-    yield "–" if own else f"{'≈' if bar.rough_tf32 else about}{bar.over_tf32:.2f}×"
+    yield "–" if own else f"{'≈' * bar.rough_tf32}{bar.over_tf32:.2f}×"
     yield "–" if bar.memory_bytes is None else f"{bar.memory_bytes / GIB:.1f} GiB"
     yield "–" if bar.energy_j is None else f"{about}{bar.energy_j / 1000:.1f} kJ"
     told = bar.test_accuracy is not None and not bar.estimated

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from bench.axis import Trait, Value
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, list_affecting
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, UNTIMED, format_value, list_affecting
 from bench.diagnosis.explanation import Explanation
 from bench.origin import LABELS
 from bench.precision import PRECISIONS
@@ -31,14 +31,11 @@ from bench.verdict.ratio import Ratio, compare
 BASELINES = ("fp32", "tf32")
 """The precisions with which each one is compared, on the same card."""
 
-RATE = list_affecting(Trait.RATE)
-"""Axes in which compared cards may differ, as no time depends on them."""
-
 RECIPE = (
     *(
         name
         for name in list_affecting(Trait.LEARNING)
-        if name not in ("batch_size", *RATE) and AXES[name].follows != "precision"
+        if name not in ("batch_size", *UNTIMED) and AXES[name].follows != "precision"
     ),
     *list_affecting(Trait.RECIPE),
 )
@@ -47,7 +44,7 @@ RECIPE = (
 LEVERS = tuple(
     name
     for name, axis in AXES.items()
-    if name not in (*RECIPE, *RATE, *SAME_QUESTION, "precision", "batch_size", "device")
+    if name not in (*RECIPE, *UNTIMED, *SAME_QUESTION, "precision", "batch_size", "device")
     and axis.follows != "precision"
     and not axis.spread
 )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.cards.entries import (
     CODE,
-    RATE,
     RECIPE,
     CardPair,
     Entry,
@@ -20,6 +19,7 @@ from bench.cards.entries import (
     name_precision,
     name_unusual,
 )
+from bench.case import AXES, UNTIMED
 from bench.limits import STEADY
 from bench.questions.reasons import name_reasons
 from bench.render.cells import (
@@ -79,7 +79,8 @@ def _describe_card(row: Row) -> str:
     power = row.power_limit_w
     said = [f"{name} {value}" for name in ("torch", "driver") if (value := getattr(row, name))]
     said += [f"{power:.0f} W"] if power == power else []
-    return ", ".join([*said, *name_unusual(row, {name: find_default(name) for name in RATE})])
+    usual = {name: find_default(name) for name in UNTIMED if not AXES[name].spread}
+    return ", ".join([*said, *name_unusual(row, usual)])
 
 
 def write_speed(speed: Ratio, *rows: Row) -> str:

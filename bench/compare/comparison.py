@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from bench.axis import Trait
-from bench.case import AXES, SAME_QUESTION, Case, free_axes, list_affecting, list_varying
+from bench.case import AXES, SAME_QUESTION, UNTIMED, Case, free_axes, list_affecting, list_varying
 from bench.compare.conditions import CONDITIONS, Condition, Count, Summarized
 from bench.compare.side import Readings, Side, SideCase
 from bench.errors import UsageError
@@ -23,11 +23,6 @@ from bench.verdict.equivalence import Equivalence, judge_equivalences, withdraw_
 from bench.verdict.ratio import Ratio
 from bench.verdict.ratio import compare as compare_repeats
 from bench.verdict.seeds import GUESSING, Seeded, average_seeds, compare_seeds, is_guessing
-
-RECIPE = (*list_affecting(Trait.RATE), "seed")
-"""Axes of a recipe of training. They change no step's work, but for the optimizer's (0.4 to 0.55 ms
-of 62 to 417 on an H200), so that times are compared where two sweeps differ in them, and only what
-is learnt is not."""
 
 STOPPED = "interrupted"
 """The change of a match of which a run was stopped from outside, and is made again."""
@@ -85,7 +80,7 @@ class Comparison:
     matches: Matches
     metrics: dict[Metric, list[MetricPair]]
     axis: str = ""  # the axis whose two values are the sides; empty for two sweeps
-    apart: tuple[str, ...] = ()  # axes of `RECIPE` of which the sides share no value
+    apart: tuple[str, ...] = ()  # axes of `UNTIMED` of which the sides share no value
 
     @property
     def names(self) -> tuple[str, str]:
@@ -260,11 +255,11 @@ def compare(a: Side, b: Side, metrics: Sequence[Metric], axis: str = "") -> Comp
 
 
 def find_apart(a: Side, b: Side) -> tuple[str, ...]:
-    """Return the axes of `RECIPE` of which two sweeps share no value."""
+    """Return the axes of `UNTIMED` of which two sweeps share no value."""
     cases = (set(a.cases), set(b.cases))
     return tuple(
         name
-        for name in RECIPE
+        for name in UNTIMED
         if not {getattr(case, name) for case in cases[0]}
         & {getattr(case, name) for case in cases[1]}
     )

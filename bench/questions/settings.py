@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from bench.axis import Trait
-from bench.case import AXES, SAME_QUESTION, list_affecting
+from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
 from bench.render.cells import TIMED
 from bench.study.quantities import is_number
@@ -21,8 +20,8 @@ from bench.study.results import Result
 from bench.study.runs import group
 from bench.study.summaries import SOURCE
 
-NEUTRAL = (*(axis for axis in list_affecting(Trait.RATE) if axis != "optimizer"), "seed")
-"""Axes that change no step's work: they cost neither time nor memory."""
+NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")
+"""Axes that cost neither time nor memory."""
 
 AIMS: dict[str, Callable[[Result], float]] = {
     "time": lambda row: row.epoch_time_s,
