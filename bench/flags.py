@@ -231,7 +231,7 @@ def add_flag(
 
 
 def add_filters(parser: argparse.ArgumentParser, example: str) -> None:
-    """Add ``--where``, whose values `bench.study.filters.parse_filter` reads."""
+    """Add ``--where``, whose values `bench.study.axes.parse_filter` reads."""
     help = f"only these cases, such as {example}"
     parser.add_argument(
         "--where", nargs="+", action="extend", default=[], metavar="AXIS=VALUE", help=help

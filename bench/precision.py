@@ -49,6 +49,7 @@ class Precision:
     rounds_start: bool = False  # the masters start from rounded weights, as apex's did
     apex: bool = False  # trained by NVIDIA apex, if installed
     float8: bool = False  # torchao converts the linear layers; the rest runs under autocast
+    brief: str = ""  # what it is, below a table
 
     @property
     def float32(self) -> Arithmetic:
@@ -115,12 +116,15 @@ def is_dynamic(loss_scale: float | str | None) -> bool:
 PRECISIONS: dict[str, Precision] = {
     p.name: p
     for p in (
-        Precision("fp32", "fp32 weights and IEEE fp32 arithmetic, TF32 off"),
+        Precision(
+            "fp32", "fp32 weights and IEEE fp32 arithmetic, TF32 off", brief="IEEE, TF32 off"
+        ),
         Precision(
             "tf32",
             "fp32 weights, TF32 in convolutions and matmuls (Ampere and later)",
             arithmetic=Arithmetic.TFLOAT32,
             min_capability=(8, 0),
+            brief="torch's default for convolutions",
         ),
         Precision(
             "fp16",
@@ -130,6 +134,7 @@ PRECISIONS: dict[str, Precision] = {
             scales_loss=True,
             default_loss_scale=128.0,  # what the RTX Titan page used for its batch-size rows
             rounds_start=True,
+            brief="the 2019 recipe with fp32 master weights",
         ),
         Precision(
             "fp16-amp",
@@ -138,6 +143,7 @@ PRECISIONS: dict[str, Precision] = {
             arithmetic=Arithmetic.FLOAT16,
             scales_loss=True,
             default_loss_scale="dynamic",
+            brief="autocast",
         ),
         # the masters start from the fp32 weights: there is no recipe of 2019 to match, and rounding
         # to bf16 first would lose up to 2^-9 of each weight, which the masters are there to keep
@@ -146,6 +152,7 @@ PRECISIONS: dict[str, Precision] = {
             "bf16 network, fp32 BatchNorm, loss and master weights",
             weights="bfloat16",
             arithmetic=Arithmetic.BFLOAT16,
+            brief="as fp16, without a loss scale",
             # Volta and Turing emulate bf16, too slowly to say anything about the card
             min_capability=(8, 0),
         ),
@@ -153,6 +160,7 @@ PRECISIONS: dict[str, Precision] = {
             "bf16-amp",
             "fp32 weights under torch.autocast(bfloat16)",
             autocast="bfloat16",
+            brief="autocast",
             arithmetic=Arithmetic.BFLOAT16,
             min_capability=(8, 0),
         ),
@@ -165,6 +173,7 @@ PRECISIONS: dict[str, Precision] = {
             default_loss_scale=128.0,
             rounds_start=True,
             apex=True,
+            brief="NVIDIA's apex",
         ),
         Precision(
             "fp8",
@@ -173,6 +182,7 @@ PRECISIONS: dict[str, Precision] = {
             arithmetic=Arithmetic.FLOAT8,
             min_capability=(8, 9),
             float8=True,
+            brief="bf16-amp with linear layers in fp8",
         ),
     )
 }

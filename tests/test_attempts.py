@@ -17,7 +17,7 @@ from bench.record import COLUMNS, Record, Status, flatten
 from bench.store.attempts import find_mixed, keep_latest
 from bench.store.reader import read_records
 from bench.store.runs import read_cases, read_history
-from bench.study import summaries
+from bench.study.runs import latest, read_runs
 from bench.study.sweeps import read_sweep
 from tests.planted.records import make_run, write_sweep
 
@@ -61,8 +61,8 @@ def test_all_who_read_a_mixed_folder_agree_on_the_attempts_that_count(tmp_path: 
     from bench.asv.results import read_measured
 
     folder = write(tmp_path / "mixed", *MIXED)
-    report = summaries.latest(summaries.read([read_sweep(folder)]))
-    assert report["record_id"].tolist() == COUNT
+    report = latest(read_runs([read_sweep(folder)]))
+    assert [run.record_id for run in report] == COUNT
     assert [run.record_id for run in read_side("A", folder).runs] == COUNT
     assert read_measured(folder)["record_id"].tolist() == COUNT
 

@@ -30,7 +30,7 @@ from bench.diagnosis.sentences import describe
 from bench.diagnosis.step import Bound, Profile, Rates, Step, Wait
 from bench.kernels import shorten_kernel
 from bench.questions.profiles import scale_step
-from bench.questions.reasons import EXPLAINED, tabulate_reasons
+from bench.questions.reasons import CAUSES, tabulate_reasons
 from bench.record import KernelTime, WorkRow, write_kernels
 from bench.verdict.ratio import Ratio
 from bench.work import Kind
@@ -337,7 +337,7 @@ def test_what_beats_the_yardstick_shows_that_it_is_wrong(
         assert said in write(found)
         assert "python -m bench.doctor" in write(found)
         assert "By cause" not in write(found)
-        table = EXPLAINED.fill(tabulate_reasons("reasons", found))
+        table = CAUSES.fill(tabulate_reasons("reasons", found))
         assert [row[0].text for row in table.rows] == ["not explained"]
         assert table.notes == ()
 
@@ -472,7 +472,7 @@ def test_a_gain_tells_what_remains_and_a_loss_what_it_lost_by() -> None:
         (PLANTED["memory"][0], ["fp16 (ms)", "of the step (%)"], ["80", "20"]),
         (lost, ["fp16 (ms)", "bf16-amp (ms)", "change (ms)", "of the loss (%)"], ["100", "0", "0"]),
     ):
-        table = EXPLAINED.fill(tabulate_reasons("reasons", found))
+        table = CAUSES.fill(tabulate_reasons("reasons", found))
         assert [head.label for head in table.heads][1:] == heads
         assert [row[-1].text for row in table.rows] == shares
     assert "By cause, of the loss: 100 % memory-bound kernels" in write(lost)

@@ -37,13 +37,12 @@ from bench.report.document import Report
 
 def render(report: Report) -> str:
     """The labels of all cases."""
-    return "".join(f"{row.precision}: {row.model}\\n" for row in report.cases.itertuples())
+    return "".join(f"{row.precision}: {row.model}\\n" for row in report.results)
 '''
 SLOWEST = '''
 """Which case takes longest."""
 
 from bench.questions.report_data import ReportData
-from bench.render.cells import iterate
 from bench.render.section import Column, Section, Sheet, quantity_column
 
 
@@ -53,8 +52,8 @@ def _tabulate(found: ReportData) -> list[Sheet]:
         quantity_column("epoch_time_s"),
         Column("never", "never shown", "a column that says nothing", lambda row: None),
     ]
-    slowest = found.cases.sort_values("epoch_time_s", ascending=False)
-    return [Sheet("The slowest of all", columns, list(iterate(slowest)))]
+    slowest = sorted(found.results, key=lambda row: -row.epoch_time_s)
+    return [Sheet("The slowest of all", columns, slowest)]
 
 
 SLOWEST = Section("slowest", "Which case takes longest?", _tabulate)

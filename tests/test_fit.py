@@ -23,12 +23,12 @@ from bench.data import prepare
 from bench.errors import UsageError
 from bench.flags import join_flags
 from bench.grid import parse_values
-from bench.questions.families import find_searches
+from bench.questions.batch_sizes import find_searches
 from bench.record import Outcome, Status
 from bench.store.plans import Plan
 from bench.store.reader import read_config, read_records
 from bench.store.runs import read_history
-from bench.study import summaries
+from bench.study.runs import read_runs
 from bench.study.sweeps import read_sweeps
 from bench.sweep import __main__ as sweep
 from bench.sweep.options import Options, plan_cases
@@ -218,7 +218,7 @@ def test_the_report_and_a_later_sweep_keep_the_margin(
     run_sweep(tmp_path, *LIMIT, "--precision", "fp32", "--batch-size", "64")
     (read,) = read_sweeps([tmp_path])
     assert (read.step, read.margin) == (16, 0.2)
-    (found,) = find_searches(summaries.read([read]), [read])
+    (found,) = find_searches(read_runs([read]), [read])
     assert found.wall.recommended == 512
 
 

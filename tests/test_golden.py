@@ -68,12 +68,11 @@ def shorten(value: Any) -> Any:
 EXPLAINED = (
     "Speed: epoch time before",
     "Interval: 95 %, of the mean",
+    "Equivalent: two one-sided",
     "Knee: the smallest",
     "Memory as a line",
-    "Where the line misses",
     "Efficiency is the speed-up",
     "Exposed communication is",
-    "A faster step leaves",
 )
 """How the notes begin that explain every table of a kind; tests/golden/reports has them whole."""
 
@@ -93,18 +92,18 @@ def tell(found: ReportData, situation: Situation) -> Iterator[str]:
     document = Made(
         situation.about,
         "",
-        tuple(describe_constants(found.cases, found.varying)) if "constants" in parts else (),
+        tuple(describe_constants(found.results, found.varying)) if "constants" in parts else (),
         (),
         tuple(recommend(found)) if "answers" in parts else (),
         (),
         tuple(take_tables(found, situation)),
-        tuple(write_notes(found.cases, found.varying)) if "notes" in parts else (),
+        tuple(write_notes(found.results, found.varying)) if "notes" in parts else (),
         "",
         None,
     )
     yield render(document, full=True).strip() + "\n"
     if "doubts" in parts:
-        for notice in warn(found.records, found.cases, found.everything, found.sweeps):
+        for notice in warn(found.runs, found.results, found.everything, found.sweeps):
             yield f"! {notice.label}: {notice.text}\n"
     if "numbers" in parts:
         for effect in map(describe_effect, found.effects):

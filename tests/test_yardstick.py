@@ -34,7 +34,6 @@ from bench.precision import Arithmetic
 from bench.processes import run_module
 from bench.questions.notices import warn
 from bench.record import Environment, Measurement, Outcome, Status, WorkRow, read_missing
-from bench.study import summaries
 from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as sweep
 from bench.sweep.preflight import warn_of_emulation
@@ -53,6 +52,7 @@ from bench.training.yardstick import (
 from bench.work import Kind
 from bench.yardstick import Tries, Yardstick, read_tries
 from tests.planted.records import IMAGINARY, make_run, write_sweep
+from tests.planted.results import read_results
 
 CPU = torch.device("cpu")
 FORMATS = list_arithmetics(CPU)
@@ -389,8 +389,7 @@ def test_a_folder_keeps_its_rates(sweeps: Path) -> None:
 
 
 def list_slower(*folders: Path) -> list[str]:
-    rows = summaries.read([read_sweep(folder) for folder in folders])
-    notices = warn(rows, summaries.summarize(summaries.latest(rows)))
+    notices = warn(*read_results(*map(read_sweep, folders)))
     return [notice.text for notice in notices if notice.label == "Slower device"]
 
 

@@ -3,42 +3,255 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from bench.cards.entries import Entry, Group, find_groups, list_levers, rate_card
-from bench.cards.prices import Prices
-from bench.cards.sections import (
-    CARD_PAIRS,
-    CARDS,
-    FOLDERS,
-    Faults,
-    name_group,
-    name_setup,
-    speed_at_best,
-    write_speed,
+from bench.cards.groups import (
+    RECIPE,
+    CardPair,
+    Entry,
+    Group,
+    find_groups,
+    list_levers,
+    name_precision,
+    name_unusual,
+    rate_card,
 )
+from bench.cards.prices import Prices
+from bench.case import AXES, UNTIMED
 from bench.limits import STEADY
 from bench.questions.next_step import name_folder
 from bench.questions.notices import warn
 from bench.questions.overview import OVERVIEW, PUBLISHED
-from bench.questions.reasons import PAIRS
 from bench.questions.report_data import gather
 from bench.render.cells import mark_part, remarks, write_ends, write_ratio
-from bench.render.model import Answer, Level, NextStep, Notice
-from bench.render.section import Section, quantity_cell
+from bench.render.model import Answer, Cell, Level, NextStep, Notice
+from bench.render.section import (
+    Column,
+    Section,
+    Sheet,
+    join,
+    quantity_column,
+    write_quantity,
+)
 from bench.report.document import Report
+from bench.study.axes import find_default
+from bench.study.estimate import TIME
 from bench.study.quantities import QUANTITIES
+from bench.study.results import Result
+from bench.study.runs import SOURCE, group
 from bench.study.sweeps import Sweep
-from bench.text import count, name_first
+from bench.text import count, name_first, write_number
 from bench.validate.judgement import FAULT, KNOWN, validate
-from bench.verdict.ratio import Verdict
+from bench.verdict.ratio import Ratio, Verdict
 
 MOST_CARDS = 4
 """The most cards of a group that sentences name."""
+
+CODE = 7  # digits of a hash that are shown
+
+
+class Faults(NamedTuple):
+    """The failed checks of a folder by `bench.validate`: ``new`` faults, or ``known`` ones that are
+    kept."""
+
+    new: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = [f"faults in {name_first(self.new, 4)}"] if self.new else []
+        said += [f"known faults in {name_first(self.known, 4)}"] if self.known else []
+        return "; ".join(said) or "all checks passed"
+
+
+def write_speed(speed: Ratio, *rows: Result) -> str:
+    """Write a ratio of speeds, with its interval if repeats give one: ``1.91 (1.90–1.92)``."""
+    ends = write_ends((speed.low, speed.high), write_ratio)
+    return f"{mark_part(*rows)}{write_ratio(speed.value or 0)}" + (f" ({ends})" if ends else "")
+
+
+def _name_setup(row: Result, usual: Result | None = None) -> str:
+    return ", ".join([f"batch size {row.batch_size}", *list_levers(row, usual)])
+
+
+def _tabulate_cards(found: Cards) -> Iterator[Sheet]:
+    rows, headings = join(_list_cards(found))
+    take_equal, take_best = attrgetter("equal"), attrgetter("best")
+
+    def name_entry(entry: Entry) -> str:
+        row = entry.equal if entry.equal is not None else entry.best
+        return entry.precision if row is None else name_precision(row)
+
+    def say_over(base: str, entry: Entry) -> Cell | None:
+        if (speed := entry.over.get(base)) is None or entry.equal is None:
+            return None
+        return Cell(write_speed(speed, entry.equal, entry.base[base]), speed.value)
+
+    def say_best(entry: Entry) -> Cell | None:
+        if (best := entry.best) is None:
+            return None
+        setup = [str(best.batch_size), *list_levers(best, entry.usual)]
+        return Cell(", ".join(setup), int(best.batch_size))
+
+    def write_bounds(entry: Entry) -> str | None:
+        fits, fails = entry.bounds
+        if fits is None:
+            return f"below {fails}" if fails else None
+        return f"{fits} (not {fails})" if fails else f"at least {fits}"
+
+    def find_bought(entry: Entry) -> Cell | None:
+        price = found.prices and found.prices.find(entry.card)
+        if not price or entry.best is None:
+            return None
+        bought = entry.best.images_per_s * 3600 / (price * entry.best.world_size)
+        return Cell(f"{mark_part(entry.best)}{write_number(bought / 1e6)}", bought)
+
+    def say_doubts(entry: Entry) -> str:
+        of = {"equal": entry.equal, "best": entry.best}
+        said = {name: found.list_doubts(row) for name, row in of.items() if row is not None}
+        if len(set(said.values())) == 1:
+            return next(iter(said.values()))
+        return "; ".join(f"{name}: {text}" for name, text in said.items() if text)
+
+    def of(name: str, take: Callable[[Entry], Any], **head: Any) -> Column[Entry]:
+        return quantity_column(name, take, spread=False, **head)
+
+    money = found.prices.unit if found.prices else ""
+    columns: list[Column[Entry]] = [
+        Column("precision", "precision", "number formats", name_entry, number=False, always=True),
+        replace(of("epoch_time_s", take_equal, label="epoch"), name="equal_time_s",
+                help="one epoch, at the setting above"),
+        *(Column(f"over_{base}", f"over {base} (×)", f"epoch time of {base} on this card over this "
+                 "one's", partial(say_over, base), better="higher", keep=keep)
+          for base, keep in (("fp32", 9), ("tf32", 8))),
+        of("memory_bytes", take_equal, help="peak of the epoch, at that setting", keep=6),
+        Column("best", "best at", "the smallest batch within a tenth of the lowest time on this "
+               "card, and its settings", say_best, wrap=True),
+        replace(of("epoch_time_s", take_best, label="best epoch"), name="best_time_s",
+                help="one training epoch there"),
+        of("images_per_s", take_best, help="images of an epoch over its time, there", keep=8),
+        of("images_per_j", take_best, help="images of an epoch over its energy, there", keep=5),
+        Column("bought", f"million images per {money}", "at that setting, by the price of an hour",
+               find_bought, better="higher", keep=8),
+        Column("bounds", "largest batch", "the largest batch that was trained at these settings, "
+               "and the smallest that ran out of memory", write_bounds, number=True, keep=5),
+        Column("remarks", "remarks", "what to know before believing the row", say_doubts,
+               wrap=True, keep=8),
+    ]  # fmt: skip
+    notes = [
+        "Epoch, over fp32 and tf32, and memory: at the batch size and settings that most cards of "
+        "a group have. Best: of what was tried on a card. Learning rates and optimizers may "
+        "differ, which changes a step by half a millisecond at most.",
+    ]
+    if any(e.best and e.best.repeats == 1 and e.best.kind == "measured" for e in rows):
+        notes.append("Of single runs, the fastest may only be the luckiest; use --repeats 5.")
+    if found.prices:
+        cards = dict.fromkeys(entry.card for entry in rows)
+        priced = [f"{card} {price:g}" for card in cards if (price := found.prices.find(card))]
+        notes.append(f"{found.prices.unit} an hour: {'; '.join(priced)}.")
+    yield Sheet("Each card in each precision", columns, rows, notes, headings)
+
+
+def _list_cards(found: Cards) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield a heading and rows for each card; a group's first heading describes the group."""
+    for number, one in enumerate(found.groups, 1):
+        usual = {n: find_default(n) for n in RECIPE if n not in ("model", "dataset")}
+        what = f"{one.setting.model} on {one.setting.dataset}"
+        about = [", ".join([what, *name_unusual(one.setting, usual)])]
+        about.append(f"at {_name_setup(one.setting)}")
+        if apart := "; ".join(one.tell_apart(found.groups[0])):
+            about.append(f"apart from 1: {apart}")
+        for card, entries in groupby(one.entries, lambda entry: entry.card):
+            told = filter(None, [f"{number}. {card}", _describe_card(one.of_card[card]), *about])
+            yield " · ".join(told), [*entries]
+            about = []
+
+
+def _describe_card(row: Result) -> str:
+    """Describe what ran on a card, and its power: ``torch 2.11.0+cu130, driver 580.1, 700 W``."""
+    power = row.power_limit_w
+    said = [f"{name} {value}" for name in ("torch", "driver") if (value := getattr(row, name))]
+    said += [f"{power:.0f} W"] if power == power else []
+    usual = {name: find_default(name) for name in UNTIMED if not AXES[name].spread}
+    return ", ".join([*said, *name_unusual(row, usual)])
+
+
+def _tabulate_pairs(found: Cards) -> Iterator[Sheet]:
+    pairs = [(number, pair) for number, one in enumerate(found.groups, 1) for pair in one.pairs]
+    parts = groupby(pairs, lambda one: f"{one[0]}. {one[1].precision}")
+    rows, headings = join((name, [pair for _, pair in part]) for name, part in parts)
+
+    def say_speed(pair: CardPair) -> Cell:
+        speed = f"{mark_part(*pair.cases)}{write_ratio(pair.speed.value or 0)}×"
+        return Cell(speed, pair.speed.value)
+
+    def say_verdict(pair: CardPair) -> str:
+        word = TIME.word(pair.speed.invert().judge(STEADY))
+        return f"{word}: {pair.speed.lack}" if pair.speed.lack else word
+
+    def say_doubts(pair: CardPair) -> str:
+        both = zip((pair.fast, pair.slow), pair.cases, strict=True)
+        said = ((card, found.list_doubts(row)) for card, row in both)
+        return "; ".join(f"{card}: {text}" for card, text in said if text)
+
+    columns: list[Column[CardPair]] = [
+        Column("pair", "cards", "the first, against the second",
+               lambda pair: f"{pair.fast} over {pair.slow}", wrap=True),
+        Column("setting", "at", "the setting of both", lambda pair: _name_setup(pair.cases[0]),
+               wrap=True, keep=8),
+        Column("speed", "speed", "epoch time of the second over the first's", say_speed,
+               better="higher"),
+        Column("interval", "95 % interval", "of the speed",
+               lambda pair: write_ends((pair.speed.low, pair.speed.high), write_ratio), keep=8),
+        Column("verdict", "verdict", f"against a margin of {100 * STEADY:.0f} %", say_verdict,
+               wrap=True),
+        Column("remarks", "remarks", "what to know before believing it", say_doubts, wrap=True,
+               keep=6),
+    ]  # fmt: skip
+    note = (
+        "Judged as python -m bench.compare judges a case of two folders, which also says in what "
+        "else they differ; the verdicts of a group are one family."
+    )
+    yield Sheet("Card against card", columns, rows, [note], headings)
+
+
+def _tabulate_folders(found: Cards) -> Iterator[Sheet]:
+    rows = [part[0] for part in group(found.results, attrgetter(*SOURCE, "torch"))]
+
+    def of(name: str, label: str, help: str) -> Column[Result]:
+        return Column(name, label, help, lambda row: str(getattr(row, name)), wrap=True)
+
+    def count_rows(row: Result) -> int:
+        return sum((run.sweep, run.machine) == (row.sweep, row.machine) for run in found.runs)
+
+    yield Sheet(
+        "Folders",
+        [
+            of("sweep", "folder", "of a sweep, or a file of records"),
+            of("machine", "card", "what trained"),
+            Column("rows", "rows", "records", count_rows),
+            of("torch", "torch", "version"),
+            of("cuda", "CUDA", "version that torch was built for"),
+            of("driver", "driver", "version"),
+            of("commit", "commit", "of the harness"),
+            Column("code", "code", "hash of what measures", lambda row: row.code[:CODE],
+                   number=False),
+            Column("faults", "python -m bench.validate", "what it says",
+                   lambda row: str(found.faults[row.sweep]), wrap=True),
+        ],
+        rows,
+        empty=("",),
+    )  # fmt: skip
+
+
+CARDS = Section("cards", "What does each card do in each precision?", _tabulate_cards, Level.TABLE)
+PAIRS = Section("pairs", "Is one card faster than another?", _tabulate_pairs, Level.TABLE)
+FOLDERS = Section("folders", "Who measured it, and can it be believed?", _tabulate_folders)
 
 
 @dataclass(frozen=True)
@@ -49,10 +262,9 @@ class Cards(Report):
 
     sections: ClassVar[tuple[Section, ...]] = (
         CARDS,
-        CARD_PAIRS,
+        PAIRS,
         FOLDERS,
         replace(OVERVIEW, level=Level.DETAIL),
-        PAIRS,
         PUBLISHED,
     )
     figures: ClassVar[tuple[str, ...]] = ("images-per-s",)
@@ -64,7 +276,7 @@ class Cards(Report):
 
     @cached_property
     def title(self) -> str:
-        cards = [card for group in self.groups for card in group.cards]
+        cards = [card for one in self.groups for card in one.cards]
         alone = 1 < len(self.groups) == len(cards)
         return count(len({*cards}), "card") + "; none can be compared with another" * alone
 
@@ -79,17 +291,19 @@ class Cards(Report):
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
         return tuple(
-            Answer(
-                name_group(self, group),
-                (_describe_group(group, self.below) + _explain_apart(group, self.groups[0]),),
-            )
-            for group in self.groups
+            Answer(f"{number}. {name_first(one.cards, 1)}", (self._describe_group(one),))
+            for number, one in enumerate(self.groups, 1)
         )
 
     @cached_property
     def faults(self) -> Mapping[str, Faults]:
         """What `bench.validate` finds, by sweep."""
         return {sweep.name: _find_faults(sweep) for sweep in self.sweeps}
+
+    def list_doubts(self, row: Result) -> str:
+        """Return what to know before believing a case, including faults of its folder."""
+        faulty = "faults of its folder" if self.faults[row.sweep].new else ""
+        return ", ".join(filter(None, [remarks(row, self.below), faulty]))
 
     @cached_property
     def warnings(self) -> tuple[Notice, ...]:
@@ -106,11 +320,33 @@ class Cards(Report):
     @cached_property
     def _notices(self) -> list[Notice]:
         # `bench.validate` says what was planned and has no row; headings say what ran a card
-        return warn(self.records, self.cases, self.everything, across=False)
+        return warn(self.runs, self.results, self.everything, across=False)
 
     @cached_property
     def next_step(self) -> NextStep | None:
         return NextStep("measure your own card, and send it in", "make card")
+
+    def _describe_group(self, one: Group) -> str:
+        """Say what a group's fastest card is best trained in, how much faster it is than other
+        cards, and why it is apart from the first group."""
+        entry = max(one.entries, key=rate_card)
+        best = entry.best
+        assert best is not None
+        time = write_quantity(QUANTITIES["epoch_time_s"], best, spread=False)
+        card = f"{entry.card} is the fastest: " if len(one.cards) > 1 else ""
+        told = f"{card}{time} an epoch, in {entry.precision} ({_name_setup(best)})"
+        if not best.trusted:
+            own = remarks(best, self.below)  # empty if all share it, as that is said below
+            told += ", but every case has a warning" + (f" (this one: {own})" if own else "")
+        if over := [
+            f"{write_speed(entry.over[base], entry.usual, row)} times as fast as {base}"
+            f"{'' if row.trusted else ' (which has a warning)'}"
+            for base, row in entry.base.items()
+        ]:
+            told += f"; at {_name_setup(one.setting)}, {' and '.join(over)}"
+        apart = one.tell_apart(self.groups[0])
+        why = f" Not compared with 1: {name_first(apart, 3, '; ')}." if apart else ""
+        return f"{told}.{_describe_pairs(entry, one.pairs)}{why}"
 
 
 def _find_faults(sweep: Sweep) -> Faults:
@@ -122,49 +358,20 @@ def _find_faults(sweep: Sweep) -> Faults:
     return Faults(new, known)
 
 
-def _describe_group(group: Group, below: Sequence[str]) -> str:
-    """Say which case of a group is fastest, and how much faster it is than other cards."""
-    entry = max(group.entries, key=rate_card)
-    best = entry.best
-    assert best is not None
-    time = QUANTITIES["epoch_time_s"]
-    shown = time.add_unit(quantity_cell(time, best, spread=False).text)
-    setup = ", ".join([f"batch size {best.batch_size}", *list_levers(best)])
-    card = f"{entry.card} has the lowest time: " if len(group.cards) > 1 else "Lowest time: "
-    told = f"{card}{shown} an epoch, in {entry.precision} ({setup})"
-    if best.doubted:
-        own = remarks(best, below)  # empty if all share it, as that is said below
-        told += ", but every case has a warning" + (f" (this one: {own})" if own else "")
-    if speed := speed_at_best(entry):
-        told += f", {speed.text} times as fast as fp32 at its fastest"
-    if over := [
-        f"{write_speed(entry.over[base], entry.equal)} times as fast as {base}"
-        f"{' (which has a warning)' if row.doubted else ''}"
-        for base, row in entry.base.items()
-    ]:
-        told += f"; at {name_setup(group)}, {' and '.join(over)}"
-    return f"{told}.{_describe_pairs(entry, group)}"
-
-
-def _explain_apart(group: Group, first: Group) -> str:
-    """`` Not compared with 1: lr 0.01, not 0.0003.``"""
-    apart = group.tell_apart(first)
-    return f" Not compared with 1: {name_first(apart, 3, '; ')}." if apart else ""
-
-
-def _describe_pairs(entry: Entry, group: Group) -> str:
+def _describe_pairs(entry: Entry, pairs: Sequence[CardPair]) -> str:
     """`` In fp16 it is 1.42 times as fast as Y (95 %: 1.40 to 1.44).``"""
-    pairs = [pair for pair in group.pairs if pair.fast.card == entry.card]
+    pairs = [pair for pair in pairs if pair.fast == entry.card]
     shared = {pair.precision for pair in pairs}
     precision = entry.precision if entry.precision in shared else min(shared, default="")
     pairs = [pair for pair in pairs if pair.precision == precision]
     said = []
-    for _, fast, slow, speed in pairs[:MOST_CARDS]:
-        ends = write_ends((speed.low, speed.high), write_ratio, " to ")
-        certain = speed.judge(STEADY) is not Verdict.AMBIGUOUS
+    for pair in pairs[:MOST_CARDS]:
+        ends = write_ends((pair.speed.low, pair.speed.high), write_ratio, " to ")
+        certain = pair.speed.judge(STEADY) is not Verdict.AMBIGUOUS
         sure = f" (95 %: {ends}{'' if certain else ', not certain'})" if ends else ""
-        value = f"{mark_part(fast, slow)}{write_ratio(speed.value or 0)}"
-        said.append(f"{value} times as fast as {slow.card} at batch size {fast.batch_size}{sure}")
+        value = f"{mark_part(*pair.cases)}{write_ratio(pair.speed.value or 0)}"
+        size = pair.cases[0].batch_size
+        said.append(f"{value} times as fast as {pair.slow} at batch size {size}{sure}")
     left = len(pairs) - len(said)
     more = f"; and so on for {count(left, 'more card')}" if left else ""
     return f" In {precision} it is {'; '.join(said)}{more}." if said else ""

@@ -9,14 +9,21 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from bench.case import AXES, Case
+from bench.case import Case
 from bench.compare.conditions import Condition
 from bench.errors import UsageError
 from bench.record import COMPARABLE, RELIABLE, REPEATED, Status
-from bench.store.attempts import fill_unknown, keep_cases, keep_latest, number_groups
 from bench.store.reader import read_records
 from bench.study.metrics import Metric
-from bench.study.runs import Run, group, link_runs, list_runs
+from bench.study.runs import (
+    Run,
+    fill_unknown,
+    group,
+    keep_cases,
+    keep_latest,
+    link_runs,
+    list_runs,
+)
 from bench.verdict.seeds import find_classes
 
 Readings = list[tuple[int, float]]  # seed and value of each repeat
@@ -133,18 +140,18 @@ class Side:
 
 def read_side(name: str, path: Path) -> Side:
     """Read one side. Raises UsageError: it has no records of sweeps, or they cannot be read."""
-    every = read_records(path)
-    records = keep_cases(every)
-    if len(every) and not len(records):
+    every = link_runs(list_runs(read_records(path)))
+    kept = keep_cases(every)
+    if every and not kept:
         raise UsageError(f"{path}: has only probes of bench.fit; compare sweeps")
-    if not len(records):
+    if not kept:
         raise UsageError(f"{path}: no records yet; compare sweeps that have run")
-    records = keep_latest(records).reset_index(drop=True)
-    runs = link_runs(list_runs(records))
+    runs = link_runs(keep_latest(kept))
     # a run that ended before reading its environment takes that of its case
-    filled = fill_unknown(records, number_groups(records, AXES)).itertuples(index=False)
-    cells: dict[Any, int] = {}
-    for run, told in zip(runs, filled, strict=True):
-        vars(run).update(zip(COMPARABLE, told, strict=True))
-        run.cell = cells.setdefault((run.asked, *told), len(cells))
+    for part in group(runs, lambda run: run.asked):
+        for run, told in zip(part, fill_unknown(part), strict=True):
+            vars(run).update(zip(COMPARABLE, told, strict=True))
+    tell, cells = attrgetter("asked", *COMPARABLE), dict[Any, int]()
+    for run in runs:
+        run.cell = cells.setdefault(tell(run), len(cells))
     return Side(name, name, path, runs)

@@ -12,8 +12,7 @@ from bench.case import AXES, NAMED, SAME_QUESTION, axis_flag, format_value, pars
 from bench.compare.comparison import Comparison, find_other_models
 from bench.compare.side import Side
 from bench.errors import UsageError
-from bench.study.axes import name_setting
-from bench.study.filters import parse_name
+from bench.study.axes import name_setting, parse_name
 from bench.study.pairs import match
 
 

@@ -1,27 +1,43 @@
-"""Speed and memory by batch size: knees, cliffs, and memory as a straight line."""
+"""Cases that differ only in their batch size: knees and cliffs of their speed, memory as a straight
+line, and the largest batch that fits.
+
+Probes of the largest batch do not measure speed, but show memory as well as cases do.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
+from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from statistics import median
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bench.case import SAME_QUESTION, Case, free_axes
 from bench.limits import MIN_REPEATS, NEAR
-from bench.questions.families import Bounds, Family, list_keys, note_first
-from bench.questions.report_data import ReportData
-from bench.record import RELIABLE
-from bench.render.cells import Row, write_tenths
+from bench.record import MEASURED, REFUSED, RELIABLE
+from bench.render.cells import Row, whole_cell, write_tenths
 from bench.render.model import NOTHING, Cell
-from bench.render.section import Column, Section, Sheet, quantity_cell
+from bench.render.section import Column, Section, Sheet, axis_column, quantity_cell
+from bench.study.axes import Machines, find_varying, list_main
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
+from bench.study.results import Result
+from bench.study.runs import SOURCE, Run, group, tell_but
+from bench.study.sweeps import Sweep
 from bench.text import GIB, parse_bytes, write_number
-from bench.wall.search import STEP, MemoryLine, fit_line
+from bench.wall.answer import Wall
+from bench.wall.records import APART, read_walls
+from bench.wall.search import STEP, Ending, MemoryLine, fit_line
+
+if TYPE_CHECKING:
+    from bench.questions.report_data import ReportData
+
+MOST_FAMILIES = 60  # families that a report looks at; more would not be read
 
 LEAST_SIZES = 3
 """Fewest batch sizes for a knee or a line: any two points lie on a line."""
@@ -31,6 +47,115 @@ ROUGH = 0.05  # largest relative deviation from the line at which memory counts 
 FARTHEST = 2  # memory is predicted up to this many times the largest batch that ran
 
 MIB = 2**20
+
+_OTHERS = ("batch_size", *SAME_QUESTION)
+
+
+class Bounds(NamedTuple):
+    """The largest batch size that was trained, and the smallest above it that ran out of memory."""
+
+    fits: int | None
+    fails: int | None
+
+
+def find_bounds(rows: Sequence[Row]) -> Bounds:
+    """Return the largest batch that fits and the smallest that does not, by cases and probes."""
+    fits = max((int(row.batch_size) for row in rows if row.status in MEASURED), default=None)
+    failed = (int(row.batch_size) for row in rows if row.status in REFUSED)
+    return Bounds(fits, min((size for size in failed if size > (fits or 0)), default=None))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Cases of one precision that differ in nothing but their batch size."""
+
+    cases: tuple[Result, ...]  # one a batch size, ascending; at least one
+    probes: tuple[Run, ...]  # that take as much memory, in the order in which they ran
+
+    @property
+    def first(self) -> Result:
+        """Any of its cases, for the settings that all of them share."""
+        return self.cases[0]
+
+    @cached_property
+    def ended(self) -> list[Result]:
+        """The cases with a comparable time, by batch size."""
+        return [row for row in self.cases if row.status in RELIABLE]
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Its probes and its cases."""
+        return (*self.probes, *self.cases)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """The limits of its memory, by cases and probes alike."""
+        return find_bounds(self.rows)
+
+
+class Search(NamedTuple):
+    """A search for the largest batch: where it ran, for which cases, and what it found."""
+
+    sweep: str
+    machine: str
+    family: Case
+    wall: Wall
+
+
+def find_searches(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> list[Search]:
+    """Return the searches in runs, by probes and by cases that may have retried, each with the step
+    and margin of its sweep."""
+    if not any(run.probe for run in runs):
+        return []
+    asked = {sweep.name: sweep for sweep in sweeps}
+    found = []
+    for part in group(runs, attrgetter(*SOURCE)):
+        sweep = asked[part[0].sweep]
+        rows = sweep.records[sweep.records["record_id"].isin([run.record_id for run in part])]
+        walls = read_walls(rows, sweep.step, sweep.margin)
+        found += [Search(*attrgetter(*SOURCE)(part[0]), *wall) for wall in walls]
+    return found
+
+
+def find_families(results: Sequence[Result], probes: Iterable[Run]) -> list[Family]:
+    """Return families of results, in the order of the overview, and of probes, each precision at
+    its main loss scale. Left out are groups with only one batch size and all families after the
+    first `MOST_FAMILIES`."""
+    tell, tell_alike, tell_memory = (
+        tell_but((*_OTHERS, *free)) for free in ((), free_axes("precision"), APART)
+    )
+    results = [results[at] for at in list_main(results, [*map(tell_alike, results)])]
+    several = {
+        tell_alike(part[0])
+        for part in group(results, tell_alike)
+        if len({one.batch_size for one in part}) > 1
+    }
+    probed = {tell_memory(part[0]): part for part in group(probes, tell_memory)}
+    families = group((r for r in results if tell_alike(r) in several), tell)[:MOST_FAMILIES]
+    return [
+        Family(_keep_one(family), tuple(probed.get(tell_memory(family[0]), ())))
+        for family in families
+    ]
+
+
+def _keep_one(results: Sequence[Result]) -> tuple[Result, ...]:
+    """Keep of each batch size, in order, the case that measured most."""
+    tell = attrgetter("batch_size")
+    return tuple(
+        min(alike, key=lambda one: (one.status not in MEASURED, one.steps != "", -one.part))
+        for alike in group(sorted(results, key=tell), tell)
+    )
+
+
+def list_keys(
+    cases: Sequence[Row], machines: Machines, take: Callable[[Any], Row]
+) -> list[Column[Any]]:
+    """Return columns for the precision and the other axes in which families differ. ``take`` maps a
+    row of the table to its case."""
+    varying = find_varying(cases)
+    shown = [axis for axis in varying if axis not in _OTHERS]
+    shown = shown if "precision" in varying else ["precision", *shown]
+    return [axis_column(axis, machines, take, number=False) for axis in shown]
 
 
 @dataclass(frozen=True)
@@ -62,7 +187,7 @@ class Knee:
 
 
 def list_speeds(rows: Sequence[Row]) -> list[Speed]:
-    """Return the speeds of rows of the frame of cases, by ascending batch size."""
+    """Return the speeds of cases, by ascending batch size."""
     speeds = []
     for row in (row for row in rows if is_number(row.images_per_s)):
         ends = row.images_per_s_low, row.images_per_s_high
@@ -127,87 +252,6 @@ def find_cliffs(speeds: Sequence[Speed]) -> list[Cliff]:
     """Return the cliffs that the spread of runs does not explain; ``speeds`` ascend by size."""
     cliffs = [Cliff(a, b) for a, b in pairwise(speeds)]
     return [c for c in cliffs if c.lost > DROP and c.after.high < c.before.low]
-
-
-_Speeds = tuple[Family, Knee, list[Cliff]]
-
-
-def _tabulate_speeds(found: ReportData) -> Iterator[Sheet]:
-    rows: list[_Speeds] = []
-    for family in found.families:
-        speeds = list_speeds(family.ended)
-        if knee := find_knee(speeds):
-            rows.append((family, knee, find_cliffs(speeds)))
-    firsts = [family.first for family in found.families]
-    near = f"{100 * NEAR:.0f} %"
-
-    def write_speed(family: Family, size: int) -> Cell:
-        (row,) = (row for row in family.ended if row.batch_size == size)
-        return quantity_cell(QUANTITIES["images_per_s"], row)
-
-    def write_best(row: _Speeds) -> Cell:
-        best = write_speed(row[0], row[1].best)
-        return Cell(f"{best.text} at {row[1].best}", best.value)
-
-    def write_remarks(row: _Speeds) -> str:
-        family, knee, cliffs = row
-        sizes = {knee.best, knee.batch_size, *(s.batch_size for cliff in cliffs for s in cliff)}
-        rested = [row for row in family.ended if row.batch_size in sizes]
-        told = (doubt for doubt in DOUBTS.values() if doubt.name not in found.below)
-        return ", ".join(d.remark for d in told if any(getattr(row, d.name) for row in rested))
-
-    columns: list[Column[_Speeds]] = [
-        *list_keys(firsts, found.machines, lambda row: row[0].first),
-        Column("knee", "knee", f"the smallest batch size that ran within {near} of the best",
-               lambda row: Cell(write_knee(row[1], row[0].bounds.fails),
-                                row[1].batch_size if row[1].shape is Shape.KNEE else None),
-               wrap=True),
-        Column("knee_speed", "images/s there", "at the knee",
-               lambda row: write_speed(row[0], row[1].batch_size) if row[1].shape is Shape.KNEE
-               else None, better="higher", keep=7),
-        Column("best", "most images/s", "and the batch size that has them", write_best,
-               better="higher"),
-        Column("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %",
-               lambda row: "; ".join(map(_write_cliff, row[2])) or "none", wrap=True, always=True),
-        Column("sizes", "batch sizes", "that were timed, and how many they are",
-               lambda row: _write_sizes([s.batch_size for s in list_speeds(row[0].ended)]),
-               number=False, keep=5),
-        Column("remarks", "remarks", "on the rows that these rest on", write_remarks,
-               keep=8, wrap=True),
-    ]  # fmt: skip
-    notes = [
-        f"Knee: the smallest batch size that ran within {near} of the most images/s. Still "
-        f"rising: the largest is more than {near} faster than half its size. Cliff: more than "
-        f"{100 * DROP:.0f} % fewer images/s than at the batch size before, and more than the "
-        "spread of the runs explains."
-    ]
-    if any(row.repeats < MIN_REPEATS for family, *_ in rows for row in family.ended):
-        notes.append(
-            f"With fewer than {MIN_REPEATS} repeats, knees and cliffs are as uncertain as the "
-            f"runs, and may be chance; use --repeats {MIN_REPEATS}."
-        )
-    notes += note_first(found.families)
-    yield Sheet("Speed by batch size: knees and cliffs", columns, rows, notes)
-
-
-def write_knee(knee: Knee, fails: int | None) -> str:
-    """Return ``128``, ``64 or below`` or ``still rising at 512 (640 does not fit)``; ``fails`` is
-    the smallest batch size known not to fit."""
-    if knee.shape is Shape.RISING:
-        beyond = f" ({fails} does not fit)" if fails else ""
-        return f"still rising at {knee.batch_size}{beyond}"
-    return f"{knee.batch_size} or below" if knee.shape is Shape.BELOW else str(knee.batch_size)
-
-
-def _write_cliff(cliff: Cliff) -> str:
-    """``256 → 257: 23 % slower, 257 is no multiple of 8``."""
-    said = f"{cliff.before.batch_size} → {cliff.after.batch_size}: {write_drop(cliff)}"
-    return ", ".join(filter(None, (said, cliff.misalignment)))
-
-
-def _write_sizes(sizes: Sequence[int]) -> str:
-    """Return the range of batch sizes and their number: ``32 to 512 (5)``."""
-    return f"{sizes[0]} to {sizes[-1]} ({len(sizes)})"
 
 
 @dataclass(frozen=True)
@@ -286,47 +330,104 @@ def _find_available(family: Family) -> float | None:
     return min(ends) - context * max(middle("context_bytes"), 0)
 
 
-def _tabulate_growth(found: ReportData) -> Iterator[Sheet]:
-    rows = [(family, growth) for family in found.families if (growth := fit_growth(family))]
-    firsts = [family.first for family in found.families]
-    gib = partial(Column, write=lambda bytes: f"{bytes / GIB:.2f}")
-    columns: list[Column[tuple[Family, Growth]]] = [
-        *list_keys(firsts, found.machines, lambda row: row[0].first),
-        gib("fixed", "fixed (GiB)", "what no batch size changes: weights, context, libraries",
-            lambda row: row[1].line.fixed_bytes),
+class _Row(NamedTuple):
+    """A family in the table: what is known of its speed and of its memory."""
+
+    family: Family
+    knee: Knee | None
+    cliffs: list[Cliff]
+    growth: Growth | None
+
+
+def _tabulate_batches(found: ReportData) -> Iterator[Sheet]:
+    rows: list[_Row] = []
+    for family in found.families:
+        speeds = list_speeds(family.ended)
+        knee, growth = find_knee(speeds), fit_growth(family)
+        if knee or growth:
+            rows.append(_Row(family, knee, find_cliffs(speeds) if knee else [], growth))
+    near = f"{100 * NEAR:.0f} %"
+
+    def write_best(row: _Row) -> Cell | None:
+        if row.knee is None:
+            return None
+        (best,) = (one for one in row.family.ended if one.batch_size == row.knee.best)
+        cell = quantity_cell(QUANTITIES["images_per_s"], best)
+        return Cell(f"{cell.text} at {row.knee.best}", cell.value)
+
+    def write_remarks(row: _Row) -> str:
+        knee, sizes = row.knee, {s.batch_size for cliff in row.cliffs for s in cliff}
+        sizes |= {knee.best, knee.batch_size} if knee else set()
+        rested = [one for one in row.family.ended if one.batch_size in sizes]
+        told = (doubt for doubt in DOUBTS.values() if doubt.name not in found.below)
+        return ", ".join(d.remark for d in told if any(getattr(one, d.name) for one in rested))
+
+    def of_growth(say: Callable[[Growth], Any]) -> Callable[[_Row], Any]:
+        return lambda row: say(row.growth) if row.growth else None
+
+    columns: list[Column[_Row]] = [
+        *list_keys([family.first for family in found.families], found.machines,
+                   lambda row: row.family.first),
+        Column("knee", "knee", f"the smallest batch size that ran within {near} of the best",
+               lambda row: Cell(write_knee(row.knee, row.family.bounds.fails),
+                                row.knee.batch_size if row.knee.shape is Shape.KNEE else None)
+               if row.knee else None, wrap=True),
+        Column("best", "most images/s", "and the batch size that has them", write_best,
+               better="higher"),
+        Column("cliffs", "cliffs", f"where images/s drop by more than {100 * DROP:.0f} %",
+               lambda row: "; ".join(map(_write_cliff, row.cliffs)), wrap=True),
+        Column("fixed", "fixed (GiB)", "memory that no batch size changes: weights, context, "
+               "libraries", of_growth(lambda growth: growth.line.fixed_bytes),
+               write=lambda bytes: f"{bytes / GIB:.2f}", keep=7),
         Column("image", "an item (MiB)", "memory that each item of a batch adds",
-               lambda row: row[1].line.bytes_per_image,
-               write=lambda bytes: write_number(bytes / MIB)),
-        Column("miss", "largest miss (%)", "of a batch size that ran, from the line; of the "
+               of_growth(lambda growth: growth.line.bytes_per_image),
+               write=lambda bytes: write_number(bytes / MIB), keep=7),
+        Column("miss", "miss (%)", "the largest of a batch size that ran, from the line; of the "
                "largest, also from the line through the others",
-               lambda row: row[1].miss, write=write_tenths, keep=7),
-        Column("predicted", "predicted (GiB)", "for the next power of two", lambda row: "; ".join(
-               f"{size}: {bytes / GIB:.2f}" for size, bytes in row[1].predicted.items()) or None,
-               number=False, keep=8),
-        gib("available", "available (GiB)", "up to the end of the card or the limit",
-            lambda row: row[1].available, keep=6),
+               of_growth(lambda growth: growth.miss), write=write_tenths, keep=6),
         Column("largest", "predicted to fit", f"the largest multiple of {STEP}, at most "
-               f"{FARTHEST} times the largest that ran", lambda row: None
-               if row[1].available is None else Cell(_write_fitting(row[1]), row[1].largest),
-               number=True, wrap=True),
+               f"{FARTHEST} times the largest that ran", of_growth(lambda growth: None
+               if growth.available is None else Cell(_write_fitting(growth), growth.largest)),
+               number=True, wrap=True, keep=8),
         Column("wall", "measured", "the largest batch that fits, where it was found",
-               lambda row: _write_bounds(row[0].bounds), number=False),
-        Column("sizes", "fitted to", "batch sizes, and how many they are",
-               lambda row: _write_sizes(row[1].sizes), number=False, keep=5),
+               lambda row: _write_bounds(row.family.bounds), number=False),
+        Column("remarks", "remarks", "on the rows that knees and cliffs rest on", write_remarks,
+               keep=8, wrap=True),
     ]  # fmt: skip
     notes = [
+        f"Knee: the smallest batch size that ran within {near} of the most images/s. Still "
+        f"rising: the largest is more than {near} faster than half its size. Cliff: more than "
+        f"{100 * DROP:.0f} % fewer images/s than at the batch size before, and more than the "
+        "spread of the runs explains.",
         "Memory as a line over the batch size: least squares through the batch sizes that ran. "
-        "Predictions are not measurements."
+        f"Where it misses by more than {100 * ROUGH:.0f} %, or what was measured of the largest "
+        "batch contradicts it, nothing is predicted; python -m bench.fit measures it.",
     ]
-    if any(growth.miss > ROUGH or not growth.holds for _, growth in rows):
+    if any(row.repeats < MIN_REPEATS for one in rows for row in one.family.ended):
         notes.append(
-            f"Where the line misses by more than {100 * ROUGH:.0f} %, or where what was measured "
-            "of the largest batch contradicts it, memory is not a line (algorithms and allocators "
-            "change with the batch size), and nothing is predicted; python -m bench.fit measures "
-            "the largest batch."
+            f"With fewer than {MIN_REPEATS} repeats, knees and cliffs are as uncertain as the "
+            f"runs, and may be chance; use --repeats {MIN_REPEATS}."
         )
-    notes += note_first(found.families)
-    yield Sheet("Memory by batch size, as a line", columns, rows, notes)
+    if len(found.families) == MOST_FAMILIES:
+        notes.append(
+            f"Only the first {MOST_FAMILIES} settings are looked at; --where chooses others."
+        )
+    yield Sheet("By batch size: speed, and memory as a line", columns, rows, notes)
+
+
+def write_knee(knee: Knee, fails: int | None) -> str:
+    """Return ``128``, ``64 or below`` or ``still rising at 512 (640 does not fit)``; ``fails`` is
+    the smallest batch size known not to fit."""
+    if knee.shape is Shape.RISING:
+        beyond = f" ({fails} does not fit)" if fails else ""
+        return f"still rising at {knee.batch_size}{beyond}"
+    return f"{knee.batch_size} or below" if knee.shape is Shape.BELOW else str(knee.batch_size)
+
+
+def _write_cliff(cliff: Cliff) -> str:
+    """``256 → 257: 23 % slower, 257 is no multiple of 8``."""
+    said = f"{cliff.before.batch_size} → {cliff.after.batch_size}: {write_drop(cliff)}"
+    return ", ".join(filter(None, (said, cliff.misalignment)))
 
 
 def _write_fitting(growth: Growth) -> str:
@@ -345,5 +446,43 @@ def _write_bounds(bounds: Bounds) -> str:
     return f"not even {fails} fits" if fits is None else f"{fits} fits, {fails} does not"
 
 
-SPEEDS = Section("batch-speed", "From which batch size on is training no faster?", _tabulate_speeds)
-GROWTH = Section("batch-memory", "How does memory grow with the batch size?", _tabulate_growth)
+def _tabulate_walls(found: ReportData) -> Iterator[Sheet]:
+    rows = [(_describe_search(search), search.wall) for search in found.searches]
+    fine = all(wall.ending is Ending.FOUND for _, wall in rows)
+    margins = " or ".join(sorted({f"{100 * wall.margin:g} %" for _, wall in rows}))
+    columns: list[Column[tuple[Row, Wall]]] = [
+        *list_keys([row for row, _ in rows], found.machines, lambda row: row[0]),
+        Column("largest", "largest batch", "that was trained", lambda row: row[1].largest,
+               better="higher"),
+        Column("refused", "does not fit", "the smallest batch above it that ran out of memory",
+               lambda row: row[1].smallest_failing),
+        Column("thrashes", "retries from", "the allocator frees its cache and tries again",
+               lambda row: row[1].thrashes_from, keep=8),
+        Column("recommended", "recommended", "its memory leaves a margin free",
+               lambda row: row[1].recommended),
+        Column("probes", "probes", "short runs that the search took", lambda row: row[1].probes,
+               better="lower", keep=6),
+        Column("predicted", "first prediction", "of the largest, from two small batches",
+               lambda row: row[1].predicted, keep=7),
+        Column("off", "off by", "items that the prediction was too high",
+               lambda row: whole_cell(row[1].off, sign=True), keep=7),
+        Column("ending", "ended", "how the search ended", lambda row: "" if fine else
+               row[1].ending.meaning if row[1].ending else "not yet; run the same command again",
+               keep=8, wrap=True),
+    ]  # fmt: skip
+    note = (
+        f"Recommended: by the line of memory, {margins} of it stays free. The next run, another "
+        "driver or a neighbour may take that much."
+    )
+    yield Sheet("Largest batch that fits, by probes of a few steps", columns, rows, [note])
+
+
+def _describe_search(search: Search) -> Row:
+    spelled = {name: "" if value is None else value for name, value in vars(search.family).items()}
+    return SimpleNamespace(sweep=search.sweep, machine=search.machine, **spelled)
+
+
+WALLS = Section("walls", "How large a batch fits in memory?", _tabulate_walls)
+BATCHES = Section(
+    "batches", "From which batch size on is training no faster, and what fits?", _tabulate_batches
+)

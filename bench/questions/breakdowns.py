@@ -11,7 +11,7 @@ from bench.diagnosis.rates import choose_prefix, find_floor
 from bench.diagnosis.sentences import name_part, write_ms
 from bench.diagnosis.step import Bound, Step
 from bench.questions.profiles import Profiled
-from bench.questions.reasons import choose_pairs
+from bench.questions.reasons import choose_pair
 from bench.questions.report_data import ReportData
 from bench.render.cells import Row, name_place, number_cell, write_tenths
 from bench.render.model import NOTHING, Cell
@@ -21,7 +21,7 @@ from bench.text import ESTIMATE, count, say_left_out, write_number
 MOST_PARTS = 7  # parts of a step with a column of their own; the others are summed
 SMALL = 0.03  # share of a step below which a part has no column of its own in any case
 
-MOST_STEPS, MOST_OPERATIONS = 4, 6
+MOST_STEPS, MOST_OPERATIONS = 2, 6
 """Most cases whose operations are listed, and most operations of each."""
 
 ESTIMATED = (
@@ -96,8 +96,8 @@ _Operation = tuple[Timed, Step, Breakdown]
 
 
 def _tabulate_operations(found: ReportData) -> Iterator[Sheet]:
-    """List the operations of a few cases, first of those in pairs that are explained in full."""
-    wanted = {side.case for pair in choose_pairs(found.pairs) for side in (pair.a, pair.b)}
+    """List the operations of the pair that is explained, or of the first cases."""
+    wanted = {side.case for pair in choose_pair(found) for side in (pair.a, pair.b)}
     profiled = _list_profiled(found)
     profiled.sort(key=lambda one: one[1].case not in wanted)
     rows, groups = join(

@@ -1,16 +1,23 @@
-"""What changing one axis does, all else equal: each change estimated, and the table of them."""
+"""What changing one axis does, all else equal: each change estimated, and the table of them.
+
+Whether a precision learns as well as its baseline is a test of equivalence, over seeds. Finding no
+difference proves nothing; `bench.verdict.equivalence` tests whether a difference beyond a margin
+can be ruled out.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench.case import AXES
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE
-from bench.render.cells import name_case, write_ends, write_ratio, write_signed
+from bench.render.cells import Row, name_case, write_ends, write_ratio, write_signed
 from bench.render.model import NOTHING, Cell
 from bench.render.section import Column, Said, Section, Sheet, join
 from bench.study.axes import (
@@ -23,11 +30,27 @@ from bench.study.axes import (
     take_value,
 )
 from bench.study.doubts import DOUBTS
-from bench.study.estimate import ENERGY, JUDGED, LOSS, MEMORY, TIME, Estimate, estimate
-from bench.study.pairs import Changed, Pair, find_changes, list_free
-from bench.text import ESTIMATE, name_first
+from bench.study.estimate import (
+    ENERGY,
+    JUDGED,
+    LOSS,
+    MEMORY,
+    TIME,
+    Estimate,
+    Seeds,
+    average_seeds,
+    estimate,
+    list_means,
+    list_shifts,
+    share_seeds,
+    take_seeds,
+)
+from bench.study.metrics import METRICS, Metric
+from bench.study.pairs import SAME_LOSS, Changed, Pair, find_changes, list_free
+from bench.text import ESTIMATE, name_first, write_range, write_share
+from bench.verdict.equivalence import Claim, Equivalence, judge_equivalences, withdraw
 from bench.verdict.ratio import Verdict
-from bench.verdict.seeds import MIN_SEEDS
+from bench.verdict.seeds import GUESSING, MIN_SEEDS, UNCHECKED, find_classes, is_guessing
 
 if TYPE_CHECKING:
     from bench.questions.report_data import ReportData
@@ -134,8 +157,83 @@ def _name_settings(pairs: Sequence[Pair], settings: Sequence[str], machines: Mac
     return " · ".join(said)
 
 
+# ------------------------------------------------------------------------------- what is learnt
+
+MARGIN = STEADY  # a loss or an error within this share of the other counts as equal
+
+LEARNT: tuple[Metric, ...] = (LOSS, METRICS["test_top1_error"])
+
+
+class LearningEffect(NamedTuple):
+    """The effect of a change of precision on a loss or an error, over its pairs, seed by seed."""
+
+    effect: Effect
+    metric: Metric
+    found: Equivalence
+    remarks: Sequence[str]  # what to know before believing it
+
+
+def judge_learning(found: ReportData) -> Iterator[LearningEffect]:
+    losses, cells = found.losses, found.by_cell
+    told = {c: tuple(getattr(row, name) for name in SAME_LOSS) for c, row in cells.items()}
+    for metric in LEARNT:
+        seeds = losses if metric is LOSS else take_seeds(metric, found.results)
+        concerned = []
+        for effect in found.effects:
+            pairs = effect.loss.cells if effect.axis == "precision" and effect.loss else ()
+            known = [(a, b) for a, b in pairs if a in seeds and b in seeds]
+            if known:
+                concerned.append((effect, known, share_seeds(known, seeds)))
+        means = [list_means(*map(average_seeds, sides)) for _, _, sides in concerned]
+        family = [(before, after) for before, after in means]
+        judged = judge_equivalences(family, MARGIN)
+        for (effect, known, sides), equivalence in zip(concerned, judged, strict=True):
+            ratios = [math.exp(shift) for shift in list_shifts(*sides)]
+            low, high = min(ratios), max(ratios)
+            if equivalence.verdict is Claim.EQUIVALENT and max(high, 1 / low) > 1 + MARGIN:
+                equivalence = withdraw(equivalence, "not in every case")
+            if all(_guesses(losses.get(c), cells[c]) for pair in known for c in pair):
+                equivalence = withdraw(equivalence, GUESSING)
+            remarks = [*_list_remarks([cells[a] for a, _ in known], low, high)]
+            of = sum(told[a] == told[b] for a, b in effect.pairs)
+            remarks += [f"{len(known)} of {of} pairs"] if len(known) < of else []
+            yield LearningEffect(effect, metric, equivalence, remarks)
+
+
+def _guesses(losses: Seeds | None, case: Row) -> bool:
+    if losses is None:
+        return False
+    return is_guessing(
+        fmean(one for side in list_means(losses) for (one,) in side.values()), _find_classes(case)
+    )
+
+
+def _find_classes(case: Row) -> int | None:
+    return find_classes(case.workload, case.classes, case.dataset_classes, case.dataset_source)
+
+
+def _list_remarks(before: Sequence[Row], low: float, high: float) -> Iterator[str]:
+    if high / low > 1 + MARGIN:
+        yield f"from {low:.3f} to {high:.3f} over the cases"
+    if any(case.dataset == "synthetic" for case in before):
+        yield "synthetic"
+    if any(_find_classes(case) is None for case in before):
+        yield UNCHECKED
+    parts = [case.part for case in before]
+    if min(parts) < 1:
+        yield f"after {write_range(parts, write_share)} % of an epoch"
+
+
 def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
     effects, starts = join(("", part) for _, part in groupby(found.effects, lambda e: e.axis))
+    learnt = [one for one in judge_learning(found) if one.found.seeds > 1]
+
+    def say_learnt(effect: Effect) -> str:
+        said = [one for one in learnt if one.effect is effect]
+        verdicts = {one.found.verdict.value for one in said}
+        if len(verdicts) == 1:
+            return verdicts.pop()
+        return "; ".join(f"{one.metric.label}: {one.found.verdict.value}" for one in said)
 
     def write_change(effect: Effect) -> Cell:
         change = f"{name_axis(effect.axis)}: {effect.before} → {effect.after}"
@@ -166,6 +264,8 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
                better="lower", keep=4),
         Column("loss", "loss", "difference of the training loss", _write_loss, better="lower",
                keep=5),
+        Column("learnt", "learns as well?", f"equivalence within {100 * MARGIN:.0f} %, over seeds",
+               say_learnt, keep=7, wrap=True),
         Column("doubts", "remarks", "what speaks against a case of these",
                lambda effect: ", ".join([*effect.doubts, *_describe_ends(effect.time, found)]),
                keep=8, wrap=True),
@@ -174,7 +274,7 @@ def _tabulate_effects(found: ReportData) -> Iterator[Sheet]:
         "What each change does, all else equal",
         columns,
         effects,
-        _note_effects(effects),
+        [*_note_effects(effects), *_note_learning(learnt)],
         starts if len(starts) < len(effects) else {},
         empty=("", NOTHING, TIME.word(Verdict.NONE)),
     )
@@ -279,6 +379,18 @@ def _note_effects(effects: Sequence[Effect]) -> Iterator[str]:
         yield (
             f"A difference of loss without ± rests on fewer than {MIN_SEEDS} seeds and may be "
             f"chance; use --repeats {MIN_SEEDS}."
+        )
+
+
+def _note_learning(learnt: Sequence[LearningEffect]) -> Iterator[str]:
+    for one in learnt:
+        change = f"{one.effect.before} → {one.effect.after}, {one.metric.label}"
+        yield f"{change}: {'; '.join([one.found.sentence(), *one.remarks])}."
+    if learnt:
+        yield (
+            "Equivalent: two one-sided tests at 5 % rule out a difference beyond the margin; worse "
+            "or better: the difference is beyond it. Holm over all changes of a metric. Losses are "
+            "compared seed by seed, each the mean over all pairs of the change."
         )
 
 

@@ -10,16 +10,17 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from statistics import mode
+from typing import TYPE_CHECKING, Any
 
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case, free_axes
 from bench.limits import STEADY
+from bench.questions.settings import list_settings
 from bench.record import RELIABLE
 from bench.render.cells import (
-    Row,
-    iterate,
     mark_part,
     name_place,
     name_spread,
@@ -38,16 +39,14 @@ from bench.render.section import (
     quantity_cell,
     quantity_column,
 )
-from bench.store.attempts import number_groups
 from bench.study.axes import Machines, name_value
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
-from bench.study.summaries import list_equal
+from bench.study.results import Result
+from bench.study.runs import group, tell_but
 from bench.verdict.ratio import Ratio, compare
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bench.questions.report_data import ReportData
 
 
@@ -62,8 +61,8 @@ _WAYS = tuple(name for name in SPREADING if name != "world_size")
 class Point:
     """The case of a line on one number of GPUs."""
 
-    row: Row  # the case
-    base: Row | None  # the case on one GPU that it is compared with; None for that case itself
+    row: Result  # the case
+    base: Result | None  # the case on one GPU that it is compared with; None for that case itself
     times: Sequence[float]  # epoch times of its repeats, in s
     ratio: Ratio  # its epoch time over that of one GPU; no value without such a case
 
@@ -117,78 +116,64 @@ class Line:
         """All points, the base first."""
         return (*([self.base] if self.base else []), *self.points)
 
-    @cached_property
-    def by_gpus(self) -> dict[int, Point]:
-        """The points by number of GPUs; on one GPU, the base."""
-        return {point.gpus: point for point in reversed(self.all)}
 
-    @property
-    def precision(self) -> str:
-        return str(self.points[0].row.precision)
-
-    @property
-    def place(self) -> tuple[bool, int]:
-        """The key shared by lines that are compared precision by precision."""
-        return self.strong, self.group
-
-
-def find_lines(found: ReportData) -> list[Line]:
+def find_lines(results: Sequence[Result], times: Mapping[int, Sequence[float]]) -> list[Line]:
     """Return the lines of weak scaling, then of strong scaling, in the order of the overview. The
     base is a case of ``--parallel none``, or of the same kind as the others on one GPU, preferably
     one that ran alone, as cases on several GPUs do, not beside other lanes. A case that is on no
     line with another is a line of weak scaling by itself."""
-    rows, cases, times = found.rows, found.cases, found.times
-    timed = cases[cases["status"].isin(RELIABLE) & cases["epoch_time_s"].notna()]
-    timed = timed.assign(global_batch=timed["batch_size"] * timed["world_size"])
-    if not (timed["world_size"] > 1).any():
+    timed = [row for row in results if row.status in RELIABLE and is_number(row.epoch_time_s)]
+    if not any(row.world_size > 1 for row in timed):
         return []
-    # of cases that differ only in how they were measured, keep the one that measured most
-    timed = timed.sort_values("part", ascending=False, kind="stable")
-    timed = timed.drop_duplicates(list_equal(SAME_QUESTION)).sort_index()
-    # the rank that worked longest in most repeats
-    ranks = rows[rows["status"].isin(RELIABLE)].dropna(subset=["slowest_rank"])
-    slowest = {c: held.mode().iloc[0] for c, held in ranks.groupby("cell")["slowest_rank"]}
-    timed["slowest"] = timed["cell"].map(slowest).astype(float)
+    timed = [setting.best for setting in list_settings(timed)]
 
-    def read(row: Row, base: Row | None) -> Point:
+    def read(row: Result, base: Result | None) -> Point:
         ratio, own = Ratio(lack="there is no such case on one GPU"), times.get(row.cell, ())
         if base is not None:
             (ratio,) = compare([(times.get(base.cell, ()), own)])
         return Point(row, base, own, ratio)
 
-    weak, strong = (list(_gather(timed, held, read)) for held in ("batch_size", "global_batch"))
+    weak, strong = ([*_gather(timed, strong, read)] for strong in (False, True))
     lines = [line for line in (*weak, *strong) if len(line.all) > 1]
     seen = {point.row.cell for line in lines for point in line.all}
     alone = [line for line in weak if not seen & {point.row.cell for point in line.all}]
     return sorted([*lines, *alone], key=lambda line: line.strong)
 
 
+def count_items(row: Result) -> int:
+    """Return the items of a step of the optimizer, of all GPUs together."""
+    return int(row.batch_size * row.world_size)
+
+
 def _gather(
-    cases: pd.DataFrame, held: str, read: Callable[[Row, Row | None], Point]
+    results: Sequence[Result], strong: bool, read: Callable[[Result, Result | None], Point]
 ) -> Iterator[Line]:
-    equal = [*list_equal({*SPREADING, *SAME_QUESTION, "batch_size"}), held]
-    question = number_groups(cases, equal)
-    wide = (cases["world_size"] > 1).groupby(question).transform("any")
-    cases, question = cases[wide], question[wide]
-    alike = [name for name in equal if name not in ("precision", *FOLLOWS["precision"])]
-    groups = number_groups(cases, [*alike, *_WAYS])
-    for _, part in cases.groupby(question, sort=False):
-        single = part[part["parallel"] == Case.parallel]
-        several = part[part["parallel"] != Case.parallel]
-        for _, line in several.groupby(number_groups(several, _WAYS), sort=False):
-            if not (line["world_size"] > 1).any():
+    free = {*SPREADING, *SAME_QUESTION, "batch_size"}
+    tell, tell_rivals = tell_but(free), tell_but({*free, *free_axes("precision")})
+    ways = attrgetter(*_WAYS)
+    groups: dict[Any, int] = {}
+
+    def ask(row: Result) -> tuple[Any, int]:
+        return tell(row), count_items(row) if strong else int(row.batch_size)
+
+    for part in group(results, ask):
+        single = [row for row in part if row.parallel == Case.parallel]
+        several = [row for row in part if row.parallel != Case.parallel]
+        for line in group(several, ways):
+            if not any(row.world_size > 1 for row in line):
                 continue  # DDP on one GPU only: there is nothing to compare
-            line = line.sort_values("world_size", kind="stable")
-            ones = [*iterate(single), *iterate(line[line["world_size"] == 1])]
+            line.sort(key=lambda row: int(row.world_size))
+            ones = [*single, *(row for row in line if row.world_size == 1)]
             base = min(ones, key=lambda row: bool(row.beside), default=None)
-            points = {row.cell: row for row in (*ones[:1], *iterate(line))}
+            points = {row.cell: row for row in (*ones[:1], *line)}
             if base is not None:
                 del points[base.cell]
+            place = (tell_rivals(line[0]), ask(line[0])[1], ways(line[0]))
             yield Line(
-                held == "global_batch",
+                strong,
                 read(base, None) if base is not None else None,
                 tuple(read(row, base) for row in points.values()),
-                int(groups[line.index[0]]),
+                groups.setdefault(place, len(groups)),
             )
 
 
@@ -199,7 +184,7 @@ def name_line(line: Line, named: Sequence[str], machines: Machines, but: str = "
     axes = [name for name in named if name not in hidden]
     words = [name_place(first, axes, machines)] if axes else []
     if line.strong:
-        words.append(f"global batch {first.global_batch}")
+        words.append(f"global batch {count_items(first)}")
     elif "batch_size" in axes:
         words[0] += " on each GPU" if first.device == "cuda" else " in each process"
     words.append(name_value("parallel", first.parallel, machines))
@@ -241,9 +226,14 @@ def _tabulate_lines(lines: Sequence[Line], found: ReportData, again: bool) -> Sh
         return replace(cell, text=f"{cell.text} ± {exposed.write(error)}")
 
     def write_slowest(point: Point) -> Cell | None:
-        rank, late_by = point.row.slowest, point.row.straggle
-        known = not math.isnan(rank + late_by)
-        return Cell(f"{rank:.0f}, +{late.write(late_by)} %", late_by) if known else None
+        ranks = [run.slowest_rank for run in point.row.every if run.status in RELIABLE]
+        known = [rank for rank in ranks if is_number(rank)]
+        # the one that worked longest in most repeats
+        rank = mode(sorted(known)) if known else math.nan
+        late_by = point.row.straggle
+        if math.isnan(rank + late_by):
+            return None
+        return Cell(f"{rank:.0f}, +{late.write(late_by)} %", late_by)
 
     def list_remarks(point: Point) -> Iterator[str]:
         yield remarks(point.row, found.below)
@@ -265,10 +255,11 @@ def _tabulate_lines(lines: Sequence[Line], found: ReportData, again: bool) -> Sh
                    help="how they do", keep=8, always=False)] if several_ways else []),
         Column("batch_size", "batch size", "of each", lambda point: int(point.row.batch_size)),
         Column("global_batch", "global batch", "of all together, a step of the optimizer",
-               lambda point: int(point.row.global_batch)),
+               lambda point: count_items(point.row)),
         replace(quantity("epoch_time_s", spread=True, help="of the slowest process"),
-                label=time.title + name_spread(found.cases)),
+                label=time.title + name_spread(found.results)),
         quantity("images_per_s"),
+        quantity("speedup", label="over fp32", help="epoch time of fp32 on as many over its own"),
         Column("gpu_speedup", "speed-up (×)", "images/s over those of one; of repeats, "
                "geometric means",
                lambda point: write(point, point.speedup, write_ratio),

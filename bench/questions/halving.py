@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -160,42 +160,6 @@ def tabulate_trials(
     )
 
 
-def tabulate_rungs(
-    records: pd.DataFrame, epochs: pd.DataFrame, halving: Halving
-) -> Iterator[Sheet]:
-    """Yield a table of the rungs: how many reached each and went on, with which values."""
-    trials, quantity = find_trials(records, epochs, halving), QUANTITIES[halving.metric]
-    pick, drop = (max, min) if halving.higher else (min, max)
-
-    def list_values(rung: int, *, on: bool) -> list[float]:
-        there = [trial for trial in trials if len(trial.curve) >= rung]
-        return [trial.curve[rung - 1] for trial in there if (len(trial.curve) > rung) is on]
-
-    def take(choose: Callable[..., float], values: Iterable[float]) -> float | None:
-        return choose(filter(math.isfinite, values), default=None)
-
-    metric = partial(Column, write=quantity.write, better=quantity.better)
-    columns: list[Column[int]] = [
-        Column("rung", "rung (epochs)", "after which trials were compared", lambda rung: rung),
-        Column("reached", "reached", "trials that trained as long",
-               lambda rung: sum(len(trial.curve) >= rung for trial in trials)),
-        Column("went_on", "continued", "of them", lambda rung: len(list_values(rung, on=True))),
-        metric("best", f"best {quantity.title}", "of those that reached it", lambda rung: take(
-            pick, [*list_values(rung, on=True), *list_values(rung, on=False)])),
-        metric("worst_on", "worst that continued", "of those that continued",
-               lambda rung: take(drop, list_values(rung, on=True))),
-        metric("best_ended", "best that ended", "of those that were ended there",
-               lambda rung: take(pick, list_values(rung, on=False))),
-    ]  # fmt: skip
-    note = (
-        f"A trial continues if it is within the best {100 / halving.reduction:.3g} % of "
-        "the trials that reached the rung before it; the first always continues. So the worst "
-        "that continued may be worse than the best that ended later."
-    )
-    rungs = halving.rungs if trials else ()
-    yield Sheet("What the rungs decided", columns, rungs, [note], empty=())
-
-
 def _of_each(tabulate: Callable[..., Iterator[Sheet]]) -> Callable[[ReportData], Iterator[Sheet]]:
     return lambda found: chain.from_iterable(
         tabulate(sweep.records, sweep.read_epochs(), sweep.halving)
@@ -235,4 +199,3 @@ def spell_case(case: Case) -> list[str]:
 
 
 SEARCH = Section("search", "Which settings are the best?", _of_each(tabulate_trials), Level.ANSWER)
-RUNGS = Section("rungs", "What decided which trials went on?", _of_each(tabulate_rungs))

@@ -23,12 +23,12 @@ from itertools import takewhile
 from bench.case import Case, free_axes
 from bench.limits import STEADY
 from bench.questions.report_data import ReportData
-from bench.render.cells import Row, iterate, name_case, name_place, write_ends, write_tenths
+from bench.render.cells import Row, name_case, name_place, write_ends, write_tenths
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet, join, quantity_column
-from bench.store.attempts import number_groups
 from bench.study.axes import sort_cases
-from bench.study.summaries import list_equal
+from bench.study.results import Result
+from bench.study.runs import group, tell_but
 from bench.text import ESTIMATE
 from bench.verdict.ratio import Ratio, Verdict, compare
 
@@ -76,16 +76,14 @@ class Comparison:
 
 
 def _find_loaded(found: ReportData) -> Iterator[Comparison]:
-    times, cases = found.times, found.cases
-    if cases["loader"].nunique() < 2:
-        return
-    sets: list[tuple[Row, list[Row]]] = []
-    for _, part in cases.groupby(number_groups(cases, list_equal(SETTINGS)), sort=False):
-        ours = list(iterate(part[part["loader"] == Case.loader]))
-        theirs = list(iterate(sort_cases(part[part["loader"] != Case.loader], SETTINGS)))
-        if len(ours) == 1 and ours[0].cell in times and theirs:
+    sets: list[tuple[Result, list[Result]]] = []
+    for part in group(found.results, tell_but(SETTINGS)):
+        ours = [row for row in part if row.loader == Case.loader]
+        theirs = sort_cases([row for row in part if row.loader != Case.loader], SETTINGS)
+        if len(ours) == 1 and ours[0].cell in found.times and theirs:
             sets.append((ours[0], theirs))
     pairs = [(device, row) for device, others in sets for row in others]
+    times = found.times
     ratios = iter(compare([(times[a.cell], times.get(b.cell, [])) for a, b in pairs]))
     for device, others in sets:
         loaded = (Loaded(row, next(ratios), min(device.part, row.part) < 1) for row in others)

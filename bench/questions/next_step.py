@@ -10,10 +10,9 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.limits import MIN_REPEATS
-from bench.questions.families import Search
+from bench.questions.batch_sizes import Search
 from bench.questions.halving import confirm
 from bench.questions.notices import list_asked
 from bench.record import REPEATED
@@ -21,23 +20,19 @@ from bench.render.model import NextStep
 from bench.study.results import Result
 from bench.study.sweeps import Sweep
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 def choose_next(
-    sweeps: Sequence[Sweep], cases: pd.DataFrame, searches: Sequence[Search] = ()
+    sweeps: Sequence[Sweep], results: Sequence[Result], searches: Sequence[Search] = ()
 ) -> NextStep | None:
     """Return the step that would help most, by the cases that are shown or, without any, by the
     searches for the largest batch; None if nothing has been recorded or planned."""
-    return next(_suggest(sweeps, cases, searches), None)
+    return next(_suggest(sweeps, results, searches), None)
 
 
 def _suggest(
-    sweeps: Sequence[Sweep], cases: pd.DataFrame, searches: Sequence[Search]
+    sweeps: Sequence[Sweep], results: Sequence[Result], searches: Sequence[Search]
 ) -> Iterator[NextStep]:
     folders = [name_folder(sweep) for sweep in sweeps]
-    results: list[Result] = cases["result"].tolist()
     if any(search.wall.ending is None for search in searches):
         yield NextStep("run the same command again, which continues the search")
     if any(search.wall.recommended for search in searches):

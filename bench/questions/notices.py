@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from bench.diagnosis.rates import (
     RATES,
@@ -25,43 +24,35 @@ from bench.render.model import Level, Notice
 from bench.study.doubts import DOUBTS, list_below, name_repeats
 from bench.study.drift import Drift, Steadiness, find_drifts, write_moment
 from bench.study.results import Result
-from bench.study.runs import Run, group
-from bench.study.summaries import latest
+from bench.study.runs import Run, group, latest
 from bench.study.sweeps import Sweep
 from bench.text import capitalize, name_first, write_range
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 def warn(
-    records: pd.DataFrame,
-    cases: pd.DataFrame,
-    everything: pd.DataFrame | None = None,
+    every: Sequence[Run],
+    results: Sequence[Result],
+    everything: Sequence[Run] = (),
     sweeps: Sequence[Sweep] = (),
     across: bool = True,
     spoken: Mapping[bool, Collection[int]] | None = None,
 ) -> list[Notice]:
-    """Return all warnings, most serious first: on ``records`` of `read` and their ``cases``, on
-    drift in ``everything``, all records of their sweeps (``records`` by default), on what
+    """Return all warnings, most serious first: on ``every`` run and the ``results`` of those that
+    count, on drift in ``everything``, all runs of their sweeps (``every`` by default), on what
     ``sweeps`` lack, and if ``across``, on what differs between the sweeps. A first screen has
     the doubts of the cells ``spoken``, by whether these are fatal; all if None."""
-    rows = latest(records)
-    runs: list[Run] = rows["run"].tolist()
-    cells = rows["cell"].tolist()
-    results: list[Result] = cases["result"].tolist()
+    runs = latest(every)
     below = list_below(results)
     doubted: dict[bool, list[Notice]] = {True: [], False: []}
     for doubt in DOUBTS.values():
-        at = [place for place, run in enumerate(runs) if getattr(run, doubt.name)]
-        if at:
-            hit = [runs[place] for place in at]
-            told = spoken is None or any(cells[place] in spoken[doubt.fatal] for place in at)
+        if hit := [run for run in runs if getattr(run, doubt.name)]:
+            told = spoken is None or any(run.cell in spoken[doubt.fatal] for run in hit)
             level = Level.TABLE if told and doubt.name not in below else Level.DETAIL
             said = doubt.warn(hit), doubt.advise(hit), _count(hit, runs)
             doubted[doubt.fatal].append(Notice(capitalize(doubt.remark), *said, level=level))
-    drifts = find_drifts(records if everything is None else everything)
-    quieter = f"Close other programs, or use {name_repeats(cases['repeats'].max())}."
+    drifts = find_drifts(everything or every)
+    most = max((result.repeats for result in results), default=0)
+    quieter = f"Close other programs, or use {name_repeats(most)}."
     return [
         *(Notice("Incomplete", *gap) for sweep in sweeps for gap in sweep.gaps),
         *_describe_failures(runs),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
-from operator import attrgetter
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
 
@@ -29,8 +28,7 @@ from bench.store.reader import list_work
 from bench.study.axes import MACHINE, Machines, find_varying, name_setting, order_values
 from bench.study.pairs import find_changes
 from bench.study.results import Result
-from bench.study.runs import Run, group
-from bench.study.summaries import list_equal
+from bench.study.runs import Run, group, tell_but
 from bench.text import ESTIMATE, count, name_first
 from bench.verdict.ratio import compare
 
@@ -57,19 +55,21 @@ class Profiled:
         return divide(self.step)
 
 
-def read_steps(runs: Iterable[Run], sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
-    """Return, by cell, the step of each case whose work was counted, from the runs that count."""
+def read_steps(results: Iterable[Result], sweeps: Sequence[Sweep]) -> dict[int, Profiled]:
+    """Return, by cell, the step of each case whose work was counted."""
     work = {
         (sweep.name, record): part
         for sweep in sweeps
         for record, part in sweep.work.groupby("record_id", sort=False)
     }
-    stepped = (run for run in runs if run.status in RELIABLE and not math.isnan(getattr(run, STEP)))
-    steps = {
-        repeats[0].cell: make_step([(r, work.get((r.sweep, r.record_id))) for r in repeats])
-        for repeats in group(stepped, lambda run: run.cell)
-    }
-    return {cell: step for cell, step in steps.items() if step}
+    steps = {}
+    for result in results if work else ():
+        stepped = (run for run in result.every if run.status in RELIABLE)
+        repeats = [run for run in stepped if not math.isnan(getattr(run, STEP))]
+        step = make_step([(run, work.get((run.sweep, run.record_id))) for run in repeats])
+        if step:
+            steps[result.cell] = step
+    return steps
 
 
 def make_step(repeats: Sequence[tuple[Run, pd.DataFrame | None]]) -> Profiled | None:
@@ -261,7 +261,7 @@ def _group_others(
             times[result.cell] = result.case, step_s / result.batch_size
     groups: dict[str, dict[int, list[int]]] = {}
     for axis in _OPTION_AXES:
-        equal = attrgetter(*list_equal({*free_axes(axis), *SAME_QUESTION}))
+        equal = tell_but({*free_axes(axis), *SAME_QUESTION})
         alike = [[result.cell for result in part] for part in group(results, equal)]
         groups[axis] = {cell: cells for cells in alike for cell in cells}
 

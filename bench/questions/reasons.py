@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import count
 
 from bench.diagnosis.explanation import Change, Explanation
-from bench.diagnosis.sentences import (
-    describe,
-    name_part,
-    write_host,
-    write_ms,
-    write_percent,
-)
+from bench.diagnosis.sentences import describe, name_part, write_ms
+from bench.questions.recommendation import list_places
 from bench.questions.report_data import ReportData
-from bench.render.cells import number_cell, write_ends, write_ratio
+from bench.render.cells import number_cell, write_ratio
 from bench.render.model import Cell
 from bench.render.section import Column, Section, Sheet
 from bench.text import capitalize
-
-MOST_PAIRS = 4
-"""Most pairs that are explained in full, at the largest batch size of each value of the axis
-first."""
-
-MOST_REASONS = 3  # most reasons in the row of a pair
 
 NAMED = 0.05
 """Share of the step, or of the loss, from which a reason and its evidence are shown."""
@@ -31,56 +19,23 @@ NAMED = 0.05
 SMALL = 0.01  # share of the step below which a part has no row of its own in a short table
 LEAST_S = 1e-6  # parts that take less time in both steps are left out
 
-NOTE = (
-    "At most: the step before as it was measured, over the time that the operations after take at "
-    "the rates that large products and large copies reach on this machine. Speed-up: of median "
-    "steps, the geometric mean of the repeats. That of epochs, as elsewhere, has their slow steps "
-    "in it too."
-)
 
-
-def choose_pairs(explanations: Sequence[Explanation], most: int = MOST_PAIRS) -> list[Explanation]:
-    """Return the pairs to explain in full, in their order: one of each value of the axis before a
-    second of any, largest batch sizes first."""
-    left = sorted(explanations, key=lambda why: -why.b.case.batch_size)
-    turns: dict[str, Iterator[int]] = {}
-    chosen = sorted(left, key=lambda why: next(turns.setdefault(why.b.name, count())))[:most]
-    return [why for why in explanations if any(why is other for other in chosen)]
+def choose_pair(found: ReportData) -> list[Explanation]:
+    """Return the one pair that a report explains, if any was profiled: fp32 beside what is
+    recommended, else what has the largest batch. `bench.why` explains all."""
+    chosen = {
+        row.case
+        for place in list_places(found)
+        if place.chosen is not None
+        for row in place.chosen.cases
+    }
+    pairs = sorted(found.pairs, key=lambda why: -why.b.case.batch_size)
+    return sorted(pairs, key=lambda why: why.b.case not in chosen)[:1]
 
 
 def name_pair(why: Explanation) -> str:
     """Name a pair for people: ``fp32 → bf16-amp · dpn92 · batch size 512``."""
     return " · ".join(filter(None, (f"{why.a.name} → {why.b.name}", why.about)))
-
-
-def _tabulate_pairs(found: ReportData) -> Iterator[Sheet]:
-    columns: list[Column[Explanation]] = [
-        Column("pair", "pair", "the two cases", name_pair, wrap=True),
-        Column("speedup", "speed-up (×)", "time of a step before over that after",
-               lambda why: why.speedup.value, write=write_ratio, better="higher"),
-        Column("interval", "95 % interval", "of the speed-up",
-               lambda why: write_ends((why.speedup.low, why.speedup.high), write_ratio), keep=6),
-        Column("ceiling", "at most (×)", "were all work done at the measured rates of this machine",
-               lambda why: why.ceiling.speedup if why.ceiling else None, write=write_ratio, keep=8),
-        Column("reasons", "reasons", "shares of the step after, or of what was lost",
-               name_reasons, wrap=True),
-        Column("remarks", "remarks", "whether a step waits for its program",
-               lambda why: "; ".join(filter(None, map(write_host, (why.a, why.b)))), wrap=True),
-    ]  # fmt: skip
-    note = f"{NOTE} The reasons are shares of the step after, or of what it lost."
-    yield Sheet("Why is it not faster?", columns, found.pairs, [note])
-
-
-def name_reasons(why: Explanation, most: int = MOST_REASONS) -> str:
-    """The largest reasons of a pair, each with its share."""
-    if why.violation:
-        return "none: the machine's rates were measured too low"
-    listed = "; ".join(
-        f"{write_percent(why.share(reason), why.estimates(reason))} {reason.cause.meaning}"
-        for reason in why.reasons[:most]
-        if why.share(reason) >= NAMED
-    )
-    return f"of the loss: {listed}" if why.lost and listed else listed
 
 
 Part = tuple[Cell, Change]
@@ -191,9 +146,8 @@ def tabulate_changes(name: str, why: Explanation, most: int = 0) -> Sheet:
     return Sheet(title, columns, rows, name=name, empty=())
 
 
-PAIRS = Section("why", "Why is it not faster?", _tabulate_pairs)
-EXPLAINED = Section(
-    "reasons",
-    "What changed in a step?",
-    lambda found: tabulate_explained(choose_pairs(found.pairs)),
+CAUSES = Section(
+    "causes",
+    "Why is it not faster, and what changed in a step?",
+    lambda found: tabulate_explained(choose_pair(found)),
 )

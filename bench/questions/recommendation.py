@@ -15,12 +15,11 @@ from bench.diagnosis.reasons import list_changes
 from bench.diagnosis.sentences import name_part, write_ms
 from bench.limits import MIN_REPEATS, NEAR, STEADY
 from bench.origin import LABELS
-from bench.questions.families import Bounds, find_bounds
-from bench.questions.learning import judge_learning
+from bench.questions.batch_sizes import Bounds, find_bounds
+from bench.questions.effects import judge_learning
 from bench.questions.profiles import Profiled, make_side
 from bench.questions.report_data import ReportData
-from bench.questions.rivals import divide
-from bench.questions.settings import NEUTRAL, Setting, choose, find_noise
+from bench.questions.settings import NEUTRAL, Setting, choose, find_noise, judge_speeds
 from bench.record import REFUSED
 from bench.render.cells import (
     Row,
@@ -33,13 +32,12 @@ from bench.render.model import Answer
 from bench.render.section import write_quantity
 from bench.study.axes import MACHINE, name_axis, order_values
 from bench.study.doubts import DOUBTS
-from bench.study.quantities import QUANTITIES, is_number
+from bench.study.quantities import QUANTITIES, is_number, over
 from bench.study.results import Result
-from bench.study.runs import Run, group
-from bench.study.summaries import SOURCE
+from bench.study.runs import SOURCE, Run, group
 from bench.text import GIB, capitalize, count, join_words, write_range
 from bench.verdict.equivalence import Claim
-from bench.verdict.ratio import Ratio, Verdict, compare
+from bench.verdict.ratio import Verdict
 from bench.workloads import OWN
 
 PLACE = (*SOURCE, "model", "dataset")
@@ -93,7 +91,7 @@ def name_data(dataset: str) -> str:
 def list_places(found: ReportData) -> list[Place]:
     """Return the places of a report with their settings, machine by machine."""
     settings = {_PLACE(alike[0].best): alike for alike in group(found.settings, _place_setting)}
-    probes = {_PLACE(alike[0]): alike for alike in group(found.probes["run"].tolist(), _PLACE)}
+    probes = {_PLACE(alike[0]): alike for alike in group(found.probes, _PLACE)}
     return [
         Place(found, key, settings.get(key, []), probes.get(key, []))
         for pair in found.machines
@@ -223,17 +221,9 @@ class Place:
         speed = f"{self.write_speed(chosen, fastest)}{warned}"
         return f"{', and' if same else ', against'} {told} ({speed})"
 
-    def compare(self, after: Setting, before: Setting) -> Ratio:
-        """How many times as fast one setting is as another: the ratio of the medians that are
-        shown, with the interval over the runs of both."""
-        times = self.found.times
-        sides = times.get(after.best.cell, ()), times.get(before.best.cell, ())
-        (found,) = compare([sides])
-        return replace(found, value=before.best.epoch_time_s / after.best.epoch_time_s)
-
     def write_speed(self, after: Setting, before: Setting) -> str:
         """Return ``3.55 times as fast; 95 %: 3.41 to 3.70``."""
-        speed = self.compare(after, before)
+        (speed,) = judge_speeds([(after.best, before.best)])
         assert speed.value is not None
         said = f"{write_ratio(speed.value)} times as fast"
         if ends := write_ends((speed.low, speed.high), write_ratio, " to "):
@@ -273,7 +263,7 @@ class Place:
         rivals.sort(key=lambda setting: setting.best.epoch_time_s)
         alike, slower = list[Setting](), list[Setting]()
         for setting in rivals:
-            speed = self.compare(chosen, setting)
+            (speed,) = judge_speeds([(chosen.best, setting.best)])
             near = speed.value is not None and speed.value < 1 + STEADY
             unclear = speed.judge(STEADY) in (Verdict.SAME, Verdict.AMBIGUOUS)
             (alike if near or unclear else slower).append(setting)
@@ -299,7 +289,7 @@ class Place:
         told = []
         for setting, axis in one[:MOST_NAMED]:
             told.append(f"{_name_other(setting, [axis])} it takes {_time(setting)}")
-            if abs(divide(setting.best.memory_bytes, chosen.best.memory_bytes) - 1) > STEADY:
+            if abs(over(setting.best.memory_bytes, chosen.best.memory_bytes) - 1) > STEADY:
                 told[-1] += f" and {setting.best.memory_bytes / GIB:#.3g} GiB"
         return f"{capitalize(join_words(told))}." if told else ""
 
@@ -364,7 +354,7 @@ class Place:
         if larger:
             sizes = join_words([str(s.best.batch_size) for s in larger])
             shares = [1 - s.best.epoch_time_s / row.epoch_time_s for s in larger]
-            memory = [divide(s.best.memory_bytes, row.memory_bytes) for s in larger]
+            memory = [over(s.best.memory_bytes, row.memory_bytes) for s in larger]
             one = len(larger) == 1
             changes = [_write_saving(shares, one)]
             if max(memory) > 1 + STEADY:  # and all of them are known
@@ -492,7 +482,7 @@ def _write_interval(low: float | None, high: float | None, write: Callable[[floa
 def _list_saved(row: Row, base: Row) -> Iterator[str]:
     """Yield the memory and the energy beside those of the baseline, if they differ."""
     ours, theirs = row.memory_bytes, base.memory_bytes
-    if row.memory_measure == base.memory_measure and abs(divide(ours, theirs) - 1) > STEADY:
+    if row.memory_measure == base.memory_measure and abs(over(ours, theirs) - 1) > STEADY:
         yield f"{ours / GIB:#.3g} instead of {theirs / GIB:#.3g} GiB"
     ours, theirs = row.energy_per_epoch_j, base.energy_per_epoch_j
     if is_number(ours) and is_number(theirs) and theirs > 0 and not (row.energy or base.energy):

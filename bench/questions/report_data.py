@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from bench.case import SAME_QUESTION
 from bench.diagnosis.explanation import Explanation
 from bench.origin import describe_origin
+from bench.questions.batch_sizes import Family, Search, find_families, find_searches
 from bench.questions.effects import Effect, find_effects
-from bench.questions.families import Family, Search, find_families, find_searches
 from bench.questions.gpus import Line, find_lines
 from bench.questions.profiles import Profiled, explain_pairs, read_steps
 from bench.questions.settings import Setting, list_settings
-from bench.render.cells import Row
 from bench.scale_map import ScaleMap
-from bench.store.attempts import keep, number_groups
 from bench.store.scale_map import read_scale_map
-from bench.study import axes, summaries
-from bench.study.axes import MACHINE, Machines, list_naming_axes
+from bench.study.axes import (
+    MACHINE,
+    Filter,
+    Machines,
+    find_varying,
+    list_naming_axes,
+    select,
+    sort_cases,
+)
 from bench.study.doubts import list_below
 from bench.study.estimate import LOSS, Seeds, take_seeds, take_times
-from bench.study.filters import Filter, select
-from bench.study.results import Result
+from bench.study.results import Result, make_results
+from bench.study.runs import SOURCE, Run, group, latest, read_runs
+from bench.study.sweeps import Sweep
 
-if TYPE_CHECKING:
-    import pandas as pd
+MATCH = ("model", "dataset", "precision", "batch_size", "loss_scale")
+"""Columns that must be equal for a published case to be shown beside a measured one."""
 
-    from bench.study.sweeps import Sweep
+_tell_match: Callable[[Any], tuple[Any, ...]] = attrgetter(*MATCH)
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,9 @@ class ReportData:
 
     sweeps: Sequence[Sweep]
     reference: Sweep | None  # published figures, some of which may be shown beside cases
-    everything: pd.DataFrame  # all records, of `summaries.read`
-    records: pd.DataFrame  # those of ``everything`` that ``--where`` selects
-    rows: pd.DataFrame  # the runs that count, of `summaries.latest`
-    cases: pd.DataFrame  # summaries of ``rows``, in the order of the overview
+    everything: Sequence[Run]  # all records
+    runs: Sequence[Run]  # those of ``everything`` that ``--where`` selects
+    results: Sequence[Result]  # the cases, in the order of the overview
     machines: Machines  # the display name of each
     varying: tuple[str, ...]  # the axes in which the cases differ
     order: tuple[str, ...]  # the axes with a column in the overview, the grouping one first
@@ -53,7 +59,7 @@ class ReportData:
     @cached_property
     def origin(self) -> tuple[str, ...]:
         """The opening sentences if nothing was measured."""
-        return tuple(describe_origin(self.records["executor"].unique()))
+        return tuple(describe_origin(run.executor for run in self.runs))
 
     @cached_property
     def named(self) -> list[str]:
@@ -64,12 +70,6 @@ class ReportData:
     def below(self) -> Sequence[str]:
         """Doubts that are stated once, and not beside each row."""
         return list_below(self.results)
-
-    @property
-    def results(self) -> list[Result]:
-        """The cases, in the order of the overview."""
-        results: list[Result] = self.cases["result"].tolist()
-        return results
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -85,19 +85,24 @@ class ReportData:
     def by_cell(self) -> dict[int, Result]:
         return {result.cell: result for result in self.results}
 
-    @cached_property
-    def beside(self) -> pd.DataFrame:
-        """The cases with the published figures for each, of `summaries.join_published`."""
-        published, names = self.rows.head(0), ["model", "dataset"]
-        if self.reference:
-            asked = self.cases[names].drop_duplicates()
-            if not asked.merge(self.reference.records[names]).empty:
-                published = summaries.latest(summaries.read([self.reference]))
-        return summaries.join_published(self.cases, summaries.summarize(published))
+    def find_published(self, row: Result) -> Result | None:
+        """Return the published case beside a measured one; None if there is none."""
+        return None if row.kind == "published" else self._published.get(_tell_match(row))
 
     @cached_property
-    def probes(self) -> pd.DataFrame:
-        return self.records[self.records["probe"].astype(bool)]
+    def _published(self) -> dict[tuple[Any, ...], Result]:
+        tell = attrgetter("model", "dataset")
+        asked = {tell(row) for row in self.results}
+        records = self.reference.records if self.reference else None
+        if records is None or not asked & {*zip(records["model"], records["dataset"], strict=True)}:
+            return {}
+        cases = make_results(latest(read_runs([self.reference] if self.reference else [])))
+        real = (case for case in cases if case.dataset != "synthetic")
+        return {_tell_match(case): case for case in reversed([*real])}
+
+    @cached_property
+    def probes(self) -> list[Run]:
+        return [run for run in self.runs if run.probe]
 
     @cached_property
     def times(self) -> Mapping[int, Sequence[float]]:
@@ -113,20 +118,20 @@ class ReportData:
 
     @cached_property
     def searches(self) -> list[Search]:
-        return find_searches(self.records, self.sweeps)
+        return find_searches(self.runs, self.sweeps)
 
     @cached_property
     def families(self) -> list[Family]:
-        return find_families(self.results, self.probes["run"].tolist(), self.searches)
+        return find_families(self.results, self.probes)
 
     @cached_property
     def lines(self) -> list[Line]:
-        return find_lines(self)
+        return find_lines(self.results, self.times)
 
     @cached_property
-    def counted(self) -> list[tuple[Row, Profiled]]:
+    def counted(self) -> list[tuple[Result, Profiled]]:
         """The cases whose work was counted."""
-        return [(row, self.steps[c]) for c, row in self.by_cell.items() if c in self.steps]
+        return [(row, self.steps[row.cell]) for row in self.results if row.cell in self.steps]
 
     @cached_property
     def pairs(self) -> list[Explanation]:
@@ -152,42 +157,32 @@ def gather(
 ) -> M:
     """Read the cases of some sweeps that ``where`` selects, with the overview grouped ``by`` an
     axis; ``make`` takes the fields of `ReportData`. Raises UsageError: ``where`` leaves nothing."""
-    import pandas as pd
-
-    everything = summaries.read(sweeps)
-    rows = summaries.latest(everything)
-    tried = summaries.summarize(rows)
-    steps = read_steps(rows["run"], sweeps)
-    cases, records = select(tried, where), select(everything, where)
-    rows = keep(rows, rows["cell"].isin(cases["cell"]))
-    probes = records[records["probe"].astype(bool)]
-    machines = label_machines(pd.concat([p[list(summaries.SOURCE)] for p in (cases, probes)]))
-    varying = axes.find_varying(cases)
-    order = _order_columns(cases, varying, by)
-    cases = axes.sort_cases(cases, order).reset_index(drop=True)
-    found = make(
+    everything = read_runs(sweeps)
+    tried = make_results(latest(everything))
+    results, runs = select(tried, where), select(everything, where)
+    machines = label_machines([*results, *(run for run in runs if run.probe)])
+    varying = find_varying(results)
+    order = _order_columns(results, varying, by)
+    results = sort_cases(results, order)
+    return make(
         sweeps,
         reference,
         everything,
-        records,
-        rows,
-        cases,
+        runs,
+        results,
         machines,
         varying,
         order,
         by,
         aim,
-        tried["result"].tolist(),
-        steps,
+        tried,
+        read_steps(tried, sweeps),
     )
-    for result in found.results:
-        result.losses = found.losses.get(result.cell, {})
-    return found
 
 
-def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
+def label_machines(cases: Iterable[Run | Result]) -> dict[tuple[str, str], str]:
     """Name each (sweep, machine) by the machine, and also by its sweep if two share a name."""
-    pairs = summaries.list_machines(cases)
+    pairs = [*dict.fromkeys((case.sweep, case.machine) for case in cases)]
     names = [machine for _, machine in pairs]
     return {
         (sweep, machine): machine if names.count(machine) == 1 else f"{machine} · {sweep}"
@@ -195,13 +190,13 @@ def label_machines(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
     }
 
 
-def _order_columns(cases: pd.DataFrame, varying: Sequence[str], by: str) -> tuple[str, ...]:
+def _order_columns(results: Sequence[Result], varying: Sequence[str], by: str) -> tuple[str, ...]:
     """Return the axes that have a column, the grouping one first. How much was measured has one
     only if nothing else distinguishes two cases."""
     order = sorted(varying, key=lambda name: name != by)
     for name in SAME_QUESTION:
-        axes_shown = [axis for axis in order if axis != MACHINE]
-        alike = number_groups(cases, [*summaries.SOURCE, *axes_shown, "environment", "kind"])
-        if (cases[name].groupby(alike).nunique() > 1).any():
+        shown = [axis for axis in order if axis != MACHINE]
+        tell = attrgetter(*SOURCE, *shown, "environment", "kind")
+        if any(len({getattr(one, name) for one in alike}) > 1 for alike in group(results, tell)):
             order.append(name)
     return tuple(order)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from dataclasses import dataclass, replace
 
 from bench.case import AXES, SAME_QUESTION, UNTIMED
 from bench.limits import NEAR
-from bench.render.cells import TIMED
+from bench.record import MEASURED
+from bench.study.estimate import take_times
 from bench.study.quantities import is_number
 from bench.study.results import Result
-from bench.study.runs import group
-from bench.study.summaries import SOURCE
+from bench.study.runs import SOURCE, group, tell_but
+from bench.verdict.ratio import Ratio, compare
 
 NEUTRAL = tuple(axis for axis in UNTIMED if axis != "optimizer")
 """Axes that cost neither time nor memory."""
@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def timed(self) -> bool:
-        return self.best.status in TIMED and is_number(self.best.epoch_time_s)
+        return self.best.status in MEASURED and is_number(self.best.epoch_time_s)
 
     def find_learnt(self, name: str) -> float | None:
         """Return what a whole epoch ended with, of the case of best evidence that has it."""
@@ -68,13 +68,13 @@ class Setting:
 
 def list_settings(results: Sequence[Result]) -> list[Setting]:
     """Return the settings of some results, in their order."""
-    tell = attrgetter(*SOURCE, *_TOLD, "environment", "kind")
 
     def rank(row: Result) -> tuple[bool, bool, float, int]:
-        timed = row.status in TIMED and is_number(row.epoch_time_s)
+        timed = row.status in MEASURED and is_number(row.epoch_time_s)
         return (not row.trusted, not timed, -row.part, -row.repeats)
 
-    return [Setting(tuple(sorted(alike, key=rank))) for alike in group(results, tell)]
+    parts = group(results, tell_but(SAME_QUESTION))
+    return [Setting(tuple(sorted(alike, key=rank))) for alike in parts]
 
 
 def choose(settings: Sequence[Setting], aim: str = "") -> Setting | None:
@@ -104,3 +104,14 @@ def find_noise(settings: Sequence[Setting]) -> tuple[int, float]:
     timed = [[row.epoch_time_s for row in one.cases if row.trusted] for one in settings]
     apart = [max(times) / min(times) - 1 for times in timed if len(times) > 1]
     return len(apart), max(apart, default=0.0)
+
+
+def judge_speeds(pairs: Sequence[tuple[Result, Result]]) -> list[Ratio]:
+    """Return how many times as fast the first of each pair is as the second: the ratio of the
+    medians that are shown, with the interval over the runs of both, judged as one family."""
+    times = take_times(dict.fromkeys(result for pair in pairs for result in pair))
+    sides = [(times.get(after.cell, ()), times.get(before.cell, ())) for after, before in pairs]
+    return [
+        replace(ratio, value=before.epoch_time_s / after.epoch_time_s)
+        for ratio, (after, before) in zip(compare(sides), pairs, strict=True)
+    ]

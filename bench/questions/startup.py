@@ -91,8 +91,8 @@ def _find_prices(found: ReportData) -> Iterator[Price]:
 
 def _tabulate_prices(found: ReportData) -> Iterator[Sheet]:
     prices = list(_find_prices(found))
-    pairs = found.cases[found.cases["cell"].isin([price.on.cell for price in prices])]
-    named = ["precision", *(axis for axis in find_varying(pairs) if axis != "precision")]
+    varying = find_varying([price.on for price in prices])
+    named = ["precision", *(axis for axis in varying if axis != "precision")]
 
     def name_rest(price: Price) -> str:
         return name_case(price.on, [axis for axis in named if axis != price.axis])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from bench.axis import Value
 from bench.case import AXES, Case
-from bench.record import MEASURED, Status
+from bench.record import Status
 from bench.render.model import NOTHING, Cell
 from bench.study.axes import MACHINE, Machines
 from bench.study.doubts import DOUBTS
@@ -18,41 +17,7 @@ from bench.study.spread import Spread
 from bench.text import ESTIMATE as ESTIMATE
 from bench.text import write_number
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-class _Row:
-    __slots__ = ("_at", "_read")
-
-    def __init__(self, read: Callable[[str], list[Any]], at: int) -> None:
-        self._read, self._at = read, at
-
-    def __getattr__(self, name: str) -> Any:
-        return self._read(name)[self._at]
-
-
-Row = Any  # a row of the frame of cases, its cells as attributes
-
-
-def iterate(frame: pd.DataFrame) -> Iterator[Row]:
-    """Return the rows of a frame, with their cells as attributes. Only the columns that are used
-    are read: `pandas.DataFrame.itertuples` takes 22 ms for two rows of 229 columns, most of which
-    no table shows."""
-
-    @cache
-    def read(name: str) -> list[Any]:
-        if name not in frame:
-            raise AttributeError(name)
-        cells: list[Any] = frame[name].tolist()
-        return cells
-
-    return (_Row(read, at) for at in range(len(frame)))
-
-
-def take_first(frame: pd.DataFrame) -> Row:
-    """Return the first row of a frame that has one, as `iterate` gives it."""
-    return next(iterate(frame.head(1)))
+Row = Any  # a run or a result, its cells and quantities as attributes
 
 
 def mark_part(*rows: Row) -> str:
@@ -102,27 +67,21 @@ def write_ratio(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def name_spread(cases: pd.DataFrame) -> str:
+def name_spread(cases: Iterable[Row]) -> str:
     """Return the suffix of the times' column head, which names the kind of their spread."""
-    kinds = cases.loc[cases["spread"] != Spread.NONE.value, "spread"].unique().tolist()
-    if len(kinds) > 1:
-        return ", spread"
+    kinds = {case.spread for case in cases} - {Spread.NONE.value}
     words = {
         Spread.WITHIN.value: " [within the run]",
         Spread.RANGE.value: ", range",
         Spread.PREDICTION.value: ", interval",
     }
-    return words[kinds[0]] if kinds else ""
+    return ", spread" if len(kinds) > 1 else words[kinds.pop()] if kinds else ""
 
 
 def outcome(status: str, inferred: bool = False) -> str:
     """Name an outcome without a time: out of memory in words, others by their status."""
     names = {Status.OOM.value: "out of memory", Status.OOM_SUSPECTED.value: "out of memory?"}
     return names.get(status, status) + (" (inferred)" if inferred else "")
-
-
-TIMED = {status.value for status in MEASURED}
-"""Outcomes that carry an epoch time, as the frame spells them."""
 
 
 def remarks(row: Row, but: Iterable[str] = ()) -> str:
@@ -142,8 +101,8 @@ def name_place(row: Row, axes: Collection[str], machines: Machines) -> str:
 
 
 def name_case(row: Row, axes: Iterable[str]) -> str:
-    """Return the `Case.label` of a row of the frame of cases, by those of some axes that a `Case`
-    has. The frame's values are spelled as in CSV, so no `Case` is parsed for it."""
+    """Return the `Case.label` of a run or a result, by those of some axes that a `Case` has. Their
+    values are spelled as in CSV, so no `Case` is parsed for it."""
     values: dict[str, Value] = {}
     for name in (name for name in axes if name in AXES):
         value = getattr(row, name)

@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from bench.case import AXES
 from bench.precision import PRECISIONS
-from bench.render.cells import TIMED, Row, name_place, outcome
+from bench.record import MEASURED
+from bench.render.cells import Row, name_place, outcome
 from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
 from bench.study.quantities import QUANTITIES, Quantity, is_number
@@ -123,24 +124,23 @@ def quantity_column(
     name: str,
     take: Callable[[Any], Row] = lambda row: row,
     label: str = "",
-    prefix: str = "",
     *,
     spread: bool = True,
     **head: Any,
 ) -> Column[Any]:
     """Return the column of one of `QUANTITIES`, for the case that ``take`` finds in a row of the
-    table. The epoch time's also shows how a case without one ended. A ``label`` is without its
-    unit; ``head`` replaces further fields of the `Column`."""
+    table, if any. The epoch time's also shows how a case without one ended. A ``label`` is without
+    its unit; ``head`` replaces further fields of the `Column`."""
     quantity = QUANTITIES[name]
     unit = f" ({quantity.unit})" if quantity.unit not in ("", "×") else ""
     write = time_cell if name == "epoch_time_s" else partial(quantity_cell, quantity)
     shown = {
         "help": quantity.help,
-        "say": lambda one: write(take(one), prefix, spread=spread),
+        "say": lambda one: write(row, spread=spread) if (row := take(one)) is not None else None,
         "better": quantity.better,
         **head,
     }
-    return Column(prefix + name, label + unit if label else quantity.title, **shown)
+    return Column(name, label + unit if label else quantity.title, **shown)
 
 
 def axis_column(
@@ -182,20 +182,20 @@ def case_column(
                   lambda one: name_place(take(one), axes, machines), wrap=True)  # fmt: skip
 
 
-def quantity_cell(quantity: Quantity, row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
+def quantity_cell(quantity: Quantity, row: Row, *, spread: bool = True) -> Cell:
     """Return the cell of a quantity of a case, with the ends of its spread and the mark of an
     estimate, without unit. A case of less than an epoch shows nothing that was learnt. Ends over
     repeats are in parentheses, within one run in brackets."""
-    value = getattr(row, prefix + quantity.name)
-    if not is_number(value) or (quantity.learnt and not prefix and row.part < 1):
+    value = getattr(row, quantity.name)
+    if not is_number(value) or (quantity.learnt and row.part < 1):
         return Cell(NOTHING)
     text = quantity.write(value)
-    if spread and not prefix and quantity.spread:
+    if spread and quantity.spread:
         low, high = (getattr(row, f"{quantity.name}_{end}", math.nan) for end in ("low", "high"))
         if is_number(low) and is_number(high) and (ends := quantity.write_ends(low, high, value)):
             text += f" [{ends}]" if row.spread == Spread.WITHIN.value else f" ({ends})"
     other = row.base_fraction if quantity.name == "speedup" else 1.0
-    estimated = bool(not prefix and quantity.whole and min(row.part, other) < 1)
+    estimated = bool(quantity.whole and min(row.part, other) < 1)
     return Cell(f"{ESTIMATE * estimated}{text}", value, estimated)
 
 
@@ -204,10 +204,8 @@ def write_quantity(quantity: Quantity, row: Row, *, spread: bool = True) -> str:
     return quantity.add_unit(quantity_cell(quantity, row, spread=spread).text)
 
 
-def time_cell(row: Row, prefix: str = "", *, spread: bool = True) -> Cell:
-    """Return the cell of a case's epoch time, or of the outcome that left it without one; with the
-    ``prefix`` ``published_``, for the published case beside it."""
-    status = getattr(row, f"{prefix}status")
-    if status and status not in TIMED:
-        return Cell(outcome(status, bool(row.inferred and not prefix)), status)
-    return quantity_cell(QUANTITIES["epoch_time_s"], row, prefix, spread=spread)
+def time_cell(row: Row, *, spread: bool = True) -> Cell:
+    """Return the cell of a case's epoch time, or of the outcome that left it without one."""
+    if row.status not in MEASURED:
+        return Cell(outcome(row.status, bool(row.inferred)), row.status)
+    return quantity_cell(QUANTITIES["epoch_time_s"], row, spread=spread)

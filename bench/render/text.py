@@ -96,7 +96,7 @@ def draw(report: Document, console: Console, full: bool = False) -> None:
     for table in report.tables if full else report.opening:
         if full or table.level is Level.TABLE:
             console.print()
-            draw_table(table if full else replace(table, words=(), notes=()), console)
+            draw_table(table if full else replace(table, words=()), console)
     console.print()
     if full:
         for note in report.notes:

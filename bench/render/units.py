@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bench.workloads import IMAGES
 
 if TYPE_CHECKING:
-    import pandas as pd
-
+    from bench.render.cells import Row
     from bench.render.model import Table
 
-SEVERAL = "units"  # the word for several kinds at once; the notes say which model has which
+SEVERAL = "items"  # the word for several kinds at once; the notes say which model has which
 
 
-def find_units(cases: pd.DataFrame) -> str:
+def find_units(cases: Iterable[Row]) -> str:
     """Return the word for what ``cases`` count."""
-    found = set(cases["unit"].fillna("").replace("", IMAGES))
+    found = {case.unit or IMAGES for case in cases}
     return found.pop() if len(found) == 1 else SEVERAL if found else IMAGES
 
 
@@ -52,10 +52,7 @@ def count_table_in(table: Table, units: str) -> Table:
     return replace(table, heads=heads, words=words, notes=notes)
 
 
-def describe_units(cases: pd.DataFrame) -> str:
+def describe_units(cases: Iterable[Row]) -> str:
     """Return which model counts what, if they differ; else empty."""
-    if find_units(cases) != SEVERAL:
-        return ""
-    pairs = cases[["model", "unit"]].drop_duplicates()
-    words = (f"{unit or IMAGES} of {model}" for model, unit in pairs.itertuples(index=False))
-    return f"Units are {', '.join(words)}."
+    words = dict.fromkeys(f"{case.unit or IMAGES} of {case.model}" for case in cases)
+    return f"Items are {', '.join(words)}." if find_units(cases) == SEVERAL else ""

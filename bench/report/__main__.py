@@ -86,8 +86,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _read_report(options: argparse.Namespace) -> Report:
     from bench.report.document import build
-    from bench.study.axes import ORDER
-    from bench.study.filters import parse_filter, parse_name
+    from bench.study.axes import ORDER, parse_filter, parse_name
     from bench.study.sweeps import REFERENCE, read_sweep, read_sweeps
 
     reference = None

@@ -5,6 +5,7 @@ Numbers are in SI units, as the column names say; every row names its hardware a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from bench.case import AXES
@@ -12,7 +13,9 @@ from bench.report.document import Report
 from bench.store.cells import write_lines
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import QUANTITIES, is_number
-from bench.study.summaries import BESIDE
+
+BESIDE = ("status", "epoch_time_s", "images_per_s", "speedup", "memory_bytes", "memory_saved")
+"""What is given of the published case beside another."""
 
 WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")
 
@@ -31,8 +34,19 @@ def column_names() -> list[str]:
 
 def render(report: Report) -> str:
     names = column_names()
-    columns = [map(keep_known, report.beside[name].tolist()) for name in names]
-    return write_lines([names, *zip(*columns, strict=True)]).decode()
+    rows = ([keep_known(cells[name]) for name in names] for cells in list_cells(report))
+    return write_lines([names, *rows]).decode()
+
+
+def list_cells(report: Report) -> Iterator[dict[str, Any]]:
+    """Yield the cells of each case by column."""
+    own = [name for name in column_names() if not name.startswith("published_")]
+    for row in report.results:
+        published = report.find_published(row)
+        beside = {f"published_{name}": getattr(published, name, None) for name in BESIDE}
+        if published is None:
+            beside["published_status"] = ""
+        yield {name: getattr(row, name) for name in own} | beside
 
 
 def keep_known(value: Any) -> Any:

@@ -9,34 +9,28 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
-from bench.questions.batch_sizes import GROWTH, SPEEDS
+from bench.questions.batch_sizes import BATCHES, WALLS
 from bench.questions.breakdowns import BREAKDOWNS, OPERATIONS
 from bench.questions.effects import EFFECTS
-from bench.questions.epochs import EPOCHS
-from bench.questions.families import WALLS
 from bench.questions.gpus import SCALING
-from bench.questions.halving import RUNGS, SEARCH
-from bench.questions.learning import LEARNING
+from bench.questions.halving import SEARCH
 from bench.questions.loading import LOADING
 from bench.questions.loss_scales import SCALES
 from bench.questions.next_step import choose_next
-from bench.questions.notes import describe_constants, describe_subject, write_notes
+from bench.questions.notes import MACHINES, describe_constants, describe_subject, write_notes
 from bench.questions.notices import warn
-from bench.questions.overview import ENVIRONMENT, OVERVIEW, PUBLISHED
-from bench.questions.pivots import COSTS, PLACES, TIMES
+from bench.questions.overview import COSTS, OVERVIEW, PLACES, PUBLISHED, REACHED, TIMES
 from bench.questions.profiles import doubt_profiles
-from bench.questions.reasons import EXPLAINED, PAIRS
+from bench.questions.reasons import CAUSES
 from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
-from bench.questions.rivals import ACCUMULATION, LARGEST, MATCHED
-from bench.questions.scaling_tax import TAX
 from bench.questions.startup import PRICES
 from bench.record import Status
 from bench.render.cells import outcome
 from bench.render.model import Answer, Level, NextStep, Notice, Table
 from bench.render.section import Section
 from bench.render.units import count_table_in, find_units
-from bench.study.filters import Filter
+from bench.study.axes import Filter
 from bench.study.sweeps import Sweep
 from bench.text import count, join_words, name_first
 
@@ -46,25 +40,17 @@ SECTIONS: tuple[Section, ...] = (
     COSTS,
     OVERVIEW,
     EFFECTS,
-    LEARNING,
     PRICES,
     BREAKDOWNS,
-    PAIRS,
-    EXPLAINED,
+    CAUSES,
     OPERATIONS,
+    REACHED,
     WALLS,
-    SPEEDS,
-    GROWTH,
-    MATCHED,
-    LARGEST,
-    ACCUMULATION,
+    BATCHES,
     SCALING,
-    TAX,
     LOADING,
-    EPOCHS,
     PUBLISHED,
     SEARCH,
-    RUNGS,
     SCALES,
 )
 """In reading order."""
@@ -86,11 +72,11 @@ class Report(ReportData):
 
     @cached_property
     def subject(self) -> str:
-        return describe_subject(self.title, self.cases, self.varying, self.machines)
+        return describe_subject(self.title, self.results, self.varying, self.machines)
 
     @cached_property
     def constants(self) -> tuple[str, ...]:
-        return tuple(describe_constants(self.cases, self.varying))
+        return tuple(describe_constants(self.results, self.varying))
 
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
@@ -110,60 +96,61 @@ class Report(ReportData):
 
     @cached_property
     def environments(self) -> Table:
-        return ENVIRONMENT.fill(*ENVIRONMENT.list_sheets(self))
+        return MACHINES.fill(*MACHINES.list_sheets(self))
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
         good = (notice.line for notice in self._notices if notice.good)
-        return (*write_notes(self.cases, self.varying), *good)
+        return (*write_notes(self.results, self.varying), *good)
 
     @cached_property
     def outcomes(self) -> str:
         """The numbers of cases, of their runs and of published cases, and how the cases ended: OK
         first, then the most frequent. If there are only probes, as `bench.fit` leaves them, what
         they found."""
-        if not len(self.cases) and self.searches:
+        if not self.results and self.searches:
             known = sum(search.wall.confirmed for search in self.searches)
             made = f"{count(len(self.probes), 'probe')} of {count(len(self.searches), 'setting')}"
             confirmed = f"the largest batch size is confirmed for {known or 'none'}"
             return f"{made}; {confirmed}. No case was timed."
-        if not len(self.records):
+        if not self.runs:
             return "No run has ended here yet; --watch shows each that does."
-        ends = zip(self.cases["status"], self.cases["inferred"], strict=True)
-        counts = Counter(outcome(str(status), inferred=bool(guess)) for status, guess in ends)
+        ends = (outcome(row.status, inferred=bool(row.inferred)) for row in self.results)
+        counts = Counter(ends)
         ordered = sorted(counts.items(), key=lambda pair: (pair[0] != Status.OK.value, -pair[1]))
         said = ", ".join(f"{number:,} {end}" for end, number in ordered) or "none"
-        own = self.cases[self.cases["kind"] != "published"]
-        published = len(self.cases) - len(own)
+        own = [row for row in self.results if row.kind != "published"]
+        published = len(self.results) - len(own)
         there = [count(published, "published case")] if published else []
-        if len(own) or not published:
-            there.insert(0, f"{count(len(own), 'case')} in {count(int(own['runs'].sum()), 'run')}")
+        if own or not published:
+            runs = count(sum(row.runs for row in own), "run")
+            there.insert(0, f"{count(len(own), 'case')} in {runs}")
         return f"{join_words(there)}: {said}."
 
     @cached_property
     def next_step(self) -> NextStep | None:
-        return choose_next(self.sweeps, self.cases, () if len(self.cases) else self.searches)
+        return choose_next(self.sweeps, self.results, () if self.results else self.searches)
 
     @cached_property
     def _notices(self) -> list[Notice]:
-        shown = (self.steps[cell] for cell in self.cases["cell"] if cell in self.steps)
+        shown = (one for _, one in self.counted)
         chosen = [place.chosen for place in list_places(self)]
         spoken = {
             True: {setting.best.cell for setting in self.settings},
             False: {setting.best.cell for setting in chosen if setting is not None},
         }
-        known = warn(self.records, self.cases, self.everything, self.sweeps, spoken=spoken)
+        known = warn(self.runs, self.results, self.everything, self.sweeps, spoken=spoken)
         return [*known, *doubt_profiles(shown)]
 
     @property
     def _told(self) -> Iterable[Section]:
         """The sections; what probes found is on a first screen if nothing else would be."""
-        if len(self.cases):
+        if self.results:
             return self.sections
         return (replace(s, level=Level.TABLE) if s is WALLS else s for s in self.sections)
 
     def _lay_out(self, sections: Iterable[Section]) -> tuple[Table, ...]:
-        units = find_units(self.cases)
+        units = find_units(self.results)
         tables = (table for section in sections for table in section.tabulate(self))
         return tuple(count_table_in(table, units) for table in tables)
 

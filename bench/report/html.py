@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from urllib.parse import quote
 
-import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -21,11 +21,11 @@ from bench.render.palette import COLOURS
 from bench.render.text import group_doubts
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
-from bench.report.figures.panels import draw_figures, inline, tabulate
-from bench.report.figures.sketches import CHANGES, list_sketches
+from bench.report.figures.panels import draw_figures, inline, list_sketches, tabulate
 from bench.store.reader import find_records
 from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
+from bench.study.runs import Run
 from bench.text import clean
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -39,7 +39,7 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    figures, units = draw_figures(report), find_units(report.cases)
+    figures, units = draw_figures(report), find_units(report.results)
     templates.filters |= {
         "clean": clean,
         "count_axes": count_axes,
@@ -62,14 +62,13 @@ def render(report: Report) -> str:
         lead=lead,
         doubts=group_doubts(report.warnings),
         tables=list(zip(anchors, report.tables, strict=True)),
-        changes=[figure for figure in rest if figure.name == CHANGES],
-        figures=[figure for figure in rest if figure.name != CHANGES],
+        figures=rest,
         undrawn=[sketch.title for sketch in list_sketches(report) if sketch.name not in drawn],
         maps=[
             (inline(draw_scale_map(scales)), summarize_scale_map(scales))
             for scales in report.scale_maps
         ],
-        constants=_constants(report.records),
+        constants=_constants(report.runs),
         links=[
             (sweep.name, _link(file, report.home))
             for sweep in report.sweeps
@@ -80,7 +79,7 @@ def render(report: Report) -> str:
     )
 
 
-LEADS = ("gpu-scaling", "images-per-s", CHANGES)
+LEADS = ("gpu-scaling", "images-per-s")
 """Candidates for a page's opening figure: the first with data, else the first figure."""
 
 
@@ -110,8 +109,8 @@ def _link(file: Path, home: Path) -> str:
 _OTHERS = tuple(name for name in AXES if name not in NAMED)
 
 
-def _constants(rows: pd.DataFrame) -> str:
-    """Return the axes with the same value in every row, as one line."""
-    same = {name: rows[name].tolist()[0] for name in _OTHERS if rows[name].nunique() == 1}
-    told = {name_axis(name): format_value(value) for name, value in same.items()}
+def _constants(runs: Sequence[Run]) -> str:
+    """Return the axes with the same value in every run, as one line."""
+    held = {name: {getattr(run, name) for run in runs} for name in _OTHERS}
+    told = {name_axis(n): format_value(*same) for n, same in held.items() if len(same) == 1}
     return ", ".join(f"{name} {value}" for name, value in told.items() if value)

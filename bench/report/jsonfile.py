@@ -11,7 +11,7 @@ from bench.diagnosis.sentences import describe
 from bench.limits import STEADY
 from bench.questions.effects import Effect
 from bench.render.model import Cell, Table
-from bench.report.csvfile import column_names, keep_known
+from bench.report.csvfile import column_names, keep_known, list_cells
 from bench.report.document import Report
 from bench.study.estimate import JUDGED, Estimate
 from bench.study.metrics import Metric
@@ -22,7 +22,6 @@ def render(report: Report) -> str:
     """Return the report as JSON; empty cells are null, and nothing is rounded."""
     names = column_names()
     described = describe_columns()
-    columns = [map(_value, report.beside[name].tolist()) for name in names]
     document = {
         "title": report.title,
         "subject": report.subject,
@@ -33,11 +32,10 @@ def render(report: Report) -> str:
         "warnings": [_take(said, "label", "text", "remedy") for said in report.warnings],
         "tables": [_table(table) for table in report.tables],
         "effects": [describe_effect(effect) for effect in report.effects],
-        "explanations": [lay_out(why) for why in report.pairs],
         "notes": report.notes,
         "outcomes": report.outcomes,
         "columns": {name: described[name] for name in names if name in described},
-        "cases": [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)],
+        "cases": [{name: _value(cells[name]) for name in names} for cells in list_cells(report)],
     }
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -67,4 +67,4 @@ def watch(build: Callable[[], Report], paths: Sequence[Path], full: bool = False
             draw(report, console, full)
         console.clear()  # only once the new one is ready: no blank screen in between
         console.file.write(drawn.get())
-        console.print(f"records: {len(report.records):,}; Ctrl-C ends", style="dim")
+        console.print(f"records: {len(report.runs):,}; Ctrl-C ends", style="dim")

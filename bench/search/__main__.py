@@ -46,16 +46,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_findings(out: Path, halving: Halving) -> bool:
-    """Print trials, rungs and how to confirm the best. Return whether any trial was measured."""
-    from bench.questions.halving import RUNGS, SEARCH, confirm, tabulate_rungs, tabulate_trials
+    """Print trials and how to confirm the best. Return whether any trial was measured."""
+    from bench.questions.halving import SEARCH, confirm, tabulate_trials
     from bench.render.text import draw_table, open_console
 
     console = open_console(_WIDTH)
     records, epochs = read_records(out), read_epochs(out)
     # the commands that confirm the best are printed below
-    trials = SEARCH.lay_out(tabulate_trials(records, epochs, halving, how=""))
-    rungs = RUNGS.lay_out(tabulate_rungs(records, epochs, halving))
-    for table in (*trials, *rungs):
+    for table in SEARCH.lay_out(tabulate_trials(records, epochs, halving, how="")):
         draw_table(table, console)
         console.print()
     if commands := confirm(records, epochs, halving, out):

@@ -1,16 +1,25 @@
-"""The axes of a report: those that vary, in the order in which a reader compares them."""
+"""The axes of a report: those that vary, in the order in which a reader compares them; and filters
+by them, such as ``--where precision=fp16 batch_size=256,512``."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from bench.axis import Value
-from bench.case import AXES, FOLLOWS, SAME_QUESTION, format_value, main_loss_scale, mark_legacy
-from bench.study.runs import group
+from bench.case import (
+    AXES,
+    FOLLOWS,
+    SAME_QUESTION,
+    format_value,
+    main_loss_scale,
+    mark_legacy,
+    parse_value,
+)
+from bench.errors import UsageError, nearest
+from bench.study.runs import SOURCE, group
 
-if TYPE_CHECKING:
-    import pandas as pd
+C = TypeVar("C")  # a run, a result or a case
 
 MACHINE = "machine"
 """Where a case ran, compared like an axis; its values are (sweep, machine) pairs."""
@@ -39,18 +48,14 @@ def find_default(axis: str) -> Value:
     return "" if default is None else default
 
 
-def find_varying(
-    cases: Sequence[Any] | pd.DataFrame, among: Iterable[str] = ORDER
-) -> tuple[str, ...]:
-    """Return the axes ``among`` these in which cases, or those of a frame, differ. One that only
-    some precisions have, such as the loss scale, must differ within one precision; a learning rate
-    also varies if each optimizer has its own. A subset of cases varies only in axes in which all of
-    them do."""
-    every: list[Any] = [*(cases if isinstance(cases, Sequence) else cases["result"])]
-    rivals = group(every, lambda case: case.precision)
+def find_varying(cases: Sequence[Any], among: Iterable[str] = ORDER) -> tuple[str, ...]:
+    """Return the axes ``among`` these in which cases differ. One that only some precisions have,
+    such as the loss scale, must differ within one precision; a learning rate also varies if each
+    optimizer has its own. A subset of cases varies only in axes in which all of them do."""
+    rivals = group(cases, lambda case: case.precision)
 
     def varies(name: str) -> bool:
-        parts = rivals if name in FOLLOWS["precision"] else [every]
+        parts = rivals if name in FOLLOWS["precision"] else [cases]
         return any(len({take_value(case, name) for case in part}) > 1 for part in parts)
 
     return tuple(filter(varies, among))
@@ -92,41 +97,22 @@ def order_values(axis: str, values: Iterable[Any]) -> list[Any]:
     return sorted(distinct, key=order) if order or isinstance(default, int | float) else distinct
 
 
-def rank(cases: pd.DataFrame, axis: str) -> pd.Series:
-    """Return the place of each case's value in `order_values`."""
-    values = take_values(cases, axis)
-    order = {value: place for place, value in enumerate(order_values(axis, values.tolist()))}
-    return values.map(order.__getitem__).astype(int)
-
-
-def take_values(cases: pd.DataFrame, axis: str) -> pd.Series:
-    """Return each case's value of an axis; for `MACHINE`, its (sweep, machine)."""
-    import pandas as pd
-
-    if axis != MACHINE:
-        return cases[axis]
-    pairs = list(zip(cases["sweep"], cases["machine"], strict=True))
-    return pd.Series(pairs, index=cases.index, dtype=object)
-
-
 def take_value(case: Any, axis: str) -> Any:
     """Return a case's value of an axis; for `MACHINE`, its (sweep, machine)."""
     return (case.sweep, case.machine) if axis == MACHINE else getattr(case, axis)
 
 
-def sort_cases(cases: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+def rank(cases: Sequence[Any], axis: str) -> Callable[[Any], int]:
+    """Return a function that finds the place of a case's value in `order_values`."""
+    values = order_values(axis, (take_value(case, axis) for case in cases))
+    order = {value: place for place, value in enumerate(values)}
+    return lambda case: order[take_value(case, axis)]
+
+
+def sort_cases(cases: Sequence[C], axes: Sequence[str]) -> list[C]:
     """Sort cases by ``axes``, the last varying fastest, so that neighbours differ little."""
-    import numpy as np
-
-    # not as columns of the frame: dropping them again would leave it fragmented
-    keys = [rank(cases, axis).to_numpy() for axis in reversed(axes)]
-    return cases.take(np.lexsort(keys)) if keys else cases
-
-
-def keep_main(cases: pd.DataFrame, equal: pd.Series | None = None) -> pd.DataFrame:
-    """Keep the cases of a frame that `list_main` lists; ``equal`` numbers the groups."""
-    rows = [*cases[["precision", *FOLLOWS["precision"]]].itertuples()]
-    return cases.take(list_main(rows, [0] * len(rows) if equal is None else equal.tolist()))
+    ranks = [rank(cases, axis) for axis in axes]
+    return sorted(cases, key=lambda case: [find(case) for find in ranks])
 
 
 def list_main(cases: Sequence[Any], equal: Sequence[Hashable]) -> list[int]:
@@ -156,3 +142,57 @@ def list_main(cases: Sequence[Any], equal: Sequence[Hashable]) -> list[int]:
             least[keys[at]] = min(places[at], least.get(keys[at], places[at]))
         left = [at for at in left if places[at] == least[keys[at]]]
     return left
+
+
+# ----------------------------------------------------------------------------------------- filters
+
+NAMES = (*AXES, *SOURCE)
+"""Names that a filter accepts: the axes, ``sweep`` and ``machine``."""
+
+
+class Filter(NamedTuple):
+    """An axis, or one of `SOURCE`, and the values to keep, as CSV spells them."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+def parse_filter(text: str) -> Filter:
+    """Read ``AXIS=VALUE`` or ``AXIS=VALUE,VALUE``; dashes may stand for underscores. Raises
+    UsageError: the axis or its value does not exist."""
+    name, equals, values = text.partition("=")
+    name = parse_name("--where", name)
+    if not equals or not values:
+        raise UsageError(f"--where {text!r}: write AXIS=VALUE, such as precision=fp16,bf16")
+    if name in SOURCE:  # a machine's name may hold a comma
+        return Filter(name, (values,))
+    where = f"--where {name}"
+    return Filter(
+        name,
+        tuple(
+            "" if value == "none" else format_value(parse_value(name, value, where))
+            for value in values.split(",")
+        ),
+    )
+
+
+def parse_name(flag: str, text: str, names: Sequence[str] = NAMES) -> str:
+    """Read a name, such as an axis, in the spelling of columns or flags. Raises UsageError: it is
+    not in ``names``."""
+    name = text.strip().lstrip("-").replace("-", "_")
+    if name not in names:
+        raise UsageError(f"{flag} {text!r}: {nearest(name, list(names))}")
+    return name
+
+
+def select(cases: Sequence[C], filters: Sequence[Filter]) -> list[C]:
+    """Keep the runs or results that pass every filter. Raises UsageError: nothing is left."""
+    for name, values in filters:
+        spelled = [format_value(getattr(case, name)) for case in cases]
+        left = [case for case, value in zip(cases, spelled, strict=True) if value in values]
+        if cases and not left:
+            known = ", ".join(value or "none" for value in [*dict.fromkeys(spelled)][:8])
+            wanted = ",".join(value or "none" for value in values)
+            raise UsageError(f"--where {name}={wanted}: no case has it; there is {known}")
+        cases = left
+    return [*cases]

@@ -10,17 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.interval import find_quantile
 from bench.limits import STEADY
 from bench.record import MEASURED
-from bench.store.attempts import keep_cases, keep_latest
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from bench.study.runs import Run
+from bench.study.runs import Run, latest
 
 
 class Steadiness(StrEnum):
@@ -51,21 +46,21 @@ class Drift:
         return Steadiness.UNKNOWN
 
 
-def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
+def find_drifts(every: Sequence[Run]) -> dict[tuple[str, str], list[Drift]]:
     """Compare each sentinel with all runs of its case and with the previous sentinel.
 
-    ``records`` are those of `read`; the result is by (sweep, machine), in the order of the runs. A
-    resumed sweep has a sentinel at the end of each session, and keeps them all.
+    The result is by (sweep, machine), in the order of the runs. A resumed sweep has a sentinel at
+    the end of each session, and keeps them all.
 
     Only runs on the same lane and GPU are compared, and only if both or neither ran beside other
     lanes: a slower card, or interference between lanes, is no drift. The spread is pooled over the
     runs of all lanes, each around its own mean; the interval is Student's prediction interval for
     one more reading from the same normal distribution (ISO 16269-8).
     """
-    if not records["sentinel"].any():
+    if not any(run.sentinel for run in every):
         return {}
-    counting = {*map(id, keep_latest(keep_cases(records))["run"])}  # whether timed or not
-    timed: list[Run] = [run for run in records["run"] if run.status in MEASURED and run.timed]
+    counting = {*map(id, latest(every))}  # whether timed or not
+    timed = [run for run in every if run.status in MEASURED and run.timed]
     runs: dict[Any, dict[Any, list[float]]] = {}  # by case and by conditions
     for run in timed:
         if id(run) in counting:
@@ -76,9 +71,9 @@ def find_drifts(records: pd.DataFrame) -> dict[tuple[str, str], list[Drift]]:
     earlier: dict[Any, Run] = {}
     for run in (run for run in timed if run.sentinel):
         found: list[Drift] = []
-        every, place, time = runs.get(run.cell, {}), _tell_conditions(run), run.epoch_time_s
-        spread, freedom = _pool([*every.values()])
-        if times := every.get(place):
+        known, place, time = runs.get(run.cell, {}), _tell_conditions(run), run.epoch_time_s
+        spread, freedom = _pool([*known.values()])
+        if times := known.get(place):
             many = f"the median of its {len(times)} runs" if len(times) > 1 else "its only run"
             middle = median(times)
             margin = _margin(spread, freedom, 1 + 1 / len(times))

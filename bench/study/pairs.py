@@ -26,8 +26,7 @@ from bench.study.axes import (
 )
 from bench.study.doubts import DOUBTS, SAID_BELOW
 from bench.study.results import Result
-from bench.study.runs import Run, group
-from bench.study.summaries import SOURCE
+from bench.study.runs import SOURCE, Run, group
 from bench.workloads import IMAGES
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
-from bench.case import AXES, SAME_QUESTION, free_axes
+from bench.case import SAME_QUESTION, free_axes
 from bench.interval import CONFIDENCE
 from bench.limits import STEADY
 from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import STORED, over
-from bench.study.runs import Run, group
+from bench.study.runs import Run, group, tell_but
 from bench.study.spread import ENOUGH, Spread, choose_depth, find_coverage, find_middle
 
 # a case has the best-ranked status of its repeats: the one that tells most about its time
@@ -37,12 +36,10 @@ class Result:
         wide: whether repeats spread by more than ±`STEADY` (half the width of the spread).
         base: the case in fp32 that this one is compared with.
         apart: what tells it from the same case in other environments.
-        losses: its training losses, as `bench.study.estimate.take_seeds` returns them.
     """
 
     base: Result | None = None
     apart = ""
-    losses: Mapping[int, tuple[float, float]]
 
     def __init__(self, every: Sequence[Run]) -> None:
         best = min(map(_rank, every))
@@ -132,10 +129,8 @@ def make_results(runs: Sequence[Run]) -> list[Result]:
     results = [*map(Result, group(runs, lambda run: run.cell))]
     results.sort(key=lambda result: place[id(result.first)])
     free = {*free_axes("precision"), *SAME_QUESTION}
-    tell = attrgetter(
-        *(n for n in AXES if n not in free), "sweep", "machine", "environment", "kind"
-    )
     sound = [result for result in results if result.status in RELIABLE]
+    tell = tell_but(free)
     for alike in group(sound, lambda result: tell(result.first)):
         # of those that differ only in how they were measured, the one that measured most, profiled
         # or not as the other if there is such a one

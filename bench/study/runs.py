@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SOURCE = ("sweep", "machine")
+
 _tell_axes = attrgetter(*AXES)
 
 
@@ -36,6 +38,14 @@ def group(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
     for item in items:
         groups[key(item)].append(item)
     return [*groups.values()]
+
+
+def tell_but(free: Collection[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that tells runs or results apart that differ in more than the axes
+    ``free``: where they ran, all other axes, and what ran them."""
+    names = (name for name in AXES if name not in free)
+    tell: Callable[[Any], tuple[Any, ...]] = attrgetter(*SOURCE, *names, "environment", "kind")
+    return tell
 
 
 class Run:
@@ -266,6 +276,53 @@ def link_runs(runs: list[Run]) -> list[Run]:
         for run in alike:
             run.memory_measure = measure
     return runs
+
+
+def keep_cases(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs that measure a whole case: no sentinels, probes or truncated trials."""
+    whole = (run for run in runs if not (run.sentinel or run.probe))
+    return [run for run in whole if run.truncated_after != run.truncated_after]
+
+
+def keep_latest(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs that count, in their order: of each case, repeat and kind of run the last
+    attempt under each environment, see `bench.store.attempts.keep_latest`."""
+    runs = [*runs]
+    counting: set[int] = set()
+    tell = attrgetter("sweep", "asked", "repeat", "sentinel", "probe")
+    for tries in group(runs, tell):
+        if len(tries) > 1:
+            tries.sort(key=lambda run: float(run.attempt))
+            last = dict(zip(fill_unknown(tries), tries, strict=True))
+            tries = [*last.values()]
+        counting.update(map(id, tries))
+    return [run for run in runs if id(run) in counting]
+
+
+def latest(runs: Iterable[Run]) -> list[Run]:
+    """Return the last attempt at each run of a whole case."""
+    return keep_latest(keep_cases(runs))
+
+
+def fill_unknown(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """Return the cells of `COMPARABLE` of some runs, as `bench.store.attempts.fill_unknown` does: a
+    run that failed early takes what it does not know from the next that does, else from the last
+    before."""
+    columns = []
+    for name in COMPARABLE:
+        cells: list[str] = [getattr(run, name) for run in runs]
+        # empty variables are known where torch is: none was set
+        lost = [cell == "" and (name != "variables" or run.torch == "")
+                for cell, run in zip(cells, runs, strict=True)]  # fmt: skip
+        if any(lost):
+            known = [None if is_lost else cell for cell, is_lost in zip(cells, lost, strict=True)]
+            for order in (range(len(known) - 2, -1, -1), range(1, len(known))):
+                step = 1 if order.step < 0 else -1
+                for at in order:
+                    known[at] = known[at + step] if known[at] is None else known[at]
+            cells = [cell or "" for cell in known]
+        columns.append(cells)
+    return [*zip(*columns, strict=True)]
 
 
 def _measure_part(run: Run) -> float:

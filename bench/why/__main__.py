@@ -51,7 +51,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Explain the pairs of a sweep; return 0, or 2 for a usage error."""
     options = build_parser().parse(argv)
-    from bench.study.filters import parse_filter, parse_name
+    from bench.study.axes import parse_filter, parse_name
     from bench.why.answer import explain
     from bench.why.tables import FORMATS
 

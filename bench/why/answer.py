@@ -14,9 +14,9 @@ from bench.questions.notices import warn
 from bench.questions.profiles import doubt_profiles, explain_pairs, read_steps
 from bench.questions.report_data import label_machines
 from bench.render.model import Notice
-from bench.study.axes import find_varying, order_values
-from bench.study.filters import Filter, select
-from bench.study.summaries import latest, read, summarize
+from bench.study.axes import Filter, find_varying, order_values, select
+from bench.study.results import make_results
+from bench.study.runs import latest, read_runs
 from bench.study.sweeps import read_sweeps
 
 
@@ -36,12 +36,10 @@ def explain(
     and after as text, by flag; None is any. Raises UsageError: there is no such pair, or none was
     profiled."""
     sweeps = read_sweeps([sweep])
-    records = read(sweeps)
-    rows = latest(records)
-    everything = summarize(rows)
-    cases = select(everything, where)
-    tried, results = (frame["result"].tolist() for frame in (everything, cases))
-    steps = read_steps(rows["run"], sweeps)
+    runs = read_runs(sweeps)
+    tried = make_results(latest(runs))
+    results = select(tried, where)
+    steps = read_steps(tried, sweeps)
     known = {cell for cell, one in steps.items() if one.step.profile is not None}
     profiled = [result for result in results if result.cell in known]
     if not profiled:
@@ -57,7 +55,7 @@ def explain(
                 f"{flag} {end or 'none'}: no profiled case of {sweep} has this {axis}; "
                 f"there is {', '.join(held)}"
             )
-    machines, (before, after) = label_machines(cases), ends.values()
+    machines, (before, after) = label_machines(results), ends.values()
     found = explain_pairs(steps, results, machines, axis, before, after, tried)
     if not found:
         varying = [name for name in AXES if len({getattr(r, name) for r in profiled}) > 1]
@@ -68,6 +66,6 @@ def explain(
         others = f"; try --axis {' or --axis '.join(varying)}" if varying else ""
         raise UsageError(f"{sweep}: {axis} is {held[0]} in all profiled cases{others}")
     shown = (steps[result.cell] for result in profiled)
-    notices = [*warn(select(records, where), cases, records), *doubt_profiles(shown)]
+    notices = [*warn(select(runs, where), results, runs), *doubt_profiles(shown)]
     doubts = [notice for notice in notices if not notice.good]
-    return Answer(found, list(describe_constants(cases, find_varying(cases))), doubts)
+    return Answer(found, list(describe_constants(results, find_varying(results))), doubts)

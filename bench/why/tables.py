@@ -28,7 +28,7 @@ def render_text(answer: Answer, full: bool = False) -> str:
     for line in answer.conditions:
         console.print(line, markup=False, highlight=False)
     tabulate = reasons.tabulate_explained if full else _tabulate_short
-    for table in reasons.EXPLAINED.lay_out(tabulate(answer.explanations)):
+    for table in reasons.CAUSES.lay_out(tabulate(answer.explanations)):
         console.print()
         text.draw_table(table, console, brief=not full)
     if answer.doubts:
@@ -62,7 +62,7 @@ def _tabulate_short(explanations: Sequence[Explanation]) -> Iterator[Sheet]:
 def render_markdown(answer: Answer, full: bool = True) -> str:
     """Render each pair as GitHub-flavoured Markdown, to paste."""
     lines = [*(f"- {escape(line)}" for line in answer.conditions), ""]
-    for table in reasons.EXPLAINED.lay_out(reasons.tabulate_explained(answer.explanations)):
+    for table in reasons.CAUSES.lay_out(reasons.tabulate_explained(answer.explanations)):
         lines += table_lines(table)
     lines += [f"> {escape(said.line)}\n" for said in answer.doubts]
     return "\n".join(lines).rstrip() + "\n"

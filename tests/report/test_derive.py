@@ -16,10 +16,12 @@ from pytest_for_tests import Capture
 from bench.case import Case
 from bench.gpu.peaks import list_peaks
 from bench.questions.notices import warn
+from bench.questions.report_data import gather
 from bench.record import Record, Status, Step
 from bench.report.__main__ import main as report
 from bench.store.attempts import FEWEST, number_groups
-from bench.study import doubts, summaries
+from bench.study import doubts
+from bench.study.results import Result
 from bench.study.sweeps import Sweep, read_sweep, read_sweeps
 from tests.planted.records import (
     GIB,
@@ -29,6 +31,7 @@ from tests.planted.records import (
     measured,
     write_sweep,
 )
+from tests.planted.results import read_results
 from tests.planted.situations.notices import EACH_DOUBT
 
 FP32, FP16 = Case(), Case(precision="fp16", loss_scale=128.0)
@@ -40,9 +43,8 @@ def sweep_of(folder: Path, records: Sequence[Record], name: str = "sweep") -> Sw
     return read_sweep(write_sweep(folder / name, records))
 
 
-def cases_of(folder: Path, *records: Record) -> Any:
-    frame = summaries.read([sweep_of(folder, records)])
-    return summaries.summarize(summaries.latest(frame))
+def cases_of(folder: Path, *records: Record) -> list[Result]:
+    return read_results(sweep_of(folder, records))[1]
 
 
 def ran(case: Case, time_s: float, memory: float = GIB, **values: Any) -> Record:
@@ -58,10 +60,10 @@ def repeat(times: Sequence[float], case: Case = FP32, **values: Any) -> list[Rec
     return [ran(case, t, repeat=i, **values) for i, t in enumerate(times, 1)]
 
 
-def pick(cases: Any, case: Case) -> Any:
-    rows = cases[(cases["precision"] == case.precision) & (cases["batch_size"] == case.batch_size)]
-    assert len(rows) == 1
-    return rows.iloc[0]
+def pick(cases: Sequence[Result], case: Case) -> Result:
+    wanted = (case.precision, case.batch_size)
+    (row,) = (row for row in cases if (row.precision, row.batch_size) == wanted)
+    return row
 
 
 # ------------------------------------------------------------------- what becomes of a case's runs
@@ -191,7 +193,7 @@ RUNS: dict[str, tuple[Sequence[Record], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def summed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def summed(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
     """All of `RUNS` in one sweep, each with a network of its own."""
     rows = [
         replace(row, case=replace(row.case, model=f"m:n{place}"), record_id=f"{place}-{number}")
@@ -202,32 +204,31 @@ def summed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_what_runs_become(name: str, summed: Any) -> None:
+def test_what_runs_become(name: str, summed: list[Result]) -> None:
     runs, expected = RUNS[name]
     place = list(RUNS).index(name)
-    row = pick(summed[summed["model"] == f"m:n{place}"], runs[0].case)
-    assert {column: row[column] for column in expected} == {
+    row = pick([row for row in summed if row.model == f"m:n{place}"], runs[0].case)
+    assert {column: getattr(row, column) for column in expected} == {
         column: value if isinstance(value, str) else pytest.approx(value, nan_ok=True)
         for column, value in expected.items()
     }
 
 
-def test_a_repeat_that_diverged_is_not_trusted(summed: Any) -> None:
-    told = {name: summed["model"] == f"m:n{list(RUNS).index(name)}" for name in
-            ("a repeat diverged", "a repeat failed")}  # fmt: skip
-    trusted = summed["result"].map(lambda result: result.trusted)
-    assert [trusted[which].tolist() for which in told.values()] == [[False], [True]]
+def test_a_repeat_that_diverged_is_not_trusted(summed: list[Result]) -> None:
+    names = {f"m:n{list(RUNS).index(n)}": n for n in ("a repeat diverged", "a repeat failed")}
+    told = {names[row.model]: row.trusted for row in summed if row.model in names}
+    assert told == {"a repeat diverged": False, "a repeat failed": True}
 
 
 def test_memory_is_read_by_one_measure_a_machine(tmp_path: Path) -> None:
     bare = {"peak_device_bytes": None}
     cases = cases_of(tmp_path, ran(FP32, 10, 4 * GIB, **bare), ran(FP16, 10, 4 * GIB, **bare))
-    assert set(cases["memory_measure"]) == {"peak_reserved_bytes"}
+    assert {row.memory_measure for row in cases} == {"peak_reserved_bytes"}
     mixed = cases_of(tmp_path / "mixed", ran(FP32, 10, 4 * GIB), ran(FP16, 10, 4 * GIB, **bare))
-    assert math.isnan(pick(mixed, FP16)["memory_bytes"])  # not the allocator's beside the device's
+    assert math.isnan(pick(mixed, FP16).memory_bytes)  # not the allocator's beside the device's
     unknown = ran(FP32, 10, 4 * GIB, executor="x")
     beside = cases_of(tmp_path / "beside", unknown, ran(FP16, 10, 4 * GIB, **bare))
-    assert pick(beside, FP16)["memory_bytes"] > 0  # what may be anything is no measure of others
+    assert pick(beside, FP16).memory_bytes > 0  # what may be anything is no measure of others
 
 
 # -------------------------------------------------------------------------------------- doubts
@@ -262,8 +263,8 @@ def test_a_setting_without_effect_is_named(
     for at, rows in enumerate((steady, [*steady, train(FP32, losses, 0)])):
         last = [train(replace(FP32, **other), losses, 0)] if at else []
         folder = write_sweep(tmp_path / str(at), [*rows, *last])
-        frame = summaries.read(read_sweeps([folder]))
-        assert frame["without_effect"].sum() == (2 if at and axis else 0)
+        runs, _ = read_results(read_sweep(folder))
+        assert sum(run.without_effect for run in runs) == (2 if at and axis else 0)
         assert report([str(folder)]) == 0
         assert (f"{axis} changed no loss" in capsys.readouterr().out) == bool(at and axis)
 
@@ -276,13 +277,11 @@ def test_settings_of_committed_sweeps_have_effects() -> None:
 
 
 def test_a_fatal_doubt_is_not_trusted(tmp_path: Path) -> None:
-    cases = cases_of(tmp_path, *EACH_DOUBT).set_index("model")
-    trusted_ones = [result.trusted for result in cases["result"]]
-    for (model, row), trusted in zip(cases.iterrows(), trusted_ones, strict=True):
-        found = [name for name in doubts.DOUBTS if row[name]]
-        assert len(found) == (not model.startswith(("m:no_", "m:none", "m:little"))), model
-        doubted = row["kind"] == "unknown" or any(doubts.DOUBTS[name].fatal for name in found)
-        assert trusted == (not doubted), model
+    for row in cases_of(tmp_path, *EACH_DOUBT):
+        found = [name for name in doubts.DOUBTS if getattr(row, name)]
+        assert len(found) == (not row.model.startswith(("m:no_", "m:none", "m:little"))), row.model
+        doubted = row.kind == "unknown" or any(doubts.DOUBTS[name].fatal for name in found)
+        assert row.trusted == (not doubted), row.model
 
 
 COMMITTED = [f for f in list_committed("records.csv") if f.name.startswith("nvidia-h100-")]
@@ -291,12 +290,9 @@ COMMITTED = [f for f in list_committed("records.csv") if f.name.startswith("nvid
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name[-6:])
 def test_isolated_spikes_of_a_card_are_no_trend_and_its_drifts_are(folder: Path) -> None:
     """As recorded: half precision at batch size 128 drifts, 43 → 56 ms; others have spikes."""
-    frame = summaries.read([read_sweep(folder)])
-    drifts = frame[frame["trend"]]
-    assert not drifts.empty
-    assert set(drifts["batch_size"]) == {128}
-    assert set(drifts["precision"]) <= {"fp16", "bf16-amp"}
-    assert "fp16" in set(drifts["precision"])
+    drifts = [run for run in read_results(read_sweep(folder))[0] if run.trend]
+    assert {run.batch_size for run in drifts} == {128}
+    assert {"fp16"} <= {run.precision for run in drifts} <= {"fp16", "bf16-amp"}
 
 
 def test_what_noise_explains_of_a_trend_is_two_standard_errors(tmp_path: Path) -> None:
@@ -306,7 +302,7 @@ def test_what_noise_explains_of_a_trend_is_two_standard_errors(tmp_path: Path) -
     for over, trend in ((0.001, True), (-0.001, False)):
         ends = {"step_time_first_s": 0.1, "step_time_last_s": 0.1 * (1 + believed + over)}
         cases = cases_of(tmp_path / str(trend), ran(FP32, 10, **noisy, **ends))
-        assert bool(cases["trend"].iloc[0]) is trend
+        assert [row.trend for row in cases] == [trend]
 
 
 @pytest.mark.parametrize(
@@ -330,14 +326,13 @@ def test_an_epoch_that_is_hardly_known_has_no_interval(
 ) -> None:
     steps = {"measured_steps": 40, "steps_per_epoch": 400}
     row = ran(replace(FP32, fraction=0.1, until=until), 10, **values, **steps)
-    frame = summaries.read([sweep_of(tmp_path, [row])])
-    cases = summaries.summarize(summaries.latest(frame))
-    assert cases["unknown"].tolist() == [bool(told)]
-    said = [notice.text for notice in warn(frame, cases) if "vary too much" in notice.text]
+    runs, (case,) = read_results(sweep_of(tmp_path, [row]))
+    assert case.unknown == bool(told)
+    said = [notice.text for notice in warn(runs, [case]) if "vary too much" in notice.text]
     assert len(said) == bool(told)
     assert all(told in text and "a larger --fraction" in text for text in said)
-    shown = cases["epoch_time_s_high"].notna().tolist()
-    assert shown == ["epoch_time_high_s" in values and not told]
+    shown = case.epoch_time_s_high == case.epoch_time_s_high
+    assert shown == ("epoch_time_high_s" in values and not told)
 
 
 def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: Path) -> None:
@@ -352,14 +347,13 @@ def test_a_whole_epoch_waits_for_the_host_by_the_profile_of_its_part(tmp_path: P
         ran(FP16, 20, **{**steps, "torch": "2.14"}, repeat=3),
     ]
     elsewhere = [ran(FP16, 20, **steps)]
-    frame = summaries.read(
-        [sweep_of(tmp_path, [part, *others]), sweep_of(tmp_path, elsewhere, "elsewhere")]
+    runs, _ = read_results(
+        sweep_of(tmp_path, [part, *others]), sweep_of(tmp_path, elsewhere, "elsewhere")
     )
-    assert frame["busy_share"].tolist()[:3] == pytest.approx([0.6, 0.6, 1.0])
-    assert frame["host_bound"].tolist() == [True, True, False, False, False, False]
+    assert [run.busy_share for run in runs[:3]] == pytest.approx([0.6, 0.6, 1.0])
+    assert [run.host_bound for run in runs] == [True, True, False, False, False, False]
     noisy, waiting = doubts.DOUBTS["noisy"], doubts.DOUBTS["host_bound"]
-    assert frame[noisy.name].all()
-    runs = frame["run"].tolist()
+    assert all(run.noisy for run in runs)
     assert "(down to 60 %)" in waiting.warn(runs[1:2])
     assert "programs" not in noisy.advise(runs[:2])
     assert "--cuda-graphs on" in noisy.advise(runs[:2])
@@ -390,33 +384,33 @@ TWO_MODELS = [name_source("dpn-small", "aaa"), name_source("dpn92", "bbb")]
 )
 def test_mixed_environments_are_said(rows: list[Record], said: str, tmp_path: Path) -> None:
     """Two models are none, nor is what failed before it knew its own."""
-    frame = summaries.read([sweep_of(tmp_path, rows)])
-    notices = warn(frame, summaries.summarize(summaries.latest(frame)))
+    runs, results = read_results(sweep_of(tmp_path, rows))
+    notices = warn(runs, results)
     told = [notice.text for notice in notices if notice.label == "Mixed environments"]
     assert len(told) == bool(said)
     assert all(said in text for text in told)
     assert {notice.label for notice in notices} <= {"Mixed environments", "No result"}
     if LOST in rows:
-        assert frame["model_source"].tolist() == ["aaa", "bbb", "bbb"]
+        assert [run.model_source for run in runs] == ["aaa", "bbb", "bbb"]
 
 
 # ------------------------------------------------------------------------------ beside each other
 
 
 def test_published_figures_stand_beside_what_they_match(tmp_path: Path) -> None:
-    published = summaries.summarize(summaries.latest(summaries.read([read_sweep(REFERENCE)])))
+    reference = read_sweep(REFERENCE)
     wide = Case(precision="fp16", loss_scale=128.0, batch_size=512)
     other_scale = Case(precision="fp16", loss_scale=32.0, batch_size=128)
     strange = Case(model="dpn26", batch_size=256)
     synthetic = Case(dataset="synthetic", precision="fp16", loss_scale=128.0, batch_size=640)
     rows = [ran(c, 10) for c in (FP32, wide, other_scale, strange, synthetic)]
-    cases = summaries.join_published(cases_of(tmp_path, *rows), published)
-    assert pick(cases, FP32)["published_epoch_time_s"] == 212.328
-    assert pick(cases, wide)["published_epoch_time_s"] == 140.061
-    for case in (other_scale, strange, synthetic):
-        assert pick(cases, case)["published_status"] == ""
-    beside_itself = summaries.join_published(published, published)
-    assert (beside_itself["published_status"] == "").all()
+    found = gather([sweep_of(tmp_path, rows)], reference)
+    beside = {row.axes: found.find_published(row) for row in found.results}
+    times = [one and one.epoch_time_s for one in beside.values()]
+    assert sorted(time for time in times if time) == [140.061, 212.328]
+    assert len(times) == len(rows)
+    itself = gather([reference], reference)
+    assert not any(map(itself.find_published, itself.results))
 
 
 def test_sweeps_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.case import Case
-from bench.questions.reasons import EXPLAINED, choose_pairs, tabulate_changes, tabulate_reasons
+from bench.questions.reasons import CAUSES, tabulate_changes, tabulate_reasons
 from bench.render.model import Table
 from bench.report.document import Report, build
-from bench.report.figures.frames import FLOOR
-from bench.report.figures.groups import view_report
-from bench.report.figures.sketches import SKETCHES
 from bench.store.cells import WORK as WORK_FILE
 from bench.study.sweeps import read_sweeps
-from tests.planted.sweeps import RATES, WORK, Folders
+from tests.planted.sweeps import WORK, Folders
 
 BUSY_MS = {
     precision: sum(row[3 + half] for row in WORK.values())
@@ -84,47 +79,9 @@ def forget_times(source: Path, folder: Path, but: tuple[str, ...] = (), **others
 
 def test_the_parts_and_the_reasons_add_up_to_the_step(page: Report) -> None:
     for why in page.pairs:
-        *parts, whole = read_rows(EXPLAINED.fill(tabulate_changes("changes", why)))
+        *parts, whole = read_rows(CAUSES.fill(tabulate_changes("changes", why)))
         for column in ("before", "after", "change"):
             total = sum(part[column] for part in parts)  # type: ignore[misc]
             assert total == pytest.approx(whole[column], abs=5e-6)
-        shares = [
-            row["share"] for row in read_rows(EXPLAINED.fill(tabulate_reasons("reasons", why)))
-        ]
+        shares = [row["share"] for row in read_rows(CAUSES.fill(tabulate_reasons("reasons", why)))]
         assert sum(shares) == pytest.approx(1)  # type: ignore[arg-type]
-
-
-def test_of_each_value_one_pair_is_explained_before_a_second(page: Report) -> None:
-    (why,) = (w for w in page.pairs if w.b.case.batch_size == 512)
-    pairs = [
-        replace(why, b=replace(why.b, name=name, case=Case(batch_size=size)))
-        for name, sizes in (("tf32", (1, 2, 4)), ("bf16", (1, 2)), ("fp16", (8,)))
-        for size in sizes
-    ]
-    chosen = [(pair.b.name, pair.b.case.batch_size) for pair in choose_pairs(pairs, most=4)]
-    assert chosen == [("tf32", 2), ("tf32", 4), ("bf16", 2), ("fp16", 8)]
-
-
-# ----------------------------------------------------------------------------------------- figures
-
-
-def take(report: Report, name: str) -> dict[str, object]:
-    sketch = next(sketch for sketch in SKETCHES if sketch.name == name)
-    return dict(sketch.take(view_report(report)))
-
-
-def test_the_waterfall_leads_from_one_step_to_the_other(page: Report) -> None:
-    frames = take(page, "waterfall")
-    (title,) = (title for title in frames if title.endswith("512"))
-    frame = frames[title]
-    assert frame["part"].iloc[0] == "fp32"  # type: ignore[index]
-    assert frame["part"].iloc[-1] == "bf16-amp"  # type: ignore[index]
-    before, after = frame["before (ms)"].iloc[0], frame["after (ms)"].iloc[-1]  # type: ignore[index]
-    assert (before, after) == pytest.approx((STEP_MS["fp32"], STEP_MS["bf16-amp"]), rel=1e-3)
-    assert before + frame["change (ms)"].sum() == pytest.approx(after)  # type: ignore[index]
-    inner = frame.set_index("part")  # type: ignore[attr-defined]
-    floor = max(11.76e9 / RATES["rate_bfloat16"], 117e6 / 2 / RATES["rate_copy"])
-    assert inner.loc["1×1 convolutions", FLOOR] == pytest.approx(512e3 * floor)
-    assert inner.loc["casts to another number format", "change (ms)"] == pytest.approx(7)
-    assert "loss" not in inner.index, "what hardly changed is summed"
-    assert inner.loc["all others", "before (ms)"] > 0

@@ -13,11 +13,14 @@ import pytest
 from bench.case import AXES, Case, format_value
 from bench.questions.notices import warn
 from bench.record import Record, Status
-from bench.study import doubts, summaries
+from bench.study import doubts
 from bench.study.drift import Steadiness, find_drifts
+from bench.study.results import make_results
+from bench.study.runs import Run, latest, read_runs
 from bench.study.sweeps import read_sweep
 from bench.sweep.__main__ import main as run_sweep
 from tests.planted.records import GIB, make_record, measured, write_sweep
+from tests.planted.results import read_results
 
 FP32 = Case()
 WHERE = ("sweep", "A card")
@@ -37,12 +40,12 @@ def runs(times: Sequence[float]) -> list[Record]:
     return [ran(time, i) for i, time in enumerate(times, 1)]
 
 
-def read(folder: Path, records: Sequence[Record]) -> Any:
-    return summaries.read([read_sweep(write_sweep(folder / "sweep", records))])
+def read(folder: Path, records: Sequence[Record]) -> list[Run]:
+    return read_runs([read_sweep(write_sweep(folder / "sweep", records))])
 
 
-def notices_of(frame: Any) -> dict[str, str]:
-    found = warn(frame, summaries.summarize(summaries.latest(frame)))
+def notices_of(every: Sequence[Run]) -> dict[str, str]:
+    found = warn(every, make_results(latest(every)))
     return {notice.label: notice.text for notice in found}
 
 
@@ -76,8 +79,8 @@ def test_a_sentinel_is_held_against_the_attempts_that_count(tmp_path: Path) -> N
 
 def test_a_sentinel_of_another_card_is_no_drift(tmp_path: Path) -> None:
     other = {**measured(300, GIB), "gpu": "A card", "torch": "2.12", "sentinel": True}
-    frame = read(tmp_path, [*runs((100, 100.1, 99.9)), make_record(FP32, **other)])
-    assert find_drifts(frame) == {}
+    every = read(tmp_path, [*runs((100, 100.1, 99.9)), make_record(FP32, **other)])
+    assert find_drifts(every) == {}
 
 
 def test_a_sentinel_is_held_against_runs_on_its_own_lane(tmp_path: Path) -> None:
@@ -85,8 +88,8 @@ def test_a_sentinel_is_held_against_runs_on_its_own_lane(tmp_path: Path) -> None
     pace = {"a": 100.0, "b": 110.0}
     lanes = [("a", 0.1), ("b", 0.1), ("a", -0.1), ("b", -0.1)]
     made = [ran(pace[lane] + wobble, n, lane=lane) for n, (lane, wobble) in enumerate(lanes, 1)]
-    frame = read(tmp_path / "quiet", [*made, close(110, 12, lane="b")])
-    (drift,) = find_drifts(frame)[WHERE]
+    quiet = read(tmp_path / "quiet", [*made, close(110, 12, lane="b")])
+    (drift,) = find_drifts(quiet)[WHERE]
     assert drift.against == "the median of its 2 runs"
     assert drift.change == pytest.approx(0)
     # two degrees of freedom: four runs around two means
@@ -146,8 +149,7 @@ def test_a_missing_case_is_named_by_what_tells_it_from_the_rows(tmp_path: Path) 
         "seed 7)."
     )
     sweep = read_sweep(out)
-    frame = summaries.read([sweep])
-    notice, *_ = warn(frame, summaries.summarize(summaries.latest(frame)), sweeps=[sweep])
+    notice, *_ = warn(*read_results(sweep), sweeps=[sweep])
     assert (notice.label, notice.text) == ("Incomplete", said)
 
 
@@ -186,7 +188,7 @@ def test_every_notice_names_a_flag_or_a_command_that_exists(tmp_path: Path) -> N
     few = ran(1, case=Case(steps=20), measured_steps=20, steps_per_epoch=400)
     foreign = ran(1, case=Case(batch_size=8), executor="x")
     parts = read(tmp_path / "parts", [ran(1), ran(1, case=Case(fraction=0.5)), few, foreign])
-    texts |= {name: doubt.advise(parts["run"].tolist()) for name, doubt in doubts.DOUBTS.items()}
+    texts |= {name: doubt.advise(parts) for name, doubt in doubts.DOUBTS.items()}
     known = set(build_parser()._option_string_actions)
     for label, text in texts.items():
         named = FLAG.findall(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pandas as pd
@@ -23,8 +24,8 @@ from bench.questions.batch_sizes import (
 from bench.record import Status
 from bench.render.model import Table
 from bench.report.document import SECTIONS, Report, build
-from bench.report.figures.groups import view_report
-from bench.report.figures.sketches import SKETCHES
+from bench.report.figures.frames import view_report
+from bench.report.figures.panels import SKETCHES
 from bench.report.html import render
 from bench.study.sweeps import read_sweeps
 from bench.workloads import OWN
@@ -152,7 +153,7 @@ def test_nothing_is_predicted_beyond_what_did_not_fit(tmp_path: Path) -> None:
         report = read(write_sweep(tmp_path / name, [*rows, *failed]))
         ((_, data),) = take(report, "memory")
         assert ("predicted" in set(data["outcome"])) is not bool(failed)
-    (row,) = tabulate(report, "batch-memory").rows
+    (row,) = tabulate(report, "batches").rows
     assert not any("512:" in cell.text for cell in row)
 
 
@@ -162,13 +163,13 @@ def test_nothing_is_predicted_beyond_what_did_not_fit(tmp_path: Path) -> None:
 def test_probes_say_nothing_of_speed(scaling: Report, planted: Folders) -> None:
     """Their epoch times are absurd; nothing but the wall and the memory may know them."""
     probed = read(planted["probed"])
-    assert len(probed.records) == len(scaling.records) + len(PROBES)
-    told = ["record_id", "epoch_time_s", "memory_bytes", "repeats", "runs"]
-    pd.testing.assert_frame_equal(probed.cases[told], scaling.cases[told])
+    assert len(probed.runs) == len(scaling.runs) + len(PROBES)
+    tell = attrgetter("record_id", "epoch_time_s", "repeats", "runs")
+    assert [*map(tell, probed.results)] == [*map(tell, scaling.results)]
     assert (probed.outcomes, probed.varying) == (scaling.outcomes, scaling.varying)
     assert probed.warnings == scaling.warnings
     assert [e.time for e in probed.effects] == [e.time for e in scaling.effects]
-    for name in ("overview", "effects", "batch-speed", "matched"):
+    for name in ("overview", "effects"):
         assert tabulate(probed, name).rows == tabulate(scaling, name).rows
     for name in ("images-per-s", "time-memory"):
         ((_, before),), ((_, after),) = take(scaling, name), take(probed, name)

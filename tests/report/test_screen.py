@@ -28,10 +28,10 @@ from bench.render.model import (
 )
 from bench.render.text import WIDTH, draw
 from bench.report.document import Report, build
-from bench.study import summaries
 from bench.study.sweeps import read_sweeps
 from tests.planted.documents import Made
 from tests.planted.records import make_record, measured, write_sweep
+from tests.planted.results import read_results
 from tests.planted.sweeps import Folders, make_card
 
 CARD = {"gpu": "A card", "torch": "2.13"}
@@ -159,7 +159,9 @@ def lose(status: Status) -> Record:
 
 def steps_of(*folders: Path) -> NextStep:
     sweeps = read_sweeps(folders)
-    return choose_next(sweeps, summaries.summarize(summaries.latest(summaries.read(sweeps))))
+    step = choose_next(sweeps, read_results(*sweeps)[1])
+    assert step
+    return step
 
 
 @pytest.mark.parametrize(

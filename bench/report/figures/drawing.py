@@ -8,7 +8,6 @@ ticks and series are shared over it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,21 +16,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
-from bench.diagnosis.sentences import write_ms
-from bench.limits import STEADY
 from bench.precision import PRECISIONS
-from bench.render.cells import iterate, write_ratio
-from bench.render.palette import ACCENT, COLOURS, GRID, INK, MARKERS, PALETTE
+from bench.render.palette import COLOURS, GRID, INK, MARKERS
 from bench.report.figures import frames
-from bench.text import count
 
 APART = 8  # a larger ratio between panels' largest values makes their axis logarithmic
 SMALL = 8.5  # points: the font size within the axes
 MARKED = 0.03  # of an axis, about the length of a marker
-FAR = 6  # larger changes are marked at the edge; showing them would hide the others
-
-LESS, MORE = ACCENT, PALETTE[1][0]
-"""Colours of time that a part of a step loses or gains; its side and its sign show that too."""
 
 _DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 
@@ -76,7 +67,7 @@ def share(ax: Axes, way: str, whole: pd.DataFrame, column: str, reach: float = 0
         getattr(ax, f"{way}axis").set_major_formatter("{x:,.10g}")
 
 
-def set_logarithmic(ax: Axes, way: str, low: float, high: float, unit: str = "") -> None:
+def set_logarithmic(ax: Axes, way: str, low: float, high: float) -> None:
     """Give an axis a logarithmic scale, labelled with round numbers, not powers."""
     ax.set(**{f"{way}scale": "log", f"{way}lim": (low, high)})
     if high < 4 * low:
@@ -85,19 +76,9 @@ def set_logarithmic(ax: Axes, way: str, low: float, high: float, unit: str = "")
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         steps = (1, 2, 5) if high < 1e3 * low else (1,)
         ticks = [m * 10.0**n for n in decades for m in steps if low <= m * 10.0**n <= high]
-    if unit == "×":  # a ratio is compared with 1
-        near = 0.1 * math.log(high / low)  # labels nearer than this would touch
-        ticks = sorted([1.0, *(t for t in ticks if abs(math.log(t)) > near)])
     axis = getattr(ax, f"{way}axis")
-    axis.set_ticks(ticks, labels=[f"{tick:,.10g}{unit}" for tick in ticks])
+    axis.set_ticks(ticks, labels=[f"{tick:,.10g}" for tick in ticks])
     axis.minorticks_off()
-
-
-def surround(ax: Axes, values: pd.Series, margin: float) -> None:
-    """Limit the y axis to some values, with ``margin`` times their range around them."""
-    low, high = values.min(), values.max()
-    room = margin * (high - low) or 0.01
-    ax.set_ylim(low - room, high + room)
 
 
 def mark_level(ax: Axes, level: float, text: str) -> None:
@@ -135,10 +116,7 @@ def draw_batches(
     shown = shown[:: math.ceil(len(shown) / 8)]
     ax.set_xticks(shown, [f"{t:g}" for t in shown])
     ax.minorticks_off()
-    if y == frames.LOSS:
-        surround(ax, whole[y], 0.1)
-    else:
-        share(ax, "y", whole, y, reach)
+    share(ax, "y", whole, y, reach)
 
 
 def _draw_ranges(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame) -> None:
@@ -237,15 +215,6 @@ def draw_memory(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
         add_key(ax, frames.FULL, marker="x", markeredgewidth=2)
 
 
-def draw_speedup(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
-    """Draw the speed-up over fp32, by batch size or number of GPUs, with a line at 1."""
-    draw_batches(ax, data, whole, y, reach=1.1)
-    if is_flat(whole):
-        ax.axvline(1, **_DASHED)
-    else:
-        mark_level(ax, 1, "fp32")
-
-
 def draw_scaling(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> None:
     """Draw the speed-up over one GPU by number of GPUs, with a line for linear scaling."""
     draw_batches(ax, data, whole, y)
@@ -267,7 +236,9 @@ def draw_curves(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, y: str) -> No
         if whole["run"].nunique() > 1:
             add_key(ax, run, linestyle=dashes)
     ax.set_xlim(0, 1.02 * whole[frames.EPOCH].max())
-    surround(ax, whole[y], 0.05)
+    low, high = whole[y].min(), whole[y].max()
+    room = 0.05 * (high - low) or 0.01
+    ax.set_ylim(low - room, high + room)
 
 
 def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
@@ -281,88 +252,8 @@ def draw_trade(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> Non
         write_near(ax, str(size), place, (6, 5))
 
 
-def draw_waterfall(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """Draw how one step's time becomes another's: a row per part, each starting where the row above
-    ends. A tick shows where a part would end at the machine's measured rates."""
-    at, numbers = 0.0, []
-    for place, (_, before, after, change, floor) in enumerate(data.itertuples(index=False)):
-        if total := math.isnan(change):
-            at = after if place else before
-            start, width, colour, said = 0.0, at, INK, write_ms(at / 1e3)
-        else:
-            start, width, colour = min(at, at + change), abs(change), MORE if change > 0 else LESS
-            said = f"{'+' if change > 0 else ''}{write_ms(change / 1e3)}"
-            at += change
-        ax.barh(place, width, left=start, height=0.42, color=colour, linewidth=0,
-                alpha=0.6 if total else 1)  # fmt: skip
-        if not math.isnan(floor):
-            ax.plot(at - change + floor - before, place, linestyle="", marker="|", markersize=13,
-                    markeredgewidth=1.4, color=INK, label="at the measured rates")  # fmt: skip
-        if place < len(data) - 1:
-            ax.plot([at, at], [place + 0.21, place + 0.79], color=INK, linewidth=0.7, alpha=0.4)
-        numbers.append(f"{said} ms")
-    for colour, label in ((LESS, "less time"), (MORE, "more time")):
-        add_key(ax, label, marker="s", markersize=8, color=colour)
-    ax.set_xlim(min(0, ax.get_xlim()[0]), 1.1 * ax.get_xlim()[1])  # room for the numbers
-    ax.xaxis.set_major_formatter("{x:,.10g}")
-    ax.set_xlabel("time of a step (ms)")
-    write_rows(ax, data["part"], numbers)
-
-
-def draw_changes(ax: Axes, data: pd.DataFrame, whole: pd.DataFrame, x: str) -> None:
-    """Draw a row per change: its ratio, the interval of that, and the range of single pairs."""
-    columns = whole[[x, "low", "high", "lowest", "highest"]]
-    low, high = float(columns.min().min()), float(columns.max().max())
-    low, high = min(max(low, 1 / FAR), 0.95) / 1.06, max(min(high, FAR), 1.05) * 1.06
-    set_logarithmic(ax, "x", low, high, "×")
-    ax.axvspan(1 / (1 + STEADY), 1 + STEADY, facecolor=GRID, edgecolor="none", alpha=0.7, zorder=0,
-               label=f"±{100 * STEADY:.0f} %")  # fmt: skip
-    ax.axvline(1, color=INK, linewidth=0.8, alpha=0.5, zorder=1)
-    for place, row in enumerate(iterate(data)):
-        if not math.isnan(row.low):
-            ax.plot([row.low, row.high], [place, place], color=ACCENT, linewidth=4,
-                    solid_capstyle="butt", label="95 % interval")  # fmt: skip
-        if row.pairs > 1:
-            # over the interval's bar, and ticks that are longer than its width and the mean's dot
-            ax.plot([row.lowest, row.highest], [place, place], color=INK, linewidth=1, marker="|",
-                    markersize=10, markeredgewidth=1.2, label="range of the pairs")  # fmt: skip
-    sure, within = data["low"].notna(), data[x].between(low, high)
-    points = data[x].clip(low * 1.02, high / 1.02)
-    for chosen, label, marker, face in (
-        (sure & within, "mean", "o", ACCENT),
-        (~sure & within, "mean, too few repeats for an interval", "o", "none"),
-        (data[x] > high, "beyond the scale", ">", ACCENT),
-        (data[x] < low, "beyond the scale", "<", ACCENT),
-    ):
-        if chosen.any():
-            ax.plot(points[chosen], points[chosen].index, linestyle="", marker=marker,
-                    markersize=6.5, markerfacecolor=face, markeredgecolor=ACCENT,
-                    markeredgewidth=1.3, label=label)  # fmt: skip
-    names = [f"{row.change} ({count(row.pairs, 'pair')})" for row in iterate(data)]
-    write_rows(ax, names, [f"{write_ratio(ratio)}×" for ratio in data[x]])
-
-
-def write_rows(ax: Axes, names: Sequence[str] | pd.Series, numbers: Sequence[str]) -> None:
-    """Write the name of each row above it, from the top, and its number at the right end."""
-    for place, texts in enumerate(zip(names, numbers, strict=True)):
-        for x, text, align in zip((0.0, 1.0), texts, ("left", "right"), strict=True):
-            written = ax.text(x, place - 0.45, text, ha=align, va="center", fontsize=SMALL + 0.5,
-                              transform=ax.get_yaxis_transform())  # fmt: skip
-            written.set_in_layout(False)
-    ax.set(ylim=(len(numbers) - 0.5, -0.8), yticks=[])
-    ax.spines["left"].set_visible(False)
-    ax.grid(axis="y", visible=False)
-
-
-def is_in_rows(whole: pd.DataFrame) -> bool:
-    """Return whether a figure has a named row for each row of its data."""
-    return bool({"change", "part"} & set(whole))
-
-
 def find_height(whole: pd.DataFrame) -> float:
     """Return the height of a panel in inches."""
-    if is_in_rows(whole):
-        return float(0.75 + 0.46 * whole["panel"].value_counts().max())
     if is_flat(whole):
         return 0.9 + 0.36 * len(list_series(whole))
     return 3.3

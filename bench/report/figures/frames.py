@@ -1,62 +1,151 @@
-"""The data of each figure: a tidy frame, in the units that its columns name.
+"""The data of each figure: a tidy frame a panel, in the units that its columns name.
 
-The first column of a figure by batch size, by number of GPUs or through an epoch is its x axis.
+A panel has the settings of one machine, network and data. A line in it is settings of one precision
+that differ in nothing but the batch size: all other axes are at the panel's baseline, the values
+that most of its settings have, or the defaults if several are equally common. The first column of a
+figure by batch size, by number of GPUs or through an epoch is its x axis.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import accumulate
+from operator import attrgetter
+from statistics import median
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bench.diagnosis.explanation import Explanation
-from bench.diagnosis.sentences import name_part
+from bench.case import AXES, FOLLOWS, SAME_QUESTION, Case
+from bench.origin import LABELS
 from bench.precision import PRECISIONS
 from bench.questions import batch_sizes
-from bench.questions.families import find_families
-from bench.questions.scaling_tax import find_taxes
-from bench.record import REFUSED, RELIABLE
-from bench.render.cells import TIMED, iterate
-from bench.report.figures.groups import Group, View, name_setting, split_lines
-from bench.study.axes import keep_main, name_axis
-from bench.study.quantities import QUANTITIES
+from bench.questions.gpus import Line, name_line
+from bench.questions.settings import list_settings
+from bench.record import MEASURED, REFUSED, RELIABLE, Status
+from bench.report.document import Report
+from bench.study.axes import find_varying, list_main, name_axis, name_value
+from bench.study.quantities import QUANTITIES, is_number
 from bench.study.results import Result
-from bench.study.summaries import MATCH
-from bench.text import ESTIMATE, GIB, parse_bytes, write_number
+from bench.study.runs import SOURCE, group
+from bench.study.sweeps import MOST_STEP_BYTES
+from bench.text import GIB, parse_bytes, write_number
 
+MOST_PANELS = 6  # of one figure: the machines, networks and data with the most settings
+MOST_LINES = 6  # panels of a figure: the first lines that differ in more than their precision
 MOST_POINTS = 300  # of a panel
 CURVE_POINTS = 40  # of an epoch of a curve without a published one beside it
-MOST_CHANGES = 40  # of a panel
-MOST_CHARACTERS = 54  # of a row's name: more would run into the number at its end
-MOST_PARTS = 9  # of a step, with a row each; the rest, which changed least, is summed
-LEAST_SHARE = 0.01  # of a step: a smaller kind of work, or change of one, is not drawn by itself
 
 BATCH, EPOCH, GPUS = "batch size", "epoch (%)", "GPUs"
 TIME, MEMORY = QUANTITIES["epoch_time_s"].title, QUANTITIES["memory_bytes"].title
-LOSS, ACCURACY = "loss", "accuracy (%)"
+SPEED, LOSS, WIDER = "images/s", "loss", "speed-up over one (×)"
 LOW, HIGH = "from", "to"
 MARK, KNEE = "mark", "knee"
 FITS, FULL, PREDICTED = "fits", "out of memory", "predicted"
 CARD, LIMIT, START = "card (GiB)", "memory limit (GiB)", "before the first step (GiB)"
 LINE = "largest miss of the line (%)"
-WIDER, OVER_FP32 = "speed-up over one (×)", "speed-up over fp32 (×)"
-BEFORE, AFTER, CHANGE = "before (ms)", "after (ms)", "change (ms)"
-FLOOR = "at the measured rates (ms)"
 
+PANEL = (*SOURCE, "model", "dataset", "kind", "environment")  # what those of one panel agree on
+_FREE = (*PANEL, "device", "precision", *FOLLOWS["precision"], "batch_size", *SAME_QUESTION)
+HELD = tuple(name for name in AXES if name not in _FREE)
+"""The axes that are held at a panel's baseline."""
 
 Parts = Iterator[tuple[str, pd.DataFrame]]
 """The title of each panel, and its data; a panel without data is not drawn."""
 
 
-def _frame(columns: dict[str, Any]) -> pd.DataFrame:
-    return pd.DataFrame(columns).reset_index(drop=True)
+@dataclass(frozen=True)
+class Group:
+    """The settings of one panel, each as the case of best evidence."""
+
+    place: str  # machine, network and data, as far as the panels differ in them
+    baseline: str  # its values of the axes that vary, as far as panels differ in them
+    cases: list[Result]  # at the baseline
+    all: list[Result]  # at any value of `HELD`
+    settings: dict[str, Any]  # the value at the baseline of each axis of `HELD` that varies
+
+    @cached_property
+    def main(self) -> list[Result]:
+        """The cases at the baseline, each precision at its main loss scale."""
+        return [self.cases[at] for at in list_main(self.cases, [0] * len(self.cases))]
 
 
-def _join(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+@dataclass(frozen=True)
+class View:
+    """A report, cut into panels once for all figures."""
+
+    report: Report
+    steps: Callable[[str], pd.DataFrame]  # of a sweep, by its name; empty for the published one
+    groups: tuple[Group, ...] = ()  # those with the most settings, in the order of the overview
+    place: str = ""  # the machine, network and data that all share
+    baseline: str = ""  # the values that all share of the axes that vary
+
+
+def view_report(report: Report) -> View:
+    sweeps = {sweep.name: sweep for sweep in report.sweeps}
+    if report.reference:
+        sweeps[""] = report.reference
+    steps = cache(lambda name: sweeps[name].read_steps(MOST_STEP_BYTES))
+    valid = [one for one in report.results if one.status != Status.INVALID]
+    parts = group((one.best for one in list_settings(valid)), attrgetter(*PANEL))
+    if not parts:
+        return View(report, steps)
+    kept = sorted(parts, key=len, reverse=True)[:MOST_PANELS]
+    parts = [part for part in parts if any(part is other for other in kept)]
+    varying = [name for name in find_varying(valid) if name in HELD]
+    bases = [_keep_baseline(part) for part in parts]
+    settings = [{name: getattr(base[0], name) for name in varying} for base in bases]
+    places, place = _share([_describe(base, report) for base in bases])
+    told = [[_name_setting(*item) for item in held.items()] for held in settings]
+    titles, baseline = _share(told)
+    groups = map(Group, places, titles, bases, parts, settings)
+    return View(report, steps, tuple(groups), place, baseline)
+
+
+def _share(phrases: Sequence[Sequence[str]]) -> tuple[list[str], str]:
+    """Return for each list of phrases what not all lists have, and then what all have."""
+    shared = [text for text in phrases[0] if all(text in other for other in phrases)]
+    own = [" · ".join(text for text in phrase if text not in shared) for phrase in phrases]
+    return own, ", ".join(shared)
+
+
+def _keep_baseline(cases: Sequence[Result]) -> list[Result]:
+    """Return the cases at the most common values of `HELD`, or at the defaults if several are as
+    common. Values timed at several batch sizes come first, then those without accumulation and
+    memory limit."""
+
+    def judge(part: Sequence[Result]) -> tuple[int, int, int, int]:
+        first, timed = part[0], [one for one in part if one.status in MEASURED]
+        plain = 2 * (first.accumulate == 1) + (first.memory_limit == "")
+        defaults = sum(getattr(first, name) == getattr(Case, name) for name in HELD)
+        return min(len({one.batch_size for one in timed}), 2), plain, len(timed), defaults
+
+    return max(group(cases, attrgetter(*HELD)), key=judge)
+
+
+def _name_setting(axis: str, value: Any) -> str:
+    return f"{name_axis(axis)} {name_value(axis, value, {})}"
+
+
+def _describe(cases: Sequence[Result], report: Report) -> list[str]:
+    """Describe where a panel's cases ran and what they are, as phrases."""
+    first, results = cases[0], report.results
+    several = [n for n in ("model", "dataset") if len({getattr(r, n) for r in results}) > 1]
+    parts = {one.extrapolated for one in cases}
+    facts = {
+        first.apart: bool(first.apart),
+        LABELS["unknown"]: all(one.kind == "unknown" for one in cases),
+        "synthetic images": any(one.synthetic for one in cases),
+        "extrapolated from part of an epoch": parts == {True},
+        "some extrapolated from part of an epoch": len(parts) > 1,
+    }
+    named = [report.machines[first.sweep, first.machine], *(getattr(first, n) for n in several)]
+    return named + [fact for fact, holds in facts.items() if holds]
 
 
 def thin(data: pd.DataFrame, keep: pd.Series | None = None) -> pd.DataFrame:
@@ -67,26 +156,27 @@ def thin(data: pd.DataFrame, keep: pd.Series | None = None) -> pd.DataFrame:
     return data[chosen if keep is None else chosen | keep].reset_index(drop=True)
 
 
-def take_quantity(group: Group, name: str) -> pd.DataFrame:
-    """Return one of `QUANTITIES` by batch size and precision, each at its main loss scale; of an
-    epoch's time and of images/s also the range, if one is known."""
-    quantity, rows = QUANTITIES[name], keep_main(group.cases)
-    rows = rows[rows[name].notna()].sort_values("batch_size")
-    values = rows[name] / quantity.scale
-    numbers = {quantity.title: values}
-    times = [rows[f"epoch_time_s{end}"] / rows["epoch_time_s"] for end in ("_low", "_high")]
-    if name in ("epoch_time_s", "images_per_s") and times[0].notna().any():
-        ends = times if name == "epoch_time_s" else [1 / time for time in reversed(times)]
-        numbers |= {LOW: ends[0] * values, HIGH: ends[1] * values}
-    return _frame({BATCH: rows["batch_size"], "precision": rows["precision"], **numbers})
+def _frame(rows: Sequence[Result], **columns: Sequence[Any]) -> pd.DataFrame:
+    named = {BATCH: [r.batch_size for r in rows], "precision": [r.precision for r in rows]}
+    return pd.DataFrame({**named, **columns})
+
+
+def _join(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def take_speeds(group: Group, view: View) -> pd.DataFrame:
-    """Return images/s by batch size; `MARK` says where a knee is, and how far a cliff falls."""
-    data = take_quantity(group, "images_per_s").assign(**{MARK: ""})
-    rows = keep_main(group.cases)
-    for precision, part in rows[rows["status"].isin(RELIABLE)].groupby("precision"):
-        speeds = batch_sizes.list_speeds(list(iterate(part)))
+    """Return images/s by batch size, with their range if one is known; `MARK` says where a knee is,
+    and how far a cliff falls."""
+    rows = [row for row in group.main if is_number(row.images_per_s)]
+    rows.sort(key=lambda row: row.batch_size)
+    data = _frame(rows, **{SPEED: [row.images_per_s for row in rows], MARK: ""})
+    if any(is_number(row.images_per_s_low) for row in rows):
+        data[LOW], data[HIGH] = ([getattr(row, f"images_per_s_{end}") for row in rows]
+                                 for end in ("low", "high"))  # fmt: skip
+    for precision in {row.precision for row in rows}:
+        ended = [r for r in rows if r.precision == precision and r.status in RELIABLE]
+        speeds = batch_sizes.list_speeds(ended)
         knee = batch_sizes.find_knee(speeds)
         cliffs = batch_sizes.find_cliffs(speeds)
         found = [(cliff.after.batch_size, batch_sizes.write_drop(cliff)) for cliff in cliffs]
@@ -101,30 +191,31 @@ def take_memory(group: Group, view: View) -> pd.DataFrame:
     """Return memory by batch size; cases that ran out of memory are at the card's size, or at the
     limit. `START` is the process's memory before the first step, the median of the cases: no batch
     size changes it. If memory is linear, it continues to `PREDICTED` batch sizes."""
-    rows = keep_main(group.cases)
-    data = take_quantity(group, "memory_bytes").assign(outcome=FITS)
+    rows = group.main
+    fits = [row for row in rows if is_number(row.memory_bytes)]
+    data = _frame(fits, **{MEMORY: [row.memory_bytes / GIB for row in fits]}).assign(outcome=FITS)
     if not len(data):
         return data
     parts = [data, *_predict_memory(rows)]
-    limit, card = rows["memory_limit"].iloc[0], rows["gpu_memory_bytes"].dropna()
-    if limit or (len(card) and (rows["device"] != "cpu").all()):
+    limit = rows[0].memory_limit
+    card = next((r.gpu_memory_bytes for r in rows if is_number(r.gpu_memory_bytes)), None)
+    if limit or (card and all(row.device != "cpu" for row in rows)):
         level = LIMIT if limit else CARD
-        data[level] = (parse_bytes(limit) if limit else float(card.iloc[0])) / GIB
-        full = rows[rows["status"].isin(REFUSED)]
-        lost = _frame({BATCH: full["batch_size"], "precision": full["precision"]})
+        data[level] = (parse_bytes(limit) if limit else float(card or 0)) / GIB
+        lost = _frame([row for row in rows if row.status in REFUSED])
         lost[MEMORY] = lost[level] = data[level].iloc[0]
         parts.insert(1, lost.assign(outcome=FULL))
     data = _join(parts)
-    start = rows["setup_process_bytes"].astype(float).median()
-    of_process = rows["memory_measure"].isin(["peak_device_bytes", "peak_process_bytes"])
-    if start > 0 and of_process.all():  # a peak of tensors alone leaves out the process
-        data[START] = start / GIB
+    starts = [row.setup_process_bytes for row in rows if is_number(row.setup_process_bytes)]
+    of_process = ("peak_device_bytes", "peak_process_bytes")
+    if starts and all(row.memory_measure in of_process for row in rows):
+        data[START] = median(starts) / GIB
     return data
 
 
-def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+def _predict_memory(rows: Sequence[Result]) -> Iterator[pd.DataFrame]:
     """Yield each precision's line beyond the batch sizes that ran, up to its end."""
-    for family in find_families(rows["result"].tolist(), ()):
+    for family in batch_sizes.find_families(rows, ()):
         growth = batch_sizes.fit_growth(family)
         if growth is None:
             continue
@@ -132,94 +223,63 @@ def _predict_memory(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
         ends = growth.largest if growth.largest and not growth.more else 0
         near = [ends] if growth.sizes[-1] < ends < fails else []
         if sizes := sorted({*near, *growth.predicted}):
-            ahead = _frame({BATCH: sizes, "precision": family.first.precision})
+            ahead = pd.DataFrame({BATCH: sizes, "precision": family.first.precision})
             ahead[MEMORY] = [growth.line.predict(size) / GIB for size in sizes]
-            ahead[LINE], ahead["outcome"] = 100 * growth.miss, PREDICTED
-            yield ahead
+            yield ahead.assign(outcome=PREDICTED, **{LINE: [100 * growth.miss] * len(sizes)})
 
 
 def take_trade(view: View) -> Parts:
     """Yield time against memory of all settings; ``front``: cases that no other beats in both."""
-    for group in view.groups:
-        names = ["epoch_time_s", "memory_bytes"]
-        rows = group.all[group.all[names].notna().all(axis=1)].sort_values(names)
-        time, memory = (rows[name] for name in names)
-        least = memory.cummin()  # of all that are as fast
-        front = (memory == least) & (time == time.groupby(least).transform("min"))
-        usual = group.settings.items()
+    for one in view.groups:
+        both = ("epoch_time_s", "memory_bytes")
+        rows = [row for row in one.all if all(is_number(getattr(row, name)) for name in both)]
+        rows.sort(key=attrgetter(*both))
+        least = [*accumulate((row.memory_bytes for row in rows), min)]
+        first: dict[float, float] = {}  # the lowest time with that little memory
+        for row, memory in zip(rows, least, strict=True):
+            first.setdefault(memory, row.epoch_time_s)
+        front = [
+            "yes" if row.memory_bytes == memory and first[memory] == row.epoch_time_s else "no"
+            for row, memory in zip(rows, least, strict=True)
+        ]
+        usual = one.settings.items()
         settings = [
             ", ".join(_name_switch(axis, getattr(row, axis)) for axis, common in usual
                       if getattr(row, axis) != common)
-            for row in iterate(rows)
+            for row in rows
         ]  # fmt: skip
-        data = _frame({
-            TIME: time, MEMORY: memory / GIB, "precision": rows["precision"],
-            BATCH: rows["batch_size"], "loss scale": rows["loss_scale"], "setting": settings,
-            "front": front.map({True: "yes", False: "no"}),
+        data = pd.DataFrame({
+            TIME: [row.epoch_time_s for row in rows],
+            MEMORY: [row.memory_bytes / GIB for row in rows],
+            "precision": [row.precision for row in rows], BATCH: [row.batch_size for row in rows],
+            "loss scale": [row.loss_scale for row in rows], "setting": settings, "front": front,
         })  # fmt: skip
-        yield group.place, thin(data, data["front"] == "yes") if len(data) > 1 else data.head(0)
+        yield one.place, thin(data, data["front"] == "yes") if len(data) > 1 else data.head(0)
 
 
 def _name_switch(axis: str, value: Any) -> str:
     """Name a setting that is not the usual one: ``lr 0.1``, ``channels last``."""
     if isinstance(value, bool):
         return name_axis(axis) if value else f"no {name_axis(axis)}"
-    return name_setting(axis, value)
+    return _name_setting(axis, value)
 
 
-def _find_runs(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
-    """Return one measured run per precision, all at the batch size that most precisions have. It is
-    the repeat whose epoch time is the median, or the faster of the middle two, as in the tables.
-    ``whole`` keeps only runs of whole epochs."""
-    cases = group.cases[group.cases["part"] == 1] if whole else group.cases
-    rows = keep_main(cases) if len(cases) else cases
-    rows = rows[rows["status"].isin(TIMED)]
-    if not len(rows):
-        return rows
-    held = rows.groupby("batch_size")["precision"].nunique()
-    rows = rows[rows["batch_size"] == held.idxmax()].drop_duplicates("precision")
-    return rows.assign(record_id=[_find_median_run(result, view) for result in rows["result"]])
-
-
-def _find_median_run(result: Result, view: View) -> str:
-    """Return the record of a case's repeat whose epoch time is the median of those with steps."""
-    stored = {*view.steps(result.sweep)["record_id"]}
-    same = (run for run in result.every if run.timed and run.status == result.status)
-    timed = sorted(
-        (run for run in same if run.record_id in stored), key=lambda run: run.epoch_time_s
-    )
-    return str(timed[(len(timed) - 1) // 2].record_id if timed else result.record_id)
-
-
-def _read_steps(rows: pd.DataFrame, view: View) -> Iterator[tuple[Any, pd.DataFrame]]:
-    for row in iterate(rows):
-        every = view.steps(str(row.sweep))
-        if len(mine := every[every["record_id"] == row.record_id]):
-            yield row, mine
-
-
-def thin_steps(steps: pd.DataFrame, images: float, ends: Sequence[float]) -> pd.DataFrame:
-    """Average steps over images, by share of an epoch of ``images``; several epochs pass 100 %. A
-    mean ends where as many images were seen as one of the rising ``ends`` says, and at the end."""
-    steps = steps[steps["images"] > 0]
-    seen = steps["images"].cumsum()
-    bin = np.searchsorted(ends, seen)
-    weighted = (steps["loss"] * steps["images"]).groupby(bin).sum(min_count=1)
-    total = steps["images"].where(steps["loss"].notna()).groupby(bin).sum()
-    accuracy = 100 * steps["correct"].groupby(bin).sum() / steps["images"].groupby(bin).sum()
-    loss = weighted / total.where(total > 0)
-    return _frame({EPOCH: 100 * seen.groupby(bin).max() / images, LOSS: loss, ACCURACY: accuracy})
-
-
-def take_curves(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
-    """Return loss and accuracy through the epoch per precision, and the published curves that
-    match. These have a mean per fifty steps; beside them, all curves are means over the same
-    images."""
-    rows, reference = _find_runs(group, view, whole), view.report.reference
-    ours, theirs = [*_read_steps(rows, view)], []
-    if ours and reference is not None and (rows["kind"] != "published").any():
-        published = reference.records.merge(rows[[*MATCH]], on=[*MATCH])
-        theirs = [*_read_steps(published.assign(sweep=""), view)]
+def take_curves(group: Group, view: View) -> pd.DataFrame:
+    """Return the loss through the epoch per precision, of one run each at the batch size that most
+    precisions have, and the published curves that match. These have a mean per fifty steps; beside
+    them, all curves are means over the same images."""
+    rows = [row for row in group.main if row.status in MEASURED]
+    held = Counter(size for _, size in {(row.precision, row.batch_size) for row in rows})
+    size = max(sorted(held), key=held.__getitem__, default=None)
+    shown = {row.precision: row for row in reversed(rows) if row.batch_size == size}
+    ours, theirs = [], []
+    for row in (row for row in rows if shown.get(row.precision) is row):
+        if len(mine := _read_steps(_find_median_run(row, view), row.sweep, view)):
+            ours.append((row, mine))
+        published = view.report.find_published(row)
+        if published and len(mine := _read_steps(published.record_id, "", view)):
+            theirs.append((published, mine))
+    theirs = theirs if ours else []
     ends = theirs[0][1]["images"].cumsum().tolist() if theirs else None
     curves = []
     for run, found in (("this sweep", ours), ("2019", theirs)):
@@ -233,89 +293,60 @@ def take_curves(group: Group, view: View, whole: bool = False) -> pd.DataFrame:
     return _join(curves)
 
 
-def take_waterfall(why: Explanation) -> pd.DataFrame:
-    """Return how one step time becomes another: a row per part, between the two steps. `FLOOR` is
-    the time of the part in the second step at the machine's measured rates."""
-    parts = why.b.breakdown.parts if why.ceiling else ()
-    floors = {part.name: part.floor_s for part in parts if part.floor_s is not None}
-    before, after = why.a.step.step_s, why.b.step.step_s
-    large = [c for c in why.changes if abs(c.change_s) >= LEAST_SHARE * max(before, after)]
-    shown = sorted(large, key=lambda change: -abs(change.change_s))[:MOST_PARTS]
-    lines = [(why.a.name, before, math.nan, math.nan)]
-    for c in shown:
-        name = f"{ESTIMATE * c.estimated}{name_part(c.name)}"
-        lines.append((name, c.before_s, c.after_s, floors.get(c.name, math.nan)))
-    if rest := [change for change in why.changes if change not in shown]:
-        name = f"{ESTIMATE * any(c.estimated for c in rest)}all others"
-        sums = sum(c.before_s for c in rest), sum(c.after_s for c in rest)
-        lines.append((name, *sums, math.nan))
-    lines.append((why.b.name, math.nan, after, math.nan))
-    data = pd.DataFrame(lines, columns=["part", BEFORE, AFTER, FLOOR])
-    data[[BEFORE, AFTER, FLOOR]] *= 1e3
-    data.insert(3, CHANGE, data[AFTER] - data[BEFORE])
-    return data
+def _find_median_run(result: Result, view: View) -> str:
+    """Return the record of a case's repeat whose epoch time is the median of those with steps, or
+    the faster of the middle two, as in the tables."""
+    stored = {*view.steps(result.sweep)["record_id"]}
+    same = (run for run in result.every if run.timed and run.status == result.status)
+    timed = sorted(
+        (run for run in same if run.record_id in stored), key=lambda run: run.epoch_time_s
+    )
+    return str(timed[(len(timed) - 1) // 2].record_id if timed else result.record_id)
+
+
+def _read_steps(record: str, sweep: str, view: View) -> pd.DataFrame:
+    every = view.steps(sweep)
+    return every[every["record_id"] == record]
+
+
+def thin_steps(steps: pd.DataFrame, images: float, ends: Sequence[float]) -> pd.DataFrame:
+    """Average losses over images, by share of an epoch of ``images``; several epochs pass 100 %. A
+    mean ends where as many images were seen as one of the rising ``ends`` says, and at the end."""
+    steps = steps[steps["images"] > 0]
+    seen = steps["images"].cumsum()
+    bin = np.searchsorted(ends, seen)
+    weighted = (steps["loss"] * steps["images"]).groupby(bin).sum(min_count=1)
+    total = steps["images"].where(steps["loss"].notna()).groupby(bin).sum()
+    loss = weighted / total.where(total > 0)
+    data = pd.DataFrame({EPOCH: 100 * seen.groupby(bin).max() / images, LOSS: loss})
+    return data.reset_index(drop=True)
 
 
 def take_scaling(view: View) -> Parts:
-    """Yield the speed-up over one GPU by number of GPUs and precision, for lines that have one."""
-    for title, lines in split_lines(view.report):
+    """Yield the speed-up over one GPU by number of GPUs and precision, for lines that have one. Of
+    a precision with several loss scales, the first is drawn."""
+    report = view.report
+    axes = [name for name in report.named if name not in FOLLOWS["precision"]]
+    parts: dict[tuple[bool, int], dict[str, Line]] = {}
+    for line in report.lines:
+        part = parts.setdefault((line.strong, line.group), {})
+        part.setdefault(line.points[0].row.precision, line)
+    for (strong, _), part in [*parts.items()][:MOST_LINES]:
+        lines = [*part.values()]
+        name = name_line(lines[0], axes, report.machines, but="precision")
         rows = []
         for base, point in ((line.base, point) for line in lines for point in line.all):
             speedup = 1.0 if point is base else point.speedup
             if base and math.isfinite(speedup) and (point is base or point.gpus > 1):
                 rows.append((point.gpus, point.row.precision, speedup))
-        yield title, pd.DataFrame(rows, columns=[GPUS, "precision", WIDER])
-
-
-def take_tax(view: View) -> Parts:
-    """Yield the speed-up over fp32 by number of GPUs and precision."""
-    for title, lines in split_lines(view.report):
-        rows = [
-            (gpus, tax.line.points[0].row.precision, speedup)
-            for tax in find_taxes(lines)
-            for gpus, speedup in tax.speedups.items()
-        ]
-        yield title, pd.DataFrame(rows, columns=[GPUS, "precision", OVER_FP32])
-
-
-def take_changes(view: View) -> Parts:
-    """Yield the effect of each change on some metrics, as a ratio; for times inverted, as a speed.
-    ``lowest`` and ``highest`` are over the pairs; ``low`` and ``high`` the 95 % interval of their
-    mean, empty if there are too few repeats."""
-    for title, metric, power in (
-        ("Speed: right is faster", "epoch_time_s", -1),
-        ("Memory: left is less", "memory_bytes", 1),
-        ("Energy of an epoch: left is less", "energy_per_epoch_j", 1),
-    ):
-        lines = []
-        for effect in view.report.effects:
-            estimate = effect.estimates.get(metric)
-            if estimate is None or not (ratio := estimate.ratio).value:
-                continue
-            ends = [math.nan if end is None else end for end in (ratio.low, ratio.high)]
-            low, high = sorted(end**power for end in ends)
-            lowest, highest = sorted(end**power for end in (estimate.lowest, estimate.highest))
-            before, after = (_shorten(value, 20) for value in (effect.before, effect.after))
-            where = f" ({effect.over})" if effect.apart else ""
-            change = _shorten(f"{name_axis(effect.axis)}: {before} → {after}{where}")
-            lines.append({
-                "change": change, "ratio": ratio.value**power, "low": low, "high": high,
-                "lowest": lowest, "highest": highest, "pairs": estimate.pairs,
-            })  # fmt: skip
-        yield title, pd.DataFrame(lines[:MOST_CHANGES])
-
-
-def _shorten(name: str, most: int = MOST_CHARACTERS) -> str:
-    return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
+        yield (
+            f"{'strong' if strong else 'weak'}: {name}",
+            pd.DataFrame(rows, columns=[GPUS, "precision", WIDER]),
+        )
 
 
 def describe(data: pd.DataFrame, value: str) -> str:
-    """Say in words what a panel shows: its extremes per precision, or each change."""
-    if "change" in data:
-        return "; ".join(f"{row.change} {write_number(row.ratio)}×" for row in iterate(data))
-    if "part" in data:
-        parts = data.dropna(subset=value).sort_values(value, key=abs, ascending=False).head(4)
-        return "; ".join(f"{row.part} {row[value]:+.4g} ms" for _, row in parts.iterrows())
+    """Say in words what a panel shows: its extremes per precision."""
     if "outcome" in data:
         data = data[data["outcome"] != PREDICTED]
     order = [name for name in PRECISIONS if (data["precision"] == name).any()]

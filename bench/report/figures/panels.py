@@ -1,4 +1,8 @@
-"""Figures as pictures: one drawing per panel for a page, one picture per figure for files."""
+"""Figures: the list of them, and their pictures: one a panel for a page, one a figure for files.
+
+Text and series have fixed colours here, which the page replaces by CSS variables, so that one SVG
+is readable on light and on dark.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +22,15 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from bench.limits import NEAR
+from bench.questions.batch_sizes import DROP
 from bench.render.cells import number_cell
 from bench.render.model import Cell, Head, Table
 from bench.render.palette import COLOURS, GRID, INK, STYLE
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
-from bench.report.figures.drawing import find_height, is_in_rows
-from bench.report.figures.frames import describe, thin
-from bench.report.figures.groups import view_report
-from bench.report.figures.sketches import Sketch, list_sketches
+from bench.report.figures import drawing, frames
+from bench.report.figures.frames import Group, Parts, View, describe, thin, view_report
 from bench.text import capitalize, clean
 
 WIDTH = 5  # of a panel, in inches
@@ -40,6 +44,96 @@ _RC = {
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text: selectable, and in the reader's font
 }
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The definition of a figure: the data of its panels, and how one is drawn."""
+
+    name: str
+    question: str
+    title: str
+    caption: str
+    value: str  # its main column
+    take: Callable[[View], Parts]
+    draw: Callable[[Axes, pd.DataFrame, pd.DataFrame, str], None]
+    baseline: bool = True  # whether its settings are at the baseline of their panel
+    explain: Mapping[str, str] = field(default_factory=dict)  # by column, what the caption adds
+
+
+def each_group(
+    take: Callable[[Group, View], pd.DataFrame], least: int = 1
+) -> Callable[[View], Parts]:
+    """Make a panel per group, at its baseline; none at all if no panel has ``least`` rows. If each
+    line has one batch size, the title gives it."""
+
+    def take_all(view: View) -> Parts:
+        parts = [(group, take(group, view)) for group in view.groups]
+        for group, data in parts if max((len(d) for _, d in parts), default=0) >= least else ():
+            title = " · ".join(filter(None, (group.place, group.baseline)))
+            if frames.BATCH in data.columns[1:]:
+                sizes = " and ".join(map(str, data[frames.BATCH].unique()))
+                title = f"{title}, batch size {sizes}" if title else f"Batch size {sizes}"
+            yield title, data
+
+    return take_all
+
+
+_MAIN = "Each precision at its main loss scale"
+
+SKETCHES: tuple[Sketch, ...] = (
+    Sketch(
+        "images-per-s", "How many images a second are trained at each batch size?",
+        "Images per second", f"Higher is better. {_MAIN}.",
+        frames.SPEED, each_group(frames.take_speeds, least=2), drawing.draw_speeds,
+        explain={
+            frames.HIGH: "A bar is the range in the overview, of the runs or within the only one; "
+            "shorter ones are not drawn.",
+            frames.MARK: "A ring marks the knee, the smallest batch size within "
+            f"{100 * NEAR:.0f} % of the best; a wide band marks a cliff, a drop of more than "
+            f"{100 * DROP:.0f} %.",
+        },
+    ),
+    Sketch(
+        "memory", "How much memory does each batch size take?", "Memory",
+        f"Lower is better. {_MAIN}.",
+        frames.MEMORY, each_group(frames.take_memory, least=2), drawing.draw_memory,
+        explain={
+            frames.START: "The grey band is what the process needs before the first step: Python, "
+            "torch and its libraries, the network and the dataset.",
+            frames.CARD: "A cross on the line of the card marks a batch that ran out of memory.",
+            frames.LIMIT: "A cross on the line of the memory limit marks a batch that ran out of "
+            "memory.",
+            frames.LINE: "Where memory grows linearly, a dashed line continues to batch "
+            "sizes that did not run, up to the predicted limit.",
+        },
+    ),
+    Sketch(
+        "gpu-scaling", "How much faster are several GPUs than one?", "Speed-up over one GPU",
+        "Higher is better. Weak scaling keeps the batch per GPU, strong scaling the total batch; "
+        "on a CPU, processes take the place of GPUs.",
+        frames.WIDER, frames.take_scaling, drawing.draw_scaling, baseline=False,
+    ),
+    Sketch(
+        "loss-curve", "How does the loss fall during training?", "Loss during training",
+        "Mean cross-entropy of the images since the previous point. One run of each case: of its "
+        "repeats, the one whose epoch time is the median. Published curves are dashed; beside one, "
+        "each point is the mean of as many images as its own, which are those of 50 steps.",
+        frames.LOSS, each_group(frames.take_curves), drawing.draw_curves,
+    ),
+    Sketch(
+        "time-memory", "Which settings are best in time and memory together?",
+        "Time against memory",
+        "Lower left is better. All settings are shown. On the dashed line, the Pareto front, are "
+        "those that no other beats in both, labelled with their batch size.",
+        frames.TIME, frames.take_trade, drawing.draw_trade, baseline=False,
+    ),
+)  # fmt: skip
+
+
+def list_sketches(report: Report) -> list[Sketch]:
+    """Return the figures that a document shows."""
+    return [s for s in SKETCHES if s.name in report.figures or not report.figures]
 
 
 @dataclass(frozen=True)
@@ -61,15 +155,10 @@ class Figure(Sketch):
     whole: pd.DataFrame  # the data of all, with the number of the ``panel`` as first column
     legend: str = ""  # a drawing, where the panels need one
 
-    @property
-    def in_rows(self) -> bool:
-        """Whether panels have named rows, which need some width."""
-        return is_in_rows(self.whole)
-
 
 def plan_figures(report: Report) -> Iterator[Figure]:
     """Yield every figure that the records have data for, in their units, not yet drawn."""
-    view, units = view_report(report), find_units(report.cases)
+    view, units = view_report(report), find_units(report.results)
     for sketch in list_sketches(report):
         panels = tuple(
             Panel(title, data.rename(columns=lambda name: count_in(name, units)))
@@ -109,7 +198,9 @@ def _draw_apart(figure: Figure) -> Figure:
     panels, legend = [], ""
     for number, panel in enumerate(figure.panels):
         with _style(f"{figure.name}-{number}"):  # ids must not repeat in a page
-            canvas = Canvas(figsize=(WIDTH, find_height(figure.whole)), layout="constrained")
+            canvas = Canvas(
+                figsize=(WIDTH, drawing.find_height(figure.whole)), layout="constrained"
+            )
             _plot(figure, panel.data, canvas.add_subplot(), entries)
             if len(figure.panels) == 1:
                 _add_legend(canvas, entries, "outside lower left")
@@ -164,8 +255,8 @@ def write_figures(report: Report, folder: Path) -> None:
 def _draw_together(figure: Figure) -> Canvas:
     wide = min(COLUMNS, len(figure.panels))
     high = math.ceil(len(figure.panels) / wide)
-    width = wide * (WIDTH if wide == 1 or figure.in_rows else 0.85 * WIDTH)
-    height = high * (find_height(figure.whole) + 0.3) + 0.6  # titles, and the legend
+    width = wide * (WIDTH if wide == 1 else 0.85 * WIDTH)
+    height = high * (drawing.find_height(figure.whole) + 0.3) + 0.6  # titles, and the legend
     canvas = Canvas(figsize=(width, height), layout="constrained")
     entries: dict[str, Any] = {}
     for place, panel in enumerate(figure.panels, 1):

@@ -77,7 +77,7 @@ TALL = make_scaled_case("fp32", 1128)
 CARD_48 = {**make_card("NVIDIA RTX 6000 Ada"), "gpu_memory_bytes": 48 * GIB}
 FEW_STEPS = {"measured_steps": 20, "steps_per_epoch": 200, "train_loss": 2.0}
 PRECISIONS = ("fp32", "bf16")
-BY_BATCH = "walls batch-speed batch-memory matched largest accumulation"
+BY_BATCH = "walls batches"
 TEXTS = {"dataset": OWN, "model": "m:f", "workload": "m:f"}
 HALVES = [once(Case(precision=name, batch_size=size, steps=20), time, **FEW_STEPS)
           for name, time in (("fp32", 50.0), ("bf16", 25.0)) for size in (64, 128)]  # fmt: skip
@@ -94,17 +94,17 @@ def counted(precision: str, size: int, loss: float, steps: int | None = 20) -> R
 
 BATCHES = {
     "noise": plant(
-        "Noise is no cliff.", "batch-speed", list(list_scaling(noise=0.25)),
+        "Noise is no cliff.", "batches", list(list_scaling(noise=0.25)),
     ),
     "single runs": plant(
         "Of single runs it is said that they may be chance.",
-        "batch-speed", list(list_scaling(repeats=1)),
+        "batches", list(list_scaling(repeats=1)),
     ),
     "lines": plant(
         "Memory is predicted up to where it ends: (24 - 1) GiB / 16 MiB = 1472. Two sizes are no "
         "line. The line is judged by what it would have said of the largest: a bend of 6 % misses "
         "by 5.7 %, and nothing is predicted.",
-        "batch-memory",
+        "batches",
         line("far", (64, 128, 256)), line("near", (64, 128, 256, 1000)), line("two", (64, 128)),
         line("limited", (64, 128, 400), axes={"memory_limit": "12GiB"}),
         line("bent", (64, 128, 256, 512), bend=0.3), line("judged", (64, 128, 256, 512), bend=0.06),
@@ -112,7 +112,7 @@ BATCHES = {
     "what was measured": plant(
         "What was measured overrules the line, which ends at 1472: a batch of 1200 that does not "
         "fit, and one of 1600 that does; 1440 and 1480 are near enough.",
-        "batch-memory",
+        "batches",
         *(line(name, (64, 256, 1024)) for name in ("at1200", "at1440", "at1600", "at1480")),
         [end(Case(model=f"m:at{size}", batch_size=size), **ADA) for size in (1200, 1440)],
         [make_record(Case(model=f"m:at{size}", batch_size=size),
@@ -121,13 +121,13 @@ BATCHES = {
     ),
     "what did not fit": plant(
         "Nothing is predicted beyond what did not fit, whatever the line says.",
-        "batch-memory",
+        "batches",
         line("fits", (64, 128, 256)), line("ends", (64, 128, 256)),
         [end(Case(model="m:ends", batch_size=512), **ADA)],
     ),
     "available": plant(
         "What others left is available, by the measure memory is read in: 24, 21, 24 GiB.",
-        "batch-memory",
+        "batches",
         line("alone", (64, 128, 256)),
         line("shared", (64, 128, 256), baseline_device_bytes=3 * GIB),
         line("context", (64, 128, 256), context_bytes=GIB // 2),
@@ -141,7 +141,7 @@ BATCHES = {
     ),
     "other learning": plant(
         "How large a batch fits does not depend on the schedule: the search ran without it.",
-        "batch-memory",
+        "batches",
         [make_record(make_scaled_case("fp32", size, schedule="cosine", evaluate=True, epochs=3),
                      **{**CARD_48, **measured(50.0, LINES["fp32"][0] + LINES["fp32"][1] * size)})
          for size in (32, 64, 128)],
@@ -149,7 +149,7 @@ BATCHES = {
     ),
     "retries": plant(
         "What made the allocator retry is not on the line: it misses by nothing.",
-        "batch-memory", list(list_scaling()), [FULL],
+        "batches", list(list_scaling()), [FULL],
     ),
     "cut off": plant(
         "What was cut off at its largest batch is not known to fit, and what was at a smaller one "
@@ -164,17 +164,10 @@ BATCHES = {
     ),
     "known ends": plant(
         "Only precisions whose end is known are at their largest; of others it is said why not.",
-        "answers matched largest",
+        "answers",
         ends("some", {**KNOWN, "tf32": (512, 1032), "bf16-amp": (512, None)}),
         ends("alone", OPEN), ends("same", {"fp32": (256, 512), "bf16": (256, 512)}),
         ends("none", {"fp32": (256, None), "bf16": (512, None)}),
-    ),
-    "near the largest": plant(
-        "512 is 90 % of 568, and stands for it.", "walls largest", ends("a", OPEN), search(568),
-    ),
-    "recommended": plant(
-        "512 is what a margin of 10 % recommends, and stands for the largest.",
-        "walls largest", ends("a", OPEN), search(576), search={"step": 8, "margin": 0.1},
     ),
     "retried": plant(
         "A case that retried lowers what is recommended: 1120.",
@@ -182,41 +175,18 @@ BATCHES = {
         list(list_scaling()), PROBES,
         [make_record(TALL, **measured(40.0, 40 * GIB, alloc_retries=2))],
     ),
-    "diverged": plant(
-        "What diverged fitted, but its time is not that of a training: 1024 is the largest timed.",
-        "matched largest",
-        list(list_scaling()),
-        [make_record(make_scaled_case("fp32", 1536), status=Status.DIVERGED,
-                     **measured(30.0, 40 * GIB))],
-    ),
     "unequal parts": plant(
         "In 20 steps 512 trains on twice as many images: no loss is compared.",
-        "answers largest",
+        "answers",
         [counted("fp32", 256, 2.256), counted("fp32", 128, 2.128), counted("bf16", 256, 2.256),
          counted("bf16", 512, 2.512), end(Case(batch_size=512, steps=20)),
          end(Case(precision="bf16", batch_size=1024, steps=20))],
-    ),
-    "equal parts": plant(
-        "In a tenth of an epoch 512 takes half as many steps as 256: no loss is compared.",
-        "largest", ends("a", KNOWN, fraction=0.1),
-    ),
-    "a few steps": plant("A few steps are an estimate.", "matched", HALVES),
-    "losses of steps": plant(
-        "At 256 both trained 20 steps; at 128 one of them trained the whole epoch.",
-        "matched",
-        [counted("fp32", 128, 1.5, None), counted("bf16", 128, 2.0), counted("fp32", 256, 2.1),
-         counted("bf16", 256, 2.2)],
     ),
     "all fits": plant(
         "Where everything fits, the largest that ran is nobody's largest.",
         "answers",
         [once(Case(precision="fp32", batch_size=size)) for size in (64, 128)],
         [once(Case(precision="bf16", batch_size=size)) for size in (64, 128, 256)],
-    ),
-    "nothing but the overview": plant(
-        "Without losses there is only the speed-up over fp32, which the overview has.",
-        "matched",
-        [once(Case(precision=name, batch_size=size)) for name in PRECISIONS for size in (64, 128)],
     ),
     "one batch size": plant(
         "Nothing appears unless the batch size varies.",
@@ -232,7 +202,7 @@ BATCHES = {
     ),
     "micro-batches": plant(
         "They stand beside the plain batch: +10 % time, -60 % memory; they do not make 1000 fit.",
-        "answers accumulation",
+        "answers",
         [once(Case(batch_size=256), 50.0, 10, train_loss=2.0),
          once(Case(batch_size=256, accumulate=4), 55.0, 4, train_loss=2.1),
          once(Case(batch_size=1000, accumulate=3), 52.0, 14, train_loss=2.3),
@@ -240,7 +210,7 @@ BATCHES = {
     ),
     "micro-batches of texts": plant(
         "They are other texts, so no loss is compared; a batch is of texts, not of tokens.",
-        "accumulation effects",
+        "effects",
         [once(Case(batch_size=256, accumulate=parts, **TEXTS), 50.0 + parts, train_loss=2.0,
               unit="tokens") for parts in (1, 4)],
     ),

@@ -26,32 +26,7 @@ def trained(case: Case, times: Sequence[float], repeat: int = 1, **values: Any) 
     return [(record, [], rows)]
 
 
-def forget(rows: list[Any]) -> list[Any]:
-    """The same without evaluation, and without one training loss."""
-    for epoch in rows[0][2]:
-        epoch.test_loss = epoch.test_accuracy = epoch.eval_time_s = None
-    rows[0][2][1].train_loss = None
-    return rows
-
-
-LONG = replace(TRAINED, epochs=4)
-
 EPOCHS = {
-    "three": plant(
-        "Each epoch has a row under its case.",
-        "epochs notes",
-        trained(TRAINED, [10, 10.1, 10.1]), trained(at(256, TRAINED)[0], [8, 8, 8]),
-    ),
-    "repeats": plant(
-        "Repeats are shown by their median: 10.10, 10, 10; what diverged is not of them.",
-        "epochs",
-        *(trained(TRAINED, [t, 10, 10], repeat) for repeat, t in enumerate([10, 10.1, 99], 1)),
-        trained(TRAINED, [1, 1, 1], 4, status=Status.DIVERGED),
-    ),
-    "without evaluation": plant(
-        "Its columns are left out; what was not measured is a dash.",
-        "epochs", forget(trained(TRAINED, [10, 10, 10])),
-    ),
     "short energy": plant(
         "Each epoch has two ends at which the sensor is read: 3 s in three epochs are short.",
         "doubts", trained(TRAINED, [1, 1, 1], energy_j=100.0, measured_time_s=3.0),

@@ -37,12 +37,11 @@ def exchange(rows: list[Any], added: Sequence[float], error: float) -> list[Any]
 
 run = make_gpus_records
 DDP = {"parallel": "ddp"}
-LINES_AND_TAX = "scaling scaling-tax"
 
 GPUS = {
     "on a cpu": plant(
         "There they are processes, and a straggler is no matter of cards.",
-        f"{LINES_AND_TAX} doubts",
+        "scaling doubts",
         run("fp32", 64, 1, device="cpu"), run("fp32", 64, 2, late=0.5, device="cpu"),
         run("fp16", 64, 1, device="cpu"), run("fp16", 64, 2, device="cpu"),
     ),
@@ -50,9 +49,9 @@ GPUS = {
         "The slower is held against the other: 1.5 × 1.001, +50.1 %.",
         "scaling", run("fp32", 64, 2, late=0.5),
     ),
-    "uncertain tax": plant(
+    "hidden exchange": plant(
         "On two GPUs with a large batch all of the exchange is hidden behind the backward pass.",
-        LINES_AND_TAX, *(run(name, 512, gpus) for name in ("fp32", "fp16") for gpus in (1, 2)),
+        "scaling", *(run(name, 512, gpus) for name in ("fp32", "fp16") for gpus in (1, 2)),
     ),
     "ddp on one": plant(
         "Without --parallel none, DDP on one GPU is the base.",
@@ -62,16 +61,6 @@ GPUS = {
         "A base that ran alone comes before one that did not.",
         "scaling", beside(run("fp32", 64, 1)), run("fp32", 64, 1, **DDP), run("fp32", 64, 4),
     ),
-    **{
-        f"bases of a tax {slowed}": plant(
-            "Of one precision --parallel none ran beside others: the tax is over DDP on one GPU.",
-            LINES_AND_TAX,
-            *(run(name, 64, gpus, **DDP) for name in ("fp32", "fp16") for gpus in (1, 8)),
-            *(slow(beside(run(name, 64, 1)), 2) if name == slowed else run(name, 64, 1)
-              for name in ("fp32", "fp16")),
-        )
-        for slowed in ("fp32", "fp16")
-    },
     "no other base": plant(
         "A base that ran beside others is doubted.",
         "scaling doubts", beside(run("fp32", 64, 1)), run("fp32", 64, 2),
@@ -105,7 +94,7 @@ GPUS = {
     ),
     "failed": plant(
         "What failed is on no line.",
-        LINES_AND_TAX, run("fp32", 64, 1),
+        "scaling", run("fp32", 64, 1),
         [(replace(row[0], status=Status.ERROR), *row[1:]) for row in run("fp32", 64, 8)],
     ),
     "links": plant(

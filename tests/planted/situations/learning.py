@@ -26,7 +26,7 @@ LEARNING = {
     "four verdicts": plant(
         "Over two batch sizes and five seeds, which differ by far more than the margin: as good, "
         "10 % worse, 10 % better, and 5 % to and fro.",
-        "learning",
+        "effects",
         *(
             learn(Case(precision=name, batch_size=batch), [
                 base * seed * factor * (1 + wobble * (-1) ** i) for i, seed in enumerate(FIVE)
@@ -39,34 +39,34 @@ LEARNING = {
     ),
     "not in every case": plant(
         "Ten per cent worse at one batch size and better at the other is no equivalence.",
-        "learning",
+        "effects",
         learn(FP32, SEEDS), learn(at(256, FP32)[0], SEEDS),
         learn(FP16, [1.1 * x for x in SEEDS]), learn(at(256, FP16)[0], [x / 1.1 for x in SEEDS]),
     ),
     "guessing": plant(
         "Equal losses of guessing show nothing.",
-        "learning", *(learn(case, (2.309, 2.304, 2.311)) for case in (FP32, FP16)),
+        "effects", *(learn(case, (2.309, 2.304, 2.311)) for case in (FP32, FP16)),
     ),
     "a loss of any kind": plant(
         "A workload's 6.0 may be well learnt, as of a vocabulary.",
-        "learning", *(learn(replace(case, workload="mine:made"), (6.0, 6.01, 5.99))
+        "effects", *(learn(replace(case, workload="mine:made"), (6.0, 6.01, 5.99))
                       for case in (FP32, FP16)),
     ),
     "a few steps": plant(
         "After 5 % of an epoch.",
-        "learning",
+        "effects",
         *(learn(replace(case, steps=20), SEEDS, measured_steps=20, steps_per_epoch=400)
           for case in (FP32, FP16)),
     ),
     "diverged": plant(
         "What diverged is not left out in silence: 1 of 2 pairs.",
-        "learning",
+        "effects",
         learn(FP32, SEEDS[:3]), learn(FP16, SEEDS[:3]), learn(at(256, FP32)[0], SEEDS[:3]),
         learn(at(256, FP16)[0], SEEDS[:3], status=Status.DIVERGED, reason="the loss became NaN"),
     ),
     "one seed": plant(
         "One seed says nothing of learning.",
-        "learning", *(ran(case, (100,), train_loss=2.0) for case in (FP32, FP16)),
+        "effects", *(ran(case, (100,), train_loss=2.0) for case in (FP32, FP16)),
     ),
 }  # fmt: skip
 
