@@ -152,14 +152,17 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
     return parse
 
 
+BATCH_SIZES = (
+    "a batch size is a whole number of at least 1, auto, or a range of powers of two such as "
+    "32..1024 or 32..auto"
+)
+
+
 def parse_batch_size(text: str) -> int:
     with suppress(ValueError):
-        if (value := int(text)) >= 1:
+        if (value := int(text)) >= 0:  # 0 is that of a command that chooses it
             return value
-    raise ValueError(
-        "a batch size is a whole number of at least 1, auto, or a range of powers of two such as "
-        "32..1024 or 32..auto"
-    )
+    raise ValueError(BATCH_SIZES)
 
 
 def parse_number(what: str, low: float, high: float = math.inf) -> Callable[[str], float]:

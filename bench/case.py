@@ -44,6 +44,13 @@ from bench.axis import (
     parse_until,
     parse_whole,
 )
+from bench.command import (
+    fill_places,
+    list_places,
+    parse_command,
+    parse_vary,
+    read_vary,
+)
 from bench.data import DATASETS, SYNTHETIC
 from bench.data.batches import Share
 from bench.errors import UsageError
@@ -53,7 +60,7 @@ from bench.models.weights import parse_start
 from bench.optimization import LR_SCALINGS, OPTIMIZERS, SCHEDULES
 from bench.precision import FP8_RECIPES, PRECISIONS, is_dynamic
 from bench.text import parse_bytes
-from bench.workloads import IMAGES, OWN, parse_workload
+from bench.workloads import COMMAND, IMAGES, OWN, parse_workload
 
 DEVICES = ("cuda", "cpu")
 
@@ -105,6 +112,9 @@ _WHOLE_EPOCHS = {"search": "trials train whole epochs"}
 _HOW_MUCH = {"advise": "it decides how much is measured"}
 _OUR_IMAGES = "its images are of 3x32x32 or a --workload's, unlike those of bench.sweep"
 
+_OF_SWEEPS = dict.fromkeys(("check", "search", "advise", "fit", "scales"),
+    "only bench.sweep runs a command")
+
 _later = partial(describe_axis, quiet=True)
 _learning = partial(_later, affects=(LEARNING, RATE), absent=_FEW_STEPS)
 _part = partial(describe_axis, measuring=True, affects=(PART,),
@@ -135,7 +145,9 @@ class Case:
             f"--dataset {OWN} is that of a --workload; give one, or another dataset"),))
     precision: str = describe_axis("fp32", one_of(PRECISIONS),
         "number formats; bench.sweep --list describes them", common=True, named=True, plain=True,
-        baseline=True, order=list(PRECISIONS).index)
+        baseline=True, order=list(PRECISIONS).index,
+        conflicts=(Conflict(lambda case: case.precision == OWN,
+            f"--precision {OWN} is that of a --command; give another, or leave it out"),))
     loss_scale: float | str | None = describe_axis(None, parse_loss_scale,
         "a number, or a rule of bench.sweep --list (default: 128, or dynamic)",
         common=True, named=True, number=True, affects=(LEARNING, FIT, WORK), follows="precision",
@@ -249,7 +261,16 @@ class Case:
     workload: str = _later(IMAGES, parse_workload,
         "what to train, package.module:factory, with its own network, data and loss (default: "
         "--model on the images of --dataset)", common=True,
-        affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST))
+        affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST),
+        conflicts=(Conflict(lambda case: case.workload == COMMAND,
+            f"--workload {COMMAND} is that of a --command; give --command 'python train.py …'"),))
+    command: str | None = _later(None, or_none(parse_command),
+        "a script of your own instead, such as 'python train.py -b {batch_size}'", common=True,
+        baseline=True, affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST), absent=_OF_SWEEPS)
+    vary: str | None = _later(None, or_none(parse_vary),
+        "a placeholder of your own in --command, and its values: --vary lr 0.1 0.2; once for each",
+        plain=True, baseline=True, order=str,
+        affects=(LEARNING, FIT, PROOF, WORK, FLOP, FIRST), absent=_OF_SWEEPS)
     input: str | None = _synthetic(None, parse_input,
         "shape of synthetic images, such as 3x224x224 (default: the dataset's, 3x32x32)")
     classes: int | None = _synthetic(None, parse_classes,
@@ -315,6 +336,8 @@ class Case:
         """
         named = list(axes or NAMED)
         words = [_name_value(name, getattr(self, name)) for name in named]
+        if self.command is not None and not any(words):
+            words = [self.model]
         if self.world_size > 1 and {"batch_size", "world_size"} <= {*named}:
             words.append(f"global batch {whole_batch(self)}")
         return " · ".join(text for text in words if text is not None)
@@ -343,6 +366,9 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     if any(axis.follows == leader for axis in AXES.values())
 }
 """Axes that only some values of another axis have: they may change together with it."""
+
+BESIDE_COMMAND = ("command", "vary", "device", "steps", "seed")
+"""The axes that a `command` has without a placeholder for them."""
 
 SAME_QUESTION = tuple(name for name, axis in AXES.items() if axis.measuring)
 """Axes that say how a case was measured; they never distinguish two questions."""
@@ -410,7 +436,7 @@ def list_varying(cases: Iterable[Case], but: str = "") -> list[str]:
 
 def _name_value(name: str, value: Value) -> str | None:
     quiet = AXES[name].quiet and value == AXES[name].default
-    if value is None or value is False or quiet:
+    if value is None or value is False or quiet or (name == "batch_size" and value == 0):
         return None
     if name == "workload" or value == OWN:
         return None  # named by its model
@@ -470,6 +496,21 @@ def parse_value(name: str, value: object, where: str) -> Value:
         return AXES[name].parse(text)
     except ValueError as error:
         raise UsageError(f"{where} {text[:60]!r}: {error}") from None
+
+
+def fill_command(case: Case) -> str:
+    """Return the command of a case with its settings in it. Raises UsageError: it gives no word for
+    one of them."""
+    assert case.command is not None
+    own = read_vary(case.vary)
+    named = dict.fromkeys(place.name for place in list_places(case.command))
+    values = {
+        name: own[name] if name in own else spell_value(getattr(case, name)) for name in named
+    }
+    try:
+        return fill_places(case.command, values)
+    except ValueError as error:
+        raise UsageError(f"--command: {error}") from None
 
 
 def whole_batch(case: Case) -> int:

@@ -62,7 +62,8 @@ _WORKLOAD = "workload:"
 
 
 def name_subject(case: Case) -> str:
-    """Name what is examined for a case: its workload, or its network with images and classes.
+    """Name what is examined for a case: its workload, or its network with images and classes. A
+    command is not examined.
 
     >>> from bench.case import Case
     >>> name_subject(Case("m:f")), name_subject(Case("m:f", input="3x64x64", classes=100))

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import partial
 
 from bench.axis import Value
-from bench.case import Case, format_value, list_varying
+from bench.case import Case, format_value, list_absent, list_varying
 from bench.environment.host import list_devices
 from bench.errors import UsageError
 from bench.flags import (
@@ -49,7 +49,8 @@ _WIDTH = 140  # columns if there is no terminal and COLUMNS is not set
 def build_parser() -> Parser:
     parser = Parser(
         prog="python -m bench.fit",
-        absent=dict.fromkeys(("batch_size", *APART), "it chooses what its runs measure"),
+        absent=dict.fromkeys(("batch_size", *APART), "it chooses what its runs measure")
+        | list_absent("fit"),
         usage="%(prog)s [--precision NAME …] [--memory-limit SIZE] [--out DIR] […]",
         description=describe(__doc__),
     )

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from bench.axis import Trait, Value
 from bench.case import AXES, axis_flag, list_affecting
+from bench.command import combine_vary
 from bench.data import SYNTHETIC
 from bench.errors import StoreError, UsageError, nearest
 from bench.grid import parse_values
@@ -91,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self._whole_help}")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse ``argv``; ``command`` is the whole command line. Raises UsageError: a flag is
+        """Parse ``argv``; ``invocation`` is the whole command line. Raises UsageError: a flag is
         unknown (the message names the nearest), is given twice, or lacks its value."""
         self._refuse_absent(argv)
         self._refuse_repeated(argv)
@@ -101,7 +102,7 @@ class Parser(argparse.ArgumentParser):
             flags = [flag for action in shown for flag in action.option_strings]
             near = nearest(unknown[0], flags, f"{self._whole_help} lists the right ones")
             raise UsageError(f"unknown argument {unknown[0]!r}; {near}")
-        given.command = shlex.join([*self.prog.split(), *argv])
+        given.invocation = shlex.join([*self.prog.split(), *argv])
         return given
 
     @property
@@ -171,7 +172,8 @@ def add_axes(parser: Parser, description: str) -> None:
         group.add_argument(
             axis_flag(name),
             nargs=some,
-            metavar="VALUE",
+            action="append" if name == "vary" else "store",
+            metavar=("NAME VALUE" if name == "vary" else "VALUE"),
             help=text if axis.common else AdvancedHelp(text),
         )
 
@@ -181,7 +183,11 @@ def read_axes(given: argparse.Namespace) -> dict[str, list[Value]]:
     axes: dict[str, list[Value]] = {}
     for name in given.axes:
         if (texts := getattr(given, name)) is not None:
-            axes[name] = _read_values(name, texts or ["on"])
+            axes[name] = (
+                _read_vary(texts) if name == "vary" else _read_values(name, texts or ["on"])
+            )
+    if "vary" in axes and "command" not in axes:
+        raise UsageError("--vary is for a placeholder in --command; give that too")
     refuse_beside_workload(axes)
     if any(rule.decided == "dataset" for name in axes for rule in AXES[name].applies):
         axes.setdefault("dataset", [SYNTHETIC])  # also where a preset names another
@@ -202,6 +208,13 @@ def _read_values(name: str, texts: Sequence[str]) -> list[Value]:
             raise error from None
         right = f"separate values by spaces: {flag} {' '.join(words)}"
         raise UsageError(f"{flag} {shlex.join(texts)}: {right}") from None
+
+
+def _read_vary(given: Sequence[Sequence[str]]) -> list[Value]:
+    try:
+        return [*combine_vary(given)]
+    except ValueError as error:
+        raise UsageError(f"--vary {error}") from None
 
 
 def refuse_beside_workload(axes: Mapping[str, Collection[Value]]) -> None:

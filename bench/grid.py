@@ -9,12 +9,14 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from bench.axis import Trait, Value, parse_whole
+from bench.axis import BATCH_SIZES, Trait, Value, parse_whole
 from bench.case import (
     AXES,
+    BESIDE_COMMAND,
     Case,
     axis_flag,
     divide_items,
+    fill_command,
     format_value,
     list_affecting,
     list_values,
@@ -23,10 +25,12 @@ from bench.case import (
     parse_value,
     whole_batch,
 )
+from bench.command import list_places, name_command, read_vary, refuse_places
 from bench.errors import UsageError
+from bench.models import is_command, name_module
 from bench.optimization import count_warmup_steps
 from bench.text import join_words
-from bench.workloads import IMAGES, OWN
+from bench.workloads import COMMAND, IMAGES, OWN
 
 AUTO = "auto"
 """The batch size to be found: the largest that fits, less a margin."""
@@ -68,6 +72,10 @@ def parse_values(name: str, value: object, where: str) -> list[Value]:
         if int(high) < low:
             raise UsageError(f"{where} {value!r}: a range goes upwards, such as 32..1024")
         return list(_double(low, int(high)))
+    if name == "batch_size" and str(value) == "0":
+        raise UsageError(f"{where} '0': {BATCH_SIZES}")
+    if name == "model" and is_command(str(value)):
+        raise UsageError(f"{where} {value!r}: {name_module(str(value)) or 'give a network'}")
     return [parse_value(name, value, where)]
 
 
@@ -114,6 +122,8 @@ def grid(
         if not given or (asked is not None and name not in asked):
             continue
         having: Sequence[Case] = [*cases, *families]
+        if any(case.command is not None for case in having):
+            continue  # what applies there is the command's own matter
         for rule in axis.applies:
             having = [case for case in having if rule.holds(case)]
             if not having:
@@ -128,7 +138,11 @@ def _expand(
     micro: Any = axes.pop(MICRO_BATCH, [None])
     if micro != [None] and "accumulate" in axes:
         raise UsageError("--micro-batch and --accumulate are both given; use one")
-    chosen: Sequence[Any] = axes.pop("batch_size", [Case.batch_size])
+    chosen: Sequence[Any] = axes.pop("batch_size", [])
+    if any(text is not None for text in axes.get("command", ())):
+        _refuse_for_command(axes, chosen)
+        chosen = chosen or [0]
+    chosen = chosen or [Case.batch_size]
     names = list(AXES)
     order = sorted(axes, key=names.index)
     at_size, at_made = names.index("batch_size"), names.index("accumulate")
@@ -161,6 +175,8 @@ def _expand(
 def _settle(settings: Mapping[str, Any]) -> Case:
     """Return the case with these settings, each where it applies."""
     case = Case(**settings)
+    if case.command is not None:
+        return _settle_command(case)
     if case.workload != IMAGES:
         ours = {name: AXES[name].default for name in list_affecting(Trait.DATA)}
         case = replace(case, **ours | {"model": case.workload, "dataset": OWN})
@@ -173,6 +189,39 @@ def _settle(settings: Mapping[str, Any]) -> Case:
         if value != getattr(case, name):
             case = replace(case, **{name: value})
     return case
+
+
+def _refuse_for_command(axes: Mapping[str, Sequence[Any]], sizes: Sequence[Any]) -> None:
+    """Refuse settings that a command has no placeholder for. Raises UsageError."""
+    given = [name for name in axes if name not in BESIDE_COMMAND]
+    given += ["batch_size"] if sizes else []
+    for command in axes["command"]:
+        if command is None:
+            raise UsageError("--command none beside a command: give them in sweeps of their own")
+        for vary in axes.get("vary", [None]):
+            if why := refuse_places(command, given, [*read_vary(vary)], [*AXES]):
+                raise UsageError(f"--command: {why}")
+    if any(isinstance(size, str) for size in sizes):
+        raise UsageError(
+            "--batch-size auto: the largest batch is looked for in steps of the harness's own, and "
+            "a command takes as many as it likes; give numbers, such as 32..1024"
+        )
+
+
+def _settle_command(case: Case) -> Case:
+    """Return a command's case: what it has no placeholder for is its own choice."""
+    assert case.command is not None
+    placed = {place.name for place in list_places(case.command)}
+    own: dict[str, Any] = {"precision": OWN, "batch_size": 0, "optimizer": OWN}
+    settled = {
+        name: own.get(name, axis.default)
+        for name, axis in AXES.items()
+        if name not in (*BESIDE_COMMAND, *placed)
+    }
+    settled |= {"workload": COMMAND, "dataset": OWN}
+    if "model" not in placed:
+        settled["model"] = name_command(case.command)
+    return replace(case, **settled)
 
 
 def go_together(case: Case) -> bool:
@@ -191,6 +240,8 @@ def check_axes(case: Case) -> None:
 
 def check_division(case: Case) -> None:
     """Refuse a batch that cannot be divided into equal micro-batches. Raises UsageError."""
+    if case.command is not None:
+        return
     if case.accumulate > case.batch_size:
         raise UsageError(
             f"a batch of {case.batch_size} cannot be computed in {case.accumulate} micro-batches; "
@@ -208,7 +259,11 @@ def check_division(case: Case) -> None:
 
 
 def check_settings(case: Case) -> None:
-    """Refuse settings that do not go together at any batch size. Raises UsageError."""
+    """Refuse settings that do not go together at any batch size. What a command makes of its
+    placeholders is its own matter. Raises UsageError."""
+    if case.command is not None:
+        fill_command(case)
+        return
     if why := next(_find_conflicts(case), ""):
         raise UsageError(why)
 
@@ -239,10 +294,12 @@ def _find_conflicts(case: Case) -> Iterator[str]:
 def check_batches(case: Case, train_images: int, batchnorm: bool = True) -> None:
     """Refuse a batch size or warm-up that does not fit this number of training images, or items.
 
-    Raises UsageError: the batch is larger than the dataset; a batch, a micro-batch or a GPU's share
-    of one holds one image, and there may be BatchNorm, which needs two; or the learning rate's
-    warm-up is longer than the training.
+    A command makes its own batches. Raises UsageError: the batch is larger than the dataset; a
+    batch, a micro-batch or a GPU's share of one holds one image, and there may be BatchNorm, which
+    needs two; or the learning rate's warm-up is longer than the training.
     """
+    if case.command is not None:
+        return
     item = "image" if case.workload == IMAGES else "item"
     whole = whole_batch(case)
     if case.world_size > 1:

@@ -113,6 +113,10 @@ def is_dynamic(loss_scale: float | str | None) -> bool:
     return loss_scale in POLICIES
 
 
+OWN = "own"
+"""The value of the axes ``precision``, ``dataset`` and ``optimizer`` where a user's workload or
+command decides itself."""
+
 PRECISIONS: dict[str, Precision] = {
     p.name: p
     for p in (
@@ -184,8 +188,12 @@ PRECISIONS: dict[str, Precision] = {
             float8=True,
             brief="bf16-amp with linear layers in fp8",
         ),
+        Precision(OWN, "what a --command without {precision} computes in"),
     )
 }
+
+TRAINED = tuple(name for name in PRECISIONS if name != OWN)
+"""The precisions that the harness itself can train in."""
 
 
 @dataclass(frozen=True)

@@ -493,6 +493,8 @@ class Outcome:
     epochs: list[EpochRow] = field(default_factory=list)
     work: list[WorkRow] = field(default_factory=list)
     ranks: list[RankRow] = field(default_factory=list)
+    unit: str = ""  # what a command counts, and how many of them its epoch time is of
+    epoch_items: int = 0
     retries: int = 0
     log: str = ""
     preempted: bool = False

@@ -102,6 +102,7 @@ def test_values_are_spelt_as_flags_spell_them() -> None:
 # of axes whose default says that they do not apply
 NEVER_NONE = {
     **{"loss_scale": '"dynamic"', "opt_level": '"O1"', "clip_grad": 1, "memory_limit": '"21GiB"'},
+    **{"command": '"python t.py"', "vary": '"x=1"'},
     **{"start": '"w.pt"', "steps": 4, "until": 0.01, "input": '"3x64x64"', "classes": 100},
 }
 

@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
         if why := inputs.platforms[case.device].discourage(PRECISIONS[case.precision]):
             print(f"warning: {case.precision}: {why}, so it will be slow", file=sys.stderr)
     with writable("--out", out):
-        report = Report(out, given.command, given.steps)
+        report = Report(out, given.invocation, given.steps)
     from bench.check.subject import Subject
 
     say = partial(print, flush=True)

@@ -18,7 +18,7 @@ from bench.environment.variables import THREADS, VARIABLES
 from bench.gpu.cards import find_card
 from bench.gpu.device import Process
 from bench.gpu.nvml import EFFECTS, NvmlProblem
-from bench.precision import FP8_INSTALL, PRECISIONS
+from bench.precision import FP8_INSTALL, PRECISIONS, TRAINED
 from bench.text import clean, count
 
 GB = 1e9
@@ -314,7 +314,7 @@ def _judge_precisions(m: Machine) -> Iterator[Remark]:
         rates = m.yardsticks[device].rates if device in m.yardsticks else {}
         ways: dict[str, list[str]] = {"runs": [], "emulates, slowly,": [], "cannot run": []}
         slow: dict[str, list[str]] = {}
-        for precision in PRECISIONS.values():
+        for precision in map(PRECISIONS.__getitem__, TRAINED):
             lacks = precision.float8 and not m.torchao
             lacks |= precision.apex and bool(refuse_apex(m.apex, None, device))
             why = find_emulated(precision.arithmetic, rates)

@@ -26,7 +26,7 @@ from bench.executors.ranks import Ranks, find_gpus
 from bench.executors.server import Servers
 from bench.failure import classify, classify_death, count_oom_kills, list_kinds
 from bench.gpu.cards import Card, find_card, find_cards
-from bench.gpu.device import CombinedDevice, Device, Unreadable
+from bench.gpu.device import CombinedDevice, Device, Host, Unreadable
 from bench.gpu.monitor import ENERGY, Monitor, Observation
 from bench.gpu.nvml import open_device
 from bench.record import MEASURED, REFUSED, Outcome, Status, write_missing
@@ -171,6 +171,8 @@ class SubprocessExecutor(Executor):
             fault = classify(["NVMLError"], device.reason)
             if fault.transient:
                 return Outcome(fault.status, fault.reason), True
+        if job.case.command is not None and isinstance(device, Host):
+            device.eager = True
         oom_kills = count_oom_kills()
         with Monitor(device) as monitor:
             try:
@@ -188,7 +190,8 @@ class SubprocessExecutor(Executor):
                 if isinstance(device, CombinedDevice):
                     device.pids = worker.pids
                 monitor.watch(worker.pid)
-                for message in self._listen(worker, stopping):
+                of = "the command" if job.case.command is not None else ""
+                for message in self._listen(worker, stopping, of):
                     if isinstance(message, Finished) and message.follows:
                         kept = message
                         continue
@@ -221,6 +224,8 @@ class SubprocessExecutor(Executor):
             if kept and answer.status not in MEASURED:
                 why = dict.fromkeys(kept.follows, answer.reason)
                 answer = replace(kept, missing={**kept.missing, **why})
+            if job.case.command is not None:
+                monitor.count_whole_run()
             seen = monitor.close(
                 answer.measurement.peak_reserved_bytes,
                 answer.measurement.warmup_reserved_bytes,
@@ -233,9 +238,10 @@ class SubprocessExecutor(Executor):
             outcome.reason += f"; after {done} of {job.case.epochs} epochs"
         return outcome, answer.transient
 
-    def _listen(self, worker: Worker | Ranks, stopping: Stopping) -> Iterator[Message]:
-        """Yield the worker's messages, with a final `Finished` if it is stopped or a phase exceeds
-        its deadline. Raises MessageError: the worker wrote a line that is not a message."""
+    def _listen(self, worker: Worker | Ranks, stopping: Stopping, of: str) -> Iterator[Message]:
+        """Yield the worker's messages, with a final `Finished` if it is stopped or a phase, or what
+        all of them are ``of``, exceeds its deadline. Raises MessageError: the worker wrote a line
+        that is not a message."""
         phase, deadline = "set-up", time.monotonic() + self.settings.timeout_s
         for message in worker.messages():
             if stopping():
@@ -245,8 +251,8 @@ class SubprocessExecutor(Executor):
                 stacks = worker.dump_stacks()
                 waited = ", waiting for its DataLoader" if _AWAITS_LOADER(stacks) else ""
                 reason = (
-                    f"{phase} took longer than {self.settings.timeout_s:g} s{waited}; "
-                    "raise --timeout; the log has the stacks"
+                    f"{of or phase} took longer than {self.settings.timeout_s:g} s{waited}; "
+                    f"raise --timeout; the log has {'its output' if of else 'the stacks'}"
                 )
                 yield Finished(Status.TIMEOUT, reason)
                 return
@@ -308,7 +314,8 @@ def _conclude(last: Finished, seen: Observation, allow_shared: bool) -> Outcome:
         missing=write_missing(missing) or None,
         notes="; ".join(filter(None, notes)) or None,
     )
-    return Outcome(status, reason, m, last.steps, last.epochs, last.work, last.ranks)
+    parts = (last.steps, last.epochs, last.work, last.ranks)
+    return Outcome(status, reason, m, *parts, unit=last.unit, epoch_items=last.epoch_items)
 
 
 def start_worker(

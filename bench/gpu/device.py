@@ -177,9 +177,11 @@ class Unreadable(Device):
 @dataclass
 class Host(Unreadable):
     """A CPU: only the memory that the worker and its descendants hold is read. New descendants are
-    looked for only at phase boundaries, as the search takes time from the cores that train."""
+    looked for only at phase boundaries, as the search takes time from the cores that train, or with
+    ``eager`` five times a second, as for a command that starts what it likes."""
 
     reason: str = "the case ran on a CPU"
+    eager: bool = False
     _tree: ProcessTree | None = field(default=None, repr=False)
 
     def watch(self, pid: int) -> None:
@@ -189,7 +191,7 @@ class Host(Unreadable):
         if self._tree is None:
             return super().read(depth)
         now = time.monotonic_ns()
-        if depth == Depth.EDGE:
+        if depth == Depth.EDGE or (self.eager and depth == Depth.SLOW):
             self._tree.refresh()
         return (Reading(now, process_bytes=self._tree.held_bytes()),)
 

@@ -203,6 +203,12 @@ class Monitor:
             self._phase = phase
             self._windows[phase].open(readings[-1] if readings else None)
 
+    def count_whole_run(self) -> None:
+        """Count the warm-up as the epoch if none was entered: a command that does not tell its
+        steps."""
+        if not self._windows["epoch"].entered:
+            self._windows["epoch"] = self._windows["warmup"]
+
     def close(
         self,
         reserved_bytes: int | None = None,

@@ -27,9 +27,9 @@ TIMM = "timm:"
 
 
 def parse_model(text: str) -> str:
-    """Check a model's name without importing it. Raises ValueError: neither a registered name nor
-    of the form ``package.module:factory``."""
-    if text in MODELS or is_factory(text) or is_timm(text):
+    """Check a model's name without importing it: registered, of the form ``package.module:factory``
+    or ``timm:NAME``, or that of a command. Raises ValueError: it is none of these."""
+    if text in MODELS or is_factory(text) or is_timm(text) or is_command(text):
         return text
     own = "(or package.module:factory for your own, or timm:NAME)"
     raise ValueError(name_module(text) or f"{nearest(text, list(MODELS))} {own}")
@@ -37,6 +37,12 @@ def parse_model(text: str) -> str:
 
 def is_timm(name: str) -> bool:
     return name.startswith(TIMM) and re.fullmatch(r"[A-Za-z0-9_.-]+", name[len(TIMM) :]) is not None
+
+
+def is_command(text: str) -> bool:
+    """Return whether a model is what a user's command trains, as `bench.command.name_command` names
+    it. As the value of a flag, it is meant to be a network of one's own."""
+    return re.fullmatch(r"[\w.+-]+(\.py|\.sh| \(command\))", text) is not None
 
 
 def is_factory(text: str) -> bool:

@@ -91,7 +91,7 @@ def _list_same(cases: Results, varying: Collection[str]) -> list[str]:
         name
         for name in ORDER
         if name in AXES
-        and name not in (*same, *varying, "loss_scale")
+        and name not in (*same, *varying, "loss_scale", "command")
         and getattr(first, name) != getattr(Case, name)
         and len({getattr(case, name) for case in cases}) == 1
     ]
@@ -167,7 +167,7 @@ def _dataset_notes(cases: Results) -> Iterator[str]:
                 counted = name_values(part, "dataset_classes")
                 name = f"{counted} class folders".lstrip() + f" (read as --dataset {dataset})"
             yield f"Dataset: {name}, {images} training images."
-    own = [case for case in cases if case.dataset == OWN]
+    own = [case for case in cases if case.dataset == OWN and case.command == ""]
     for part in group(own, attrgetter("model", "unit")):
         number = name_values(part, "train_images") or unknown
         yield f"Data: that of {part[0].model}, {number} {part[0].unit} an epoch."

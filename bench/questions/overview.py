@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bench.axis import Trait
 from bench.case import Case, list_affecting
 from bench.limits import MIN_REPEATS
-from bench.precision import PRECISIONS
+from bench.precision import OWN, PRECISIONS
 from bench.questions.recommendation import MOST_PLACES, Place, list_places, name_data
 from bench.questions.report_data import ReportData
 from bench.questions.settings import Setting
@@ -251,6 +251,7 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
     headings = _choose_headings(cases, order, found.by)
     cases = sort_cases(cases, headings)
     columns = [axis for axis in order if axis not in headings] or ["precision", "batch_size"]
+    columns = [axis for axis in columns if {getattr(c, axis, 1) for c in cases} not in _OWN]
     several: Column[Result] = Column(
         "global_batch", "global batch", "items of a step of the optimizer, of all GPUs together",
         lambda row: int(row.batch_size * row.world_size), always=True,
@@ -288,6 +289,9 @@ def _lay_out_cases(found: ReportData, cases: Sequence[Result], title: str) -> Sh
 
 
 _EMPTY = (NOTHING, "", "0")
+
+_OWN = ({OWN}, {0})
+"""What a command without placeholders for them has as precision and batch size."""
 
 
 def _choose_headings(cases: Sequence[Result], order: Sequence[str], by: str) -> tuple[str, ...]:

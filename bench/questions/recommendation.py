@@ -162,18 +162,24 @@ class Place:
         others = [axis for axis in self.found.named if axis not in said]
         more = [text for axis in others if (text := name_case(setting.best, [axis]))]
         row = setting.best
-        told = f"{row.precision} at batch size {row.batch_size}"
-        return f"{told} ({', '.join(more)})" if more else told
+        told = [row.precision] if row.precision != OWN else []
+        told += [f"at batch size {row.batch_size}"] if row.batch_size else []
+        if not told:  # a command that chooses both
+            return ", ".join(more) or row.model
+        return " ".join(told) + (f" ({', '.join(more)})" if more else "")
 
     # ------------------------------------------------------------------ what is recommended
 
     def _recommend(self, chosen: Setting) -> str:
         """Say what to train with, how long it takes, and what it saves over the baselines."""
         row = chosen.best
-        told = (
-            f"Train {self.key[2]} on {self.found.machines[self.machine]} in "
-            f"{self.name(chosen)}: {_time(chosen)} an epoch"
-        )
+        what = f"Train {self.key[2]} on {self.found.machines[self.machine]}"
+        if row.precision != OWN:
+            what += " in"
+        elif not row.batch_size and self.name(chosen) != row.model:
+            what += " with"
+        name = "" if self.name(chosen) == row.model else f" {self.name(chosen)}"
+        told = f"{what}{name}: {_time(chosen)} an epoch"
         bases = self._find_baselines(chosen)
         against = []
         for base in bases:

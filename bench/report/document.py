@@ -29,7 +29,7 @@ from bench.record import Status
 from bench.render.cells import outcome
 from bench.render.model import Answer, Level, NextStep, Notice, Table
 from bench.render.section import Section
-from bench.render.units import count_table_in, find_units
+from bench.render.units import find_period, find_units, say_period, word_table
 from bench.study.axes import Filter
 from bench.study.sweeps import Sweep
 from bench.text import count, join_words, name_first
@@ -71,8 +71,14 @@ class Report(ReportData):
         return name_first([sweep.name for sweep in self.sweeps], 3)
 
     @cached_property
+    def period(self) -> str:
+        """What its times are of: an epoch, or what a command's are."""
+        return find_period(self.results)
+
+    @cached_property
     def subject(self) -> str:
-        return describe_subject(self.title, self.results, self.varying, self.machines)
+        said = describe_subject(self.title, self.results, self.varying, self.machines)
+        return say_period(said, self.period)
 
     @cached_property
     def constants(self) -> tuple[str, ...]:
@@ -80,7 +86,10 @@ class Report(ReportData):
 
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
-        return tuple(recommend(self))
+        return tuple(
+            replace(told, sentences=tuple(say_period(s, self.period) for s in told.sentences))
+            for told in recommend(self)
+        )
 
     @cached_property
     def warnings(self) -> tuple[Notice, ...]:
@@ -101,7 +110,8 @@ class Report(ReportData):
     @cached_property
     def notes(self) -> tuple[str, ...]:
         good = (notice.line for notice in self._notices if notice.good)
-        return (*write_notes(self.results, self.varying), *good)
+        told = (*write_notes(self.results, self.varying), *good)
+        return tuple(say_period(text, self.period) for text in told)
 
     @cached_property
     def outcomes(self) -> str:
@@ -140,7 +150,10 @@ class Report(ReportData):
             False: {setting.best.cell for setting in chosen if setting is not None},
         }
         known = warn(self.runs, self.results, self.everything, self.sweeps, spoken=spoken)
-        return [*known, *doubt_profiles(shown)]
+        return [
+            replace(one, found=say_period(one.found, self.period))
+            for one in [*known, *doubt_profiles(shown)]
+        ]
 
     @property
     def _told(self) -> Iterable[Section]:
@@ -152,7 +165,7 @@ class Report(ReportData):
     def _lay_out(self, sections: Iterable[Section]) -> tuple[Table, ...]:
         units = find_units(self.results)
         tables = (table for section in sections for table in section.tabulate(self))
-        return tuple(count_table_in(table, units) for table in tables)
+        return tuple(word_table(table, units, self.period) for table in tables)
 
 
 def build(

@@ -147,7 +147,7 @@ def read_options(given: argparse.Namespace) -> Options:
         for size in sizes
     )
     out = given.out or Path("results") / f"scales-{datetime.now():%Y%m%d-%H%M%S}"
-    return Options(questions, given.data_dir, given.allow_shared, out, given.command)
+    return Options(questions, given.data_dir, given.allow_shared, out, given.invocation)
 
 
 def _read_subjects(given: argparse.Namespace, device: str) -> list[Case]:

@@ -359,7 +359,7 @@ _ALL = (
           "or off cuDNN may choose another algorithm.",
           # flags are read back right before the probe
           lambda r: Arithmetic.UNCLEAR in r.arithmetic.split("/")
-          or (r.flags != "" and r.arithmetic == "")
+          or (r.flags != "" and r.arithmetic == "" and r.command == "")
           or r.labelled_flop_share < MOSTLY_LABELLED, fatal=False),
     Doubt("switched_late", "switches changed",
           "The user's code set torch's switches within steps, so that these runs may not be what "
@@ -404,7 +404,7 @@ _ALL = (
     Doubt("extrapolated", "extrapolated",
           "Only part of an epoch was measured; figures of whole ones, marked ≈, are extrapolated",
           _measure_whole,
-          lambda r: r.part < 1 and r.timed, fatal=False),
+          lambda r: r.part < 1 and r.timed and r.command == "", fatal=False),
     Doubt("synthetic", "synthetic images",
           "Loss and accuracy say nothing about real images",
           _use_cifar10,

@@ -326,6 +326,9 @@ def fill_unknown(runs: Sequence[Run]) -> list[tuple[str, ...]]:
 
 
 def _measure_part(run: Run) -> float:
+    if run.command != "":
+        share = over(run.measured_images, run.train_images)
+        return 1.0 if math.isnan(share) else min(1.0, share)
     if run.steps == "" and run.until == "":
         return float(run.fraction)
     share = over(run.measured_steps, run.steps_per_epoch)

@@ -128,10 +128,10 @@ def write_config(loop: Loop, cases: Sequence[Case] | None = None, **told: Any) -
 def describe_config(cases: Sequence[Case], loop: Loop, before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resolved configuration: cases, commands, environments and datasets."""
     options, inputs = loop.options, loop.inputs
-    before_it = (c for c in str(before.get("command", "")).splitlines() if c != options.command)
+    before_it = (c for c in str(before.get("command", "")).splitlines() if c != options.invocation)
     kept = {**before, **({SHARD: str(options.shard)} if options.shard else {})}
     return {
-        "command": "\n".join([*before_it, options.command]),
+        "command": "\n".join([*before_it, options.invocation]),
         "preset": options.preset.name,
         "repeats": options.repeats,
         **spell_cases(cases),

@@ -94,6 +94,14 @@ def _learn(
             found[key] = cells, micro_batch(case), rows
 
 
+def describe_environment(known: Inputs, case: Case, outcome: Outcome) -> Environment:
+    """Return the environment of a case, and what its outcome alone tells: what a command counts."""
+    environment = known.describe(case)
+    if outcome.unit:
+        environment.unit, environment.train_images = outcome.unit, outcome.epoch_items
+    return environment
+
+
 @dataclass(frozen=True, eq=False)
 class Ticket:
     """One run to make on a lane."""
@@ -247,7 +255,7 @@ class Loop:
             retries=outcome.retries,
             log=log if (self.store.folder / log).exists() else "",
             measurement=outcome.measurement,
-            environment=known.describe(case),
+            environment=describe_environment(known, case, outcome),
         )
         try:
             self.store.append(record, outcome.steps, outcome.epochs, outcome.work, outcome.ranks)

@@ -48,7 +48,7 @@ class Options:
 
     axes: dict[str, list[Value]]
     preset: Preset
-    command: str
+    invocation: str
     out: Path | None
     data_dir: Path | None
     data_url: str | None
@@ -83,12 +83,12 @@ class Options:
 
     def resume(self, out: Path) -> str:
         given = "--out" in self.given
-        return self.command if given else f"{self.command} --out {shlex.quote(str(out))}"
+        return self.invocation if given else f"{self.invocation} --out {shlex.quote(str(out))}"
 
     @property
     def given(self) -> set[str]:
         """The flags of the command, without ``=value``, and its other words."""
-        return {word.partition("=")[0] for word in shlex.split(self.command)}
+        return {word.partition("=")[0] for word in shlex.split(self.invocation)}
 
 
 def build_parser() -> Parser:
@@ -207,8 +207,13 @@ def parse_arguments(argv: Sequence[str]) -> Options:
     if given.trace and not any(axes.setdefault("profile", [True])):
         raise UsageError("--trace keeps the traces of profiles; leave out --profile off")
     devices = axes.get("device") or ["cuda" if has_cuda() else "cpu"]
+    if "command" in axes and given.preset:
+        raise UsageError("--preset is a grid of the harness's own training; leave it out")
     name = given.preset or default_preset("cuda" if "cuda" in devices else "cpu")
-    preset = load_config(given.config) if given.config else load_preset(name)
+    if "command" in axes and not given.config:
+        preset = Preset("command", "a command of one's own", ({},))
+    else:
+        preset = load_config(given.config) if given.config else load_preset(name)
     given.repeats_given = given.repeats is not None
     # what a preset measures is cheap for its own settings, such as its network
     changed = any(axes.keys() & block.keys() for block in preset.grids)

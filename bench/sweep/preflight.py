@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.apex import Apex, find_apex, refuse_apex
-from bench.case import Case, format_value, list_varying
+from bench.case import Case, fill_command, format_value, list_varying
+from bench.command import hash_files, refuse_program
 from bench.cores import count_cores
 from bench.data import (
     SYNTHETIC,
@@ -66,10 +67,12 @@ class Inputs:
         """Return why the case cannot be run here at all, and what to do; empty if it can."""
         precision = PRECISIONS[case.precision]
         platform = self.platforms[case.device]
+        if case.command is not None:
+            return ""
         if reason := platform.refuse(precision) or platform.refuse_limit(case.memory_limit):
             return reason
         if precision.float8:
-            model = self.models[name_subject(case)]
+            model = self.models.get(name_subject(case))
             if model is not None and not model.products:
                 return refuse_fp8(case.model)
             return "" if find_torchao() else FP8_INSTALL
@@ -79,7 +82,9 @@ class Inputs:
         """Return the images that the case trains on, or what is known of a workload's data."""
         if case.workload == IMAGES:
             return self.datasets[name_data(case)]
-        model = self.models[name_subject(case)]
+        if case.command is not None:
+            return DatasetInfo(OWN, "", 0, 0, 0, "", "")
+        model = self.models.get(name_subject(case))
         facts = model.workload if model else None
         samples = facts.samples if facts else Workload.samples  # if it was not examined
         classes = facts.classes if facts else None
@@ -91,7 +96,7 @@ class Inputs:
     def has_batchnorm(self, case: Case) -> bool:
         """Return whether the network may have BatchNorm that is not frozen; True if not
         examined."""
-        model = self.models[name_subject(case)]
+        model = self.models.get(name_subject(case))
         return model is None or (model.batchnorm and case.freeze not in model.still)
 
     def settle(self, case: Case) -> Case:
@@ -128,7 +133,7 @@ class Inputs:
     def predict(self, case: Case) -> float | None:
         """Return a lower bound on a case's time, in s; None if its device or model was not
         measured."""
-        model, data = self.models[name_subject(case)], self.data(case)
+        model, data = self.models.get(name_subject(case)), self.data(case)
         rates = take_rates(asdict(self.platforms[case.device].environment))
         work = model.work if model else ()
         return predict_seconds(case, work, rates, data.train_images, data.test_images)
@@ -136,8 +141,11 @@ class Inputs:
     def describe(self, case: Case) -> Environment:
         """Return the environment of the case: machine, images, model and initial weights."""
         environment = self.platforms[case.device].environment
-        environment = with_inputs(environment, self.data(case), self.models[name_subject(case)])
+        environment = with_inputs(environment, self.data(case), self.models.get(name_subject(case)))
         environment.start_fingerprint = self.starts.get(case.start)
+        if case.command is not None:
+            environment.train_images = environment.test_images = None
+            environment.model_source = hash_files(case.command)
         return environment
 
 
@@ -181,10 +189,12 @@ def find_inputs(
     )
     warnings = [*write_warnings(machine), *list_notes(cases, options.data_dir, beside)]
     platforms = {device: answer.platform(device) for device in devices}
-    models = {subject: answer.fingerprint(subject) for subject in map(name_subject, cases)}
-    refuse_precisions(cases, platforms, options.axes)
+    examined = [case for case in cases if case.command is None]
+    models = {subject: answer.fingerprint(subject) for subject in map(name_subject, examined)}
+    refuse_precisions(examined, platforms, options.axes)
     _refuse_places(platforms, cases, options)
-    _check_examined(cases, models, options.data_dir, options.axes)
+    refuse_programs(cases)
+    _check_examined(examined, models, options.data_dir, options.axes)
     prepare = partial(executor.prepare, lane)
     datasets = prepare_datasets(cases, options.data_dir, options.data_url, prepare)
     warnings += warn_of_missing_tests(cases, datasets)
@@ -192,6 +202,13 @@ def find_inputs(
     for case in known:
         inputs.check_batches(case)
     return inputs
+
+
+def refuse_programs(cases: Sequence[Case]) -> None:
+    """Refuse commands whose program or script is not here. Raises UsageError."""
+    for command in dict.fromkeys(fill_command(case) for case in cases if case.command is not None):
+        if why := refuse_program(command):
+            raise UsageError(f"--command: {why}")
 
 
 def warn_of_missing_tests(
@@ -401,7 +418,7 @@ def warn_of_download(cases: Sequence[Case], data_dir: Path | None) -> list[str]:
 def list_examined(cases: Sequence[Case]) -> list[str]:
     """List the networks and workloads of ``cases`` as `bench.environment.asking.ask` takes them."""
     parts: dict[str, list[Case]] = {}
-    for case in cases:
+    for case in (case for case in cases if case.command is None):
         parts.setdefault(name_subject(case), []).append(case)
     asked = []
     for subject, of in parts.items():
@@ -420,11 +437,13 @@ def try_models(plan: Plan, options: Options) -> Inputs:
     """
     cases = [*plan.cases, *plan.unsized]
     hash_starts(cases)
+    refuse_programs(cases)
     models: dict[str, Fingerprint | None] = dict.fromkeys(map(name_subject, cases))
     own = [
         case
         for case in cases
-        if case.model not in MODELS or case.start is not None or case.freeze != Case.freeze
+        if case.command is None
+        and (case.model not in MODELS or case.start is not None or case.freeze != Case.freeze)
     ]
     if own:
         answer = ask([], list_examined(own), timeout_s=options.timeout_s)

@@ -105,15 +105,20 @@ class Counter(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        self.count(func, args, kwargs or {}, out)
+        return out
+
+    def count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Count an operation that has run."""
         if func.namespace == "profiler" or _is_free(func):
-            return out
+            return
         label = find_label(func, args, out)
         if self._parts:
             label = replace(label, kind=place_kind(label.kind, self._parts[-1]))
-        given = (func, args, kwargs or {}, out)
-        work = Work(1, _count_products(*given), count_bytes(*given))
+        work = Work(
+            1, _count_products(func, args, kwargs, out), count_bytes(func, args, kwargs, out)
+        )
         self.work.setdefault(label, Work()).add(work)
-        return out
 
 
 @cache

@@ -170,7 +170,8 @@ def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
         if row["status"] == Status.OK and row["reason"]:
             yield f"{row.name}: ok, but a reason stands beside it: {row['reason']}"
         finite = row.has("train_loss") and not row.has("first_bad_step")
-        if row["executor"] in OWN and (row["status"] == Status.OK) > finite:
+        told = "train_loss" not in read_missing(row["missing"])  # by a command, which need not
+        if row["executor"] in OWN and told and (row["status"] == Status.OK) > finite:
             yield f"{row.name}: ok, but its loss was not finite"
     pairs = zip(evidence.records["status"], evidence.records["reason"], strict=True)
     for status, reason in pairs:
@@ -335,6 +336,8 @@ def adds_up(times: Sequence[float], measured_s: float, epochs: int = 1) -> bool:
 def find_wrong_epochs(row: Row) -> Iterator[str]:
     if not row.has("epoch_time_s", "train_images"):
         return
+    if row.case.command is not None:  # its steps are its own, and may be unlike
+        return
     per_step = row.case.batch_size * row.case.world_size
     if row.has("steps_per_epoch") and row["steps_per_epoch"] != math.ceil(
         row["train_images"] / per_step
@@ -378,7 +381,8 @@ def find_odd_curves(evidence: Evidence) -> Iterator[str]:
     drawn = evidence.group(*same, *list_affecting(Trait.DRAWS))
     of_others = (rows for rows in drawn if rows[0]["workload"] != IMAGES)
     for rows in chain(of_images, of_others):
-        own = [row for row in rows if row["executor"] in OWN]
+        # a command draws its weights and its data as it likes
+        own = [row for row in rows if row["executor"] in OWN and row.case.command is None]
         firsts = [(row.name, row.steps["loss"].iloc[0]) for row in own if len(row.steps)]
         if len(firsts) > 1:
             usual = median(loss for _, loss in firsts)
@@ -396,8 +400,12 @@ def find_wrong_work(evidence: Evidence) -> Iterator[str]:
         if right and row.has("flop_per_image") and _differ(row["flop_per_image"], right, EXACT):
             yield f"{row.name}: {row['flop_per_image']:.5g} FLOP an image, not {right:.5g}"
         for column, name, items in (
-            ("flop_per_image", "flop", row.case.batch_size),
-            ("step_bytes", "bytes", 1),
+            (
+                ("flop_per_image", "flop", row.case.batch_size),
+                ("step_bytes", "bytes", 1),
+            )
+            if row.case.command is None
+            else ()
         ):
             listed = row.work[name].sum()
             if row.has(column) and listed and _differ(row[column] * items, listed, EXACT):

@@ -25,7 +25,7 @@ from bench.processes import die_with_parent, leave, take_input
 from bench.record import Status
 from bench.worker import BEGAN
 from bench.worker.limit import lift_host_limit
-from bench.worker.messages import Channel, Finished, decode_order
+from bench.worker.messages import Assignment, Channel, Finished, decode_order
 from bench.worker.server import WorkerStart, preload, serve
 
 
@@ -87,6 +87,18 @@ def listen_for_stacks() -> None:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
+def run_case(given: Assignment, channel: Channel, began: float) -> None:
+    """Measure what an assignment asks for: a user's command, or a training of the harness."""
+    if given.case.command is not None:
+        from bench.worker.command import measure_command
+
+        measure_command(given, channel)
+        return
+    from bench.worker.measurement import measure  # imports torch
+
+    measure(given, channel, began)
+
+
 def work(birth: WorkerStart) -> int:
     listen_for_stacks()
     orders = take_input()
@@ -95,11 +107,9 @@ def work(birth: WorkerStart) -> int:
         with os.fdopen(birth.descriptor, "w") as answers:
             respond(given, answers, orders)
         return 0
-    from bench.worker.measurement import measure  # imports torch
-
     channel = Channel(birth.descriptor, given.judged, orders)
     try:
-        measure(given, channel, birth.began)
+        run_case(given, channel, birth.began)
     except BaseException as error:
         _report_failure(channel, given.case, error)
         return 1

@@ -114,6 +114,7 @@ class Finished:
     ``epochs`` is empty for a case of one epoch, which its measurement describes. ``follows`` lists
     the columns that the worker will fill in another such message; if none comes, this one is final
     without them. ``peer`` says that the case failed because a process that it trains with was gone.
+    ``unit`` is what a command counts, and ``epoch_items`` how many of them its epoch time is of.
     ``until`` is the time.monotonic(), in s, up to which the columns of `bench.record.BESIDE` are
     filled; 0 if they are not.
     """
@@ -130,6 +131,8 @@ class Finished:
     follows: list[str] = field(default_factory=list)
     peer: bool = False
     until: float = 0.0
+    unit: str = ""
+    epoch_items: int = 0
 
     def note(self, text: str) -> None:
         m = self.measurement

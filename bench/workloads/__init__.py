@@ -17,6 +17,7 @@ from bench.data.loader import Dataset, LoadedBatches, load_items
 from bench.data.sources import CLASSES, SHAPE, Shape
 from bench.errors import UsageError
 from bench.models import is_factory, load_factory, name_module
+from bench.precision import OWN as OWN
 from bench.precision import is_affine_batchnorm
 
 if TYPE_CHECKING:
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 IMAGES = "images"
 """The axis value of the harness's own workload, whose network and dataset are axes."""
 
-OWN = "own"
-"""The axis value of ``dataset`` for a user's workload, which has its own data."""
-
+COMMAND = "command"
+"""The axis value of a user's own command, which trains as it likes."""
 
 NO_DATASET = (
     "it has no dataset for --loader torch; give it a method build_dataset() that returns a "
@@ -39,7 +39,7 @@ NO_DATASET = (
 def parse_workload(text: str) -> str:
     """Check a workload's name without importing it. Raises ValueError: it is neither `IMAGES` nor
     of the form ``package.module:factory``."""
-    if text == IMAGES or is_factory(text):
+    if text in (IMAGES, COMMAND) or is_factory(text):
         return text
     raise ValueError(name_module(text) or f"give package.module:factory of your own, or {IMAGES!r}")
 

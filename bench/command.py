@@ -1,0 +1,223 @@
+"""A command as what is trained: its placeholders, and the words that a case puts there.
+
+``python train.py --batch-size {batch_size} --dtype {precision}`` has an axis of `bench.case` in
+each pair of braces, or a variable of the user's own. ``{precision:fp32=,bf16-amp=--amp}`` gives the
+script's own words for its values. The command is started without a shell.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+
+from bench.errors import nearest
+
+_PLACE = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)(?::([^{}]*))?\}")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_SHELL = re.compile(r"^(?:\||\|\||&&?|;|[0-9]?>>?|[0-9]?>&[0-9]|<)$")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A pair of braces: the name in it, and the script's words for values, if it gives any."""
+
+    name: str
+    words: Mapping[str, str] | None
+
+
+def list_places(command: str) -> list[Place]:
+    """Return the placeholders of a command, in order.
+
+    >>> list_places("python t.py -b {batch_size} {precision:fp32=,bf16-amp=--amp}")[1].words
+    {'fp32': '', 'bf16-amp': '--amp'}
+    """
+    return [_read_place(found) for found in _PLACE.finditer(command)]
+
+
+def _read_place(found: re.Match[str]) -> Place:
+    if found[2] is None:
+        return Place(found[1], None)
+    pairs = (part.partition("=") for part in found[2].split(","))
+    return Place(found[1], {value.strip(): words for value, _, words in pairs})
+
+
+def parse_command(text: str) -> str:
+    """Check a command. Raises ValueError: it is empty, its quotes are not closed, or it is meant
+    for a shell."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"its quotes do not match ({error})") from None
+    if not words:
+        raise ValueError("give what starts your training, such as 'python train.py'")
+    if not split_command(text)[1]:
+        raise ValueError("it only sets variables; add what starts your training")
+    if operator := next(filter(_SHELL.match, words), ""):
+        raise ValueError(
+            f"{operator} is for a shell, and no shell runs the command; give sh -c '…', or a script"
+        )
+    for place in list_places(text):
+        if place.words is not None and any("=" not in part for part in _list_parts(text, place)):
+            raise ValueError(
+                f"{{{place.name}:…}} gives a word for each value, as "
+                "{precision:fp32=,bf16-amp=--amp}"
+            )
+    return text
+
+
+def _list_parts(text: str, place: Place) -> list[str]:
+    told = (m[2] for m in _PLACE.finditer(text) if m[1] == place.name and m[2] is not None)
+    return [part for one in told for part in one.split(",")]
+
+
+def parse_vary(text: str) -> str:
+    """Check the values of one's own placeholders, ``lr=0.1 layers=4``, as a cell has them. Raises
+    ValueError: they are not of that form."""
+    for word in shlex.split(text):
+        name, sign, _ = word.partition("=")
+        if not sign or not _NAME.fullmatch(name):
+            raise ValueError("a --vary is a name and its values, such as --vary lr 0.1 0.2")
+    return text
+
+
+def read_vary(text: str | None) -> dict[str, str]:
+    """Return the values of one's own placeholders, by name.
+
+    >>> read_vary("lr=0.1 note='a b'")
+    {'lr': '0.1', 'note': 'a b'}
+    """
+    pairs = (word.partition("=") for word in shlex.split(text or ""))
+    return {name: value for name, _, value in pairs}
+
+
+def write_vary(values: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
+
+
+def combine_vary(given: Sequence[Sequence[str]]) -> list[str]:
+    """Return every combination of the values of some ``--vary NAME VALUE …``, the last varying
+    fastest. Raises ValueError: one has no value, no name, or the name of another.
+
+    >>> combine_vary([["lr", "0.1", "0.2"], ["layers", "4"]])
+    ['lr=0.1 layers=4', 'lr=0.2 layers=4']
+    """
+    names = [name for name, *_ in given]
+    for name, *values in given:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name; give a word such as lr, and then its values")
+        if not values:
+            raise ValueError(f"{name} has no value; give some, such as --vary {name} 0.1 0.2")
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is given twice; give it once, with all its values")
+    rows = product(*(values for _, *values in given))
+    return [write_vary(dict(zip(names, row, strict=True))) for row in rows]
+
+
+def fill_places(command: str, values: Mapping[str, str]) -> str:
+    """Return the command of a case. ``values`` has a text for each placeholder; those without words
+    of the script's own are quoted as one word. Raises ValueError: a value has no word there.
+
+    >>> fill_places("t.py {precision:fp32=-q,bf16=--amp} {lr}", {"precision": "fp32", "lr": "1"})
+    't.py -q 1'
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        place, value = _read_place(found), values[found[1]]
+        if place.words is None:
+            return shlex.quote(value)
+        if value not in place.words:
+            raise ValueError(
+                f"{{{place.name}:…}} has no word for {value}; it has "
+                f"{', '.join(place.words)}: add {value}=…"
+            )
+        return place.words[value]
+
+    return _PLACE.sub(fill, command)
+
+
+def split_command(command: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables set before a filled command, as ``A=1 python t.py`` sets A, and its
+    words."""
+    variables, words = dict[str, str](), shlex.split(command)
+    while words and (found := _ASSIGNED.fullmatch(words[0])):
+        variables[found[1]] = found[2]
+        words.pop(0)
+    return variables, words
+
+
+def refuse_program(command: str) -> str:
+    """Return why a filled command cannot be started here; empty if it can."""
+    variables, words = split_command(command)
+    path = variables.get("PATH", os.environ.get("PATH"))
+    if shutil.which(words[0], path=path) is None:
+        return f"{words[0]!r} is no program here; give its path, or python SCRIPT"
+    python = Path(words[0]).name.startswith("python")
+    script = next((word for word in words[1:] if word.endswith(".py")), "") if python else ""
+    if script and words[1] != "-m" and not Path(script).is_file():
+        return f"there is no file {script}; give its path from this folder"
+    return ""
+
+
+def name_command(command: str) -> str:
+    """Return a short name for what a command trains: its script, or its module or program.
+
+    >>> name_command("A=1 python -u src/train.py -b 4"), name_command("torchrun --nproc 2 -m m.n")
+    ('train.py', 'm.n (command)')
+    """
+    _, words = split_command(_PLACE.sub("x", command))
+    script = next((word for word in words if word.endswith((".py", ".sh"))), "")
+    name = words[words.index("-m") + 1] if "-m" in words[:-1] and not script else script or words[0]
+    plain = re.sub(r"[^\w.+-]", "-", Path(name).name)
+    return plain if script else f"{plain} (command)"
+
+
+def hash_files(command: str) -> str:
+    """Return a hash of the files that a command names, such as its script; empty if of none. Rows
+    from before and after an edit are not compared without being told."""
+    digest, found = sha256(), False
+    for word in dict.fromkeys(split_command(_PLACE.sub("x", command))[1][1:]):
+        path = Path(word)
+        if path.suffix in (".py", ".sh", ".yaml", ".yml", ".toml", ".json") and path.is_file():
+            digest.update(path.read_bytes())
+            found = True
+    return digest.hexdigest()[:12] if found else ""
+
+
+def refuse_places(
+    command: str, given: Iterable[str], own: Sequence[str], axes: Sequence[str]
+) -> str:
+    """Return what is wrong with the placeholders of a command, and what would be right; empty if
+    nothing is.
+
+    ``given`` are the axes with values, ``own`` the names of ``--vary``, and ``axes`` all that a
+    placeholder may name.
+    """
+    places = dict.fromkeys(place.name for place in list_places(command))
+    for name in places:
+        if name not in axes and name not in own:
+            near = nearest(name, [*own, *axes], f"an axis, or --vary {name} VALUE …")
+            return f"{{{name}}} is neither an axis nor a --vary; {near}"
+    for name in own:
+        if name in axes:
+            return f"--vary {name}: this is an axis; give {_flag(name)} VALUE …"
+        if name not in places:
+            return f"--vary {name} is given, but the command has no {{{name}}}; add it there"
+    for name in given:
+        if name not in places:
+            return (
+                f"{_flag(name)} is given, but the command has no {{{name}}}; add it there, or "
+                f"leave out {_flag(name)}"
+            )
+    return ""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,450 @@
+"""Measure a user's own command: its wall time, and its steps if it tells them (`bench.script`)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+import torch
+
+from bench.case import Case, fill_command
+from bench.command import split_command
+from bench.errors import UsageError
+from bench.failure import Fault, classify
+from bench.limits import find_ends
+from bench.precision import LEAST_LABELLED, OWN, PRECISIONS, Arithmetic, list_formats
+from bench.processes import LENT, die_with_parent, list_children, name_signal
+from bench.record import EpochRow, Status, Step
+from bench.script import FILE
+from bench.text import count
+from bench.training.counting import join_work
+from bench.training.timing import Warmup, extrapolate, warm_up
+from bench.work import COMPUTING, Kind, Label, Work, share_formats
+from bench.worker.epochs import describe_steps, finite
+from bench.worker.measurement import conclude
+from bench.worker.messages import Assignment, Channel, Finished, StepTaken
+
+ITEMS = 10_000
+"""The items of an "epoch" of a command that does not say where its epochs end: its time is that of
+as many items, whatever the batch size."""
+
+_POLL_S = 0.02
+_GRACE_S = 3.0
+_REPORT_EVERY_S = 0.2
+_TAIL_BYTES = 1 << 16  # of the output, to find what an error was
+_UNLIMITED = 40  # steps that warm-up supposes will be measured, if the command decides
+
+_ERROR = re.compile(
+    r"^\S*?(\w+(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$", re.MULTILINE
+)
+
+
+@dataclass
+class _Taken:
+    """A step that a script told of; ``time_s`` is None for its first one."""
+
+    moment: float
+    time_s: float | None
+    items: int
+    loss: float | None
+
+
+@dataclass
+class _Told:
+    """What a script has told so far, from the file that it writes."""
+
+    path: Path
+    steps: list[_Taken] = field(default_factory=list)
+    epochs: list[tuple[int, dict[str, float | None]]] = field(default_factory=list)
+    work: dict[str, Any] = field(default_factory=dict)
+    counted: bool = True  # whether it said how many items its steps have
+    _read: int = 0
+
+    def update(self) -> None:
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read += len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                kind, _, rest = line.partition(" ")
+                if kind == "s":
+                    moment, took, items, loss = rest.split()
+                    self.counted &= items != "-"
+                    number = 1 if items == "-" else int(items)
+                    known = [None if text == "-" else float(text) for text in (took, loss)]
+                    self.steps.append(_Taken(float(moment), known[0], number, known[1]))
+                elif kind == "e":
+                    self.epochs.append((len(self.steps), json.loads(rest)))
+                elif kind == "w":
+                    self.work = json.loads(rest)
+
+
+class _EndError(Exception):
+    """The command has ended, and every step that it told of was taken."""
+
+
+class _Run:
+    """The running command, and the steps that were taken from it."""
+
+    def __init__(self, case: Case, folder: Path, channel: Channel) -> None:
+        self.told, self._channel = _Told(folder / "steps"), channel
+        self.taken, self.clock_s = 0, 0.0
+        self.phase, self._due = "warmup", 0.0
+        variables, words = split_command(fill_command(case))
+        environment = {**os.environ, **variables, FILE: str(self.told.path)}
+        environment.pop(LENT, None)
+        _adopt_orphans()
+        sys.stdout.flush()
+        self.began = time.monotonic()
+        try:
+            self._process = subprocess.Popen(
+                words,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+        except OSError as error:
+            raise UsageError(f"{words[0]!r} cannot be started: {error.strerror}") from None
+        self.recent = bytearray()
+        assert self._process.stdout is not None
+        self._copier = threading.Thread(
+            target=_copy, args=(self._process.stdout, self.recent), daemon=True
+        )
+        self._copier.start()
+        self.ended_s = math.nan
+
+    def take(self) -> _Taken:
+        """Return its next step, as soon as it is told. Raises `_EndError`: there is none."""
+        while self.taken >= len(self.told.steps):
+            ended = self._process.poll() is not None
+            self.told.update()
+            if self.taken < len(self.told.steps):
+                break
+            if ended:
+                raise _EndError
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_POLL_S)
+        step = self.told.steps[self.taken]
+        self.taken += 1
+        self.clock_s += step.time_s or 0.0
+        if (now := time.monotonic()) >= self._due:
+            loss = math.nan if step.loss is None else step.loss
+            self._channel.send(StepTaken(self.phase, self.taken - 1, 0, loss, 0))  # type: ignore[arg-type]
+            self._due = now + _REPORT_EVERY_S
+        return step
+
+    def wait(self) -> None:
+        """Wait for its end, with what it tells left aside."""
+        while self._process.poll() is None:
+            with suppress(_EndError):
+                self.take()
+
+    def stop(self) -> None:
+        """End it, as its measurement is complete: SIGTERM, and SIGKILL to what stays."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        self._kill_rest()
+        self._process.wait()
+
+    def close(self) -> tuple[int, list[str]]:
+        """Return its code, negative for a signal, and the names of the processes that it left."""
+        code = self._process.wait()
+        self.ended_s = time.monotonic() - self.began
+        until = time.monotonic() + _GRACE_S
+        while list_children(os.getpid()) and time.monotonic() < until:
+            _reap()
+            time.sleep(_POLL_S)
+        left = self._kill_rest()
+        self._copier.join(_GRACE_S)
+        # a shell says so of what it ran
+        return (128 - code if code > 128 else code), left
+
+    def _kill_rest(self) -> list[str]:
+        import psutil
+
+        names = []
+        for pid in list_children(os.getpid()):
+            with suppress(psutil.Error, ProcessLookupError):
+                names.append(psutil.Process(pid).name())
+                os.kill(pid, signal.SIGKILL)
+        return names
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of what the command starts and leaves behind, on Linux: to find it."""
+    if sys.platform == "linux":
+        set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _copy(stream: IO[bytes], recent: bytearray) -> None:
+    with stream:
+        while data := os.read(stream.fileno(), 1 << 16):
+            recent += data
+            del recent[:-_TAIL_BYTES]
+            while data:
+                data = data[os.write(1, data) :]
+
+
+def measure_command(given: Assignment, channel: Channel) -> Finished:
+    """Run a command to its end, or with ``--steps`` until as many steps were measured. Raises
+    UsageError: it cannot be started."""
+    case, found = given.case, Finished()
+    with TemporaryDirectory(prefix="bench-command-") as folder:
+        run = _Run(case, Path(folder), channel)
+        channel.enter("warmup")
+        warm = _warm_up(run, case)
+        measured: list[_Taken] = []
+        if warm is not None:
+            run.phase = "epoch"
+            channel.enter("epoch")
+            measured = _measure(run, case)
+        stopped = case.steps is not None and len(measured) >= case.steps
+        if stopped:
+            run.stop()
+        else:
+            run.wait()
+        channel.enter("evaluation")
+        code, left = run.close()
+        run.told.update()
+    fault = None if stopped else _find_fault(code, left, run, case)
+    if fault:
+        found.status, found.reason, found.transient = fault.status, fault.reason, fault.transient
+    _describe(found, case, run, warm, measured)
+    if stopped:
+        found.note(f"ended after {count(len(measured), 'measured step')}, as --steps asks")
+    channel.send(found)
+    return found
+
+
+def _warm_up(run: _Run, case: Case) -> Warmup | None:
+    """Take steps until they are steady, by the rule of the harness's own; None if the command tells
+    of too few."""
+    try:
+        return warm_up(run.take, torch.device("cpu"), case.steps or _UNLIMITED, lambda: run.clock_s)
+    except _EndError:
+        return None
+
+
+def _measure(run: _Run, case: Case) -> list[_Taken]:
+    measured: list[_Taken] = []
+    with suppress(_EndError):
+        while case.steps is None or len(measured) < case.steps:
+            measured.append(run.take())
+    return measured
+
+
+def _find_fault(code: int, left: Sequence[str], run: _Run, case: Case) -> Fault | None:
+    """Return why a command failed, from its code and the end of its output; None if it did not."""
+    after = f"; after {count(len(run.told.steps), 'step')}" if run.told.steps else ""
+    if code == 0:
+        if not left:
+            return None
+        return Fault(
+            Status.ERROR,
+            f"the command ended and left {len(left)} process{'es' * (len(left) > 1)} running "
+            f"({', '.join(dict.fromkeys(left))}), which were ended; let it wait for what it starts",
+        )
+    if -code in (signal.SIGKILL, signal.SIGTERM):
+        return Fault(Status.KILLED, f"the command ended by {name_signal(-code)} from outside")
+    text = run.recent.decode(errors="replace")
+    errors = list(_ERROR.finditer(text))
+    if errors:
+        name, said = errors[-1][1], (errors[-1][2] or "").strip()
+        fault = classify([name], text, case=case)
+        reason = name + (f": {said[:300]}" if said else "")
+        return Fault(fault.status, f"{reason}{_find_place(text)}{after}", fault.transient)
+    fault = classify(["error"], text, case=case)
+    said = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    how = name_signal(-code) if code < 0 else f"code {code}"
+    reason = f"the command ended with {how}" + (f": {said.strip()[:200]}" if said else "")
+    return Fault(fault.status, reason + after, fault.transient)
+
+
+def _find_place(text: str) -> str:
+    """Return the file and line of the last frame of a traceback in the user's own code."""
+    frames = re.findall(r'^  File "([^"]+)", line (\d+)', text, re.MULTILINE)
+    own = [one for one in frames if "/site-packages/" not in one[0] and "<frozen" not in one[0]]
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+
+
+_OF_STEPS = ("warmup_steps", "warmup_time_s", "measured_steps", "step_time_median_s", "train_loss")
+_NO_STEPS = "the command does not tell its steps; call bench.step in it"
+
+
+def _describe(
+    found: Finished, case: Case, run: _Run, warm: Warmup | None, measured: Sequence[_Taken]
+) -> None:
+    m, told = found.measurement, run.told
+    steps = told.steps
+    if steps and warm is None:  # too few to wait until they are steady: all but the first count
+        measured = steps[1:]
+        few = f"its {count(len(steps), 'step')} were too few for a warm-up"
+        found.note(few)
+        found.leave_out(few, "warmup_steps", "warmup_time_s")
+    if not measured:
+        found.unit, found.epoch_items = "runs", 1
+        m.epoch_time_s = m.measured_time_s = run.ended_s
+        m.measured_images, m.images_per_s = 1, 1 / run.ended_s
+        found.leave_out(_NO_STEPS if not steps else "it took one step", *_OF_STEPS)
+        if found.status is not Status.OK:
+            m.epoch_time_s = m.images_per_s = None
+        return
+    first = len(steps) - len(measured) if warm is None else warm.steps
+    times = [step.time_s or 0.0 for step in measured]
+    m.setup_time_s = steps[0].moment - run.began
+    if warm:
+        m.warmup_steps, m.warmup_time_s = warm.steps, warm.time_s
+        m.warmup_steady = warm.steady
+    items = sum(step.items for step in measured)
+    found.unit = "items" if told.counted else "steps"
+    epoch = _count_epoch_items(told)
+    found.epoch_items = epoch or ITEMS
+    m.measured_steps, m.measured_images, m.measured_time_s = len(measured), items, sum(times)
+    per_step = items / len(measured)
+    m.steps_per_epoch = math.ceil(epoch / per_step) if epoch else None
+    _extrapolate(found, times, found.epoch_items / per_step)
+    assert m.epoch_time_s
+    m.images_per_s = found.epoch_items / m.epoch_time_s
+    describe_steps(m, times)
+    if ends := find_ends(times):
+        m.step_time_first_s, m.step_time_last_s = ends
+    _describe_losses(found, told, first, measured)
+    _describe_work(found, case, told, per_step)
+
+
+def _count_epoch_items(told: _Told) -> int | None:
+    """Return the items of the first epoch whose end the script told."""
+    return sum(step.items for step in told.steps[: told.epochs[0][0]]) if told.epochs else None
+
+
+def _extrapolate(found: Finished, times: Sequence[float], full_steps: float) -> None:
+    m = found.measurement
+    assert m.measured_time_s
+    if full_steps <= len(times):
+        m.epoch_time_s = m.measured_time_s * full_steps / len(times)
+        return
+    whole = extrapolate(m.measured_time_s, times, full_steps)
+    m.epoch_time_s, m.epoch_time_low_s, m.epoch_time_high_s = (
+        whole.epoch_s, whole.low_s, whole.high_s,
+    )  # fmt: skip
+    if whole.low_s is None:
+        few = f"{count(len(times), 'step')} are too few for an interval"
+        found.leave_out(few, "epoch_time_low_s", "epoch_time_high_s")
+    else:
+        m.epoch_time_error = whole.error
+
+
+def _describe_losses(found: Finished, told: _Told, first: int, measured: Sequence[_Taken]) -> None:
+    m = found.measurement
+    found.steps = [
+        Step(first + i, step.items, None if step.loss is None else finite(step.loss), None,
+             step.time_s)
+        for i, step in enumerate(measured)
+    ]  # fmt: skip
+    losses = [step.loss for step in measured]
+    if None in losses:
+        found.leave_out("the command tells no loss; give bench.step(loss=…)", "train_loss")
+    else:
+        values = [loss for loss in losses if loss is not None]
+        m.first_bad_step = next((i for i, x in enumerate(values) if not math.isfinite(x)), None)
+        total = sum(step.items * loss for step, loss in zip(measured, values, strict=True))
+        m.train_loss = finite(total / sum(step.items for step in measured))
+    begin = 0
+    for number, (end, evaluated) in enumerate(told.epochs):
+        own = told.steps[begin:end]
+        begin = end
+        images, known = sum(s.items for s in own), [s for s in own if s.loss is not None]
+        mean = sum(s.items * (s.loss or 0.0) for s in known) / images if images else math.nan
+        took = sum(s.time_s or 0.0 for s in own)
+        loss = finite(mean) if known and len(known) == len(own) else None
+        row = EpochRow(number, took, loss, None, evaluated["loss"], evaluated["accuracy"])
+        found.epochs.append(row)
+    if told.epochs:
+        last = found.epochs[-1]
+        m.test_loss, m.test_accuracy = last.test_loss, last.test_accuracy
+    if found.status is Status.OK:
+        found.status, found.reason = conclude(m)
+
+
+def _describe_work(found: Finished, case: Case, told: _Told, per_step: float) -> None:
+    """Count the work of the sampled step, and hold its number formats against the label."""
+    m, sample = found.measurement, told.work
+    columns = ("labelled_flop_share", "flop_per_image", "step_bytes")
+    if not sample or sample["failure"]:
+        why = sample.get("failure") or "it has no torch, or ended too early to look at a step"
+        found.leave_out(why, *columns)
+        return
+    work = {
+        Label(Kind(kind), operation, format): Work(calls, flop, bytes)
+        for kind, operation, format, calls, flop, bytes in sample["work"]
+    }
+    m.flags = " ".join(f"{name}={value}" for name, value in sample["flags"].items())
+    found.leave_out("formats are counted in a command, and not rounding errors", "arithmetic")
+    found.work = join_work(work, {})
+    m.flop_per_image = sum(one.flop for one in work.values()) / per_step
+    m.step_bytes = round(sum(one.bytes for one in work.values()))
+    if case.precision == OWN:
+        found.leave_out("the command has no {precision}", "labelled_flop_share")
+        return
+    m.labelled_flop_share, other = judge_label(work, case, sample["flags"])
+    if m.labelled_flop_share is None:
+        found.leave_out("a step multiplies nothing", "labelled_flop_share")
+    if other and found.status in (Status.OK, Status.DIVERGED):
+        found.status, found.reason = conclude(m, f"labelled {case.precision}, but {other}")
+
+
+def judge_label(
+    work: dict[Label, Work], case: Case, flags: dict[str, str]
+) -> tuple[float | None, str]:
+    """Return the share of a step's FLOP in the format of the label, and what ran instead if that is
+    less than `LEAST_LABELLED`, or TF32 under the label fp32; empty otherwise."""
+    shares, precision = share_formats(work), PRECISIONS[case.precision]
+    if not shares:
+        return None, ""
+    formats = list_formats(precision)
+    labelled = sum(shares.get(name, 0.0) for name in formats)
+    if labelled < LEAST_LABELLED:
+        ran = next(name for name in shares if name not in formats)
+        those = {
+            label: one.flop
+            for label, one in work.items()
+            if label.format == ran and label.kind in COMPUTING
+        }
+        most = max(those, key=lambda label: those[label])
+        where = f"most of it in {most.kind.meaning}: {most.operation}"
+        return labelled, f"{100 * shares[ran]:.0f} % of the FLOP of a step ran in {ran} ({where})"
+    if case.device == "cuda" and precision.arithmetic is Arithmetic.FLOAT32:
+        convolves = any("conv" in label.kind and one.flop for label, one in work.items())
+        if (convolves and flags["conv"] == "tf32") or flags["matmul"] == "tf32":
+            return labelled, (
+                "torch's TF32 was on, its default for convolutions; label it tf32, or set "
+                "torch.backends.cudnn.conv.fp32_precision = 'ieee' in the script"
+            )
+    return labelled, ""

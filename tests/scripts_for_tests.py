@@ -1,0 +1,50 @@
+"""A training script of a user's own that makes the mistake it is told to: `python this MISTAKE`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import bench
+
+
+def main(mistake: str) -> int:
+    if mistake == "oom":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
+    if mistake == "memory":
+        bytearray(1 << 62)
+    if mistake == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mistake == "daemon":
+        subprocess.Popen(["sleep", "60"], start_new_session=True)
+    if mistake == "asks":
+        input("go on? ")
+    if mistake == "exits":
+        print("no data in ./data")
+        return 3
+    if mistake == "prints":
+        for _ in range(100):
+            os.write(1, b"x" * 1_000_000)
+    if mistake == "late":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    if mistake in ("none", "silent", "prints", "daemon"):
+        time.sleep(0.05)
+    if mistake in ("silent", "prints", "daemon"):
+        return 0
+    for step in range(60):
+        time.sleep(0.012 if step else 0.05)
+        if mistake == "dies" and step == 3:
+            raise ValueError("a shape does not fit")
+        bench.step(items=8, loss=float("nan") if mistake == "nan" else 2.0 / (step + 1))
+    if mistake == "epochs":
+        bench.epoch(loss=0.5, accuracy=0.75)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

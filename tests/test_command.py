@@ -1,0 +1,216 @@
+"""A user's own command: what is measured of it, how it ends, and what is refused before it runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.compare.__main__ import main as compare
+from bench.report.__main__ import main as report
+from bench.store.reader import read_records, read_steps, read_work
+from bench.sweep.__main__ import main as sweep
+from bench.validate.__main__ import main as validate
+
+SCRIPT = Path(__file__).parent / "scripts_for_tests.py"
+RUN = f"{shlex.quote(sys.executable)} {shlex.quote(str(SCRIPT))}"
+QUICK = ["--device", "cpu", "--no-report"]
+
+
+def read(folder: Path, key: str = "vary") -> dict[str, Any]:
+    rows = read_records(folder).to_dict("records")
+    return {str(row[key]).partition("=")[2] or str(row[key]): row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep over a script's mistakes."""
+    out = tmp_path_factory.mktemp("mistakes") / "out"
+    names = "none silent epochs nan oom memory killed daemon asks exits prints dies"
+    vary = ["--vary", "mistake", *names.split(" ")]
+    given = ["--command", f"{RUN} {{mistake}}", *vary, "--out", str(out)]
+    assert sweep([*given, *QUICK]) == 0
+    return out
+
+
+@pytest.mark.parametrize(
+    ("mistake", "status", "reason"),
+    [
+        ("none", "ok", ""),
+        ("silent", "ok", ""),
+        ("epochs", "ok", ""),
+        ("nan", "diverged", "the loss was inf or NaN from step 0 of"),
+        ("oom", "oom", "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB"),
+        ("memory", "oom", "MemoryError (scripts_for_tests.py, line "),
+        ("killed", "killed", "the command ended by SIGKILL from outside"),
+        ("daemon", "error", "left 1 process running (sleep), which were ended"),
+        ("asks", "error", "EOFError: EOF when reading a line (scripts_for_tests.py, line "),
+        ("exits", "error", "the command ended with code 3: no data in ./data"),
+        ("prints", "ok", ""),
+        ("dies", "error", "ValueError: a shape does not fit (scripts_for_tests.py, line "),
+    ],
+)
+def test_each_ends_in_its_outcome(mistakes: Path, mistake: str, status: str, reason: str) -> None:
+    row = read(mistakes)[mistake]
+    assert (row["status"], reason in row["reason"]) == (status, True), row["reason"]
+    if mistake == "dies":
+        assert row["reason"].endswith("after 3 steps")
+
+
+def test_what_a_command_alone_tells_is_its_wall_time_and_memory(mistakes: Path) -> None:
+    row = read(mistakes)["silent"]
+    assert row["unit"] == "runs"
+    assert row["epoch_time_s"] == row["measured_time_s"] > 0.05
+    assert row["peak_process_bytes"] > 1e6
+    assert row["precision"] == row["optimizer"] == "own"
+    assert row["batch_size"] == 0
+    assert row["measured_steps"] != row["measured_steps"]
+    assert "call bench.step in it" in row["missing"]
+
+
+def test_steps_that_it_tells_are_timed_without_their_warm_up(mistakes: Path) -> None:
+    row = read(mistakes)["none"]
+    steps = read_steps(mistakes)
+    own = steps[steps["record_id"] == row["record_id"]]
+    assert row["warmup_steps"] + row["measured_steps"] == 60
+    assert own["step"].tolist() == list(range(int(row["warmup_steps"]), 60))
+    assert row["measured_images"] == 8 * row["measured_steps"] == own["images"].sum()
+    assert row["step_time_median_s"] >= 0.012
+    # there is no epoch: the time is that of 10,000 items
+    assert (row["unit"], row["train_images"]) == ("items", 10_000)
+    assert row["images_per_s"] * row["epoch_time_s"] == pytest.approx(10_000)
+    assert row["train_loss"] == pytest.approx(own["loss"].mean(), rel=1e-6)
+
+
+def test_an_epoch_that_it_ends_is_an_epoch(mistakes: Path) -> None:
+    row = read(mistakes)["epochs"]
+    assert (row["train_images"], row["steps_per_epoch"]) == (480, 60)
+    assert (row["test_loss"], row["test_accuracy"]) == (0.5, 0.75)
+
+
+def test_the_report_says_of_what_its_times_are(
+    mistakes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report([str(mistakes), "--where", "vary=mistake=silent"]) == 0
+    said = capsys.readouterr().out
+    assert "epoch" not in said.replace("--evaluate", ""), said
+    assert "scripts_for_tests.py" in said
+    assert report([str(mistakes), "--where", "vary=mistake=none"]) == 0
+    assert "10,000 items" in capsys.readouterr().out
+
+
+def test_it_ends_a_script_that_has_been_measured(tmp_path: Path) -> None:
+    given = ["--command", f"{RUN} none", "--steps", "5", "--repeats", "1"]
+    given += ["--out", str(tmp_path / "out")]
+    assert sweep([*given, *QUICK]) == 0
+    (row,) = read_records(tmp_path / "out").to_dict("records")
+    assert (row["status"], row["measured_steps"]) == ("ok", 5)
+    assert "ended after 5 measured steps, as --steps asks" in row["notes"]
+
+
+def test_a_command_that_ends_neither_by_itself_nor_by_a_signal_is_ended(tmp_path: Path) -> None:
+    given = ["--command", f"{RUN} late", "--timeout", "3", "--out", str(tmp_path / "out")]
+    assert sweep([*given, *QUICK]) == 1
+    (row,) = read_records(tmp_path / "out").to_dict("records")
+    assert (row["status"], "the command took longer than 3 s" in row["reason"]) == ("timeout", True)
+    until = time.monotonic() + 10
+    while find_running("late") and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not find_running("late")
+
+
+def find_running(mistake: str) -> list[str]:
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if line.endswith(f"{SCRIPT} {mistake}")]
+
+
+TORCH = """
+import sys, torch, bench
+model = torch.nn.Linear(64, 64)
+for i in range(30):
+    with torch.autocast("cpu", torch.bfloat16, enabled=sys.argv[1] == "amp"):
+        loss = model(torch.ones(int(sys.argv[2]), 64)).sum()
+    loss.backward()
+    bench.step(items=int(sys.argv[2]), loss=loss)
+"""
+
+
+def test_a_label_that_changed_nothing_is_invalid(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(TORCH)
+    words = "{precision:fp32=,bf16-amp=amp,bf16=off}"
+    command = f"{shlex.quote(sys.executable)} {tmp_path}/t.py '{words}' {{batch_size}}"
+    given = ["--precision", "bf16-amp", "bf16", "--batch-size", "16", "--out", str(tmp_path / "o")]
+    command = command.replace("'", "")
+    assert sweep(["--command", command, *given, *QUICK]) == 0
+    rows = read(tmp_path / "o", "precision")
+    assert (rows["bf16-amp"]["status"], rows["bf16-amp"]["labelled_flop_share"]) == ("ok", 1)
+    assert rows["bf16"]["status"] == "invalid"
+    said = "labelled bf16, but 100 % of the FLOP of a step ran in float32 (most of it in matrix"
+    assert said in rows["bf16"]["reason"]
+    # forward, and the gradient of the weights: 2 x 64 x 64 an item each
+    assert rows["bf16-amp"]["flop_per_image"] == 2 * 2 * 64 * 64
+    assert set(read_work(tmp_path / "o")["record_id"]) == {r["record_id"] for r in rows.values()}
+
+
+def test_it_is_validated_and_compared(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    validate([str(mistakes)])
+    faults = [line for line in capsys.readouterr().out.splitlines() if "FAULT" in line]
+    assert all("the code is a commit's" in line for line in faults), faults  # edited, here
+    assert compare([str(mistakes), str(mistakes)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--command ''", "give what starts your training"),
+        ("--command 'python t.py | tee log'", "no shell runs the command; give sh -c '…'"),
+        ("--command 'python t.py --lr {lrr}'", "{lrr} is neither an axis nor a --vary; did you"),
+        ("--command 'python t.py' --batch-size 8", "the command has no {batch_size}; add it"),
+        ("--command 'python t.py {lr}' --lr 0.1 --precision fp16", "the command has no {precision"),
+        ("--command 'python t.py' --vary x 1", "the command has no {x}; add it there"),
+        ("--command 'python t.py {x}' --vary x", "x has no value; give some, such as --vary x 0"),
+        ("--command 'python t.py {x}' --vary x 1 --vary x 2", "x is given twice; give it once"),
+        ("--command 'python t.py {lr}' --vary lr 1", "this is an axis; give --lr VALUE …"),
+        ("--vary x 1", "--vary is for a placeholder in --command; give that too"),
+        ("--command 'nosuchprogram x'", "'nosuchprogram' is no program here; give its path"),
+        ("--command 'python nosuch.py'", "there is no file nosuch.py; give its path"),
+        ("--command 'python t.py {precision:fp32=}' --precision bf16", "has no word for bf16; it"),
+        ("--command 'python t.py {precision:fp32}' --precision fp32", "gives a word for each"),
+        ('--command "python \'t.py"', "its quotes do not match"),
+        ("--command 'python t.py {batch_size}' --batch-size auto", "the largest batch is looked"),
+        ("--command 'python t.py' --preset quick", "--preset is a grid of the harness's own"),
+        ("--command 'python t.py' --profile on", "the command has no {profile}"),
+        ("--command 'python t.py' --evaluate", "the command has no {evaluate}"),
+        ("--command 'A=1'", "it only sets variables"),
+        ("--workload command", "--workload command is that of a --command; give --command"),
+        ("--precision own", "--precision own is that of a --command; give another"),
+        ("--batch-size 0", "a batch size is a whole number of at least 1"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_runs(
+    given: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text("")
+    assert sweep([*shlex.split(given), "--device", "cpu", "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert said in error
+
+
+def test_outside_a_sweep_its_lines_do_nothing_and_import_nothing() -> None:
+    code = (
+        "import sys, json; before = set(sys.modules); import bench; bench.step(items=1, loss=2); "
+        "bench.epoch(); print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout)
+    assert not {"torch", "pandas", "numpy", "bench.case"} & {*loaded}
