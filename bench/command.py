@@ -173,7 +173,8 @@ def name_command(command: str) -> str:
     ('train.py', 'm.n (command)')
     """
     _, words = split_command(_PLACE.sub("x", command))
-    script = next((word for word in words if word.endswith((".py", ".sh"))), "")
+    scripts = re.findall(r"[\w./+-]+\.(?:py|sh)\b", " ".join(words))  # also in sh -c '…'
+    script = scripts[0] if scripts else ""
     name = words[words.index("-m") + 1] if "-m" in words[:-1] and not script else script or words[0]
     plain = re.sub(r"[^\w.+-]", "-", Path(name).name)
     return plain if script else f"{plain} (command)"

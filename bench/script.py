@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections import deque
+from importlib.util import find_spec
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -117,6 +118,11 @@ class _Teller:
 
     def _begin_sample(self) -> None:
         if "torch" not in sys.modules:
+            return
+        ours = find_spec("bench")  # it imports nothing, and a bench.py may train where it does
+        if ours is None or ours.origin != __file__.replace("script.py", "__init__.py"):
+            why = "a bench.py beside the script hides the harness, which counts operations"
+            self._write(f"w {json.dumps({'failure': why})}")
             return
         try:
             from bench.training.sample import Sample

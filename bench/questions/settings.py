@@ -50,7 +50,7 @@ class Setting:
 
     def find_learnt(self, name: str) -> float | None:
         """Return what a whole epoch ended with, of the case of best evidence that has it."""
-        ends = (float(getattr(row, name)) for row in self.cases if row.part >= 1)
+        ends = (float(getattr(row, name)) for row in self.cases if row.learnt_whole)
         return next((end for end in ends if is_number(end)), None)
 
     def list_unlike(self, other: Setting) -> list[str]:

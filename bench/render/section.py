@@ -187,7 +187,7 @@ def quantity_cell(quantity: Quantity, row: Row, *, spread: bool = True) -> Cell:
     estimate, without unit. A case of less than an epoch shows nothing that was learnt. Ends over
     repeats are in parentheses, within one run in brackets."""
     value = getattr(row, quantity.name)
-    if not is_number(value) or (quantity.learnt and row.part < 1):
+    if not is_number(value) or (quantity.learnt and not row.learnt_whole):
         return Cell(NOTHING)
     text = quantity.write(value)
     if spread and quantity.spread:

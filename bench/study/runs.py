@@ -132,6 +132,12 @@ class Run:
         return self.until != "" and self.part < 1 and not self.missed
 
     @property
+    def learnt_whole(self) -> bool:
+        """Whether what it learnt is that of a whole epoch; a command may not tell of any."""
+        told = self.command == "" or self.steps_per_epoch == self.steps_per_epoch
+        return self.part >= 1 and told
+
+    @property
     def cut_by_steps(self) -> bool:
         """Whether ``--steps`` limited how much was measured."""
         return self.part < self.fraction and not self.ended

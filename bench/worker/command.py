@@ -28,7 +28,13 @@ from bench.errors import UsageError
 from bench.failure import Fault, classify
 from bench.limits import find_ends
 from bench.precision import LEAST_LABELLED, OWN, PRECISIONS, Arithmetic, list_formats
-from bench.processes import LENT, die_with_parent, list_children, name_signal
+from bench.processes import (
+    LENT,
+    die_with_parent,
+    list_children,
+    name_signal,
+    read_held_memory,
+)
 from bench.record import EpochRow, Status, Step
 from bench.script import FILE
 from bench.text import count
@@ -37,7 +43,7 @@ from bench.training.timing import Warmup, extrapolate, warm_up
 from bench.work import COMPUTING, Kind, Label, Work, share_formats
 from bench.worker.epochs import describe_steps, finite
 from bench.worker.measurement import conclude
-from bench.worker.messages import Assignment, Channel, Finished, StepTaken
+from bench.worker.messages import Assignment, Channel, Finished, Phase, StepTaken
 
 ITEMS = 10_000
 """The items of an "epoch" of a command that does not say where its epochs end: its time is that of
@@ -105,7 +111,8 @@ class _Run:
     def __init__(self, case: Case, folder: Path, channel: Channel) -> None:
         self.told, self._channel = _Told(folder / "steps"), channel
         self.taken, self.clock_s = 0, 0.0
-        self.phase, self._due = "warmup", 0.0
+        self.phase: Phase = "warmup"
+        self._due = 0.0
         variables, words = split_command(fill_command(case))
         environment = {**os.environ, **variables, FILE: str(self.told.path)}
         environment.pop(LENT, None)
@@ -147,7 +154,10 @@ class _Run:
         self.clock_s += step.time_s or 0.0
         if (now := time.monotonic()) >= self._due:
             loss = math.nan if step.loss is None else step.loss
-            self._channel.send(StepTaken(self.phase, self.taken - 1, 0, loss, 0))  # type: ignore[arg-type]
+            held = 0
+            with suppress(OSError):
+                held = read_held_memory(self._process.pid)
+            self._channel.send(StepTaken(self.phase, self.taken - 1, 0, loss, held))
             self._due = now + _REPORT_EVERY_S
         return step
 
