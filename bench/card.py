@@ -1,8 +1,7 @@
 """`python -m bench.card`: run every measurement of a new GPU, nine minutes at a time.
 
-One command after another, the one first that a reader gains most by, into one folder with one log.
-The same command goes on where time ran out or Ctrl-C stopped it. Without a GPU it rehearses itself
-on the CPU: a small network, a few steps, in a folder that is called a rehearsal.
+The commands that a reader gains most by come first; all write into one folder with one log. The
+same command goes on with what is left. On a CPU it rehearses them with a few steps each.
 """
 
 from __future__ import annotations
@@ -42,13 +41,14 @@ GRACE_S = 8.0  # a sweep stopped by SIGINT ends its worker in 3 s
 
 STEPS = """\
 doctor     12 -           bench.doctor --out {out} {data}
-rtx-titan  30 -           {nine} --profile {part}
-plain      5  -           {sweep} --profile {part} {all}
-autotuned  20 cuDNN       {sweep} --profile {part} {all} --cudnn-benchmark
-compiled   60 -           {sweep} --profile {part} {all} --compile
-both       60 cuDNN       {sweep} --profile {part} {all} --compile --cudnn-benchmark
-epochs     60 -           {sweep} --evaluate {whole}
-repeats    20 -           {headline} --profile {part} --repeats 3
+rtx-titan  30 -           {nine} {part}
+precisions 5  cuDNN       {sweep} {part} --cudnn-benchmark
+autotuned  20 cuDNN       {sweep} {part} {all} --cudnn-benchmark --profile
+plain      5  -           {sweep} {part} {all}
+compiled   60 -           {sweep} {part} {all} --compile
+both       60 cuDNN       {sweep} {part} {all} --compile --cudnn-benchmark
+epochs     60 -           {sweep} --evaluate {whole} --cudnn-benchmark
+repeats    20 -           {headline} {part} --repeats 3
 tests      30 pytest      pytest -v -p no:cacheprovider -m gpu tests/gpu
 scales     60 -           bench.scales {into} {images} {map}
 wall-21GiB 30 -           {fit} {limit}
@@ -72,7 +72,7 @@ CARD = {
     "headline": "{run} --preset rtx-titan --precision fp32 fp16 --batch-size 256 --loss-scale 128",
     "fp8": "bench.sweep {into} --no-report --repeats 1 --workload examples.transformer:gpt",
     "fit": "bench.fit {into} {images} --retry error killed timeout --optimizer adamw",
-    "part": "--fraction 0.2 --until 1%",
+    "part": "--fraction 0.2 --until 5%",
     "all": "--precision fp32 tf32 fp16 fp16-amp bf16 bf16-amp --batch-size 256 512",
     "whole": "--precision fp16 tf32 fp32 --batch-size 256",
     "fp16": "--precision fp16 --batch-size 256",
@@ -119,8 +119,8 @@ def run(command: Sequence[str], log: Path, until: float, stopped: Callable[[], i
     with log.open("a") as file:
         print(f"\n== {shlex.join(command)} ==", file=file, flush=True)
         options: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, "cwd": ROOT}
-        # in a session of its own, so that Ctrl-C reaches it only from here
-        child = subprocess.Popen([sys.executable, *command], start_new_session=True, **options)
+        options["start_new_session"] = True  # so that Ctrl-C reaches it only from here
+        child = subprocess.Popen([sys.executable, *command], **options)
     while child.poll() is None:
         if not end and (stopped() or time.monotonic() > until):
             end, until = "interrupted" if stopped() else "cut", time.monotonic() + GRACE_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -10,7 +11,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +28,10 @@ from bench.record import Environment
 from bench.scales.options import build_parser as build_scales
 from bench.scales.options import read_options as read_scales
 from bench.store.plans import plan_runs
-from bench.store.reader import read_records
+from bench.store.reader import read_records, read_steps
 from bench.sweep.options import parse_arguments, plan_cases
+from bench.text import read_time
+from bench.training.timing import FIRST_LOOK, LOOKS, extrapolate
 from benchmarks.overhead import read_case
 
 ROOT = Path(__file__).parents[1]
@@ -171,6 +177,145 @@ def test_another_version_begins_another_folder(tmp_path: Path) -> None:
     assert (folder, state["phases"]) == (tmp_path / "new", {})
 
 
+# ------------------------------------------------------------- by the seconds that a card recorded
+
+
+RECORDED = ROOT / "results" / "nvidia-h200-20261126-040407"
+
+
+def read_parts(precision: str, batch_size: int) -> dict[str, float]:
+    """Where the seconds of a case of an H200's folder went: of one without a whole epoch, at its
+    batch size or the nearest, as a case without a profile that ends as `card.CARD` has it."""
+    frame = read_records(RECORDED)
+    frame = frame[(frame["fraction"] < 1) & (frame["precision"] == precision)]
+    at = (frame["batch_size"] - batch_size).abs().idxmin()
+    row, steps = frame.loc[at], read_steps(RECORDED)
+    scale = batch_size / row["batch_size"]
+    times = steps[steps["record_id"] == row["record_id"]]["time_s"].tolist()
+    full, number = 50_000 / row["batch_size"], float(FIRST_LOOK)
+    while number < len(times):
+        own = times[: math.ceil(number)]
+        if extrapolate(sum(own), own, full, drift=True).error <= 0.05:
+            break
+        number *= LOOKS
+    parts = {"training": scale * sum(times[: math.ceil(number)])}
+    parts |= {"warm-up": scale * row["warmup_time_s"], "set-up": row["setup_time_s"]}
+    parts["proof and counting"] = row["proof_s"] + row["counting_s"]
+    parts["end of the process and other"] = row["teardown_s"] + row["other_s"]
+    return parts
+
+
+def estimate_nine() -> dict[str, float]:
+    """The seconds of the nine cases by part. What the folder does not tell is autotuning: its first
+    steps were not recorded."""
+    cases = plan_cases(parse_arguments(["--preset", "rtx-titan", "--device", "cuda"])).cases
+    total = Counter[str]()
+    for case in cases:
+        total.update(read_parts(case.precision, case.batch_size))
+    found = read_records(RECORDED)["proof_s"].head(9).sum()
+    # that which one case of each precision finds, the others take over
+    found += read_records(RECORDED)["counting_s"].head(9).sum()
+    total["proof and counting"] = found
+    rows = read_records(RECORDED).head(9)
+    moments = zip(rows["started_at"], rows["finished_at"], strict=True)
+    took = sum(read_time(ended) - read_time(begun) for begun, ended in moments)
+    phases = json.loads((RECORDED / card.STATE).read_text())["phases"]
+    whole = sum(phases[name]["seconds"] for name in ("headline", "rtx-titan"))  # of these nine
+    total["before and between the cases"] = whole - took
+    return dict(total)
+
+
+def test_the_page_says_what_the_nine_cases_take() -> None:
+    parts = estimate_nine()
+    said = ", ".join(f"{name} {seconds:.0f}" for name, seconds in sorted(
+        parts.items(), key=lambda part: -part[1]))  # fmt: skip
+    page = " ".join((ROOT / "docs" / "card.md").read_text().split())
+    assert f"the nine cases take about {sum(parts.values()):.0f} s: {said}" in page
+
+
+SECONDS = {
+    "doctor": 7.5,
+    "rtx-titan": 66,
+    "precisions": 30,
+    "autotuned": 90,
+    "plain": 75,
+    "compiled": 300,
+    "both": 330,
+}
+SECONDS |= {"epochs": 98, "repeats": 30, "tests": 150, "scales": 49, "ddp": 50, "bare-loop": 76}
+"""Those of an H200 and an H100 where they were recorded, or as long as their parts would take."""
+
+
+class Card:
+    """A GPU whose commands take the seconds that they were recorded to take, on its own clock."""
+
+    def __init__(self, monkeypatch: Patch) -> None:
+        self.now, self.ran = 0.0, list[str]()
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        platform = Platform(Environment(gpu="NVIDIA H200", capability="9.0", torch="2.11"))
+        monkeypatch.setattr(card, "time", clock)
+        monkeypatch.setattr(card, "has_cuda", lambda: True)
+        monkeypatch.setattr(card, "probe", lambda device: platform)
+        monkeypatch.setattr(card, "find_cards", lambda: ([object()], ""))
+        monkeypatch.setattr(card, "find_apex", lambda: None)
+        monkeypatch.setattr(card, "find_torchao", lambda: "0.18")
+        monkeypatch.setattr(card, "lend_server", lambda *_: nullcontext({}))
+        monkeypatch.setattr(card, "run", self.run)
+        self.left: dict[str, float] = {}
+
+    def run(self, command: list[str], log: Path, until: float, stopped: Any) -> str:
+        # each command is known by its own words
+        text = shlex.join(command[1:])
+        (name,) = [name for name in NAMES if name not in self.ran and is_of(name, text)][:1]
+        takes = self.left.pop(name, SECONDS.get(name, 30.0))
+        with log.open("a") as file:
+            print(f"== {name} ==\n{name} has ended", file=file)
+        if self.now + takes > until:
+            self.left[name] = takes - (until - self.now)  # what is done is kept
+            self.now = until
+            return "cut"
+        self.now += takes
+        self.ran.append(name)
+        return "done"
+
+
+def is_of(name: str, text: str) -> bool:
+    (line,) = (line for line in card.STEPS.splitlines() if line.split()[0] == name)
+    template = line.split(None, 3)[3]
+    words = card.CARD | {"out": "O", "device": "cuda", "data": "", "images": "", "into": ""}
+    while "{" in template:
+        template = template.format_map(words)
+    own = [word for word in shlex.split(template) if word not in ("O", "O/report.html")]
+    return set(own) <= {*shlex.split(text)}
+
+
+def test_two_minutes_give_the_first_three_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    replay = Card(monkeypatch)
+    assert card.main(["--minutes", "2", "--out", str(tmp_path)]) == 0
+    assert replay.ran == ["doctor", "rtx-titan", "precisions"]
+    (state,) = (json.loads(file.read_text()) for file in tmp_path.glob(f"*/{card.STATE}"))
+    assert tell(state)["plain"] == "cut"
+    assert [*tell(state)] == NAMES
+    assert "done" not in [tell(state)[name] for name in NAMES[3:]]
+    assert state["phases"]["report"]["line"].startswith("waits for autotuned, plain")
+    said = capsys.readouterr().out
+    assert said.endswith("the same command goes on\n")
+    assert re.search("^apex +absent .*NVIDIA apex is not installed", said, re.MULTILINE)
+
+    calls = 1
+    while "report" not in replay.ran:
+        replay.ran = [name for name in replay.ran if name != "doctor"]
+        assert card.main(["--minutes", "9", "--out", str(tmp_path)]) == 0
+        calls += 1
+        assert calls < 10
+    wanted = [name for name in NAMES if name not in ("doctor", "apex", "ddp-2")]
+    assert [name for name in replay.ran if name != "doctor"] == wanted, "in order, each once"
+    (state,) = (json.loads(file.read_text()) for file in tmp_path.glob(f"*/{card.STATE}"))
+    assert state["complete"]
+
+
 # ------------------------------------------------------------------------------ by its own steps
 
 
@@ -183,7 +328,7 @@ def test_rehearsed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     command.send_signal(signal.SIGINT)
     finish(command, 130)
     folder, state = read(tmp_path)
-    never = {"autotuned", "both", "wall", "graphs", "apex", "fp8"}
+    never = {"precisions", "autotuned", "both", "wall", "graphs", "apex", "fp8"}
     for name, found in tell(state).items():
         expected = {"doctor": "done", "rtx-titan": "interrupted"}.get(name, "left")
         # a machine with GPUs and a torch for CPUs could do the last

@@ -13,3 +13,11 @@ def pytest_configure() -> None:
         refuse_missing(NEEDED)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+_TELLING = ("test_training.py", "test_nvml.py", "test_scale_map.py", "test_ranks.py")
+"""The files, the most telling first: time on a lent GPU may end within them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _TELLING.index(item.path.name) if item.path.name in _TELLING else 9)
