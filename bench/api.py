@@ -174,10 +174,9 @@ class Sweep:
         fraction); NaN for what is not known. ``frame.attrs["columns"]`` describes every column."""
         import pandas as pd
 
-        from bench.report.csvfile import render
-        from bench.study.quantities import describe_columns
+        from bench.report.files import describe_columns, write_csv
 
-        frame = pd.read_csv(io.StringIO(render(self.report)), low_memory=False)
+        frame = pd.read_csv(io.StringIO(write_csv(self.report)), low_memory=False)
         frame.attrs["columns"] = describe_columns()
         return frame
 
@@ -230,9 +229,8 @@ class Sweep:
         Raises UsageError: they cannot be compared.
         """
         from bench.compare.comparison import choose_metrics, compare, refuse_other_models
-        from bench.compare.documents import FORMATS
+        from bench.compare.document import FORMATS, Margins
         from bench.compare.side import read_side
-        from bench.compare.tables import Margins
 
         a, b = read_side("A", self.folders[0]), read_side("B", other.folders[0])
         comparison = compare(a, b, choose_metrics(a, b))

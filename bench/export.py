@@ -42,7 +42,6 @@ from bench.record import (
 )
 from bench.report.terminal import follow
 from bench.store.reader import find_records
-from bench.store.runs import read_cases
 from bench.study import runs
 from bench.study.doubts import DOUBTS, Doubt
 from bench.study.sweeps import Sweep, read_sweeps
@@ -140,10 +139,10 @@ def read_runs(sweep: Sweep, known: Collection[str]) -> Iterator[Run]:
         parts.append({str(record_id): rows for record_id, rows in mine})
     steps, epochs = parts
     judged = runs.read_runs([replace(sweep, records=records)])
-    rows = records.to_dict("records")
-    for run, row, case in zip(judged, rows, read_cases(records), strict=True):
+    # what a record lacks is left out, and not filled in from others
+    for run, raw in zip(judged, runs.list_runs(records), strict=True):
         doubts = {name: _warn(doubt, run) for name, doubt in DOUBTS.items() if doubt.find(run)}
-        yield _make_run(sweep.name, row, case, doubts, steps, epochs)
+        yield _make_run(sweep.name, vars(raw), raw.case, doubts, steps, epochs)
 
 
 def _make_run(

@@ -17,7 +17,7 @@ from bench.case import Case
 from bench.diagnosis.step import Profile, Rates, Step, Wait
 from bench.record import WorkRow
 from bench.report.__main__ import main as report
-from bench.why.__main__ import main as why
+from bench.why import main as why
 from bench.work import Kind
 from tests.planted.steps import RATES, divided, make_row, write_profiled
 

@@ -19,7 +19,7 @@ from bench.case import Case
 from bench.compare.__main__ import main as compare
 from bench.errors import UsageError
 from bench.record import Record, Status
-from bench.render.markdown import table_lines
+from bench.render.documents import table_lines
 from bench.study.sweeps import REFERENCE, list_results, read_sweeps
 from tests.planted.records import GIB, ROOT, make_record, measured, write_sweep
 from tests.test_golden import compare as keep

@@ -209,7 +209,7 @@ from bench.asv.host import lay_out
 from bench.axis import Trait
 from bench.case import Case, list_affecting
 from bench.study.pairs import list_free
-from bench.validate.judgement import validate
+from bench.validate.claims import validate
 from bench.wall.records import APART
 
 

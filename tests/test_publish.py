@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from bench import publish
 from bench.asv import site as asv_site
 from bench.errors import UsageError
-from bench.publish import __main__
 
 ROOT = Path(__file__).parents[1]
 
@@ -144,7 +144,7 @@ def test_reports_are_linked_and_a_broken_sweep_is_named(
     stale = results / "html" / "sweeps" / "gone.html"
     stale.parent.mkdir(parents=True)
     stale.touch()
-    assert __main__.main([]) == 0
+    assert publish.main([]) == 0
     index = (results / "html" / "index.html").read_text()
     links = re.findall(r'href="([^":]+)"', index)
     assert {"cards.html", "sweeps/rtx-titan-2019.html"} <= {*links}
@@ -159,5 +159,5 @@ def test_outside_the_project_it_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert __main__.main([]) == 2
+    assert publish.main([]) == 2
     assert capsys.readouterr().err.startswith("error: no asv.conf.json here")

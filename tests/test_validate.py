@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from bench.validate.__main__ import main
-from bench.validate.claims import CLAIMS, adds_up
-from bench.validate.judgement import validate
+from bench.validate.claims import CLAIMS, adds_up, validate
 
 RESULTS = Path(__file__).parents[1] / "results"
 H100 = RESULTS / "nvidia-h100-80gb-hbm3-20261122-112118"

@@ -24,7 +24,7 @@ from bench.study.sweeps import read_sweeps
 from bench.sweep.__main__ import main as sweep_main
 from bench.timeline import read_trace
 from bench.training.profiling import MOST
-from bench.why.__main__ import main
+from bench.why import main
 from bench.work import Kind
 from tests.planted.records import list_committed, make_run, write_sweep
 from tests.planted.results import read_results

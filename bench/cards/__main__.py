@@ -19,11 +19,11 @@ from bench.flags import Parser, add_output, command, describe, write_document
 from bench.processes import leave
 
 FORMATS = {
-    "text": "bench.render.text",
-    "md": "bench.render.markdown",
-    "html": "bench.report.html",
+    "text": "bench.render.text:render",
+    "md": "bench.render.documents:render_markdown",
+    "html": "bench.report.html:render",
 }
-"""Modules whose ``render(document)`` returns it as text."""
+"""Functions that return a document as text."""
 
 RESULTS = Path("results")
 
@@ -46,7 +46,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Compare cards; return 0, or 2 for a usage error."""
     given = build_parser().parse(argv)
-    module = choose("--format", given.format, FORMATS)
+    module, _, name = choose("--format", given.format, FORMATS).partition(":")
     from bench.cards.document import build
     from bench.cards.prices import read_prices
     from bench.study.sweeps import REFERENCE, list_results, read_sweeps
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     machines = [name for s in sweeps for name in (*s.records["gpu"], *s.records["cpu"]) if name]
     prices = read_prices(given.price, machines) if given.price else None
     home = (given.output or Path("cards")).resolve().parent
-    render = import_module(module).render
+    render = getattr(import_module(module), name)
     if given.format == "text":
         render = partial(render, full=given.full)
     write_document(render(build(sweeps, home, prices)), given.output)

@@ -25,8 +25,7 @@ from bench.cards.groups import (
 from bench.cards.prices import Prices
 from bench.case import AXES, UNTIMED
 from bench.limits import STEADY
-from bench.questions.next_step import name_folder
-from bench.questions.notices import warn
+from bench.questions.notices import name_folder, warn
 from bench.questions.overview import OVERVIEW, PUBLISHED
 from bench.questions.report_data import gather
 from bench.render.cells import mark_part, remarks, write_ends, write_ratio
@@ -47,7 +46,7 @@ from bench.study.results import Result
 from bench.study.runs import SOURCE, group
 from bench.study.sweeps import Sweep
 from bench.text import count, name_first, write_number
-from bench.validate.judgement import FAULT, KNOWN, validate
+from bench.validate.claims import FAULT, KNOWN, validate
 from bench.verdict.ratio import Ratio, Verdict
 
 MOST_CARDS = 4

@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.compare.comparison import choose_metrics, compare, refuse_other_models
+from bench.compare.document import Margins
 from bench.compare.gates import OUTCOME_FINDINGS, describe_result, parse_gate, pass_gate
 from bench.compare.side import read_side
-from bench.compare.tables import Margins
 from bench.compare.values import explain_one_sweep, parse_axis, take_values
 from bench.errors import UsageError, choose
 from bench.flags import Parser, add_output, command, parse_percent, writable
 from bench.limits import MIN_REPEATS
 from bench.processes import leave
-from bench.study.metrics import METRICS
+from bench.study.quantities import METRICS
 from bench.verdict.seeds import MIN_SEEDS
 
 
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     """Compare two sweeps, or two values of an axis. Return 1 if a --fail-on found something or
     could not judge any case."""
     options = _parse(argv)
-    from bench.compare.documents import FORMATS
+    from bench.compare.document import FORMATS
 
     render = choose("--format", options.format, FORMATS)
     margin = parse_percent(f"--margin {options.margin!r}", options.margin)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from statistics import median
 from typing import Any
 
 from bench.axis import Trait
 from bench.case import AXES, SAME_QUESTION, UNTIMED, Case, free_axes, list_affecting, list_varying
-from bench.compare.conditions import CONDITIONS, Condition, Count, Summarized
 from bench.compare.side import Readings, Side, SideCase
+from bench.diagnosis.rates import CALL, RATES, UNITS
 from bench.errors import UsageError
+from bench.limits import SLOWED
 from bench.record import COMPARABLE, MODEL_PARTS, REPEATED, Environment
 from bench.study.axes import name_axis
-from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import EnvironmentKey, Match, Matches
 from bench.study.pairs import match as match_cases
-from bench.study.quantities import MEMORY
+from bench.study.quantities import MEMORY, METRICS, Metric
 from bench.text import make_printable
 from bench.verdict.equivalence import Equivalence, judge_equivalences, withdraw_if_guessing
 from bench.verdict.ratio import Ratio
@@ -26,6 +27,22 @@ from bench.verdict.seeds import GUESSING, Seeded, average_seeds, compare_seeds, 
 
 STOPPED = "interrupted"
 """The change of a match of which a run was stopped from outside, and is made again."""
+
+SPOILING, BESIDE = ("throttled", "contended", "noisy", "trend"), ("host_bound",)
+"""Doubts with which times are not relied on, and one that is told beside a time."""
+
+_SLOWED = 1 / (1 - SLOWED) - 1  # as a ratio of the higher to the lower
+
+READINGS: dict[str, tuple[str, str, float]] = {
+    "power_limit_w": ("power limit", "W", 0.0),
+    # cards step their clocks by 15 MHz, 1 % of an SM clock of 1.5 GHz
+    "sm_clock_mhz": ("SM clock", "MHz", 0.02),
+    "memory_clock_mhz": ("memory clock", "MHz", 0.02),
+    **{column: (f"rate of {what}", UNITS[column], _SLOWED) for column, what in RATES.items()},
+    CALL: ("smallest operation", "s", _SLOWED),
+}
+"""Readings of the machine during runs: label, unit, and the largest relative difference of two
+sides that is not told."""
 
 
 def choose_metrics(a: Side, b: Side) -> list[Metric]:
@@ -118,8 +135,7 @@ class Comparison:
         """Yield the environment columns that differ: column, whether it must agree, A's and B's
         values. Those that must agree come first, and are also included if each side mixes the same
         values. Two models or two datasets differ on purpose."""
-        told = {condition.column for condition in CONDITIONS}  # compared with a tolerance
-        every = [f.name for f in fields(Environment) if f.name not in told]
+        every = (f.name for f in fields(Environment) if f.name not in READINGS)
         names = [name for name in every if not self.is_asked(name)]
         for name in sorted(names, key=lambda name: name not in COMPARABLE):
             a, b = self.a.environment(name), self.b.environment(name)
@@ -130,34 +146,33 @@ class Comparison:
         """Return whether an environment column depends on the compared axis."""
         return self.axis != "device" and self.axis in COMPARABLE.get(name, ())
 
-    @cached_property
-    def conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
-        """Conditions while the matched cases ran, summarized for A and B, if either has values."""
-        both = ((c, self._summarize(c, self.matched)) for c in CONDITIONS)
-        return [(c, a, b) for c, (a, b) in both if a is not None or b is not None]
-
-    def _summarize(self, condition: Condition, matches: Sequence[Match]) -> list[Summarized]:
-        both = [self.ends(match) for match in matches]
-        sides = ([end[of].know(condition) for end in both] for of in (0, 1))
-        return [condition.summarize(known) for known in sides]
-
-    def differing_conditions(self) -> list[tuple[Condition, Summarized, Summarized]]:
-        """Return the conditions that differ by enough to be reported."""
-        return [(c, a, b) for c, a, b in self.conditions if c.differs(a, b)]
+    def list_readings(self) -> Iterator[tuple[str, float, float]]:
+        """Yield the readings of the machine during the matched cases that differ: column, and the
+        median of the cases' medians of A and B."""
+        for column, (_, _, least) in READINGS.items():
+            medians = []
+            for of in (0, 1):
+                ends = [self.ends(match)[of] for match in self.matched]
+                known = [[v for run in end.usable if (v := getattr(run, column)) == v]
+                         for end in ends]  # fmt: skip
+                medians.append([median(values) for values in known if values])
+            if all(medians):
+                a, b = map(median, medians)
+                if max(a, b) > min(a, b) * (1 + least):
+                    yield column, float(a), float(b)
 
     def spoilt(
         self, matches: Sequence[Match], beside: bool = False
-    ) -> list[tuple[Side, Condition, Count]]:
-        """Return the conditions that make the times of these matches unreliable, with the number of
-        runs of each side; with ``beside``, also those reported beside reliable times."""
-        wanted = [c for c in CONDITIONS if c.spoils or (beside and c.beside)]
-        found = [(c, self._summarize(c, matches)) for c in wanted]
-        return [
-            (side, condition, count)
-            for place, side in enumerate((self.a, self.b))
-            for condition, counts in found
-            if isinstance(count := counts[place], Count) and count.runs
-        ]
+    ) -> list[tuple[Side, str, int, int]]:
+        """Return the doubts that make the times of these matches unreliable, each with how many of
+        a side's runs have it, and of how many; with ``beside``, also what is told beside a time."""
+        found = []
+        for place, side in enumerate((self.a, self.b)):
+            runs = [run for match in matches for run in self.ends(match)[place].usable]
+            for name in (*SPOILING, *(BESIDE if beside else ())):
+                if hit := sum(getattr(run, name) for run in runs):
+                    found.append((side, name, hit, len(runs)))
+        return found
 
     def change(self, match: Match) -> str:
         """Return how a match's outcome changed: broken, fixed, `STOPPED` or changed; empty if it

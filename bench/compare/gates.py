@@ -10,7 +10,7 @@ from bench.compare.comparison import Comparison
 from bench.compare.values import explain_unmatched
 from bench.errors import UsageError, nearest
 from bench.flags import parse_percent
-from bench.study.metrics import METRICS
+from bench.study.quantities import METRICS
 from bench.text import make_printable, write_number, write_percent
 from bench.verdict.ratio import Verdict
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.case import Case
-from bench.compare.conditions import Condition
 from bench.errors import UsageError
 from bench.record import COMPARABLE, RELIABLE, REPEATED, Status
 from bench.store.reader import read_records
-from bench.study.metrics import Metric
+from bench.study.quantities import Metric
 from bench.study.runs import (
     Run,
     fill_unknown,
@@ -74,11 +73,10 @@ class SideCase:
         run, case = self.runs[0], self.case
         return find_classes(case.workload, case.classes, run.dataset_classes, run.dataset_source)
 
-    def know(self, condition: Condition) -> list[Any]:
-        """Return the cells of a condition in the usable runs that have it."""
-        tell = attrgetter(condition.column, condition.known or condition.column)
-        told = (tell(run) for run in self.runs if run.status in RELIABLE)
-        return [cell for cell, known in told if known == known]
+    @property
+    def usable(self) -> list[Run]:
+        """The runs that ended with a time."""
+        return [run for run in self.runs if run.status in RELIABLE]
 
     @cached_property
     def outcomes(self) -> dict[str, int]:

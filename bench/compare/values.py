@@ -76,16 +76,6 @@ def _take(side: Side, axis: str, value: Value) -> Side:
     return replace(side, name=name, title=title, runs=runs)
 
 
-def list_left_out(comparison: Comparison, side: Side, name: str) -> tuple[list[str], list[str]]:
-    """Return the values of an axis that are compared on a side, and those that are not."""
-    compared = (side.ran[cell].case for cell in comparison.list_cells(side))
-    used, every = (
-        list(dict.fromkeys(format_value(getattr(case, name)) or "none" for case in cases))
-        for cases in (compared, side.cases)
-    )
-    return used, [value for value in every if value not in used]
-
-
 def explain_unmatched(comparison: Comparison) -> str:
     """Return why no case is on both sides, with a command that compares the values, if any."""
     one, two = comparison.a, comparison.b

@@ -45,8 +45,8 @@ from bench.study.estimate import (
     share_seeds,
     take_seeds,
 )
-from bench.study.metrics import METRICS, Metric
 from bench.study.pairs import SAME_LOSS, Changed, Pair, find_changes, list_free
+from bench.study.quantities import METRICS, Metric
 from bench.text import ESTIMATE, name_first, write_range, write_share
 from bench.verdict.equivalence import Claim, Equivalence, judge_equivalences, withdraw
 from bench.verdict.ratio import Verdict

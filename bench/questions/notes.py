@@ -19,9 +19,8 @@ from bench.render.section import Column, Section, Sheet
 from bench.render.units import describe_units
 from bench.study.axes import ORDER, Machines, list_naming_axes
 from bench.study.quantities import MEMORY, is_number
-from bench.study.results import Result
+from bench.study.results import Result, Spread
 from bench.study.runs import SOURCE, group
-from bench.study.spread import Spread
 from bench.text import ESTIMATE, GIB, name_first, write_range
 from bench.workloads import OWN
 

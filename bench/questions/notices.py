@@ -1,14 +1,22 @@
-"""Warnings about the numbers of a report, most serious first.
+"""Warnings about the numbers of a report, most serious first, and the step that helps most.
 
-Each notice says what was found, in how many runs, and which flag or command helps.
+Each notice says what was found, in how many runs, and which flag or command helps. Drift is judged
+by sentinels, reruns of the first case of a sweep at its end, against other runs of the same case.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import chain
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
 from bench.diagnosis.rates import (
     RATES,
@@ -18,11 +26,13 @@ from bench.diagnosis.rates import (
     find_losses,
     write_losses,
 )
-from bench.limits import STEADY
+from bench.interval import find_quantile
+from bench.limits import MIN_REPEATS, STEADY
+from bench.questions.batch_sizes import Search
+from bench.questions.halving import confirm
 from bench.record import COMPARABLE, MEASURED, REPEATED, Status
-from bench.render.model import Level, Notice
+from bench.render.model import Level, NextStep, Notice
 from bench.study.doubts import DOUBTS, list_below, name_repeats
-from bench.study.drift import Drift, Steadiness, find_drifts, write_moment
 from bench.study.results import Result
 from bench.study.runs import Run, group, latest
 from bench.study.sweeps import Sweep
@@ -211,3 +221,150 @@ def _describe_determinism(results: Sequence[Result]) -> Iterator[Notice]:
         "To see how much the loss depends on the seed, run into a new --out, without --same-seed."
     )
     yield Notice("Determinism", f"{text}.", mend, good=equal == len(same))
+
+
+class Steadiness(StrEnum):
+    """Verdicts on a machine from a sentinel, most serious first."""
+
+    DRIFTED = "Drift"
+    UNKNOWN = "Drift not known"
+    STEADY = f"Steady within {100 * STEADY:.0f} %"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One sentinel ``against`` other runs of its case. ``change`` is its time over theirs, minus 1.
+    ``margin`` is half its 95 % interval, infinite if too few runs show the spread. Both are
+    shares."""
+
+    started_at: str
+    against: str
+    change: float
+    margin: float
+
+    @property
+    def steadiness(self) -> Steadiness:
+        if abs(self.change) > max(self.margin, STEADY):
+            return Steadiness.DRIFTED
+        if abs(self.change) + self.margin <= STEADY:
+            return Steadiness.STEADY
+        return Steadiness.UNKNOWN
+
+
+def find_drifts(every: Sequence[Run]) -> dict[tuple[str, str], list[Drift]]:
+    """Compare each sentinel with all runs of its case and with the previous sentinel.
+
+    The result is by (sweep, machine), in the order of the runs. A resumed sweep has a sentinel at
+    the end of each session, and keeps them all.
+
+    Only runs on the same lane and GPU are compared, and only if both or neither ran beside other
+    lanes: a slower card, or interference between lanes, is no drift. The spread is pooled over the
+    runs of all lanes, each around its own mean; the interval is Student's prediction interval for
+    one more reading from the same normal distribution (ISO 16269-8).
+    """
+    if not any(run.sentinel for run in every):
+        return {}
+    counting = {*map(id, latest(every))}  # whether timed or not
+    timed = [run for run in every if run.status in MEASURED and run.timed]
+    runs: dict[Any, dict[Any, list[float]]] = {}  # by case and by conditions
+    for run in timed:
+        if id(run) in counting:
+            runs.setdefault(run.cell, {}).setdefault(_tell_conditions(run), []).append(
+                run.epoch_time_s
+            )
+    drifts: dict[tuple[str, str], list[Drift]] = {}
+    earlier: dict[Any, Run] = {}
+    for run in (run for run in timed if run.sentinel):
+        found: list[Drift] = []
+        known, place, time = runs.get(run.cell, {}), _tell_conditions(run), run.epoch_time_s
+        spread, freedom = _pool([*known.values()])
+        if times := known.get(place):
+            many = f"the median of its {len(times)} runs" if len(times) > 1 else "its only run"
+            middle = median(times)
+            margin = _margin(spread, freedom, 1 + 1 / len(times))
+            found.append(Drift(run.started_at, many, time / middle - 1, margin / middle))
+        if last := earlier.get((run.cell, place)):
+            margin = _margin(spread, freedom, 2) / last.epoch_time_s
+            against = f"the one of {write_moment(last.started_at)}"
+            found.append(Drift(run.started_at, against, time / last.epoch_time_s - 1, margin))
+        earlier[run.cell, place] = run
+        if found:
+            drifts.setdefault((run.sweep, run.machine), []).extend(found)
+    return drifts
+
+
+def _tell_conditions(run: Run) -> tuple[str, str, bool]:
+    return run.lane, run.gpu_uuid, run.lanes_beside > 0
+
+
+def _pool(runs: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the pooled standard deviation of runs, in s, and its degrees of freedom."""
+    freedom = sum(len(times) - 1 for times in runs)
+    means = [fmean(times) for times in runs]
+    both = zip(runs, means, strict=True)
+    squares = sum((time - mean) ** 2 for times, mean in both for time in times)
+    return (math.sqrt(squares / freedom) if freedom else math.inf), freedom
+
+
+def _margin(spread: float, freedom: int, variances: float) -> float:
+    """Return half the 95 % interval, in s, of a change with ``variances`` times the variance."""
+    return find_quantile(freedom) * spread * math.sqrt(variances) if freedom else math.inf
+
+
+def write_moment(moment: str) -> str:
+    """Write a UTC time to the minute: ``2026-11-20 17:52 UTC``."""
+    return f"{moment[:16].replace('T', ' ')} UTC" if len(moment) > 10 else moment
+
+
+def choose_next(
+    sweeps: Sequence[Sweep], results: Sequence[Result], searches: Sequence[Search] = ()
+) -> NextStep | None:
+    """Return the step that would help most, by the cases that are shown or, without any, by the
+    searches for the largest batch; None if nothing has been recorded or planned."""
+    return next(_suggest(sweeps, results, searches), None)
+
+
+def _suggest(
+    sweeps: Sequence[Sweep], results: Sequence[Result], searches: Sequence[Search]
+) -> Iterator[NextStep]:
+    folders = [name_folder(sweep) for sweep in sweeps]
+    if any(search.wall.ending is None for search in searches):
+        yield NextStep("run the same command again, which continues the search")
+    if any(search.wall.recommended for search in searches):
+        yield NextStep(
+            "bench.sweep with the same flags and --batch-size auto times training at the batch "
+            "sizes that were found"
+        )
+    for sweep in sweeps:
+        mine = [result for result in results if result.sweep == sweep.name]
+        gaps = sweep.gaps and not any(plan.shard for plan in sweep.plans)
+        if gaps or any(result.status in REPEATED for result in mine):
+            yield NextStep("run the same command again, which runs what is missing")
+        if asked := list_asked(mine):
+            flag = f"--retry {' '.join(asked)}"
+            yield NextStep(f"the same command with {flag} runs again what failed")
+        if sweep.halving is not None:
+            folder = Path(name_folder(sweep))
+            best = confirm(sweep.records, sweep.read_epochs(), sweep.halving, folder)
+            yield from (NextStep("run the best trial again, with other seeds", b) for b in best[:1])
+    executors = [name for sweep in sweeps for name in sweep.records["executor"].unique()]
+    if len(folders) == 2:
+        yield NextStep(
+            "compare the two case by case", f"python -m bench.compare {shlex.join(folders)}"
+        )
+    if any(r.repeats < MIN_REPEATS for r in results if not math.isnan(r.epoch_time_s)):
+        yield NextStep(
+            f"the same command with --repeats {MIN_REPEATS} shows which differences are real"
+        )
+    profiled = {r.precision for r in results if not math.isnan(r.profiled_step_s)}
+    if {"fp32"} < profiled:
+        yield NextStep("see where the time goes", f"python -m bench.why {shlex.join(folders[:1])}")
+    if executors:
+        page = f"python -m bench.report {shlex.join(folders)} --format html -o report.html"
+        yield NextStep("see all of it as a page with figures", page)
+
+
+def name_folder(sweep: Sweep) -> str:
+    """Return the folder or file of a sweep, relative to the working directory if it lies in it."""
+    near = os.path.relpath(sweep.path)
+    return str(sweep.path.resolve()) if near.startswith(os.pardir) else near

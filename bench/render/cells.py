@@ -1,10 +1,10 @@
-"""Single table cells of cases: numbers, ends of intervals, outcomes, remarks, names."""
+"""Single cells of tables: numbers, ends of intervals, outcomes, remarks, names."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.axis import Value
 from bench.case import AXES, Case
@@ -13,9 +13,12 @@ from bench.render.model import NOTHING, Cell
 from bench.study.axes import MACHINE, Machines
 from bench.study.doubts import DOUBTS
 from bench.study.quantities import is_number
-from bench.study.spread import Spread
+from bench.study.results import Spread
 from bench.text import ESTIMATE as ESTIMATE
 from bench.text import write_number
+
+if TYPE_CHECKING:
+    pass
 
 Row = Any  # a run or a result, its cells and quantities as attributes
 

@@ -18,7 +18,7 @@ from bench.render.cells import Row, name_place, outcome
 from bench.render.model import NOTHING, Cell, Head, Level, Table
 from bench.study.axes import MACHINE, NUMBERS, Machines, name_axis, name_value
 from bench.study.quantities import QUANTITIES, Quantity, is_number
-from bench.study.spread import Spread
+from bench.study.results import Spread
 from bench.text import ESTIMATE
 
 R = TypeVar("R")

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 FORMATS = {
     "text": (
-        "bench.render.text",
+        "bench.render.text:render",
         "the answer, the cases and three warnings; --full prints all tables",
     ),
-    "md": ("bench.render.markdown", "all tables to paste"),
-    "latex": ("bench.render.latex", "all tables for a paper (booktabs)"),
-    "html": ("bench.report.html", "one self-contained page with figures"),
-    "csv": ("bench.report.csvfile", "one row per case, every derived number, SI units"),
-    "json": ("bench.report.jsonfile", "the same, with tables and warnings"),
+    "md": ("bench.render.documents:render_markdown", "all tables to paste"),
+    "latex": ("bench.render.documents:render_latex", "all tables for a paper (booktabs)"),
+    "html": ("bench.report.html:render", "one self-contained page with figures"),
+    "csv": ("bench.report.files:write_csv", "one row per case, every derived number, SI units"),
+    "json": ("bench.report.files:write_json", "the same, with tables and warnings"),
 }
-"""Modules whose ``render(report)`` returns the document as text, with what each is for."""
+"""Functions that return a report as text, with what each is for."""
 
 
 def build_parser() -> Parser:
@@ -63,21 +63,22 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Show the results; returns 0, or 2 for a usage error."""
     options = build_parser().parse(argv)
-    module, _ = choose("--format", options.format, FORMATS)
+    place, _ = choose("--format", options.format, FORMATS)
     if options.watch:
         if options.format != "text" or options.output or options.figures:
             raise UsageError("--watch redraws the terminal; leave out --format, -o and --figures")
         watch(lambda: _read_report(options), options.sweeps, options.full)
     report = _read_report(options)
     if options.figures:
-        from bench.report.figures.panels import write_figures
+        from bench.report.figures import write_figures
 
         with writable("--figures", options.figures):
             write_figures(report, options.figures)
     if options.format == "text" and options.output is None:
         show(report, options.full)
         return 0
-    render: Callable[..., str] = import_module(module).render
+    module, _, name = place.partition(":")
+    render: Callable[..., str] = getattr(import_module(module), name)
     if options.format == "text":
         render = partial(render, full=options.full)
     write_document(render(report), options.output)

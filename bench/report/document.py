@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.questions.batch_sizes import BATCHES, WALLS
-from bench.questions.breakdowns import BREAKDOWNS, OPERATIONS
 from bench.questions.effects import EFFECTS
 from bench.questions.gpus import SCALING
 from bench.questions.halving import SEARCH
 from bench.questions.loading import LOADING
 from bench.questions.loss_scales import SCALES
-from bench.questions.next_step import choose_next
 from bench.questions.notes import MACHINES, describe_constants, describe_subject, write_notes
-from bench.questions.notices import warn
+from bench.questions.notices import choose_next, warn
 from bench.questions.overview import COSTS, OVERVIEW, PLACES, PUBLISHED, REACHED, TIMES
 from bench.questions.profiles import doubt_profiles
-from bench.questions.reasons import CAUSES
 from bench.questions.recommendation import list_places, recommend
 from bench.questions.report_data import ReportData, gather
 from bench.questions.startup import PRICES
+from bench.questions.step_time import BREAKDOWNS, CAUSES, OPERATIONS
 from bench.record import Status
 from bench.render.cells import outcome
 from bench.render.model import Answer, Level, NextStep, Notice, Table

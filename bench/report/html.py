@@ -14,14 +14,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from bench.case import AXES, NAMED, format_value
-from bench.questions.loss_scales import summarize_scale_map
-from bench.questions.scale_drawing import draw_scale_map
+from bench.questions.loss_scales import draw_scale_map, summarize_scale_map
 from bench.render.model import Table
 from bench.render.palette import COLOURS
 from bench.render.text import group_doubts
 from bench.render.units import count_in, find_units
 from bench.report.document import Report
-from bench.report.figures.panels import draw_figures, inline, list_sketches, tabulate
+from bench.report.figures import draw_figures, inline, list_sketches, tabulate
 from bench.store.reader import find_records
 from bench.study.axes import name_axis
 from bench.study.quantities import QUANTITIES
@@ -46,9 +45,9 @@ def render(report: Report) -> str:
         "count_in": lambda text: count_in(text, units),
         "inline": inline,
         "keep_whole": keep_whole,
-        "tabulate": lambda panel, figure: tabulate(figure, panel),
+        "tabulate": tabulate,
     }
-    drawn = {figure.name: figure for figure in figures}
+    drawn = {figure.sketch.name: figure for figure in figures}
     leads = (*LEADS, *drawn) if report.pictured else ()
     lead = next((drawn[name] for name in leads if name in drawn), None)
     rest = [figure for figure in figures if figure is not lead]
@@ -65,8 +64,8 @@ def render(report: Report) -> str:
         figures=rest,
         undrawn=[sketch.title for sketch in list_sketches(report) if sketch.name not in drawn],
         maps=[
-            (inline(draw_scale_map(scales)), summarize_scale_map(scales))
-            for scales in report.scale_maps
+            (inline(draw_scale_map(scales), f"map{number}"), summarize_scale_map(scales))
+            for number, scales in enumerate(report.scale_maps)
         ],
         constants=_constants(report.runs),
         links=[

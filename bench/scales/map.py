@@ -10,9 +10,14 @@ from bench.data import load
 from bench.environment.asking import ask, with_inputs
 from bench.errors import UsageError
 from bench.precision import PRECISIONS
-from bench.questions.loss_scales import SCALES, summarize_scale_map, tabulate_scale_map
-from bench.questions.scale_drawing import draw_scale_map, rasterize_scale_map
-from bench.render.markdown import escape, table_lines
+from bench.questions.loss_scales import (
+    SCALES,
+    draw_scale_map,
+    rasterize_scale_map,
+    summarize_scale_map,
+    tabulate_scale_map,
+)
+from bench.render.documents import escape, table_lines
 from bench.scale_map import ScaleMap, Way
 from bench.scales.options import Options
 from bench.store.scale_map import write_map

@@ -20,22 +20,20 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev, variance
 from typing import TYPE_CHECKING
 
-from bench.interval import CONFIDENCE, find_half_width, find_quantile
+from bench.interval import find_half_width, find_quantile
 from bench.limits import MIN_REPEATS, STEADY
 from bench.record import RELIABLE, Status
 from bench.study import quantities
-from bench.study.metrics import METRICS
 from bench.study.pairs import Changed, Pair, select_common
+from bench.study.quantities import METRICS
 from bench.study.results import Result
 from bench.study.runs import group
-from bench.verdict.difference import ROUNDING, adjust, find_unit
+from bench.verdict.difference import ROUNDING, Difference, adjust, find_unit, summarize
 from bench.verdict.ratio import Ratio
 from bench.verdict.seeds import MIN_SEEDS, compare_seeds
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from bench.study.metrics import Metric
+    from bench.study.quantities import Metric
 
 TIME, LOSS = METRICS["epoch_time_s"], METRICS["train_loss"]
 
@@ -226,21 +224,48 @@ def _reach(a: Mapping[int, float], b: Mapping[int, float]) -> float | None:
 def _judge_repeats(
     metric: Metric, changes: Sequence[Changed], readings: Mapping[int, Sequence[float]]
 ) -> list[Estimate | None]:
-    import numpy as np
-
-    moments = {cell: _find_moments(values) for cell, values in readings.items()}
+    told = {cell: summarize(values) for cell, values in readings.items()}
     sure = {cell for cell, values in readings.items() if len(values) >= MIN_REPEATS}
 
     def fits(pair: Pair) -> bool:
         return metric is not MEMORY or pair.same_memory
 
-    samples: list[_Sample | None] = []
-    for cells in select_common(changes, fits, moments.keys(), sure):
-        sides = [[moments[cell] for cell in side] for side in zip(*cells, strict=True)]
-        samples.append(_Sample(cells, *np.array(sides).transpose(2, 0, 1)) if cells else None)
-    noises = [noise for sample in samples if sample for noise in sample.noises]
+    def subtract(pair: tuple[int, int]) -> Difference:
+        (one, before), (other, after) = (told[cell] for cell in pair)
+        return Difference(other - one, before, after)
+
+    every = select_common(changes, fits, told.keys(), sure)
+    samples = [[subtract(pair) for pair in cells] for cells in every]
+    noises = [
+        math.log(pair.a.variance / pair.b.variance)
+        for pairs in samples
+        for pair in pairs
+        if pair.a.variance > 0 < pair.b.variance
+    ]
     typical = math.exp(median(noises)) if noises else None
-    estimates = [sample.estimate(metric, typical) if sample else None for sample in samples]
+    estimates: list[Estimate | None] = []
+    for cells, pairs in zip(every, samples, strict=True):
+        if not cells:
+            estimates.append(None)
+            continue
+        shifts = [pair.shift for pair in pairs]
+        low, high = (shifts.index(end(shifts)) for end in (min, max))
+        before, after = (
+            [fmean(readings[cell]) for cell in side] for side in zip(*cells, strict=True)
+        )
+        ratio, reach = _judge(metric, pairs, typical)
+        estimates.append(
+            Estimate(
+                ratio,
+                cells,
+                math.exp(shifts[low]),
+                math.exp(shifts[high]),
+                (cells[low][1], cells[high][1]),
+                ratio.p is not None and _is_mixed(pairs),
+                fmean(after) - fmean(before),
+                None if reach is None else reach * fmean(before) * (ratio.value or 1.0),
+            )
+        )
     adjusted = iter(adjust([e.ratio.p for e in estimates if e and e.ratio.p is not None]))
     for place, e in enumerate(estimates):
         if e and e.ratio.p is not None:
@@ -248,105 +273,51 @@ def _judge_repeats(
     return estimates
 
 
-def _find_moments(values: Sequence[float]) -> tuple[int, float, float, float]:
-    """Return the number of values, mean and variance of their logarithms, and their own mean."""
-    logs = [math.log(value) for value in values]
-    still = max(logs) - min(logs) <= ROUNDING
-    spread = math.nan if len(logs) < 2 else 0.0 if still else variance(logs)
-    return len(logs), fmean(logs), spread, fmean(values)
+def _judge(
+    metric: Metric, pairs: Sequence[Difference], typical: float | None
+) -> tuple[Ratio, float | None]:
+    """Return the geometric mean of the pairs' ratios, and half its interval on a scale of
+    logarithms; None without an interval."""
+    shift = fmean(pair.shift for pair in pairs)
+    value = math.exp(shift)
+    fewest = min(side.number for pair in pairs for side in (pair.a, pair.b))
+    if fewest < MIN_REPEATS:
+        return Ratio(value, lack=f"needs {MIN_REPEATS} repeats, has {fewest}"), None
+    varying = [pair for pair in pairs if pair.error]
+    if not varying:
+        if metric.deterministic:
+            return Ratio(value, value, value, exact=True), 0.0
+        lack = "repeats equal to the last digit are not independent readings"
+        return Ratio(value, lack=lack), None
+    whole = sum(pair.error**2 for pair in varying)
+    error = math.sqrt(whole) / len(pairs)
 
-
-@dataclass(frozen=True)
-class _Sample:
-    """Readings of the pairs of one change, as arrays of shape (2 sides, pairs): their number, the
-    mean and the variance of their logarithms, and the mean of their values."""
-
-    cells: tuple[tuple[int, int], ...]
-    number: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
-    value: np.ndarray
-
-    @property
-    def noises(self) -> list[float]:
-        import numpy as np
-
-        before, after = self.variance[:, (self.variance > 0).all(axis=0)]
-        ratios: list[float] = np.log(before / after).tolist()
-        return ratios
-
-    @property
-    def errors(self) -> np.ndarray:
-        errors: np.ndarray = (self.variance / self.number).sum(axis=0)
-        return errors
-
-    def freedom(self, noise: float | None = None) -> np.ndarray:
-        """Return each pair's degrees of freedom (Welch 1947, Satterthwaite); infinite without
-        spread. ``noise`` is the variance before over the one after, by default each pair's own."""
-        import numpy as np
-
-        parts = self.variance / self.number
-        if noise is not None:
-            both = (self.variance > 0).all(axis=0)
-            parts = np.where(both, np.array([[noise], [1.0]]) / self.number, parts)
-        total = parts.sum(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            shares = parts / total  # squares of tiny variances would underflow
-            freedom = 1 / (shares**2 / (self.number - 1)).sum(axis=0)
-        return np.where(total > 0, freedom, np.inf)
-
-    def estimate(self, metric: Metric, typical: float | None) -> Estimate:
-        import numpy as np
-
-        shifts = self.mean[1] - self.mean[0]
-        low, high = int(shifts.argmin()), int(shifts.argmax())
-        ratio, reach = self._judge(metric, shifts, typical)
-        return Estimate(
-            ratio,
-            self.cells,
-            float(np.exp(shifts[low])),
-            float(np.exp(shifts[high])),
-            (self.cells[low][1], self.cells[high][1]),
-            ratio.p is not None and self._is_mixed(shifts),
-            float((self.value[1] - self.value[0]).mean()),
-            reach,
+    def pool(noise: float | None) -> float:
+        """Return Satterthwaite's degrees of freedom of the mean, from each pair's error."""
+        freedoms = (
+            pair.freedom(noise if pair.a.variance > 0 < pair.b.variance else None)
+            for pair in varying
         )
+        shares = (pair.error**2 / whole for pair in varying)
+        return 1 / sum(share**2 / of for share, of in zip(shares, freedoms, strict=True))
 
-    def _judge(
-        self, metric: Metric, shifts: np.ndarray, typical: float | None
-    ) -> tuple[Ratio, float | None]:
-        shift = float(shifts.mean())
-        value = math.exp(shift)
-        fewest = int(self.number.min())
-        if fewest < MIN_REPEATS:
-            return Ratio(value, lack=f"needs {MIN_REPEATS} repeats, has {fewest}"), None
-        errors = self.errors
-        if not errors.any():
-            if metric.deterministic:
-                return Ratio(value, value, value, exact=True), 0.0
-            lack = "repeats equal to the last digit are not independent readings"
-            return Ratio(value, lack=lack), None
-        error = math.sqrt(float(errors.sum())) / len(errors)
-        own, tested = (_pool(errors, self.freedom(noise)) for noise in (None, typical))
-        reach = find_quantile(own) * error
-        from scipy.special import stdtr
+    reach = find_quantile(pool(None)) * error
+    from scipy.special import stdtr
 
-        p = min(1.0, 2 * float(stdtr(tested, -abs(shift) / error)))
-        ratio = Ratio(value, math.exp(shift - reach), math.exp(shift + reach), p, p)
-        return ratio, reach * float(self.value[0].mean()) * value
-
-    def _is_mixed(self, shifts: np.ndarray) -> bool:
-        import numpy as np
-        from scipy.special import stdtrit
-
-        freedom = np.minimum(self.freedom(), 1e9)
-        reach = stdtrit(freedom, (1 + CONFIDENCE) / 2) * np.sqrt(self.errors)
-        low, high, limit = shifts - reach, shifts + reach, math.log1p(STEADY)
-        kinds = [high < -limit, (low >= -limit) & (high <= limit), low > limit]
-        return sum(bool(kind.any()) for kind in kinds) > 1
+    p = min(1.0, 2 * float(stdtr(pool(typical), -abs(shift) / error)))
+    return Ratio(value, math.exp(shift - reach), math.exp(shift + reach), p, p), reach
 
 
-def _pool(errors: np.ndarray, freedom: np.ndarray) -> float:
-    """Return Satterthwaite's degrees of freedom of a mean over pairs, from each pair's variance."""
-    shares = errors / errors.sum()
-    return float(1 / (shares**2 / freedom).sum())
+def _is_mixed(pairs: Sequence[Difference]) -> bool:
+    """Return whether pairs, each by its own interval, differ in their verdicts."""
+    limit, kinds = math.log1p(STEADY), set[str]()
+    for pair in pairs:
+        reach = find_half_width([pair.a, pair.b])
+        low, high = pair.shift - reach, pair.shift + reach
+        if high < -limit:
+            kinds.add("lower")
+        elif low >= -limit and high <= limit:
+            kinds.add("same")
+        elif low > limit:
+            kinds.add("higher")
+    return len(kinds) > 1

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from functools import cache
+from math import comb
 from typing import Any
 
 from bench.case import SAME_QUESTION, free_axes
@@ -13,7 +17,6 @@ from bench.record import COMPARABLE, MEASURED, MODEL_PARTS, RELIABLE, Status
 from bench.study.doubts import DOUBTS, LEAST_KNOWN
 from bench.study.quantities import STORED, over
 from bench.study.runs import Run, group, tell_but
-from bench.study.spread import ENOUGH, Spread, choose_depth, find_coverage, find_middle
 
 # a case has the best-ranked status of its repeats: the one that tells most about its time
 _RANK = [Status.OK, Status.DIVERGED, Status.INVALID, Status.OOM, Status.OOM_SUSPECTED]
@@ -28,7 +31,7 @@ class Result:
 
     Each of `STORED` is the median over the runs that ended with the status of the case. The ends of
     its spread are ``NAME_low`` and ``NAME_high``, which ``spread`` and ``coverage`` describe (see
-    `bench.study.spread`). Each of `DOUBTS` is of any of its runs. Other attributes, such as axes,
+    `bench.study.results`). Each of `DOUBTS` is of any of its runs. Other attributes, such as axes,
     are those of the first of its runs that count.
 
     Attributes:
@@ -155,3 +158,63 @@ def _tell_apart(results: Sequence[Result]) -> None:
     for result in results if said else ():
         told = (f"{what} {str(getattr(result, name))[:most]}" for name, what, most in said)
         result.apart = ", ".join(told)
+
+
+ENOUGH = 5
+"""Fewest repeats for a prediction interval; with fewer, only their range is given."""
+
+
+class Spread(StrEnum):
+    """The meaning of the two ends beside a median."""
+
+    NONE = "none"
+    WITHIN = "within the run"
+    RANGE = "range"
+    PREDICTION = "prediction interval"
+
+
+@cache
+def find_coverage(runs: int, depth: int = 1) -> float:
+    """Return how often the median of as many more runs lies between the ``depth``-th from each end.
+
+    Exact for an odd number of runs without ties; otherwise the true share is higher.
+
+    >>> [round(find_coverage(n), 3) for n in (3, 5, 7, 9)]
+    [0.6, 0.833, 0.93, 0.971]
+    """
+    middle = (runs + 1) // 2
+    # the median of the second sample is below the depth-th of the first if fewer than ``depth`` of
+    # the ``drawn`` smallest pooled values are of the first: a hypergeometric tail
+    drawn = middle + depth - 1
+    term = below = comb(runs, drawn)
+    for of_first in range(1, depth):
+        term = term * (runs - of_first + 1) * (drawn - of_first + 1)
+        term //= of_first * (runs - drawn + of_first)
+        below += term
+    return max(0.0, 1 - 2 * below / comb(2 * runs, drawn))
+
+
+@cache
+def choose_depth(runs: int) -> int:
+    """Return the depth of the narrowest interval with `CONFIDENCE`; 1, the range, if none has it.
+
+    >>> [choose_depth(n) for n in (3, 5, 9, 15, 30)]
+    [1, 1, 1, 2, 7]
+    """
+    depths = range(1, (runs + 1) // 2 + 1)
+    wide = bisect_left(depths, True, key=lambda d: find_coverage(runs, d) < CONFIDENCE)
+    return max(wide, 1)
+
+
+def find_middle(values: Iterable[float]) -> tuple[float, float, float]:
+    """Return median, lower end and upper end of the known values; the ends of a single one are
+    NaN."""
+    known = sorted(value for value in values if value == value)
+    number = len(known)
+    if not number:
+        return math.nan, math.nan, math.nan
+    middle = (known[(number - 1) // 2] + known[number // 2]) / 2
+    if number < 2:
+        return middle, math.nan, math.nan
+    depth = choose_depth(number)
+    return middle, known[depth - 1], known[-depth]

@@ -16,8 +16,8 @@ from bench.flags import Parser, command
 from bench.processes import leave
 from bench.store.reader import find_records
 from bench.text import count
+from bench.validate.claims import FAULT, KNOWN, NOTHING, validate
 from bench.validate.evidence import KNOWN_FAULTS
-from bench.validate.judgement import FAULT, KNOWN, NOTHING, validate
 
 MOST_FAULTS = 3
 """Faults of a claim that are printed; the first says where to look."""

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import chain, combinations, pairwise
+from operator import attrgetter
+from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from bench.axis import Trait
 from bench.case import Case, list_affecting, list_varying
 from bench.diagnosis.rates import RATES
 from bench.environment.source import hash_commit
+from bench.errors import UsageError
 from bench.gpu.peaks import list_peaks
 from bench.limits import SLOWED, leave_out_first
 from bench.origin import find_origin
@@ -27,9 +32,18 @@ from bench.precision import Arithmetic, find_formats
 from bench.record import COMPARABLE, REPEATED, Measurement, Status, read_missing
 from bench.store.runs import read_history
 from bench.study.quantities import is_number
-from bench.study.runs import list_runs
+from bench.study.runs import Run, group
+from bench.study.sweeps import Sweep
 from bench.text import count, name_first
-from bench.validate.evidence import OWN, Evidence, Row
+from bench.validate.evidence import (
+    KNOWN_FAULTS,
+    OWN,
+    Evidence,
+    Row,
+    list_disclosed,
+    read_evidence,
+    read_known_faults,
+)
 from bench.workloads import IMAGES
 from bench.yardstick import read_tries
 
@@ -109,16 +123,15 @@ def _of_rows(find: Callable[[Row], Iterator[str]]) -> Callable[[Evidence], Itera
 
 
 def find_orphans(evidence: Evidence) -> Iterator[str]:
-    ids = evidence.records["record_id"]
-    for record_id in ids[ids.duplicated()].unique():
-        yield f"several rows have the record_id {record_id}"
+    ids = Counter(run.record_id for run in evidence.runs)
+    yield from (f"several rows have the record_id {name}" for name, n in ids.items() if n > 1)
     for name, table in evidence.beside.items():
         if strange := {*table["record_id"]} - {*ids}:
             yield f"{name}.csv has rows of {count(len(strange), 'record')} that records.csv lacks"
 
 
 def find_unknown_code(evidence: Evidence) -> Iterator[str]:
-    for commit, code in evidence.own[["commit", "code"]].drop_duplicates().itertuples(index=False):
+    for commit, code in dict.fromkeys((run.commit, run.code) for run in evidence.own):
         name, _, edited = commit.partition("+")
         known = hash_commit(name) if name else None
         if not name:
@@ -131,24 +144,28 @@ def find_unknown_code(evidence: Evidence) -> Iterator[str]:
 
 def find_environments(evidence: Evidence) -> Iterator[str]:
     own = evidence.own
+
+    def list_values(runs: Sequence[Run], column: str) -> list[str]:
+        # a row that was cut off before its worker could look has no value
+        values = dict.fromkeys(getattr(run, column) for run in runs)
+        return [str(value) for value in values if value == value and value != ""]
+
     for column in (name for name, owners in COMPARABLE.items() if owners == ("device",)):
-        for device, rows in own.groupby("device"):
-            # a row that was cut off before its worker could look has no value
-            found = [str(cell) for cell in rows[column].unique() if cell != ""]
-            if len(found) > 1:
-                yield f"{column} is not the same in all rows of {device}: {name_first(found, 3)}"
+        for runs in sorted(group(own, attrgetter("device")), key=lambda runs: runs[0].device):
+            if len(found := list_values(runs, column)) > 1:
+                told = name_first(found, 3)
+                yield f"{column} is not the same in all rows of {runs[0].device}: {told}"
     for column in ("gpu_uuid", "power_limit_w"):
-        by_host = own[own[column].notna() & (own[column] != "")].groupby("host")[column]
-        if (by_host.nunique() > 1).any() and not (own["world_size"] > 1).any():
+        several = any(len(list_values(r, column)) > 1 for r in group(own, attrgetter("host")))
+        if several and not any(run.world_size > 1 for run in own):
             yield f"{column} changed between the rows of one host"
 
 
 def find_gaps(evidence: Evidence) -> Iterator[str]:
     yield from (f"{told} {mend}" for told, mend in evidence.sweep.gaps)
-    columns = [evidence.records[name].tolist() for name in ("repeat", "sentinel", "attempt")]
-    attempts = {*zip(evidence.cases, *columns, strict=True)}
-    axes = list_varying(evidence.cases)
-    for (case, repeat, sentinel), past in read_history(evidence.records).items():
+    attempts = {(run.case, run.repeat, run.sentinel, run.attempt) for run in evidence.runs}
+    axes = list_varying([run.case for run in evidence.runs])
+    for (case, repeat, sentinel), past in read_history(evidence.sweep.records).items():
         began = (case, repeat, sentinel, past.attempt) in attempts
         # a sentinel that was cut off is among the gaps above
         if past.status in REPEATED and began and not sentinel:
@@ -161,7 +178,7 @@ def find_gaps(evidence: Evidence) -> Iterator[str]:
 
 
 def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
-    for executor in evidence.records["executor"].unique():
+    for executor in dict.fromkeys(run.executor for run in evidence.runs):
         if find_origin(executor) == "unknown":
             yield f"some rows come from the {executor} executor, which this version does not know"
     for row in evidence.rows:
@@ -173,10 +190,9 @@ def find_wrong_outcomes(evidence: Evidence) -> Iterator[str]:
         told = "train_loss" not in read_missing(row["missing"])  # by a command, which need not
         if row["executor"] in OWN and told and (row["status"] == Status.OK) > finite:
             yield f"{row.name}: ok, but its loss was not finite"
-    pairs = zip(evidence.records["status"], evidence.records["reason"], strict=True)
-    for status, reason in pairs:
-        if status != Status.OK and not reason:
-            yield f"a row ended as {status} without a reason"
+    for run in evidence.runs:
+        if run.status != Status.OK and not run.reason:
+            yield f"a row ended as {run.status} without a reason"
 
 
 _SIGNED = ("train_loss", "test_loss")
@@ -260,12 +276,11 @@ def find_wrong_clocks(row: Row) -> Iterator[str]:
 
 
 def find_wrong_speed(evidence: Evidence) -> Iterator[str]:
-    by_id = {row["record_id"]: row for row in evidence.rows}
-    for run in list_runs(evidence.own):
-        row, flops, moved = by_id.get(run.record_id), run.of_peaks, run.of_bandwidth
-        if row and flops > 1:
+    for row in (row for row in evidence.rows if row["executor"] in OWN):
+        flops, moved = row.run.of_peaks, row.run.of_bandwidth
+        if flops > 1:
             yield f"{row.name}: {flops:.3g} times the FLOP/s that {row['gpu']} does"
-        if row and moved > 1 and row.case.compile == Case.compile:
+        if moved > 1 and row.case.compile == Case.compile:
             yield f"{row.name}: {moved:.3g} times the bytes/s of {row['gpu']}'s memory"
 
 
@@ -498,3 +513,54 @@ CLAIMS = (
         ("dataset_fingerprint",),
     ),
 )
+
+
+# ------------------------------------------------------------------------------------ the verdict
+
+OK, NOTHING, KNOWN, FAULT = "ok", "none", "known", "FAULT"
+"""The results of a check; `NOTHING` if a folder has no data for it."""
+
+
+def validate(folder: Path, sweep: Sweep | None = None) -> dict[str, Any]:
+    """Check one folder; ``sweep`` if it was read already.
+
+    Returns:
+        ``folder``, ``subject``, what it ``gives_away`` and ``checks``, each with its ``name``,
+        ``result`` (ok, none, known or FAULT), what it ``shows``, its ``faults`` and, if they are
+        known, the ``reason``. Files that cannot be read are the one fault of a single check,
+        ``schema``.
+    """
+    schema = {"name": "schema", "shows": "every file is as the harness wrote it"}
+    try:
+        known, evidence = read_known_faults(folder), read_evidence(folder, sweep)
+        if strange := known.keys() - {claim.name for claim in CLAIMS}:
+            raise UsageError(f"{folder / KNOWN_FAULTS}: there is no check {', '.join(strange)}")
+    except UsageError as error:
+        fault = {**schema, "result": FAULT, "faults": [str(error)]}
+        return {"folder": str(folder), "subject": "", "checks": [fault], "gives_away": []}
+    checks: list[dict[str, Any]] = [{**schema, "result": OK, "faults": []}]
+    for claim in CLAIMS:
+        found = {"name": claim.name, "shows": claim.shows, "faults": [*claim.find(evidence)]}
+        passed = NOTHING if claim.is_empty(evidence) else OK
+        found["result"] = FAULT if found["faults"] else passed
+        if claim.name in known:
+            found["reason"] = known[claim.name]
+            if found["faults"]:
+                found["result"] = KNOWN
+            else:
+                found["result"] = FAULT
+                found["faults"] = [f"{KNOWN_FAULTS} names it, and it has no fault; take it out"]
+        checks.append(found)
+    return {
+        "folder": str(folder),
+        "subject": _name_subject(evidence),
+        "checks": checks,
+        "gives_away": [*list_disclosed(folder, evidence.runs)],
+    }
+
+
+def _name_subject(evidence: Evidence) -> str:
+    """Return what was measured, and on what: ``13 rows, NVIDIA H200, torch 2.11.0+cu130``."""
+    first = evidence.runs[0]
+    own = "" if evidence.own else "; not measured by this harness"
+    return f"{count(len(evidence.runs), 'row')}, {first.machine}, torch {first.torch}{own}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from bench.origin import EXECUTORS
 from bench.record import MEASURED
 from bench.store.cells import RECORDS
 from bench.store.reader import find_records, read_ranks
-from bench.store.runs import read_cases
+from bench.study.runs import Run, group, list_runs
 from bench.study.sweeps import Sweep, read_sweep
 from bench.text import name_first
 
@@ -30,20 +30,24 @@ OWN = tuple(EXECUTORS)
 
 @dataclass(frozen=True)
 class Row:
-    """A measured row: its name within the folder, its cells by column (None for empty numbers), its
-    case, and its rows of the ``steps`` and ``work`` tables."""
+    """A measured row: its name within the folder, its run, and its rows of the ``steps`` and
+    ``work`` tables. Its cells are given by column, None for empty numbers."""
 
     name: str
-    cells: dict[str, Any]
-    case: Case
+    run: Run
     steps: pd.DataFrame
     work: pd.DataFrame
 
+    @property
+    def case(self) -> Case:
+        return self.run.case
+
     def __getitem__(self, column: str) -> Any:
-        return self.cells[column]
+        value = getattr(self.run, column)
+        return None if value != value else value
 
     def has(self, *columns: str) -> bool:
-        return all(self.cells[column] is not None for column in columns)
+        return all(self[column] is not None for column in columns)
 
 
 @dataclass(frozen=True)
@@ -54,49 +58,37 @@ class Evidence:
     sweep: Sweep
     beside: dict[str, pd.DataFrame]
 
-    @property
-    def records(self) -> pd.DataFrame:
-        return self.sweep.records
+    @cached_property
+    def runs(self) -> list[Run]:
+        """All records, as they are written."""
+        return list_runs(self.sweep.records)
 
     @cached_property
-    def own(self) -> pd.DataFrame:
-        """Return the records that this harness measured."""
-        return self.records[self.records["executor"].isin(OWN)]
-
-    @cached_property
-    def cases(self) -> list[Case]:
-        return read_cases(self.records)
+    def own(self) -> list[Run]:
+        """The records that this harness measured."""
+        return [run for run in self.runs if run.executor in OWN]
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Return the rows whose status says that they were measured, without inferred ones."""
-        import pandas as pd
-
+        """The rows whose status says that they were measured, without inferred ones."""
         tables = [self.beside["steps"], self.beside["work"]]
         parts: list[dict[Any, pd.DataFrame]] = [
             dict(iter(table.groupby("record_id"))) for table in tables
         ]
-        axes, rows = list_varying(self.cases), []
-        names, measured = [str(name) for name in self.records], {*map(str, MEASURED)}
-        cells = self.records.itertuples(index=False, name=None)
-        for case, told in zip(self.cases, cells, strict=True):
-            pairs = zip(names, told, strict=True)
-            row: dict[str, Any] = {n: None if pd.isna(cell) else cell for n, cell in pairs}
-            if row["status"] not in measured or row["inferred"]:
-                continue
-            which = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
-            name = f"{case.label(axes)}{which}{', sentinel' if row['sentinel'] else ''}"
-            beside = zip(parts, tables, strict=True)
-            steps, work = (part.get(row["record_id"], table[:0]) for part, table in beside)
-            rows.append(Row(name, row, case, steps, work))
+        axes, rows = list_varying([run.case for run in self.runs]), []
+        for run in self.runs:
+            if run.status in MEASURED and not run.inferred:
+                which = f", repeat {run.repeat}" if run.repeat > 1 else ""
+                name = f"{run.case.label(axes)}{which}{', sentinel' if run.sentinel else ''}"
+                beside = zip(parts, tables, strict=True)
+                steps, work = (part.get(run.record_id, table[:0]) for part, table in beside)
+                rows.append(Row(name, run, steps, work))
         return rows
 
     def group(self, *columns: str) -> Iterator[list[Row]]:
         """Yield the rows that agree on these columns, as lists of two or more."""
-        groups: dict[tuple[Any, ...], list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault(tuple(row[column] for column in columns), []).append(row)
-        return (rows for rows in groups.values() if len(rows) > 1)
+        groups = group(self.rows, lambda row: tuple(row[column] for column in columns))
+        return (rows for rows in groups if len(rows) > 1)
 
 
 def read_evidence(folder: Path, sweep: Sweep | None = None) -> Evidence:
@@ -137,7 +129,7 @@ _PUBLIC = ("/proc/", "/sys/", "/dev/", "/usr/")
 _MOST = 3
 
 
-def list_disclosed(folder: Path, records: pd.DataFrame) -> Iterator[str]:
+def list_disclosed(folder: Path, runs: Sequence[Run]) -> Iterator[str]:
     """Yield what identifies a machine or a person: host, GPU and environment variables of the
     records, and paths in the folder's text files."""
     for column, what in (
@@ -145,7 +137,7 @@ def list_disclosed(folder: Path, records: pd.DataFrame) -> Iterator[str]:
         ("gpu_uuid", "the UUID of the GPU"),
         ("variables", "environment variables"),
     ):
-        if found := sorted({*records[column]} - {""}):
+        if found := sorted({getattr(run, column) for run in runs} - {""}):
             yield f"{what} {name_first(found, _MOST)}"
     folders = [file.parent for file in find_records(folder)] if folder.is_dir() else []
     for file in sorted(file for place in folders for file in place.iterdir()) or [folder]:

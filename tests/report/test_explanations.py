@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.questions.reasons import CAUSES, tabulate_changes, tabulate_reasons
+from bench.questions.step_time import CAUSES, tabulate_changes, tabulate_reasons
 from bench.render.model import Table
 from bench.report.document import Report, build
 from bench.store.cells import WORK as WORK_FILE

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from bench.case import Case
 from bench.record import Status
-from bench.render import latex, markdown
-from bench.report.csvfile import keep_known
+from bench.render import documents
+from bench.report.files import keep_known
 from bench.store.cells import write_lines
 from tests.planted.records import make_record, measured, ran, write_sweep
 from tests.planted.sweeps import Folders
@@ -77,14 +77,14 @@ def test_markdown_tables_parse_back_whole(
 
 @given(st.text())
 def test_markdown_cells_stay_one_cell(text: str) -> None:
-    line = markdown._row(iter([text, "next"]))
+    line = documents._row(iter([text, "next"]))
     assert "\n" not in line
     assert len(split_row(line)) == 2
 
 
 @given(st.text())
 def test_latex_leaves_no_special_character_bare(text: str) -> None:
-    escaped = latex.escape(text)
+    escaped = documents.escape_latex(text)
     bare = re.sub(r"\\(?:[&%$#_{}]|text\w+\{\})|\$\\\w+\$|\$\^\\circ\$|\{\[\}|\{\]\}", "", escaped)
     assert not set(bare) & set("&%$#_{}~^\\<>|[]")
     assert "\n" not in escaped

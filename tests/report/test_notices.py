@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from bench.case import AXES, Case, format_value
-from bench.questions.notices import warn
+from bench.questions.notices import Steadiness, find_drifts, warn
 from bench.record import Record, Status
 from bench.study import doubts
-from bench.study.drift import Steadiness, find_drifts
 from bench.study.results import make_results
 from bench.study.runs import Run, latest, read_runs
 from bench.study.sweeps import read_sweep

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from bench.case import Case
-from bench.questions.next_step import choose_next
+from bench.questions.notices import choose_next
 from bench.record import Record, Status
 from bench.render.model import (
     Answer,

@@ -1,24 +1,82 @@
-"""The report as JSON: the content of the CSV, with the tables, answers and warnings."""
+"""The cases as one CSV table, a row per case, for spreadsheets and programs; and the same as JSON,
+with the tables, answers and warnings.
+
+Numbers are in SI units, as the column names say; every row names its hardware and software.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from bench.diagnosis.explanation import Explanation, Side
-from bench.diagnosis.sentences import describe
+from bench.case import AXES
 from bench.limits import STEADY
 from bench.questions.effects import Effect
+from bench.record import COLUMNS
 from bench.render.model import Cell, Table
-from bench.report.csvfile import column_names, keep_known, list_cells
 from bench.report.document import Report
+from bench.store.cells import write_lines
+from bench.study.doubts import DOUBTS
 from bench.study.estimate import JUDGED, Estimate
-from bench.study.metrics import Metric
-from bench.study.quantities import describe_columns
+from bench.study.quantities import QUANTITIES, Metric, is_number
+from bench.study.results import Spread
+
+BESIDE = ("status", "epoch_time_s", "images_per_s", "speedup", "memory_bytes", "memory_saved")
+"""What is given of the published case beside another."""
+
+WHERE = ("gpu", "gpu_memory_bytes", "driver", "torch", "cuda", "cudnn", "cpu", "train_images")
 
 
-def render(report: Report) -> str:
+def column_names() -> list[str]:
+    numbers = [
+        n
+        for q in QUANTITIES.values()
+        for n in ([q.name] if q.paired else [q.name, f"{q.name}_low", f"{q.name}_high"])
+    ]
+    beside = [f"published_{name}" for name in BESIDE]
+    outcome = ["status", "reason", "inferred", "repeats", "runs", "seeds", "kind", "memory_measure"]
+    spread = ["spread", "coverage", "start_time_s"]
+    return ["sweep", "machine", *AXES, *outcome, *spread, *numbers, *DOUBTS, *beside, *WHERE]
+
+
+def write_csv(report: Report) -> str:
+    names = column_names()
+    rows = ([keep_known(cells[name]) for name in names] for cells in list_cells(report))
+    return write_lines([names, *rows]).decode()
+
+
+def list_cells(report: Report) -> Iterator[dict[str, Any]]:
+    """Yield the cells of each case by column."""
+    own = [name for name in column_names() if not name.startswith("published_")]
+    for row in report.results:
+        published = report.find_published(row)
+        beside = {f"published_{name}": getattr(published, name, None) for name in BESIDE}
+        if published is None:
+            beside["published_status"] = ""
+        yield {name: getattr(row, name) for name in own} | beside
+
+
+def keep_known(value: Any) -> Any:
+    """Return text, a switch or a finite number; None for anything else, such as NaN."""
+    return value if isinstance(value, (str, bool)) or is_number(value) else None
+
+
+def describe_columns() -> dict[str, str]:
+    """Describe the columns of a file of cases, by name."""
+    return {
+        "spread": "what the columns _low and _high are: " + ", ".join(Spread),
+        "coverage": "how often they hold what they are for: the median of as many more runs, or "
+        "the whole epoch within the run",
+        "seeds": "how many seeds the repeats had",
+        "start_time_s": "set-up, and the slowest first steps of all repeats, in s",
+        **{q.name: q.help for q in QUANTITIES.values()},
+        **{name: column.help for name, column in COLUMNS.items() if column.help},
+    }
+
+
+def write_json(report: Report) -> str:
     """Return the report as JSON; empty cells are null, and nothing is rounded."""
     names = column_names()
     described = describe_columns()
@@ -96,43 +154,3 @@ def _value(value: Any) -> Any:
     if value is None or isinstance(value, (str, bool)):
         return value
     return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(value)
-
-
-def lay_out(found: Explanation) -> dict[str, Any]:
-    """Return an explanation as data for JSON."""
-    estimated = ("before_estimated", "after_estimated")
-    return {
-        **_take(found, "axis", "about", "items"),
-        "a": _lay_out_side(found.a),
-        "b": _lay_out_side(found.b),
-        "speedup": found.speedup.value,
-        **_take(found.speedup, "low", "high", "lack"),
-        "ceiling": found.ceiling and asdict(found.ceiling),
-        "beaten": found.violation and asdict(found.violation),
-        "changes": [_take(c, "name", "before_s", "after_s", *estimated) for c in found.changes],
-        "reasons": [
-            {
-                "cause": reason.name,
-                **_take(reason, "before_s", "after_s", "evidence"),
-                "advice": [asdict(advice) for advice in reason.advice],
-                **_take(reason, *estimated),
-                "share": found.share(reason),
-            }
-            for reason in found.reasons
-        ],
-        "unexplained_s": found.unexplained_s,
-        "words": describe(found),
-    }
-
-
-def _lay_out_side(side: Side) -> dict[str, Any]:
-    told = ("name", "time_s", "estimated", "calls", "flop", "bytes", "floor_s")
-    return {
-        "name": side.name,
-        "case": asdict(side.case),
-        "step_s": side.step.step_s,
-        "verdict": side.breakdown.verdict,
-        "bounds": dict(side.breakdown.bounds),
-        "parts": [_take(part, *told) for part in side.breakdown.parts],
-        "left_over_s": side.breakdown.left_over_s,
-    }

@@ -1,4 +1,9 @@
-"""The folder of all reports, and its pages."""
+"""`python -m bench.publish`: write all reports to one folder that works offline.
+
+It holds the asv site, the report of every sweep under ``results/``, all cards beside each other and
+an index. asv's page loads its libraries from content networks; here they come from npm packages,
+pinned and verified by `bench/asv/assets.json`, once, as the site is built.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,15 @@ from pathlib import Path
 
 from bench.asv.site import ASSETS, fetch_assets, stand_alone
 from bench.errors import UsageError
+from bench.flags import Parser, command, describe
+from bench.processes import leave
+from bench.store.reader import read_records
+from bench.study.runs import list_runs
 from bench.study.sweeps import list_results
 from bench.text import count, last_line, name_first
 
-INDEX = Path(__file__).with_name("index.html")
+CONFIG = Path("asv.conf.json")
+INDEX = Path(__file__).with_name("report") / "templates" / "index.html"
 SWEEPS = "sweeps"
 CARDS = "cards.html"
 
@@ -85,11 +95,9 @@ def report(source: Path, out: Path) -> Page:
     (out / file).parent.mkdir(exist_ok=True)
     if failed := _write_page("report", [source], out / file):
         return Page(source, name, None, f"no report: {failed}")
-    from bench.store.reader import read_records
-
-    frame = read_records(source)
-    devices = ", ".join(gpu or "CPU" for gpu in dict.fromkeys(frame["gpu"]))
-    return Page(source, name, file.as_posix(), f"{devices}; {count(len(frame), 'record')}")
+    runs = list_runs(read_records(source))
+    devices = ", ".join(dict.fromkeys(run.gpu or "CPU" for run in runs))
+    return Page(source, name, file.as_posix(), f"{devices}; {count(len(runs), 'record')}")
 
 
 def _write_page(command: str, sources: Sequence[Path], file: Path) -> str:
@@ -100,3 +108,23 @@ def _write_page(command: str, sources: Sequence[Path], file: Path) -> str:
     if failed:
         print(f"{name_first([str(source) for source in sources], 1)}: no {command}: {failed}")
     return failed
+
+
+@command
+def main(argv: Sequence[str]) -> int:
+    """Build the folder; run in the project's root, where asv.conf.json is."""
+    parser = Parser(prog="python -m bench.publish", description=describe(__doc__))
+    for flag, default, what in (
+        ("--out", "html", "folder to write (html)"),
+        ("--results", "results", "folder of the sweeps (results)"),
+    ):
+        parser.add_argument(flag, type=Path, default=Path(default), metavar="DIR", help=what)
+    given = parser.parse(argv)
+    if not CONFIG.is_file():
+        raise UsageError(f"no {CONFIG} here; run it in the root of the project")
+    print(f"published: {publish(given.results, given.out)}")
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())

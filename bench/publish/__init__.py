@@ -1,1 +1,0 @@
-"""One folder with every report, readable offline."""

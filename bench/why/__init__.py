@@ -1,1 +1,0 @@
-"""`python -m bench.why`: why one of two cases is faster, and not faster still."""
